@@ -1,0 +1,201 @@
+"""`python -m compile.build`: a spec becomes a plan, the plan graphs and weights, these a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import importlib.metadata
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+
+from compile import neuron_config
+from compile.bundle import Artifact, Record, Staging
+from compile.plan import Plan, make_plan
+from compile.report import plan_as_json, plan_as_text
+from compile.spec import BuildSpec, parse
+from compile.trace import lower_graph
+from model.artifact import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
+from model.errors import UserError, run_cli
+from model.weights import DTYPES, Checkpoint, shard_file
+
+_ROOT = Path(__file__).resolve().parent.parent
+# what a graph is made by, beside its plan
+_TRACED_BY = ("model", "compile/trace.py", "compile/collectives.py", "compile/hlo.py", "compile/torchax_seam.py")
+_TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+def build(spec: BuildSpec, progress: Progress | None = None) -> Path:
+    """Build the bundle of a checked spec and return its folder; what has not changed is kept."""
+    plan, staging = make_plan(spec), Staging(Path(spec.out))
+    artifacts = _artifacts(plan)
+    _check_disk(plan)
+    task = progress.add_task("checking", total=len(artifacts)) if progress else None
+    records: dict[str, Record] = {}
+    for artifact in artifacts:
+        if progress and task is not None:
+            progress.update(task, description=artifact.name)
+        record = None if spec.force else staging.finished(artifact)
+        records[artifact.name] = record or staging.make(artifact)
+        if progress and task is not None:
+            progress.advance(task)
+    staging.finish(_manifest(plan), records)
+    return Path(spec.out)
+
+
+def _artifacts(plan: Plan) -> list[Artifact]:
+    spec = plan.spec
+    config = neuron_config.render(spec)
+    artifacts = [_text("neuron_config.json", config), *map(functools.partial(_graph, plan, _traced_by()), plan.graphs)]
+    if spec.checkpoint:
+        checkpoints = {
+            "target_model": Checkpoint(Path(spec.checkpoint), spec.target_config),
+            "draft_model": Checkpoint(Path(spec.draft_checkpoint), spec.draft_config),
+        }
+        artifacts += [_shard(spec, checkpoints, rank) for rank in range(spec.tp)]
+        artifacts += [
+            _copy(f"tokenizer/{name}", Path(spec.checkpoint) / name)
+            for name in _TOKENIZER
+            if (Path(spec.checkpoint) / name).is_file()
+        ]
+    return artifacts
+
+
+def _text(name: str, content: str) -> Artifact:
+    return Artifact(name, canonical_hash(content), lambda path: _ignore(path.write_text(content, encoding="utf-8")))
+
+
+def _copy(name: str, source: Path) -> Artifact:
+    return Artifact(name, sha256_of(source), lambda path: _ignore(shutil.copyfile(source, path)))
+
+
+def _ignore(result: object) -> None:
+    """Drop a result, for callables that must return None."""
+
+
+def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
+    spec = plan.spec
+    configs = [dataclasses.asdict(c) for c in (spec.target_config, spec.draft_config)]
+    recipe = canonical_hash([graph_as_json(graph), configs, spec.dtype, spec.inline, traced_by])
+    return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
+
+
+def _shard(spec: BuildSpec, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
+    sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
+
+    def write(path: Path) -> None:
+        tensors = {
+            f"{prefix}.{name}": tensor
+            for prefix, checkpoint in checkpoints.items()
+            for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype])
+        }
+        save_file(tensors, path)
+
+    recipe = canonical_hash([sources, rank, spec.tp, spec.dtype])
+    return Artifact(shard_file(rank), recipe, write)
+
+
+def _traced_by() -> dict[str, str]:
+    made_by = {name: importlib.metadata.version(name) for name in _TRACED_WITH}
+    for entry in _TRACED_BY:
+        path = _ROOT / entry
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+            made_by[str(file.relative_to(_ROOT))] = sha256_of(file)
+    return made_by
+
+
+def _check_disk(plan: Plan) -> None:
+    needed = (plan.weight_bytes * plan.spec.tp if plan.spec.checkpoint else 0) + (64 << 20)
+    folder = Path(plan.spec.out).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"the bundle needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
+            "free some space or choose another --out"
+        )
+
+
+def _manifest(plan: Plan) -> dict[str, Any]:
+    spec = plan.spec
+    models = {
+        role: {"name": name, "config": json.loads(json.dumps(dataclasses.asdict(config)))}
+        for role, name, config in (
+            ("target", _model_name(spec.target), spec.target_config),
+            ("draft", _model_name(spec.draft), spec.draft_config),
+        )
+    }
+    what = spec.what_is_built() | {"target": models["target"]["name"], "draft": models["draft"]["name"]}
+    return {
+        "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True,
+        "spec": what, "models": models,
+        "config_hash": canonical_hash([what, models]),
+        "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1,
+        "tp": spec.tp, "draft_tp": spec.draft_tp or spec.tp, "batch": spec.batch,
+        "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
+        "graphs": [graph_as_json(g) for g in plan.graphs],
+        "weights": {"layout": "nxdi", "ranks": spec.tp, "fused_qkv": False, "transposed": False}
+        if spec.checkpoint else None,
+        "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
+        "toolchain": "cpu", "neff": "none",
+        "versions": {n: importlib.metadata.version(n) for n in (*_TRACED_WITH, "safetensors", "trnspec")}
+        | {"python": platform.python_version()},
+        "commit": _commit(),
+    }  # fmt: skip
+
+
+def _model_name(name_or_path: str) -> str:
+    # a folder is recorded by its name alone: the bundle must not depend on this machine's paths
+    return Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else name_or_path
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan, then build with a progress bar on stderr; the last line of stdout is the bundle's path."""
+    spec = parse(arguments)
+    spec.check()
+    plan = make_plan(spec)
+    if not spec.json:
+        print(plan_as_text(plan))
+    if spec.dry_run:
+        if spec.json:
+            print(json.dumps(plan_as_json(plan), indent=1))
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        path = guarded(lambda: build(spec, progress), spec.out)
+    print(json.dumps({"bundle": str(path)} | plan_as_json(plan)) if spec.json else path)
+
+
+def guarded(work: Callable[[], Path], out: str) -> Path:
+    """Run a build; an operating-system error becomes a sentence."""
+    try:
+        return work()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError(f"the disk of {out} is full; free some space and run the same command to go on") from error
+        raise UserError(f"{error.filename or out}: {error.strerror}; mend this and run the same command to go on") from error
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""`python -m compile.doctor DIR`: what a bundle is, whether it is whole, and whether it can be served."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from model.artifact import Bundle, damage, read_bundle
+from model.errors import UserError, run_cli
+from model.weights import shard_file
+
+
+def findings(bundle: Bundle) -> list[str]:
+    """One sentence for each thing that keeps the bundle from being served, worst first."""
+    found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
+    listed = bundle["files"]
+    for graph in bundle.graphs:
+        if graph.file not in listed:
+            found.append(f"{graph.file} is in no list of files; build the bundle again")
+    if bundle["weights"] is None:
+        found.append("the bundle has no weights; build it with --checkpoint and --draft-checkpoint")
+    else:
+        missing = [r for r in range(bundle["tp"]) if shard_file(r) not in listed]
+        if missing:
+            found.append(f"the weights of ranks {missing} are in no list of files; build the bundle again")
+        if "tokenizer/tokenizer.json" not in listed:
+            found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
+    return found
+
+
+def summary(bundle: Bundle) -> dict[str, Any]:
+    """What the bundle is."""
+    files = bundle["files"]
+    return {
+        "models": {role: bundle["models"][role]["name"] for role in ("target", "draft")},
+        "k": bundle["k"], "rows": bundle["rows"], "tp": bundle["tp"], "batch": bundle["batch"],
+        "max_len": bundle["max_len"], "buckets": bundle["buckets"], "dtype": bundle["dtype"],
+        "graphs": len(bundle.graphs), "toolchain": bundle["toolchain"], "neff": bundle["neff"],
+        "weights": "none" if bundle["weights"] is None else f"{bundle['weights']['ranks']} ranks",
+        "versions": bundle["versions"], "commit": bundle["commit"],
+        "files": len(files), "bytes": sum(f["bytes"] for f in files.values()),
+    }  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Print the summary and the findings; exit 0 only if the bundle can be served."""
+    parser = argparse.ArgumentParser(prog="python -m compile.doctor", description=__doc__)
+    parser.add_argument("bundle", type=Path, help="folder of the bundle")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    options = parser.parse_args(arguments)
+    bundle = read_bundle(options.bundle)
+    try:
+        about, found = summary(bundle), findings(bundle)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{options.bundle}/manifest.json garbles {error}; build the bundle again") from error
+    if options.json:
+        print(json.dumps(about | {"servable": not found, "findings": found}, indent=1))
+    else:
+        for key, value in about.items():
+            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            print(f"{key + ':':<12}{shown}")
+        print("\n".join(f"NOT SERVABLE: {sentence}" for sentence in found) or "this bundle can be served")
+    if found:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))

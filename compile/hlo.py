@@ -1,0 +1,117 @@
+"""HLO protos: instruction ids renumbered for every reader, and what a graph declares.
+
+jaxlib writes 64-bit instruction ids; readers built on an older XLA expect 32 bits, with the ids of
+computations and instructions in one number space. Only the fields that hold ids are described
+here; protobuf carries all others through unread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_Field = descriptor_pb2.FieldDescriptorProto
+# source: the field numbers of xla/service/hlo.proto (openxla/xla)
+_MESSAGES = {
+    "Alias": [
+        ("output_shape_index", 1, "int64s"),
+        ("parameter_number", 2, "int64"),
+    ],
+    "Aliases": [("entries", 1, "Alias")],
+    "Instruction": [
+        ("opcode", 2, "string"),
+        ("id", 35, "int64"),
+        ("operand_ids", 36, "int64s"),
+        ("control_predecessor_ids", 37, "int64s"),
+        ("called_computation_ids", 38, "int64s"),
+    ],
+    "Computation": [
+        ("name", 1, "string"),
+        ("instructions", 2, "Instruction"),
+        ("id", 5, "int64"),
+        ("root_id", 6, "int64"),
+    ],
+    "Module": [
+        ("name", 1, "string"),
+        ("computations", 3, "Computation"),
+        ("entry_computation_id", 6, "int64"),
+        ("input_output_alias", 8, "Aliases"),
+    ],
+}
+
+
+def _message_classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="hlo_ids.proto", package="hlo_ids", syntax="proto3")
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, number, kind in fields:
+            field = described.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
+            if kind in ("int64", "int64s"):
+                field.type = _Field.TYPE_INT64
+            elif kind == "string":
+                field.type = _Field.TYPE_STRING
+            else:
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".hlo_ids.{kind}"
+            if kind == "int64s" or (field.type == _Field.TYPE_MESSAGE and kind != "Aliases"):
+                field.label = _Field.LABEL_REPEATED
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"hlo_ids.{name}"))
+        for name in _MESSAGES
+    }
+
+
+_CLASSES = _message_classes()
+
+
+def renumber(proto: bytes) -> bytes:
+    """The same module with ids 1, 2, 3, ... shared by computations and instructions."""
+    module = _CLASSES["Module"].FromString(proto)
+    instructions: dict[int, int] = {}
+    computations: dict[int, int] = {}
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            instructions[instruction.id] = len(instructions) + len(computations) + 1
+        computations[computation.id] = len(instructions) + len(computations) + 1
+    for computation in module.computations:
+        computation.id = computations[computation.id]
+        computation.root_id = instructions[computation.root_id]
+        for instruction in computation.instructions:
+            instruction.id = instructions[instruction.id]
+            instruction.operand_ids[:] = [instructions[i] for i in instruction.operand_ids]
+            instruction.control_predecessor_ids[:] = [instructions[i] for i in instruction.control_predecessor_ids]
+            instruction.called_computation_ids[:] = [computations[i] for i in instruction.called_computation_ids]
+    module.entry_computation_id = computations[module.entry_computation_id]
+    serialized: bytes = module.SerializeToString(deterministic=True)
+    return serialized
+
+
+def aliases(proto: bytes) -> dict[int, int]:
+    """Output index -> parameter number of each aliased pair."""
+    module = _CLASSES["Module"].FromString(proto)
+    return {
+        (entry.output_shape_index[0] if entry.output_shape_index else 0): entry.parameter_number
+        for entry in module.input_output_alias.entries
+    }
+
+
+def opcode_counts(proto: bytes) -> dict[str, int]:
+    """How often each opcode runs in one execution, calls followed."""
+    module = _CLASSES["Module"].FromString(proto)
+    bodies = {c.id: c.instructions for c in module.computations}
+    known: dict[int, dict[str, int]] = {}
+
+    def count(computation: int) -> dict[str, int]:
+        if computation not in known:
+            total: dict[str, int] = {}
+            for instruction in bodies[computation]:
+                total[instruction.opcode] = total.get(instruction.opcode, 0) + 1
+                if instruction.opcode == "call":
+                    for opcode, times in count(instruction.called_computation_ids[0]).items():
+                        total[opcode] = total.get(opcode, 0) + times
+            known[computation] = total
+        return known[computation]
+
+    return count(module.entry_computation_id)

@@ -1,0 +1,80 @@
+"""neuron_config.json in the form that NxDI 0.9 writes it, so that its loader reads our bundle.
+
+The fields that no flag of ours moves are NxDI's own defaults, kept in nxdi_defaults.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from compile.spec import BuildSpec
+from model.config import Qwen3Config
+
+_DEFAULTS = json.loads(Path(__file__).with_name("nxdi_defaults.json").read_text(encoding="utf-8"))
+_TORCH_DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
+_LONG_CONTEXT = 32 * 1024
+
+
+def render(spec: BuildSpec) -> str:
+    """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
+    value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=True))
+    value["fused_spec_config"] = {
+        "draft_config": _model(spec.draft_config, _name(spec.draft), _neuron(spec, speculation=False)),
+        "draft_model_cls": None,
+        "draft_model_path": _name(spec.draft),
+        "worker_cls": {
+            "__module__": "neuronx_distributed_inference.models.qwen3.modeling_qwen3",
+            "__name__": "NeuronQwen3Model",
+        },
+    }
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
+
+
+def _name(name_or_path: str) -> str:
+    return Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else name_or_path
+
+
+def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, Any]:
+    return _DEFAULTS["hf"] | {
+        "_name_or_path": name,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_ids[0] if config.eos_token_ids else None,
+        "fused_spec_config": None,
+        "head_dim": config.head_dim,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "max_position_embeddings": config.max_position_embeddings,
+        "max_window_layers": config.num_hidden_layers,
+        "neuron_config": neuron,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": int(config.rope_theta) if config.rope_theta.is_integer() else config.rope_theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def _neuron(spec: BuildSpec, speculation: bool) -> dict[str, Any]:
+    batch = dict.fromkeys(
+        ("batch_size", "kv_cache_batch_size", "max_batch_size", "pa_num_blocks", "spec_batch_size", "tkg_batch_size"),
+        spec.batch,
+    )
+    length = dict.fromkeys(
+        ("max_context_length", "max_length", "n_active_tokens", "n_positions", "pa_block_size", "seq_len"),
+        spec.max_len,
+    )
+    ranks = dict.fromkeys(("local_ranks_size", "tp_degree", "world_size"), spec.tp)
+    return _DEFAULTS["neuron"] | batch | length | ranks | {
+        "buckets": [spec.max_len],
+        "enable_fused_speculation": speculation,
+        "enable_long_context_mode": spec.max_len >= _LONG_CONTEXT,
+        "kv_cache_tiling": spec.max_len > 128 and spec.max_len % 128 == 0,
+        # NxDI counts the verified rows, the target's own token included
+        "speculation_length": spec.k + 1 if speculation else 0,
+        "torch_dtype": _TORCH_DTYPE[spec.dtype],
+    }

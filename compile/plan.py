@@ -1,0 +1,117 @@
+"""The plan: every graph, shape, byte and collective of a build, by arithmetic alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compile.spec import BuildSpec
+from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
+from model.cache import cache_shape
+from model.config import Qwen3Config
+from model.parallel import HeadMap, Parallel
+from model.weights import hf_shapes, table
+
+_DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build makes, before anything is made."""
+
+    spec: BuildSpec
+    graphs: tuple[GraphSpec, ...]
+    target_weights: tuple[TensorSpec, ...]
+    draft_weights: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of both models on one rank."""
+        return sum(t.bytes for t in self.target_weights + self.draft_weights)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Caches of both models on one rank."""
+        return sum(t.bytes for t in self.state)
+
+
+def make_plan(spec: BuildSpec) -> Plan:
+    """The plan of a checked spec."""
+    target, draft = spec.target_config, spec.draft_config
+    dtype = _DTYPE[spec.dtype]
+    target_weights = _weights("target_model", target, spec.tp, dtype)
+    draft_weights = _weights("draft_model", draft, spec.tp, dtype)
+    draft_state = _state("draft_model", draft, spec, dtype)
+    target_state = _state("target_model", target, spec, dtype)
+    both = draft_weights + target_weights
+    graphs = []
+    for bucket in spec.buckets:
+        step, prompt = _inputs(spec.batch, 1, bucket), _inputs(1, bucket, bucket)
+        state = draft_state + target_state
+        graphs += [
+            GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, _outputs(1, spec.k, spec.max_len),
+                      _collectives(spec, prompt_passes=True)),
+            GraphSpec(FUSED, bucket, spec.k, both, step, state, _outputs(spec.batch, spec.k, bucket),
+                      _collectives(spec, draft_passes=spec.k + 1)),
+            GraphSpec(DECODE, bucket, 0, target_weights, step, target_state, _outputs(spec.batch, 0, bucket),
+                      _collectives(spec)),
+        ]  # fmt: skip
+    return Plan(spec, tuple(graphs), target_weights, draft_weights, draft_state + target_state)
+
+
+def _weights(prefix: str, config: Qwen3Config, tp: int, dtype: str) -> tuple[TensorSpec, ...]:
+    heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
+    counted = {"query": heads.heads_per_rank, "kv": heads.kv_per_rank}
+    shapes, specs = hf_shapes(config), []
+    for weight in table(config):
+        shape = list(shapes[weight.hf])
+        axis, by = weight.cut.axis, weight.cut.by
+        if axis is not None:
+            shape[axis] = shape[axis] // tp if by == "even" else counted[by] * config.head_dim
+        specs.append(TensorSpec(f"{prefix}.{weight.bundle}", tuple(shape), dtype))
+    return tuple(specs)
+
+
+def _state(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:
+    shape = cache_shape(config, Parallel(spec.tp), spec.batch, spec.max_len)
+    return tuple(
+        TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, dtype)
+        for layer in range(config.num_hidden_layers)
+        for which in "kv"
+    )
+
+
+def _inputs(batch: int, count: int, bucket: int) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("input_ids", (batch, count), "int32"),
+        TensorSpec("attention_mask", (batch, bucket), "int32"),
+        TensorSpec("position_ids", (batch, count), "int32"),
+        TensorSpec("seq_ids", (batch,), "int32"),
+        TensorSpec("sampling_params", (batch, 3), "float32"),
+        TensorSpec("min_p", (batch,), "float32"),
+        TensorSpec("seeds", (batch, 2), "int32"),
+        TensorSpec("k_limits", (batch,), "int32"),
+    )
+
+
+def _outputs(batch: int, k: int, mask: int) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("accepted_tokens", (batch, k + 1), "int32"),
+        TensorSpec("next_input_ids", (batch, 1), "int32"),
+        TensorSpec("next_attention_mask", (batch, mask), "int32"),
+        TensorSpec("next_pos_ids", (batch, 1), "int32"),
+    )
+
+
+def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False) -> dict[str, int]:
+    """Collectives of one execution: two all-reduces a layer, one gather an embedding and a head."""
+    if spec.tp == 1:
+        return {"all-reduce": 0, "all-gather": 0}
+    draft_layers, target_layers = spec.draft_config.num_hidden_layers, spec.target_config.num_hidden_layers
+    passes = 1 if prompt_passes else draft_passes
+    # the last draft pass, and a prompt's, only write the cache: no head
+    heads = 1 + max(0, passes - 1)
+    return {
+        "all-reduce": 2 * (target_layers + passes * draft_layers),
+        "all-gather": 1 + passes + heads,
+    }

@@ -1,0 +1,36 @@
+"""A plan for people and for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compile.plan import Plan
+from model.artifact import graph_as_json
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """Everything that the plan holds."""
+    spec = plan.spec
+    return {
+        "spec": spec.what_is_built(), "k": spec.k, "rows": spec.k + 1, "buckets": list(spec.buckets),
+        "graphs": [graph_as_json(g) for g in plan.graphs],
+        "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
+    }  # fmt: skip
+
+
+def plan_as_text(plan: Plan) -> str:
+    """A few lines: the pair, what a step is, the graphs, bytes on a rank."""
+    spec = plan.spec
+    target, draft = spec.target_config, spec.draft_config
+    lines = [
+        f"target {spec.target}: {target.parameter_count / 1e9:.3g} B parameters, {target.num_hidden_layers} layers",
+        f"draft  {spec.draft}: {draft.parameter_count / 1e9:.3g} B parameters, {draft.num_hidden_layers} layers",
+        f"step   k = {spec.k} drafts, {spec.k + 1} verified rows, 1 to {spec.k + 1} tokens; "
+        f"batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
+        f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
+        f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
+    ]
+    for graph in plan.graphs[: len(plan.graphs) // len(spec.buckets)]:
+        counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
+        lines.append(f"       {graph.tag}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
+    return "\n".join(lines)

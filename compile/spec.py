@@ -1,0 +1,154 @@
+"""What to build: the flags of compile.build as one frozen value, checked before anything is paid."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from tokenizers import Tokenizer
+
+from model.attention import KEY_TILE
+from model.config import Qwen3Config, load_config
+from model.errors import UserError
+from model.parallel import check_tp
+from model.weights import DTYPES
+
+MAX_K = 31
+
+
+def _flag(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One build. k counts draft tokens per step: the target verifies k + 1 rows."""
+
+    target: str = _flag("Qwen/Qwen3-32B", "target: a preset name or a Hugging Face checkpoint folder")
+    draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset name or a Hugging Face checkpoint folder")
+    tp: int = _flag(32, "tensor-parallel ranks")
+    k: int = _flag(7, "draft tokens per step, 1 to 31")
+    batch: int = _flag(4, "sequences decoded together")
+    max_len: int = _flag(1024, "longest sequence, prompt and answer together")
+    out: str = _flag("bundle", "folder of the bundle")
+    checkpoint: str = _flag("", "folder with the target's weights and tokenizer")
+    draft_checkpoint: str = _flag("", "folder with the draft's weights")
+    draft_tp: int = _flag(0, "tensor-parallel ranks of the draft; 0 means the same as --tp")
+    dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
+    inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
+    dry_run: bool = _flag(False, "print the plan and build nothing")
+    json: bool = _flag(False, "print a JSON object instead of lines for people")
+    force: bool = _flag(False, "build everything again, even what has not changed")
+
+    @property
+    def target_config(self) -> Qwen3Config:
+        return load_config(self.target)
+
+    @property
+    def draft_config(self) -> Qwen3Config:
+        return load_config(self.draft)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Powers of two from the key tile up to max_len, and max_len itself."""
+        sizes, size = [], KEY_TILE
+        while size < self.max_len:
+            sizes.append(size)
+            size *= 2
+        return (*sizes, self.max_len)
+
+    def what_is_built(self) -> dict[str, Any]:
+        """The fields that the bundle's content depends on."""
+        how = ("out", "dry_run", "json", "force", "checkpoint", "draft_checkpoint")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in how}
+
+    def check(self) -> None:
+        """Raise UserError with one sentence for the first thing that cannot be built."""
+        self._check_numbers()
+        target, draft = self.target_config, self.draft_config
+        check_tp(target, self.tp, "target")
+        check_tp(draft, self.tp, "draft")
+        if target.num_attention_heads % self.tp:
+            raise UserError(
+                f"tp {self.tp} does not divide the target's {target.num_attention_heads} query heads; "
+                "choose a tp that does"
+            )
+        if target.vocab_size != draft.vocab_size:
+            raise UserError(
+                f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; "
+                "a draft must share the target's vocabulary"
+            )
+        longest = min(target.max_position_embeddings, draft.max_position_embeddings)
+        if self.max_len > longest:
+            raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
+        if bool(self.checkpoint) != bool(self.draft_checkpoint):
+            raise UserError("only one of --checkpoint and --draft-checkpoint was given; give both, or neither")
+        if self.checkpoint:
+            for folder, config in ((self.checkpoint, target), (self.draft_checkpoint, draft)):
+                if load_config(folder) != config:
+                    raise UserError(
+                        f"{folder}/config.json describes another model than the one to build; "
+                        f"give the same folder as the model: --target or --draft {folder}"
+                    )
+            same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
+
+    def _check_numbers(self) -> None:
+        if not 1 <= self.k <= MAX_K:
+            raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens")
+        if self.batch < 1:
+            raise UserError(f"batch is {self.batch}; it must be at least 1")
+        if self.max_len < KEY_TILE or self.max_len % KEY_TILE:
+            raise UserError(
+                f"max-len {self.max_len} cannot be reached by buckets, which are multiples of {KEY_TILE}; "
+                f"use {max(1, -(-self.max_len // KEY_TILE)) * KEY_TILE}"
+            )
+        if self.k + 1 >= self.max_len:
+            raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.draft_tp not in (0, self.tp):
+            raise UserError(
+                f"draft-tp {self.draft_tp} differs from tp {self.tp}, which is not supported yet; leave it out"
+            )
+
+
+def same_tokenizer(target: Path, draft: Path) -> None:
+    """Refuse a pair whose tokenizer.json differ; a folder without one is refused too."""
+    contents = []
+    for folder in (target, draft):
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise UserError(f"{folder} has no tokenizer.json; give a checkpoint folder with its tokenizer")
+        contents.append(file.read_bytes())
+    if contents[0] != contents[1] and _vocabulary(contents[0], target) != _vocabulary(contents[1], draft):
+        raise UserError(
+            f"the tokenizers of {target} and {draft} differ; a draft must propose ids of the target's tokenizer"
+        )
+
+
+def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
+    try:
+        return dict(Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True))
+    except Exception as error:  # the library raises bare Exception for a bad file
+        raise UserError(f"{folder}/tokenizer.json cannot be read ({error}); fetch the checkpoint again") from error
+
+
+def parse(arguments: Sequence[str] | None = None) -> BuildSpec:
+    """The command line as a BuildSpec; each flag is a field with its default and help."""
+    parser = argparse.ArgumentParser(
+        prog="python -m compile.build",
+        description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if given.",
+    )
+    hints = get_type_hints(BuildSpec)
+    for f in dataclasses.fields(BuildSpec):
+        name = "--" + f.name.replace("_", "-")
+        if hints[f.name] is bool:
+            parser.add_argument(name, action="store_true", help=f.metadata["help"])
+        else:
+            shown = f"{f.metadata['help']} (default: {f.default!r})"
+            parser.add_argument(name, type=hints[f.name], default=f.default, help=shown)
+    return BuildSpec(**vars(parser.parse_args(arguments)))

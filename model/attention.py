@@ -1,0 +1,60 @@
+"""Reference verification attention: append the rows' keys and values, then attend from the cache.
+
+Keys are taken in tiles aligned to absolute position and summed in ascending order; the maximum,
+which is exact in any order, comes first. A tile that a row cannot see adds zeros, so a row's
+result depends on its own position and the cache alone: not on how many rows stand beside it, nor
+on the bucket.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model.cache import Cache, Rows
+from model.ops import Ops
+
+KEY_TILE = 128
+
+
+def verify_attention(
+    ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows
+) -> tuple[Tensor, Cache]:
+    """Attention of N rows per sequence over the cache, with the rows themselves written first.
+
+    q (B, H, N, D) after the rotation; new keys and values (B, G, N, D); cache (slots, G, S, D).
+    Returns (B, H, N, D) in q's dtype and the updated cache. Softmax in fp32. H is a multiple of G;
+    query head h reads kv head h // (H / G).
+    """
+    slots = rows.slots_B
+    if slots is None:
+        slots = torch.arange(q_BHND.shape[0], dtype=torch.int32, device=q_BHND.device)
+    cache = Cache(*(ops.append(c, n, slots, rows.positions_BN) for c, n in zip(cache, new, strict=True)))
+    k_BGSD, v_BGSD = (_seen(c, rows) for c in cache)
+    batch, heads, count, dim = q_BHND.shape
+    group = heads // k_BGSD.shape[1]
+    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
+    position_BR = rows.positions_BN[:, None].expand(-1, group, -1).flatten(1)
+    o_BGRD = _attend(q_BGRD, k_BGSD, v_BGSD, rows.keys_S <= position_BR[:, None, :, None])
+    return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
+
+
+def _seen(cache_BGSD: Tensor, rows: Rows) -> Tensor:
+    if rows.slots_B is not None:
+        cache_BGSD = cache_BGSD[rows.slots_B]
+    return cache_BGSD[:, :, : rows.keys_S.shape[0]]
+
+
+def _attend(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> Tensor:
+    # products of the cache's dtype, summed in fp32, as the matrix engine does
+    scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
+    scores = torch.where(visible_BGRS, scores, float("-inf"))
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True)).unflatten(-1, (-1, KEY_TILE))
+    tiles_v = v_BGSD.unflatten(2, (-1, KEY_TILE)).float()
+    rounded = weights.to(v_BGSD.dtype).float()
+    out_BGTRD = torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v)
+    sum_BGRT = weights.sum(-1)
+    out, total = out_BGTRD[:, :, 0], sum_BGRT[..., 0]
+    for t in range(1, sum_BGRT.shape[-1]):
+        out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
+    return out / total[..., None]

@@ -1,0 +1,122 @@
+"""Qwen3 dense configurations: one frozen value, the published family, and reading a checkpoint's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+
+
+@dataclass(frozen=True)
+class Qwen3Config:
+    """The shape of one dense Qwen3 model, in the names of its Hugging Face config.json."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool
+    head_dim: int = 128
+    vocab_size: int = 151936
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 40960
+    bos_token_id: int | None = 151643
+    eos_token_ids: tuple[int, ...] = (151645, 151643)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one kv head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters as Hugging Face counts them (a tied head is counted once)."""
+        h, d = self.hidden_size, self.head_dim
+        attention = h * d * (2 * self.num_attention_heads + 2 * self.num_key_value_heads) + 2 * d
+        layer = attention + 3 * h * self.intermediate_size + 2 * h
+        embeddings = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + embeddings + h
+
+
+def _preset(h: int, inter: int, layers: int, heads: int, tied: bool) -> Qwen3Config:
+    return Qwen3Config(h, inter, layers, heads, 8, tied)
+
+
+# source: config.json of each model card on the Hugging Face hub (Qwen/Qwen3-*)
+PRESETS = {
+    "Qwen/Qwen3-0.6B": _preset(1024, 3072, 28, 16, True),
+    "Qwen/Qwen3-1.7B": _preset(2048, 6144, 28, 16, True),
+    "Qwen/Qwen3-4B": _preset(2560, 9728, 36, 32, True),
+    "Qwen/Qwen3-8B": _preset(4096, 12288, 36, 32, False),
+    "Qwen/Qwen3-14B": _preset(5120, 17408, 40, 40, False),
+    "Qwen/Qwen3-32B": _preset(5120, 25600, 64, 64, False),
+}
+
+
+def load_config(name_or_path: str) -> Qwen3Config:
+    """The config of a preset name or of a Hugging Face checkpoint folder.
+
+    Raises UserError when the name is unknown, or the folder is not a dense Qwen3 checkpoint.
+    """
+    if name_or_path in PRESETS:
+        return PRESETS[name_or_path]
+    path = Path(name_or_path) / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"{name_or_path!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a "
+            "config.json; give one of these names or the path of a Qwen3 checkpoint"
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again") from error
+    return config_from_dict(raw, str(path))
+
+
+def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
+    """The end-of-sequence ids of a config.json or generation_config.json dictionary."""
+    eos = raw.get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
+def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
+    """A Hugging Face config dictionary as a Qwen3Config; UserError says what is not supported."""
+    if raw.get("model_type") != "qwen3":
+        raise UserError(
+            f"{where} describes architecture {raw.get('model_type')!r}; only dense Qwen3 "
+            "(model_type 'qwen3') can be built"
+        )
+    rope = raw.get("rope_parameters") or {}
+    scaling = raw.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
+    for key, found in (
+        ("rope_scaling", scaling),
+        ("attention_bias", raw.get("attention_bias")),
+        ("use_sliding_window", raw.get("use_sliding_window")),
+    ):
+        if found:
+            raise UserError(f"{where} sets {key} to {found!r}, which is not supported; use a checkpoint without it")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{where} uses activation {raw['hidden_act']!r}; Qwen3 uses 'silu'")
+    values = {f.name: raw[f.name] for f in fields(Qwen3Config) if raw.get(f.name) is not None}
+    values.setdefault("rope_theta", rope.get("rope_theta", 1e6))
+    values["eos_token_ids"] = eos_ids(raw)
+    values.setdefault("bos_token_id", None)
+    if "head_dim" not in values and {"hidden_size", "num_attention_heads"} <= values.keys():
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+    missing = [f.name for f in fields(Qwen3Config) if f.default is MISSING and f.name not in values]
+    if missing:
+        raise UserError(f"{where} lacks {', '.join(missing)}; a Qwen3 config.json has them all")
+    config = Qwen3Config(**values)
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise UserError(
+            f"{where} has {config.num_attention_heads} query heads over {config.num_key_value_heads} "
+            "kv heads; the first must be a multiple of the second"
+        )
+    return config

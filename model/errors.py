@@ -1,0 +1,25 @@
+"""The one error that a user may meet: a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """A mistake of the user's: what came, what was expected, what to do, in one sentence."""
+
+
+def run_cli(main: Callable[[], None]) -> None:
+    """Run a command: a UserError ends with its sentence on stderr and exit code 2, Ctrl-C with 130."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted: nothing that was complete is lost; run the same command to go on", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(141) from None

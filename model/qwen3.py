@@ -1,0 +1,142 @@
+"""Qwen3 by hand: embeddings, RMSNorm, grouped-query attention with qk-norm, SwiGLU, a head.
+
+Source: Qwen3 Technical Report (arXiv 2505.09388) and the checkpoints' published config.json.
+Shapes: B sequences, N rows per sequence, E hidden, H query heads and G kv heads on this rank,
+D head dim, S cache positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.cache import Cache, Rows
+from model.config import Qwen3Config
+from model.kernels import coupled_sample, verify_attention
+from model.parallel import ColumnLinear, Embedding, Head, Parallel, RowLinear
+from model.sampling import Sampling
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in fp32 and rounded once before the weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+def rope_angles(positions_BN: Tensor, head_dim: int, theta: float) -> Tensor:
+    """(B, N, D/2) fp32 rotation angles: position / theta^(2i/D)."""
+    inverse = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    frequencies = torch.tensor(inverse, dtype=torch.float32, device=positions_BN.device)
+    return positions_BN[..., None].float() * frequencies
+
+
+def rotate(x_BHND: Tensor, angles_BND: Tensor) -> Tensor:
+    """Rotary position embedding, half-split as in the checkpoints: pairs (i, i + D/2)."""
+    cos = angles_BND.cos()[:, None].to(x_BHND.dtype)
+    sin = angles_BND.sin()[:, None].to(x_BHND.dtype)
+    a, b = x_BHND.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the cache, queries and keys normalised before the rotation."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+        super().__init__()
+        heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
+        self.ops, self.head_dim = parallel.ops, d
+        self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
+        self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
+        self.v_proj = ColumnLinear(e, heads.kv_per_rank * d)
+        self.o_proj = RowLinear(heads.heads_per_rank * d, e, parallel.ops)
+        self.q_norm = RMSNorm(d, config.rms_norm_eps)
+        self.k_norm = RMSNorm(d, config.rms_norm_eps)
+
+    def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
+        def split(y: Tensor) -> Tensor:
+            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+        q_BHND = rotate(self.q_norm(split(self.q_proj(x_BNE))), angles)
+        k_BGND = rotate(self.k_norm(split(self.k_proj(x_BNE))), angles)
+        v_BGND = split(self.v_proj(x_BNE))
+        o_BHND, cache = verify_attention(self.ops, q_BHND, (k_BGND, v_BGND), cache, rows)
+        return self.o_proj(o_BHND.transpose(1, 2).flatten(2)), cache
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+        super().__init__()
+        e, i = config.hidden_size, config.intermediate_size // parallel.tp
+        self.gate_proj, self.up_proj = ColumnLinear(e, i), ColumnLinear(e, i)
+        self.down_proj = RowLinear(i, e, parallel.ops)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One decoder layer: two pre-normalised residual branches."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+        super().__init__()
+        self.kind = config
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, parallel)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config, parallel)
+
+    def forward(self, x: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
+        attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, rows)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+class Qwen3(nn.Module):
+    """The decoder of one rank. A tied head is a second copy: it is sharded along another axis."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel | None = None) -> None:
+        super().__init__()
+        self.config = self.kind = config
+        self.parallel = parallel or Parallel()
+        tp, ops = self.parallel.tp, self.parallel.ops
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // tp, ops)
+        self.layers = nn.ModuleList(Layer(config, self.parallel) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops)
+
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
+        """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
+        x = self.embed_tokens(ids_BN)
+        angles = rope_angles(rows.positions_BN, self.config.head_dim, self.config.rope_theta)
+        written = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, cache = self.parallel.ops.call(layer, x, angles, cache, rows)
+            written.append(cache)
+        return x, written
+
+    def logits(self, x_BNE: Tensor) -> Tensor:
+        """(B, N, V) fp32 logits of hidden rows."""
+        return self.lm_head(self.norm(x_BNE))
+
+    def forward(
+        self, ids_BN: Tensor, caches: list[Cache], rows: Rows, sampling: Sampling
+    ) -> tuple[Tensor, list[Cache]]:
+        """(B, N) int32: the token drawn after each row, and the updated caches."""
+        x, caches = self.hidden(ids_BN, caches, rows)
+        batch, count = ids_BN.shape
+        positions_R = (rows.positions_BN + 1).flatten()
+        drawn_R = coupled_sample(
+            self.parallel.ops, self.logits(x).flatten(0, 1), sampling.rows(count), positions_R
+        )
+        return drawn_R.unflatten(0, (batch, count)), caches

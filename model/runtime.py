@@ -1,0 +1,121 @@
+"""A bundle's graphs on the CPU: XLA compiles the HLO, weights and caches stay on its devices.
+
+Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+# the pool of XLA's CPU client: one thread a device, before jaxlib reads it
+os.environ.setdefault("NPROC", "1")
+
+import jax
+import jaxlib
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib import xla_client
+from safetensors import safe_open
+
+from model.artifact import PREFILL, Bundle, GraphSpec, TensorSpec
+from model.errors import UserError
+from model.speculative import StepInputs
+from model.weights import shard_file
+
+_NUMPY = {"float32": np.float32, "int32": np.int32, "bfloat16": ml_dtypes.bfloat16}
+
+
+class Graphs:
+    """The graphs of one bundle, compiled when first used, with their weights and state."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle, self.tp = bundle, bundle["tp"]
+        if bundle["weights"] is None:
+            raise UserError(
+                f"{bundle.path} was built without weights; build it with --checkpoint and "
+                "--draft-checkpoint to generate from it"
+            )
+        self._devices = _cpu_devices(self.tp)
+        mesh = Mesh(np.array(self._devices), ("rank",))
+        self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
+        self._executables: dict[tuple[str, int], Any] = {}
+        self._weights = self._load_weights()
+        prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
+        self._state = {t.name: self._zeros(t) for t in prefill.state}
+
+    def prepare(self, tag: str, bucket: int) -> None:
+        """Compile a graph before its first run."""
+        self._executable(self.bundle.graph(tag, bucket))
+
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
+        """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
+        graph = self.bundle.graph(tag, bucket)
+        given = dict(zip(StepInputs._fields, inputs, strict=True))
+        arguments = [self._weights[t.name] for t in graph.weights]
+        arguments += [self._put([given[t.name]] * self.tp) for t in graph.inputs]
+        arguments += [self._state[t.name] for t in graph.state]
+        results = self._executable(graph).execute_sharded(arguments).disassemble_into_single_device_arrays()
+        visible = len(graph.outputs)
+        for tensor, parts in zip(graph.state, results[visible:], strict=True):
+            self._state[tensor.name] = self._join(parts)
+        return [np.asarray(parts[0]) for parts in results[:visible]]
+
+    def _executable(self, graph: GraphSpec) -> Any:
+        key = (graph.tag, graph.bucket)
+        if key not in self._executables:
+            proto = (self.bundle.path / graph.file).read_bytes()
+            self._executables[key] = compile_hlo(proto, self._devices)
+        return self._executables[key]
+
+    def _load_weights(self) -> dict[str, Any]:
+        shards = [_read_shard(self.bundle.path / shard_file(rank)) for rank in range(self.tp)]
+        needed = {t.name for g in self.bundle.graphs for t in g.weights}
+        missing = sorted(needed - shards[0].keys())
+        if missing:
+            raise UserError(f"{self.bundle.path}/weights lacks {', '.join(missing[:8])}; build the bundle again")
+        return {name: self._put([shard[name] for shard in shards]) for name in needed}
+
+    def _zeros(self, tensor: TensorSpec) -> Any:
+        return self._put([np.zeros(tensor.shape, _NUMPY[tensor.dtype])] * self.tp)
+
+    def _put(self, parts: list[np.ndarray]) -> Any:
+        return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])
+
+    def _join(self, parts: list[Any]) -> Any:
+        if self.tp == 1:
+            return parts[0]
+        first = parts[0].shape
+        return jax.make_array_from_single_device_arrays((first[0] * self.tp, *first[1:]), self._sharding, parts)
+
+
+def _cpu_devices(count: int) -> list[Any]:
+    try:
+        jax.config.update("jax_num_cpu_devices", max(count, jax.config.jax_num_cpu_devices))
+    except RuntimeError:
+        # the devices were made before; they must do
+        pass
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise UserError(f"this process has {len(devices)} CPU devices, the bundle needs {count}; start a new process")
+    return list(devices[:count])
+
+
+def _read_shard(file: Path) -> dict[str, np.ndarray]:
+    if not file.is_file():
+        raise UserError(f"{file} is missing; build the bundle again")
+    with safe_open(file, framework="np") as shard:
+        return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+
+
+def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
+    """An executable of an HLO proto, one replica a device; kept in the user's own cache folder."""
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = len(devices), 1
+    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
+    client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
+    stablehlo = xla_client._xla.mlir.hlo_to_stablehlo(proto)
+    return client.compile_and_load(stablehlo, listed, options)

@@ -1,0 +1,125 @@
+"""The fused speculative step: draft k tokens, verify k + 1 rows, emit the target's own draws.
+
+Drafter-invariant speculative decoding (Daliri, Musco, Suresh, arXiv 2408.07978). The outputs keep
+the order of NxDI's fused graphs: accepted ids, next id, next mask, next position, caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model.cache import Cache, Rows
+from model.kernels import accept, coupled_sample
+from model.ops import Ops
+from model.qwen3 import Qwen3
+from model.sampling import Sampling
+
+# a matrix product of one row may be summed in another order than one of several rows
+MIN_TARGET_ROWS = 2
+
+
+class StepInputs(NamedTuple):
+    """What the host passes to a graph; integers are int32.
+
+    input_ids (B, 1), or (1, S) for a prompt; attention_mask (B, S), whose length is the bucket;
+    position_ids (B, 1) of the input id; seq_ids (B,), the cache slot of a prompt; sampling_params
+    (B, 3) fp32 top-k, top-p, temperature; min_p (B,) fp32; seeds (B, 2); k_limits (B,), the most
+    drafts to accept.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    seq_ids: Tensor
+    sampling_params: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    k_limits: Tensor
+
+    @property
+    def sampling(self) -> Sampling:
+        top_k, top_p, temperature = self.sampling_params.unbind(-1)
+        return Sampling(temperature, top_k, top_p, self.min_p, self.seeds)
+
+
+class StepOutputs(NamedTuple):
+    """accepted (B, k + 1) padded with -1, next id (B, 1), next mask (B, S), next position (B, 1)."""
+
+    accepted: Tensor
+    next_ids: Tensor
+    next_mask: Tensor
+    next_pos: Tensor
+    draft_caches: list[Cache]
+    target_caches: list[Cache]
+
+
+class Pair(nn.Module):
+    """A target and its draft, built on the same operations; without a draft, the target alone."""
+
+    def __init__(self, target: Qwen3, draft: Qwen3 | None, ops: Ops) -> None:
+        super().__init__()
+        self.target_model, self.draft_model, self.ops = target, draft, ops
+
+    def forward(self, stage: Callable[..., StepOutputs], *args: Any) -> StepOutputs:
+        """Run a stage, `Pair.step` or `Pair.prefill`, on this pair's weights."""
+        return stage(self, *args)
+
+    def step(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
+        """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids."""
+        position_B1, keys_S = inputs.position_ids, _iota(inputs.attention_mask.shape[1], inputs.position_ids)
+        candidates_BN, draft_caches = self._draft(k, inputs, keys_S, draft_caches)
+        padding = max(0, MIN_TARGET_ROWS - k - 1)
+        rows_BN = torch.nn.functional.pad(candidates_BN, (0, padding))
+        rows = Rows(position_B1 + _iota(k + 1 + padding, position_B1), keys_S)
+        drawn_BN, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, inputs.sampling)
+        drawn_BN = drawn_BN[:, : k + 1]
+        # the last position that a token may take is S - 1: what lies beyond is not emitted
+        room_B = target_caches[0].k.shape[2] - 2 - position_B1[:, 0]
+        limit_B = torch.minimum(inputs.k_limits, room_B).clamp(min=0)
+        accepted_BN, count_B1 = accept(candidates_BN[:, 1:], drawn_BN, limit_B)
+        last = _iota(k + 1, position_B1) == count_B1 - 1
+        next_ids = torch.where(last, drawn_BN, 0).sum(-1, keepdim=True).to(torch.int32)
+        next_pos = position_B1 + count_B1
+        next_mask = (keys_S < next_pos).to(torch.int32)
+        return StepOutputs(accepted_BN, next_ids, next_mask, next_pos, draft_caches, target_caches)
+
+    def _draft(
+        self, k: int, inputs: StepInputs, keys_S: Tensor, caches: list[Cache]
+    ) -> tuple[Tensor, list[Cache]]:
+        """The input id and k drafts, from k chained passes; one more pass completes the cache."""
+        candidates = [inputs.input_ids]
+        if k == 0 or self.draft_model is None:
+            return candidates[0], caches
+        rows = Rows(inputs.position_ids, keys_S)
+        for _ in range(k):
+            token, caches = self.ops.call(self.draft_model, candidates[-1], caches, rows, inputs.sampling)
+            candidates.append(token)
+            rows = rows._replace(positions_BN=rows.positions_BN + 1)
+        _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
+        return torch.cat(candidates, 1), caches
+
+    def prefill(
+        self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]
+    ) -> StepOutputs:
+        """A prompt of one sequence into its slot of both caches, and its first token."""
+        length_B = inputs.attention_mask.sum(-1).to(torch.int32)
+        keys_S = _iota(inputs.attention_mask.shape[1], length_B)
+        rows = Rows(keys_S[None], keys_S, inputs.seq_ids)
+        x_BSE, target_caches = self.target_model.hidden(inputs.input_ids, target_caches, rows)
+        last_BE = x_BSE[_iota(1, length_B), length_B - 1]
+        logits_BV = self.target_model.logits(last_BE)
+        token_B1 = coupled_sample(self.ops, logits_BV, inputs.sampling, length_B)[:, None]
+        if self.draft_model is not None:
+            _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, rows)
+        accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)
+        next_pos = length_B[:, None]
+        next_mask = (_iota(target_caches[0].k.shape[2], length_B) < next_pos).to(torch.int32)
+        return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_caches, target_caches)
+
+
+def _iota(count: int, like: Tensor) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=like.device)

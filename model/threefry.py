@@ -1,0 +1,35 @@
+"""Threefry-2x32 with 13 rounds: the counter-based generator, in wrapping 32-bit integers.
+
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It uses
+32-bit additions, rotations and exclusive-ors only. 13 rounds is the smallest count that the paper
+found to pass BigCrush. Where an engine adds in fp32, a 32-bit addition is two 16-bit limb
+additions, each below 2^17 and so exact.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+ROUNDS = 13
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+
+Words = tuple[Tensor, Tensor]
+
+
+def _rotate_left(x: Tensor, r: int) -> Tensor:
+    # >> is arithmetic on int32: the mask makes it logical
+    return (x << r) | ((x >> (32 - r)) & ((1 << r) - 1))
+
+
+def threefry2x32(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:
+    """Two int32 words of the counter under the key; all four inputs int32, broadcast together."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x, y = counter[0] + schedule[0], counter[1] + schedule[1]
+    for r in range(rounds):
+        x = x + y
+        y = _rotate_left(y, _ROTATIONS[r % 8]) ^ x
+        if r % 4 == 3:
+            s = r // 4 + 1
+            x, y = x + schedule[s % 3], y + (schedule[(s + 1) % 3] + s)
+    return x, y

@@ -1,0 +1,183 @@
+"""Weights: one table from Hugging Face names to ours and the bundle's, and the cut for each rank.
+
+The bundle's names and cuts are NxDI's, so that its loader finds what it expects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model.config import Qwen3Config
+from model.errors import UserError
+from model.parallel import HeadMap
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a rank takes of a tensor: `axis` None is a copy; `by` names what the axis is counted in."""
+
+    axis: int | None = None
+    by: str = "even"
+
+
+_COPY, _ROWS, _COLUMNS = Cut(), Cut(0), Cut(1)
+# ours and Hugging Face's name in a layer | the bundle's name | cut
+_LAYER = (
+    ("input_layernorm", "input_layernorm", _COPY),
+    ("self_attn.q_proj", "self_attn.qkv_proj.q_proj", Cut(0, "query")),
+    ("self_attn.k_proj", "self_attn.qkv_proj.k_proj", Cut(0, "kv")),
+    ("self_attn.v_proj", "self_attn.qkv_proj.v_proj", Cut(0, "kv")),
+    ("self_attn.o_proj", "self_attn.o_proj.o_proj", Cut(1, "query")),
+    ("self_attn.q_norm", "self_attn.q_layernorm", _COPY),
+    ("self_attn.k_norm", "self_attn.k_layernorm", _COPY),
+    ("post_attention_layernorm", "post_attention_layernorm", _COPY),
+    ("mlp.gate_proj", "mlp.gate_proj", _ROWS),
+    ("mlp.up_proj", "mlp.up_proj", _ROWS),
+    ("mlp.down_proj", "mlp.down_proj", _COLUMNS),
+)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One row of the table for one model."""
+
+    ours: str
+    hf: str
+    bundle: str
+    cut: Cut
+
+
+def table(config: Qwen3Config) -> list[Weight]:
+    """Every weight of a model; a tied head is a second cut of the embedding."""
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    rows = [
+        Weight("embed_tokens.weight", "model.embed_tokens.weight", "embed_tokens.weight", _COLUMNS),
+        Weight("norm.weight", "model.norm.weight", "norm.weight", _COPY),
+        Weight("lm_head.weight", head, "lm_head.weight", _ROWS),
+    ]
+    for i in range(config.num_hidden_layers):
+        for name, bundle, cut in _LAYER:
+            ours = f"layers.{i}.{name}.weight"
+            rows.append(Weight(ours, f"model.{ours}", f"layers.{i}.{bundle}.weight", cut))
+    return rows
+
+
+def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of every tensor that a checkpoint must hold."""
+    e, d, i = config.hidden_size, config.head_dim, config.intermediate_size
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    layer = ((e,), (q, e), (kv, e), (kv, e), (e, q), (d,), (d,), (e,), (i, e), (i, e), (e, i))
+    shapes = {"model.embed_tokens.weight": (config.vocab_size, e), "model.norm.weight": (e,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, e)
+    for index in range(config.num_hidden_layers):
+        for (name, _, _), shape in zip(_LAYER, layer, strict=True):
+            shapes[f"model.layers.{index}.{name}.weight"] = shape
+    return shapes
+
+
+class Checkpoint:
+    """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read."""
+
+    def __init__(self, path: Path, config: Qwen3Config) -> None:
+        self.path, self.config = path, config
+        self._names = _files_of(path)
+        opened = [_open(path / name) for name in self._names]
+        self._where = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
+        self._check()
+
+    def _check(self) -> None:
+        expected, found = hf_shapes(self.config), set(self._where)
+        if self.config.tie_word_embeddings:
+            found.discard("lm_head.weight")
+        missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
+        wrong = [
+            f"{n} is {tuple(self._slice(n).get_shape())}, expected {s}"
+            for n, s in expected.items()
+            if n in found and tuple(self._slice(n).get_shape()) != s
+        ]
+        for kind, names in (("lacks", missing), ("has unknown", extra), ("has wrong shapes:", wrong)):
+            if names:
+                more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+                raise UserError(
+                    f"checkpoint {self.path} {kind} {', '.join(names[:8])}{more}; "
+                    "give the folder of a complete checkpoint that fits its config.json"
+                )
+
+    def identity(self) -> list[tuple[str, int, int]]:
+        """What tells one state of the checkpoint's files from another: name, bytes, time of change."""
+        stats = [(name, (self.path / name).stat()) for name in self._names]
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+    def _slice(self, name: str) -> Any:
+        return self._where[name].get_slice(name)
+
+    def shard(self, rank: int, tp: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """(bundle name, tensor) of every weight of one rank; UserError names a tensor with NaN."""
+        heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
+        for weight in table(self.config):
+            try:
+                tensor = _cut(self._slice(weight.hf), weight.cut, rank, heads, self.config.head_dim)
+            except SafetensorError as error:
+                raise UserError(f"{weight.hf} in {self.path} cannot be read ({error}); fetch the checkpoint again") from error
+            if not torch.isfinite(tensor).all():
+                raise UserError(
+                    f"{weight.hf} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"
+                )
+            yield weight.bundle, tensor.to(dtype).contiguous()
+
+
+def _files_of(path: Path) -> list[str]:
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{index} is not a checkpoint index ({error}); fetch the checkpoint again") from error
+
+
+def _open(file: Path) -> Any:
+    if not file.is_file():
+        raise UserError(f"{file} does not exist; a checkpoint folder holds its weights as safetensors")
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise UserError(f"{file} is truncated or corrupted ({error}); fetch the checkpoint again") from error
+
+
+def _cut(slice_: Any, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> Tensor:
+    def take(start: int, stop: int) -> Tensor:
+        part: Tensor = slice_[start:stop] if cut.axis == 0 else slice_[:, start:stop]
+        return part
+
+    if cut.axis is None:
+        whole: Tensor = slice_[:]
+        return whole
+    if cut.by == "even":
+        size = slice_.get_shape()[cut.axis] // heads.tp
+        return take(rank * size, (rank + 1) * size)
+    wanted = heads.queries_of(rank) if cut.by == "query" else heads.kv_of(rank)
+    zero = torch.zeros_like(take(0, head_dim)) if None in wanted else None
+    parts = [zero if h is None else take(h * head_dim, (h + 1) * head_dim) for h in wanted]
+    return torch.cat([p for p in parts if p is not None], cut.axis)
+
+
+def bundle_names(prefix: str, config: Qwen3Config) -> dict[str, str]:
+    """Our parameter name -> the bundle's name, both under the prefix of the model in the pair."""
+    return {f"{prefix}.{w.ours}": f"{prefix}.{w.bundle}" for w in table(config)}
+
+
+def shard_file(rank: int) -> str:
+    """The bundle's file of one rank's weights, as NxDI names it."""
+    return f"weights/tp{rank}_sharded_checkpoint.safetensors"
