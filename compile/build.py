@@ -181,7 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if spec.json:
             print(json.dumps(plan_as_json(plan), indent=1))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         path = guarded(lambda: build(spec, progress), spec.out)
     print(json.dumps({"bundle": str(path)} | plan_as_json(plan)) if spec.json else path)
@@ -194,7 +200,9 @@ def guarded(work: Callable[[], Path], out: str) -> Path:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(f"the disk of {out} is full; free some space and run the same command to go on") from error
-        raise UserError(f"{error.filename or out}: {error.strerror}; mend this and run the same command to go on") from error
+        raise UserError(
+            f"{error.filename or out}: {error.strerror}; mend this and run the same command to go on"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ def all_gather(x: Array, tp: int) -> Array:
 
 
 def _groups(tp: int) -> ir.Attribute:
-    return ir.DenseIntElementsAttr.get(np.arange(tp, dtype=np.int64)[None])
+    return ir.DenseIntElementsAttr.get(np.arange(tp, dtype=np.int64)[None])  # type: ignore[call-overload]
 
 
-def _lower_all_reduce(context: mlir.LoweringRuleContext, x: ir.Value, *, tp: int) -> Any:
+def _lower_all_reduce(context: mlir.LoweringRuleContext, x: Any, *, tp: int) -> Any:
     reduce = stablehlo.AllReduceOp([x.type], [x], replica_groups=_groups(tp))
     scalar = ir.RankedTensorType.get([], ir.RankedTensorType(x.type).element_type)
     body = reduce.regions[0].blocks.append(scalar, scalar)
@@ -36,7 +36,7 @@ def _lower_all_reduce(context: mlir.LoweringRuleContext, x: ir.Value, *, tp: int
     return reduce.results
 
 
-def _lower_all_gather(context: mlir.LoweringRuleContext, x: ir.Value, *, tp: int) -> Any:
+def _lower_all_gather(context: mlir.LoweringRuleContext, x: Any, *, tp: int) -> Any:
     (out,) = context.avals_out
     gather_dim = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), out.ndim - 1)
     gathered = ir.RankedTensorType.get(out.shape, ir.RankedTensorType(x.type).element_type)

@@ -57,10 +57,7 @@ def _message_classes() -> dict[str, Any]:
                 field.label = _Field.LABEL_REPEATED
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"hlo_ids.{name}"))
-        for name in _MESSAGES
-    }
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"hlo_ids.{name}")) for name in _MESSAGES}
 
 
 _CLASSES = _message_classes()

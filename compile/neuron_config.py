@@ -69,12 +69,18 @@ def _neuron(spec: BuildSpec, speculation: bool) -> dict[str, Any]:
         spec.max_len,
     )
     ranks = dict.fromkeys(("local_ranks_size", "tp_degree", "world_size"), spec.tp)
-    return _DEFAULTS["neuron"] | batch | length | ranks | {
-        "buckets": [spec.max_len],
-        "enable_fused_speculation": speculation,
-        "enable_long_context_mode": spec.max_len >= _LONG_CONTEXT,
-        "kv_cache_tiling": spec.max_len > 128 and spec.max_len % 128 == 0,
-        # NxDI counts the verified rows, the target's own token included
-        "speculation_length": spec.k + 1 if speculation else 0,
-        "torch_dtype": _TORCH_DTYPE[spec.dtype],
-    }
+    return (
+        _DEFAULTS["neuron"]
+        | batch
+        | length
+        | ranks
+        | {
+            "buckets": [spec.max_len],
+            "enable_fused_speculation": speculation,
+            "enable_long_context_mode": spec.max_len >= _LONG_CONTEXT,
+            "kv_cache_tiling": spec.max_len > 128 and spec.max_len % 128 == 0,
+            # NxDI counts the verified rows, the target's own token included
+            "speculation_length": spec.k + 1 if speculation else 0,
+            "torch_dtype": _TORCH_DTYPE[spec.dtype],
+        }
+    )

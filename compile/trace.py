@@ -49,9 +49,7 @@ class TracedOps(Ops):
         return interop.call_jax(self._kinds[kind], dict(module.named_parameters()), args)
 
     def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
-        return interop.call_jax(
-            lambda p: jax.lax.cond(p, interop.jax_view(if_true), interop.jax_view(if_false)), pred
-        )
+        return interop.call_jax(lambda p: jax.lax.cond(p, interop.jax_view(if_true), interop.jax_view(if_false)), pred)
 
     def repeat(self, count: int, body: Callable[[State], State], state: State) -> State:
         step = interop.jax_view(body)
@@ -75,8 +73,6 @@ class TracedOps(Ops):
         return x if self.tp == 1 else interop.call_jax(lambda a: collectives.all_gather(a, self.tp), x)
 
 
-
-
 def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     """The serialized HloModuleProto of one planned graph, for one rank.
 
@@ -97,18 +93,18 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     def step(named: dict[str, Tensor], inputs: StepInputs, *caches: list[Cache]) -> tuple[Any, ...]:
         return tuple(torch.func.functional_call(pair, named, (stage, graph.k, inputs, *caches)))
 
-    def run(weights: list[jax.Array], inputs: list[jax.Array], state: list[jax.Array]) -> list[jax.Array]:
+    def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
         by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}
         named = {ours: by_name[name] for ours, name in theirs.items()}
-        layers = [Cache(*pair_) for pair_ in zip(state[::2], state[1::2], strict=True)]
+        layers: list[Any] = [Cache(*pair_) for pair_ in zip(state[::2], state[1::2], strict=True)]
         split = len(layers) - spec.target_config.num_hidden_layers
         return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), layers[:split], layers[split:]))
 
     jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
     run.__name__ = graph.tag
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
-    proto: bytes = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
-    return hlo.renumber(proto)
+    module: Any = lowered.compiler_ir("hlo")
+    return hlo.renumber(module.as_serialized_hlo_module_proto())
 
 
 def _parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:

@@ -89,7 +89,9 @@ def read_bundle(path: Path) -> Bundle:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         version = manifest["format_version"] if manifest["format"] == FORMAT else None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is not a bundle's manifest ({type(error).__name__}); build the bundle again") from error
+        raise UserError(
+            f"{file} is not a bundle's manifest ({type(error).__name__}); build the bundle again"
+        ) from error
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path} is a bundle of format {version}, this version reads {FORMAT_VERSION}; "

@@ -40,6 +40,5 @@ def empty_caches(config: Qwen3Config, parallel: Parallel, batch: int, length: in
     """Zeroed caches, one per layer."""
     shape = cache_shape(config, parallel, batch, length)
     return [
-        Cache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
-        for _ in range(config.num_hidden_layers)
+        Cache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_hidden_layers)
     ]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 State = tuple[Tensor, ...]
 
 

@@ -67,10 +67,14 @@ def check_tp(config: Qwen3Config, tp: int, what: str) -> None:
         raise UserError(f"tp is {tp}; tensor parallelism needs a power of two (1, 2, 4, ... 64)")
     kv = config.num_key_value_heads
     if kv % tp and tp % kv:
-        raise UserError(f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose another tp")
+        raise UserError(
+            f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose another tp"
+        )
     for name in ("hidden_size", "intermediate_size", "vocab_size"):
         if getattr(config, name) % tp:
-            raise UserError(f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp")
+            raise UserError(
+                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp"
+            )
 
 
 class ColumnLinear(nn.Module):

@@ -136,7 +136,5 @@ class Qwen3(nn.Module):
         x, caches = self.hidden(ids_BN, caches, rows)
         batch, count = ids_BN.shape
         positions_R = (rows.positions_BN + 1).flatten()
-        drawn_R = coupled_sample(
-            self.parallel.ops, self.logits(x).flatten(0, 1), sampling.rows(count), positions_R
-        )
+        drawn_R = coupled_sample(self.parallel.ops, self.logits(x).flatten(0, 1), sampling.rows(count), positions_R)
         return drawn_R.unflatten(0, (batch, count)), caches

@@ -5,7 +5,7 @@ Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 os.environ.setdefault("NPROC", "1")
 
 import jax
-import jaxlib
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
+from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from model.artifact import PREFILL, Bundle, GraphSpec, TensorSpec
@@ -26,6 +26,8 @@ from model.errors import UserError
 from model.speculative import StepInputs
 from model.weights import shard_file
 
+# enough for the tensor-parallel runs that one process may mix
+_MIN_DEVICES = 2
 _NUMPY = {"float32": np.float32, "int32": np.int32, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -48,8 +50,13 @@ class Graphs:
         self._state = {t.name: self._zeros(t) for t in prefill.state}
 
     def prepare(self, tag: str, bucket: int) -> None:
-        """Compile a graph before its first run."""
-        self._executable(self.bundle.graph(tag, bucket))
+        """Compile a graph and run it once on zeros, while no sequence is in the cache.
+
+        The first run of an executable is slow; later ones are what is worth timing.
+        """
+        graph = self.bundle.graph(tag, bucket)
+        if (tag, bucket) not in self._executables:
+            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, _NUMPY[t.dtype]) for t in graph.inputs)))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
         """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
@@ -93,11 +100,9 @@ class Graphs:
 
 
 def _cpu_devices(count: int) -> list[Any]:
-    try:
-        jax.config.update("jax_num_cpu_devices", max(count, jax.config.jax_num_cpu_devices))
-    except RuntimeError:
-        # the devices were made before; they must do
-        pass
+    # once the devices are made, they must do
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise UserError(f"this process has {len(devices)} CPU devices, the bundle needs {count}; start a new process")
@@ -112,10 +117,10 @@ def _read_shard(file: Path) -> dict[str, np.ndarray]:
 
 
 def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
-    """An executable of an HLO proto, one replica a device; kept in the user's own cache folder."""
+    """An executable of an HLO proto, one replica a device."""
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
-    stablehlo = xla_client._xla.mlir.hlo_to_stablehlo(proto)
+    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
     return client.compile_and_load(stablehlo, listed, options)

@@ -23,7 +23,7 @@ MIN_TARGET_ROWS = 2
 
 
 class StepInputs(NamedTuple):
-    """What the host passes to a graph; integers are int32.
+    """What the host passes to a graph: numpy arrays there, tensors in torch; integers are int32.
 
     input_ids (B, 1), or (1, S) for a prompt; attention_mask (B, S), whose length is the bucket;
     position_ids (B, 1) of the input id; seq_ids (B,), the cache slot of a prompt; sampling_params
@@ -31,14 +31,14 @@ class StepInputs(NamedTuple):
     drafts to accept.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    position_ids: Tensor
-    seq_ids: Tensor
-    sampling_params: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    k_limits: Tensor
+    input_ids: Any
+    attention_mask: Any
+    position_ids: Any
+    seq_ids: Any
+    sampling_params: Any
+    min_p: Any
+    seeds: Any
+    k_limits: Any
 
     @property
     def sampling(self) -> Sampling:
@@ -87,9 +87,7 @@ class Pair(nn.Module):
         next_mask = (keys_S < next_pos).to(torch.int32)
         return StepOutputs(accepted_BN, next_ids, next_mask, next_pos, draft_caches, target_caches)
 
-    def _draft(
-        self, k: int, inputs: StepInputs, keys_S: Tensor, caches: list[Cache]
-    ) -> tuple[Tensor, list[Cache]]:
+    def _draft(self, k: int, inputs: StepInputs, keys_S: Tensor, caches: list[Cache]) -> tuple[Tensor, list[Cache]]:
         """The input id and k drafts, from k chained passes; one more pass completes the cache."""
         candidates = [inputs.input_ids]
         if k == 0 or self.draft_model is None:
@@ -102,9 +100,7 @@ class Pair(nn.Module):
         _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
         return torch.cat(candidates, 1), caches
 
-    def prefill(
-        self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]
-    ) -> StepOutputs:
+    def prefill(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
         """A prompt of one sequence into its slot of both caches, and its first token."""
         length_B = inputs.attention_mask.sum(-1).to(torch.int32)
         keys_S = _iota(inputs.attention_mask.shape[1], length_B)

@@ -129,7 +129,9 @@ class Checkpoint:
             try:
                 tensor = _cut(self._slice(weight.hf), weight.cut, rank, heads, self.config.head_dim)
             except SafetensorError as error:
-                raise UserError(f"{weight.hf} in {self.path} cannot be read ({error}); fetch the checkpoint again") from error
+                raise UserError(
+                    f"{weight.hf} in {self.path} cannot be read ({error}); fetch the checkpoint again"
+                ) from error
             if not torch.isfinite(tensor).all():
                 raise UserError(
                     f"{weight.hf} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"

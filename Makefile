@@ -1,0 +1,39 @@
+# Every target works on a fresh machine with Python 3.10 to 3.12, gcc and make.
+PYTHON ?= python3
+VENV := .venv
+RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
+BUNDLES ?= bundles
+DEMO := $(BUNDLES)/demo
+FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
+DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
+
+.PHONY: build test check bench install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q -c constraints.txt setuptools wheel
+	$(VENV)/bin/python -m pip install -q -c constraints.txt torch==2.13.0
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+build: install
+	$(RUN) -m compile.build --tp 32 --k 7 --out $(FULL)
+	$(RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 1 --max-len 512 --dtype fp32 --out $(DEMO)
+	$(RUN) -m model.generate --bundle $(DEMO) --compare --max-new-tokens 200 --prompt "Count from 1 to 100: 1, 2, 3,"
+	@echo $(DEMO)
+
+test: install
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 tests
+
+check: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: install
+	$(RUN) -m bench.speedup
+
+clean:
+	rm -rf $(BUNDLES) $(VENV)

@@ -1,0 +1,1 @@
+"""Benchmarks whose numbers state their source."""

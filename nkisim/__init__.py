@@ -1,0 +1,15 @@
+"""nkisim: AWS's NKI kernel language simulated on a CPU, Trainium2 first."""
+
+from nkisim import collectives, isa, language
+from nkisim.errors import LawError, NkiValidationError, NotSimulated
+from nkisim.event import Event, Extent, Peak, Recording
+from nkisim.launch import Kernel, Result, jit, run, simulate
+from nkisim.policy import STRICT, Policy
+
+__version__ = "0.6.0"
+
+__all__ = [
+    "STRICT", "Event", "Extent", "Kernel", "LawError", "NkiValidationError", "NotSimulated",
+    "Peak", "Policy", "Recording", "Result", "collectives", "isa", "jit", "language", "run",
+    "simulate",
+]  # fmt: skip

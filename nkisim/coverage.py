@@ -1,0 +1,91 @@
+"""What of the public API exists here: `python -m nkisim.coverage [--json]`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from nkisim import collectives, isa, language, launch
+
+# NeuronCore-v4 only (manual of nki.isa)
+REFUSED = frozenset(
+    {"nki.isa.nc_matmul_mx", "nki.isa.activate2", "nki.isa.exponential", "nki.isa.quantize_mx",
+     "nki.isa.rand2", "nki.language.abs_max", "nki.language.abs_min", "nki.language.prelu",
+     "nki.language.bypass", "nki.language.NkiTensor.indirect"}
+)  # fmt: skip
+MODULES = {"nki": launch, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives}
+SIGNATURES = Path(__file__).parent / "nki_0_6_signatures.json"
+
+
+def public_names(signatures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (full name, module, dotted path in it) of every function, member and constant."""
+    found = []
+    for module, parts in signatures["modules"].items():
+        paths = list(parts["functions"]) + list(parts["constants"])
+        for name, cls in parts["classes"].items():
+            paths.append(name)
+            for kind in ("members", "methods", "properties"):
+                paths += [f"{name}.{member}" for member in cls[kind]]
+        found += [(f"{module}.{p}", module, p) for p in paths]
+    return found
+
+
+def lookup(module: str, path: str) -> Any:
+    """Return the object here; raise AttributeError when it is missing."""
+    value: Any = MODULES[module]
+    for part in path.split("."):
+        if value is language.NkiTensor and part in _FIELDS:
+            return part
+        value = getattr(value, part)
+    return value
+
+
+# set by __init__, so the class itself does not carry them
+_FIELDS = frozenset({"shape", "strides", "offset", "name", "dtype", "buffer"})
+
+
+def report(signatures: dict[str, Any]) -> dict[str, list[str]]:
+    """Sort every public name into implemented, refused (needs a newer core) and missing."""
+    result: dict[str, list[str]] = {"implemented": [], "refused": [], "missing": []}
+    for full, module, path in public_names(signatures):
+        try:
+            lookup(module, path)
+        except AttributeError:
+            result["missing"].append(full)
+        else:
+            result["refused" if full in REFUSED else "implemented"].append(full)
+    return result
+
+
+def parameters(value: Any) -> list[tuple[str, bool]]:
+    """Return (name, has a default) of a callable, stars included."""
+    listed = []
+    for p in inspect.signature(value).parameters.values():
+        star = "*" * ((p.kind is p.VAR_POSITIONAL) + 2 * (p.kind is p.VAR_KEYWORD))
+        listed.append((star + p.name, p.default is not p.empty))
+    return listed
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the coverage; exit 1 when something is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--signatures", type=Path, default=SIGNATURES, help="signatures file")
+    options = parser.parse_args(argv)
+    result = report(json.loads(options.signatures.read_text()))
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for kind, names in result.items():
+            print(f"{kind}: {len(names)}")
+            if kind != "implemented":
+                print("".join(f"  {n}\n" for n in names), end="")
+    return 1 if result["missing"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

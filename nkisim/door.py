@@ -1,0 +1,163 @@
+"""Crossing between host arrays and device tensors: numpy, and torch if it is there."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from nkisim import access
+from nkisim.context import Core
+from nkisim.dtypes import INFO, name_of, storage_of, store
+from nkisim.errors import BadInput, BadOutput
+from nkisim.memory import Request, SharedMemory
+from nkisim.objects import MemoryRegion
+from nkisim.storage import Storage
+from nkisim.tensor import NkiTensor
+
+_WHO = ("launch", "output")
+
+
+@dataclass(slots=True, eq=False)
+class Argument:
+    """A host array that became HBM, and how to give changes back."""
+
+    host: Any
+    array: Any
+    storage: Storage
+    name: str
+
+
+def is_torch(value: object) -> bool:
+    """Tell whether a value is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: object) -> bool:
+    """Tell whether a value becomes an HBM tensor."""
+    return isinstance(value, np.ndarray) or is_torch(value)
+
+
+def to_numpy(value: Any) -> Any:
+    """Return a host array as numpy; bf16 and fp8 of torch pass by their bits."""
+    if isinstance(value, np.ndarray):
+        return value
+    value = value.detach()
+    if value.device.type != "cpu":
+        raise BadInput("launch", "argument", f"is on {value.device}", "move it to the cpu")
+    name = str(value.dtype).removeprefix("torch.")
+    special = {"bfloat16": (ml_dtypes.bfloat16, "int16"), "float8_e5m2": (ml_dtypes.float8_e5m2, "int8"),
+               "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, "int8")}  # fmt: skip
+    if name in special:
+        torch = sys.modules["torch"]
+        kind, bits = special[name]
+        return value.contiguous().view(getattr(torch, bits)).numpy().view(kind)
+    return value.numpy()
+
+
+def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
+    """Copy a host array into HBM.
+
+    Raises:
+        BadInput: the array's type has no NKI counterpart, or it is empty.
+    """
+    array = to_numpy(value)
+    try:
+        dtype = name_of(array.dtype)
+    except (KeyError, TypeError):
+        allowed = f"it can be {', '.join(INFO)}"
+        raise BadInput("launch", f"argument {name}", f"is {array.dtype}", allowed) from None
+    if array.ndim == 0 or array.size == 0:
+        found = f"has shape {array.shape}"
+        raise BadInput("launch", f"argument {name}", found, "arrays hold at least one element")
+    typed = np.empty(array.shape, storage_of(dtype, memory.policy.precise_fp))
+    store(typed, array.view(np.uint8) if array.dtype == bool else array, dtype,
+          memory.policy.precise_fp)  # fmt: skip
+    request = Request(array.shape, dtype, "shared_hbm", name, ("<argument>", 0))
+    storage = memory.hbm(
+        request, -1 if memory.cores > 1 else 0, typed.reshape(1, -1).view(np.uint8)
+    )
+    memory.inputs.append(storage)
+    return Argument(value, array, storage, name)
+
+
+def device_view(argument: Argument) -> NkiTensor:
+    """Return the tensor that the kernel receives."""
+    return NkiTensor(argument.array.shape, argument.storage.dtype, argument.storage,
+                     MemoryRegion.shared_hbm, argument.name)  # fmt: skip
+
+
+def write_back(argument: Argument) -> None:
+    """Copy changes of a mutated input into the host's array, in place."""
+    storage = argument.storage
+    if not storage.dirty:
+        return
+    typed = storage.data.view(storage_of(storage.dtype, storage.precise))
+    values = typed.reshape(argument.array.shape).astype(argument.array.dtype)
+    if is_torch(argument.host):
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            argument.host.copy_(to_torch(values))
+    else:
+        if not argument.array.flags.writeable:
+            allowed = "pass a writeable array"
+            raise BadInput("launch", argument.name, "is read-only but was written", allowed)
+        argument.array[...] = values
+
+
+def to_torch(array: Any) -> Any:
+    """Return numpy values as a torch tensor."""
+    torch = sys.modules["torch"]
+    name = array.dtype.name
+    if name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
+        bits = array.view(np.int16 if array.dtype.itemsize == 2 else np.int8)
+        return torch.from_numpy(bits.copy()).view(getattr(torch, name))
+    if name in ("uint16", "uint32") and not hasattr(torch, name):
+        array = array.astype(np.int64)
+    if name == "float8_e4m3":
+        array = array.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def release(core: Core, value: Any, torch: bool) -> Any:
+    """Turn what a kernel returned into host values.
+
+    Raises:
+        BadOutput: a tensor is on chip, or private to one of two cores.
+        UnwrittenRead: the kernel never wrote part of an output.
+    """
+    if isinstance(value, NkiTensor):
+        return _release_tensor(core, value, torch)
+    if isinstance(value, (tuple, list)):
+        return type(value)(release(core, v, torch) for v in value)
+    if isinstance(value, dict):
+        return {k: release(core, v, torch) for k, v in value.items()}
+    if value is None or isinstance(value, (int, float, str, bool)):
+        return value
+    allowed = "return tensors, or tuples of them"
+    raise BadOutput("launch", "return value", f"is {type(value).__name__}", allowed)
+
+
+def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
+    space = tensor.buffer
+    if tensor._on_chip:
+        found = f"is {tensor.name} in {space.value}"
+        raise BadOutput("launch", "return value", found, "outputs are in nl.shared_hbm")
+    if space is MemoryRegion.private_hbm and core.programs > 1:
+        found = f"is {tensor.name} in private_hbm of one core"
+        raise BadOutput("launch", "return value", found, "with two cores use nl.shared_hbm")
+    if core.policy.unwritten_output == "raise":
+        storage = tensor._storage
+        shadow, storage.shadow = storage.shadow, None
+        values = access.read(core, tensor, _WHO)
+        storage.shadow = shadow
+    else:
+        values = tensor._numpy()
+    array = np.array(values)
+    if tensor.dtype == "bool":
+        array = array.astype(bool)
+    return to_torch(array) if torch else array

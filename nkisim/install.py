@@ -1,0 +1,93 @@
+"""Answering to the name `nki` where the vendor's package is absent."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from nkisim import collectives, enums, isa, language, launch
+from nkisim.errors import NkiValidationError
+from nkisim.tensor import NkiTensor
+
+
+def install(force: bool = False) -> bool:
+    """Register nkisim as nki, nki.language, nki.isa, ...; return whether that happened.
+
+    Nothing happens where a real nki can be imported, unless `force` is set.
+    """
+    ours = getattr(sys.modules.get("nki"), "__nkisim__", False)
+    if (
+        not force
+        and not ours
+        and ("nki" in sys.modules or importlib.util.find_spec("nki") is not None)
+    ):
+        return False
+    for name, module in _modules().items():
+        sys.modules[name] = module
+    return True
+
+
+def _module(name: str, **members: Any) -> ModuleType:
+    module = ModuleType(name, f"{name}, simulated by nkisim.")
+    module.__dict__.update(members, __nkisim__=True)
+    return module
+
+
+class _Annotation:
+    """nt.tensor[shape]: an annotation that says nothing to the simulator."""
+
+    def __class_getitem__(cls, shape: object) -> type:
+        return cls
+
+
+def _modules() -> dict[str, ModuleType]:
+    typing = _module("nki.typing", tensor=_Annotation, mutable_tensor=_Annotation)
+    constants = _module(
+        "nki.isa.constants", **{n: v for n, v in vars(enums).items() if n[0] != "_"}
+    )
+    dtypes = _module("nki.language.dtypes", **_public(sys.modules["nkisim.language.dtypes"]))
+    dtype = _module("nki.dtype", **_public(sys.modules["nkisim.language.dtypes"]))
+    tensor = _module("nki.tensor", tensor=NkiTensor, Tensor=NkiTensor)
+    meta = _module("nki.meta", tensor=tensor)
+    builder = _module("nki.compiler.kernel_builder")
+    compiler = _module("nki.compiler", kernel_builder=builder)
+    builtin = _module("nki.builtin")
+    experimental = _module("nki.experimental", while_loop=language.while_loop)
+    root = _module(
+        "nki", jit=launch.jit, simulate=launch.simulate, cpu_simulate=cpu_simulate,
+        Kernel=launch.Kernel, language=language, isa=isa, collectives=collectives, typing=typing,
+        dtype=dtype, tensor=tensor, meta=meta, compiler=compiler, builtin=builtin,
+        experimental=experimental, NkiValidationError=NkiValidationError, __version__="0.6.0",
+    )  # fmt: skip
+    root.__path__ = []
+    door = _module("nki_cpu_simulator", cpu_simulate=cpu_simulate, simulate=launch.simulate)
+    return {
+        "nki": root, "nki.language": language, "nki.isa": isa, "nki.collectives": collectives,
+        "nki.typing": typing, "nki.isa.constants": constants, "nki.language.dtypes": dtypes,
+        "nki.dtype": dtype, "nki.tensor": tensor, "nki.meta": meta, "nki.meta.tensor": tensor,
+        "nki.compiler": compiler, "nki.compiler.kernel_builder": builder,
+        "nki.builtin": builtin, "nki.experimental": experimental, "nki_cpu_simulator": door,
+    }  # fmt: skip
+
+
+def _public(module: ModuleType) -> dict[str, Any]:
+    return {n: v for n, v in vars(module).items() if not n.startswith("__")}
+
+
+class CpuSimulate:
+    """nki.cpu_simulate(kernel)[lnc](**inputs): the older entry."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel if isinstance(kernel, launch.Kernel) else launch.Kernel(kernel)
+
+    def __getitem__(self, lnc: Any) -> CpuSimulate:
+        return CpuSimulate(self.kernel[lnc])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return launch.run(self.kernel, args, kwargs).outputs
+
+
+cpu_simulate: Callable[[Any], CpuSimulate] = CpuSimulate

@@ -1,0 +1,158 @@
+"""Random numbers. The Vector Engine's generator is undocumented: ours is a stand-in.
+
+GpSimd's is XORWOW with six words of state per lane (manual); the Vector Engine's is replaced by
+PCG64 streams, so its numbers differ from the hardware's.
+"""
+
+# ruff: noqa: ARG001 - a card body names all public parameters
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nkisim.card import ON_CHIP, SBUF, Call, Operand, Target, card
+from nkisim.context import Core
+from nkisim.dtypes import INTS
+from nkisim.enums import engine
+from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongDtype
+from nkisim.rules import elements, same_elements, same_partitions
+
+_WORDS = frozenset({"uint32", "int32", "float32"})
+# words of one XORWOW state: x, y, z, w, v, d
+STATE = 6
+
+
+def _generator(core: Core) -> Any:
+    found = core.random.get("vector")
+    if found is None:
+        found = np.random.default_rng([core.policy.seed, core.number])
+        core.random["vector"] = found
+    return found
+
+
+def _lanes(core: Core) -> Any:
+    found = core.random.get("gpsimd")
+    if found is None:
+        start = np.random.default_rng([core.policy.seed, core.number, 1])
+        size = (core.geometry.partitions, STATE)
+        found = start.integers(1, 2**32, size=size, dtype=np.uint64).astype(np.uint32)
+        core.random["gpsimd"] = found
+    return found
+
+
+def xorwow(state: Any, count: int) -> Any:
+    """Advance every lane `count` times in place; return (lanes, count) words (Marsaglia 2003)."""
+    result = np.empty((state.shape[0], count), np.uint32)
+    x, y, z, w, v, d = (state[:, i].copy() for i in range(STATE))
+    for i in range(count):
+        t = x ^ (x >> np.uint32(2))
+        x, y, z, w = y, z, w, v
+        v = (v ^ (v << np.uint32(4))) ^ (t ^ (t << np.uint32(1)))
+        d = d + np.uint32(362437)
+        result[:, i] = d + v
+    state[:] = np.stack([x, y, z, w, v, d], axis=1)
+    return result
+
+
+def _draw(call: Call, results: list[Any]) -> list[Any]:
+    dst = call.tensors["dst"]
+    shape = (dst.shape[0], dst.size // dst.shape[0])
+    if call.engine == "gpsimd":
+        words = xorwow(_lanes(call.core)[: shape[0]], shape[1])
+    else:
+        words = _generator(call.core).integers(0, 2**32, size=shape, dtype=np.uint32)
+    dtype = dst._numpy().dtype
+    return [words.astype(np.dtype(f"u{dtype.itemsize}")).view(dtype)]
+
+
+@card("vector gpsimd", Operand("dst", "out", dtypes=INTS - {"bool"}), finish=_draw)
+def rng(dst: Target, engine: Any = engine.vector, name: str | None = None) -> Any:
+    """Fill an integer tile with random bits, the low bits of 32-bit words."""
+    return None
+
+
+def _dropped(call: Call, results: list[Any]) -> list[Any]:
+    data, prob = results[0]
+    draw = _generator(call.core).random(data.shape, dtype=np.float32)
+    return [np.where(draw < np.asarray(prob, np.float32), data.dtype.type(0), data)]
+
+
+def _dropout_rules(call: Call) -> None:
+    dst, data, prob = call.tensors["dst"], call.tensors["data"], call.tensors.get("prob")
+    if dst.dtype != data.dtype:
+        call.refuse(WrongDtype, "dst", f"is {dst.dtype}", f"data is {data.dtype}")
+    if prob is not None and data.dtype in INTS and prob.dtype != "float32":
+        call.refuse(WrongDtype, "prob", f"is {prob.dtype}", "integer data takes a float32 prob")
+
+
+@card(
+    "vector",
+    Operand("dst", "out"),
+    Operand("data", "in", math="raw"),
+    Operand("prob", "in", scalar=True, column=True),
+    rules=(same_elements("dst", "data"), same_partitions("data", "prob"), _dropout_rules),
+    finish=_dropped,
+)
+def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> Any:
+    """Replace elements by zero with a probability; the others stay."""
+    return ((data, prob),)
+
+
+def _seeded(call: Call, results: list[Any]) -> list[Any]:
+    seed = int(np.asarray(results[0]).reshape(-1)[:1].view(np.uint32)[0])
+    call.core.random["vector"] = np.random.default_rng([seed, 2])
+    return []
+
+
+def _one(call: Call) -> None:
+    if call.tensors["src_seeds"].size != 1:
+        found = f"has shape {call.tensors['src_seeds'].shape}"
+        call.refuse(ShapeMismatch, "src_seeds", found, "[1, 1] is needed")
+
+
+@card(
+    "vector",
+    Operand("src_seeds", "in", spaces=ON_CHIP, dtypes=_WORDS, math="raw"),
+    rules=(_one,),
+    finish=_seeded,
+)
+def set_rng_seed(src_seeds: Any, name: str | None = None) -> Any:
+    """Seed the Vector Engine's generator."""
+    return np.ascontiguousarray(src_seeds)
+
+
+def _on_gpsimd(call: Call) -> None:
+    if call.engine == "vector":
+        raise NeedsNewerCore(f"{call.card.op} on the Vector Engine")
+
+
+def _set_state(call: Call, results: list[Any]) -> list[Any]:
+    _lanes(call.core)[: len(results[0])] = results[0]
+    return []
+
+
+@card(
+    "gpsimd vector",
+    Operand("src_seeds", "in", spaces=SBUF, dtypes=frozenset({"uint32"}), math="raw"),
+    rules=(_on_gpsimd, elements("src_seeds", exactly=STATE)),
+    finish=_set_state,
+)
+def rand_set_state(src_seeds: Any, engine: Any = engine.gpsimd, name: str | None = None) -> Any:
+    """Set the six XORWOW words of each GpSimd lane."""
+    return src_seeds
+
+
+def _get_state(call: Call, results: list[Any]) -> list[Any]:
+    return [_lanes(call.core)[: call.tensors["dst"].shape[0]]]
+
+
+@card(
+    "gpsimd vector",
+    Operand("dst", "out", spaces=SBUF, dtypes=frozenset({"uint32"})),
+    rules=(_on_gpsimd, elements("dst", exactly=STATE)),
+    finish=_get_state,
+)
+def rand_get_state(dst: Target, engine: Any = engine.gpsimd, name: str | None = None) -> Any:
+    """Store the six XORWOW words of each GpSimd lane."""
+    return None

@@ -1,0 +1,107 @@
+"""Scalar Engine: activation functions with scale, bias and a running sum."""
+
+# ruff: noqa: ARG001 - the public signatures have many arguments
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from nkisim import lanes
+from nkisim.activations import ON_SCALAR_ENGINE, VALID
+from nkisim.card import Call, Operand, card
+from nkisim.dtypes import FLOATS, TRN2
+from nkisim.enums import reduce_cmd
+from nkisim.errors import NkiSimWarning, WrongArgument
+from nkisim.instruction import NkiInstruction
+from nkisim.rules import operator, same_elements, same_partitions
+
+_FP32 = frozenset({"float32"})
+
+
+def _reduction(call: Call) -> None:
+    command = call.args["reduce_cmd"]
+    if command in (reduce_cmd.reduce, reduce_cmd.reset_reduce) and call.args["reduce_op"] is None:
+        found = f"is None with reduce_cmd.{command.name}"
+        call.refuse(WrongArgument, "reduce_op", found, "nl.add is needed")
+
+
+def _finish(call: Call, results: list[Any]) -> list[Any]:
+    value, total = results
+    if call.args["reduce_cmd"] is not reduce_cmd.idle:
+        total = lanes.update(call, total, "add")
+    elif call.tensors.get("reduce_res") is not None:
+        total = lanes.held(call, lanes.first_lane(call, "dst"))
+    op = call.args["op"]
+    if op.name in VALID and op.name not in call.core.warned:
+        _range(call, op.name)
+    return [value, total]
+
+
+def _range(call: Call, name: str) -> None:
+    """Warn once per core when an input leaves the function's documented range."""
+    data = call.tensors["data"]._numpy().astype(np.float32)
+    scaled = _affine(data.reshape(data.shape[0], -1), *(_plain(call, n) for n in ("scale", "bias")))
+    low, high = VALID[name]
+    if np.any((scaled < low) | (scaled > high)):
+        call.core.warned.add(name)
+        warnings.warn(NkiSimWarning(
+            f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the "
+            "hardware's result is invalid"), stacklevel=2)  # fmt: skip
+
+
+def _plain(call: Call, name: str) -> Any:
+    tensor = call.tensors.get(name)
+    if tensor is None:
+        return call.args[name]
+    return tensor._numpy().astype(np.float32).reshape(tensor.shape[0], 1)
+
+
+def _affine(data: Any, scale: Any, bias: Any) -> Any:
+    if not (np.isscalar(scale) and scale == 1.0):
+        data = data * (np.asarray(scale, np.float32))
+    if bias is None or (np.isscalar(bias) and bias == 0):
+        return data
+    return data + np.asarray(bias, np.float32)
+
+
+@card(
+    "scalar",
+    Operand("dst", "out"),
+    Operand("data", "in"),
+    Operand("bias", "in", dtypes=TRN2 - {"tfloat32"}, optional=True, scalar=True, column=True),
+    Operand("scale", "in", dtypes=_FP32, scalar=True, column=True),
+    Operand("reduce_res", "out", dtypes=FLOATS, optional=True, column=True),
+    rules=(
+        same_elements("dst", "data"),
+        same_partitions("data", "bias", "scale", "reduce_res"),
+        operator("op", ON_SCALAR_ENGINE),
+        operator("reduce_op", ("add",), optional=True),
+        lanes.commands(
+            reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce
+        ),
+        _reduction,
+    ),
+    finish=_finish,
+)
+def activation(
+    dst: Any, op: Any, data: Any, bias: Any = None, scale: Any = 1.0, reduce_op: Any = None,
+    reduce_res: Any = None, reduce_cmd: Any = reduce_cmd.idle, name: str | None = None,
+) -> Any:  # fmt: skip
+    """Compute op(data * scale + bias) and, when asked, the sum of the result."""
+    value = op.fn(_affine(data, scale, bias))
+    if reduce_op is None:
+        return value, np.zeros((data.shape[0], 1), np.float32)
+    return value, value.sum(axis=1, keepdims=True, dtype=np.float32)
+
+
+def activation_reduce(
+    dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None,
+    scale: Any = 1.0, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
+    """Compute an activation and its sum over the free dimensions (older spelling)."""
+    return activation(
+        dst=dst, op=op, data=data, bias=bias, scale=scale, reduce_op=reduce_op,
+        reduce_res=reduce_res, reduce_cmd=reduce_cmd.reset_reduce, name=name,
+    )  # fmt: skip

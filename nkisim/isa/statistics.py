@@ -1,0 +1,161 @@
+"""Vector Engine: reciprocal, batch-norm statistics, and the 8-wide search instructions."""
+
+# ruff: noqa: ARG001 - the public signatures have many arguments
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nkisim.card import Call, Operand, card
+from nkisim.dtypes import TRN2
+from nkisim.errors import ShapeMismatch, WrongDtype
+from nkisim.rules import elements, rank, same_dtype, same_elements, same_partitions
+
+_WIDTH = 8
+_SEARCH = {"most": 16384, "least": _WIDTH}
+
+
+@card("vector", Operand("dst", "out"), Operand("data", "in"), rules=(same_elements("dst", "data"),))
+def reciprocal(dst: Any, data: Any, name: str | None = None) -> Any:
+    """Compute 1 / data."""
+    return np.float32(1) / data
+
+
+def _stats(part: Any) -> list[Any]:
+    """Return count, mean and variance times count of the columns."""
+    count = part.shape[1]
+    rows = part.shape[0]
+    if count == 0:
+        return [np.zeros(rows, np.float32)] * 3
+    mean = part.mean(axis=1, dtype=np.float32)
+    spread = np.square(part - mean[:, None]).sum(axis=1, dtype=np.float32)
+    return [np.full(rows, count, np.float32), mean, spread]
+
+
+@card(
+    "vector",
+    Operand("dst", "out"),
+    Operand("data", "in"),
+    rules=(same_partitions("dst", "data"), elements("dst", exactly=6), elements("data", most=512)),
+)
+def bn_stats(dst: Any, data: Any, name: str | None = None) -> Any:
+    """Return (count, mean, variance * count) of the even, then of the odd elements."""
+    return np.stack(_stats(data[:, 0::2]) + _stats(data[:, 1::2]), axis=1)
+
+
+def _triples(call: Call) -> None:
+    data = call.tensors["data"]
+    if data.size // data.shape[0] % 3:
+        found = f"has shape {data.shape}"
+        call.refuse(ShapeMismatch, "data", found, "triples (count, mean, variance * count)")
+
+
+@card(
+    "vector",
+    Operand("dst", "out"),
+    Operand("data", "in"),
+    rules=(same_partitions("dst", "data"), elements("dst", exactly=2), _triples),
+)
+def bn_aggr(dst: Any, data: Any, name: str | None = None) -> Any:
+    """Merge (count, mean, variance * count) triples into mean and variance."""
+    count, mean, spread = (data[:, i::3] for i in range(3))
+    total = count.sum(axis=1, keepdims=True)
+    center = (count * mean).sum(axis=1, keepdims=True) / total
+    variance = (spread + count * np.square(mean - center)).sum(axis=1, keepdims=True) / total
+    return np.concatenate([center, variance], axis=1)
+
+
+@card(
+    "vector",
+    Operand("dst", "out"),
+    Operand("src", "in"),
+    rules=(
+        same_partitions("dst", "src"),
+        elements("dst", exactly=_WIDTH),
+        elements("src", **_SEARCH),
+        rank("src", 3),
+        rank("dst", 2),
+    ),
+)
+def max8(dst: Any, src: Any, name: str | None = None) -> Any:
+    """Return the 8 largest values, descending."""
+    count = src.shape[1]
+    top = np.partition(src, count - _WIDTH, axis=1)[:, count - _WIDTH :]
+    return -np.sort(-top, axis=1)
+
+
+def _index_dtype(call: Call) -> None:
+    name = "dst_idx" if "dst_idx" in call.args else "dst"
+    tensor = call.tensors.get(name)
+    if tensor is not None and tensor.dtype not in ("uint16", "uint32"):
+        call.refuse(WrongDtype, name, f"is {tensor.dtype}", "it can be uint16 or uint32")
+
+
+def occurrences(data: Any, vals: Any, order: list[int]) -> Any:
+    """Return for each value the index of its next unused occurrence, or -1."""
+    rows = np.arange(data.shape[0])
+    used = np.zeros(data.shape, bool)
+    found = np.full(vals.shape, -1, np.int64)
+    for i in order:
+        hits = (data == vals[:, i : i + 1]) & ~used
+        first = hits.argmax(axis=1)
+        hit = hits[rows, first]
+        found[hit, i] = first[hit]
+        used[rows[hit], first[hit]] = True
+    return found
+
+
+@card(
+    "vector",
+    Operand("dst", "out"),
+    Operand("data", "in"),
+    Operand("vals", "in"),
+    rules=(
+        same_partitions("dst", "data", "vals"),
+        elements("dst", exactly=_WIDTH),
+        elements("vals", exactly=_WIDTH),
+        elements("data", **_SEARCH),
+        rank("data", 3),
+        rank("vals", 3),
+        _index_dtype,
+    ),
+)
+def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> Any:
+    """Return where each of 8 values occurs; repeated values take successive places."""
+    found = occurrences(data, vals, list(range(_WIDTH)))
+    missing = np.iinfo(dst.dtype).max
+    return np.where(found < 0, missing, found).astype(dst.dtype)
+
+
+@card(
+    "vector",
+    Operand("dst", "out", dtypes=TRN2),
+    Operand("data", "in"),
+    Operand("vals", "in"),
+    Operand("dst_idx", "out", optional=True),
+    rules=(
+        same_elements("dst", "data"),
+        same_partitions("data", "vals", "dst_idx"),
+        same_dtype("dst", "data"),
+        elements("vals", exactly=_WIDTH),
+        elements("dst_idx", exactly=_WIDTH),
+        elements("data", **_SEARCH),
+        _index_dtype,
+    ),
+)
+def nc_match_replace8(
+    dst: Any, data: Any, vals: Any, imm: float, dst_idx: Any = None, name: str | None = None
+) -> Any:
+    """Replace the first unused occurrence of each of 8 values by imm.
+
+    Values are taken from the last to the first, so that equal values receive descending places.
+    """
+    found = occurrences(data, vals, list(reversed(range(_WIDTH))))
+    result = np.array(data)
+    rows, columns = np.nonzero(found >= 0)
+    result[rows, found[rows, columns]] = imm
+    if dst_idx is None:
+        return result, None
+    missing = np.iinfo(dst_idx.dtype).max
+    return result, np.where(found < 0, missing, found).astype(dst_idx.dtype)

@@ -1,0 +1,138 @@
+"""Two cores of one launch: exchange of tiles and barriers."""
+
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkisim import access, races
+from nkisim.card import DMA, SBUF, Call, Card, Operand, record
+from nkisim.context import Core, current, kernel_line
+from nkisim.cores import Wait
+from nkisim.dtypes import INFO
+from nkisim.enums import ENGINE_NAMES, dma_engine, engine
+from nkisim.errors import (
+    BadLaunch,
+    ShapeMismatch,
+    TileTooLarge,
+    WrongArgument,
+    WrongDtype,
+    WrongSpace,
+)
+from nkisim.instruction import NkiInstruction
+from nkisim.isa.copies import ANY
+from nkisim.rules import per_partition
+from nkisim.tensor import NkiTensor
+
+
+def _body(**_: Any) -> None:
+    """Communication has no arithmetic body."""
+
+
+_SENDRECV = Card(
+    "sendrecv", ("dma",),
+    (Operand("dst", "out", spaces=SBUF, dtypes=ANY), Operand("src", "in", spaces=SBUF, dtypes=ANY)),
+    _body,
+)  # fmt: skip
+_BARRIER = Card(
+    "core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DMA, dtypes=ANY),), _body
+)
+
+
+def _two_cores(core: Core, op: str) -> None:
+    if core.programs != 2:
+        found = f"ran on a launch of {core.programs} core"
+        raise BadLaunch(op, None, found, "launch the kernel as kernel[2]")
+
+
+def partners(core: Core) -> tuple[int, int]:
+    """Return the members of the launch that share this core's HBM."""
+    first = core.number - core.program
+    return first, first + 1
+
+
+def sendrecv(
+    src: Any, dst: Any, send_to_rank: Any, recv_from_rank: Any, pipe_id: Any,
+    dma_engine: Any = dma_engine.dma, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
+    """Send a tile to the other core while receiving its tile."""
+    core = current("sendrecv")
+    _two_cores(core, "sendrecv")
+    call = Call(core, _SENDRECV, {"src": src, "dst": dst, "name": name}, "dma")
+    _exchange_rules(call, (send_to_rank, recv_from_rank), dma_engine)
+    values = access.read(core, src, call.who("src")).copy()
+    line = kernel_line()
+    text = f"sendrecv(pipe_id={pipe_id}, {line[0]}:{line[1]})"
+    key = ("sendrecv", pipe_id, dma_engine.name, partners(core))
+    answer = core.meeting.meet(core.number, Wait(key, partners(core), text, (values, src)))
+    received, sender = answer[partners(core)[int(recv_from_rank)]]
+    if sender.dtype != dst.dtype or sender.shape != dst.shape:
+        found = f"is {dst.dtype} {dst.shape}"
+        call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
+    access.write(core, dst, received, call.who("dst"))
+    return record_pair(call, ("sendrecv", pipe_id), src)
+
+
+def record_pair(call: Call, key: object, src: NkiTensor) -> NkiInstruction:
+    """Record an exchange with what its cost needs."""
+    size = src.size * INFO[src.dtype].itemsize
+    work = {"bytes": size, "rows": src.shape[0], "row_bytes": size // src.shape[0],
+            "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key}  # fmt: skip
+    made = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
+    call.card = made
+    return record(call)
+
+
+def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any) -> None:
+    src, dst = call.args["src"], call.args["dst"]
+    for operand, tensor in (("src", src), ("dst", dst)):
+        if tensor.__class__ is not NkiTensor or tensor._dynamic is not None:
+            call.refuse(WrongArgument, operand, f"is {tensor!r:.60}", "a static tile is needed")
+        call.tensors[operand] = tensor
+        if tensor.buffer.value != "sbuf":
+            call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", "both are in SBUF")
+    if src.dtype != dst.dtype:
+        call.refuse(WrongDtype, "dst", f"is {dst.dtype}", f"src is {src.dtype}")
+    if src.shape != dst.shape:
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"src has {src.shape}")
+    for operand, rank in zip(("send_to_rank", "recv_from_rank"), ranks, strict=False):
+        if rank not in (0, 1):
+            call.refuse(WrongArgument, operand, f"is {rank!r}", "the two cores are 0 and 1")
+    if how is dma_engine.gpsimd_dma:
+        width = INFO[src.dtype].itemsize
+        size, most = per_partition(src) * width, 256 * width
+        if size > most:
+            found = f"has {size} B per partition"
+            call.refuse(TileTooLarge, "src", found, f"gpsimd_dma takes {most} B of {width} B types")
+
+
+def core_barrier(
+    data: Any, cores: Any, engine: Any = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
+    """Wait until both cores reach this barrier; accesses to `data` are then ordered."""
+    core = current("core_barrier")
+    _two_cores(core, "core_barrier")
+    call = Call(core, _BARRIER, {"data": data, "name": name}, ENGINE_NAMES.get(engine, "gpsimd"))
+    if data.__class__ is not NkiTensor or data.buffer.value != "shared_hbm":
+        where = data.buffer.value if data.__class__ is NkiTensor else repr(data)
+        call.refuse(WrongSpace, "data", f"is in {where}", "it must be in shared_hbm")
+    if tuple(cores) != (0, 1):
+        call.refuse(WrongArgument, "cores", f"is {cores}", "only (0, 1) is supported")
+    call.tensors["data"] = data
+    line = kernel_line()
+    text = f"core_barrier(data={data.name}, {line[0]}:{line[1]})"
+    key = ("barrier", data._storage.info.number, partners(core))
+
+    def joined() -> None:
+        scope = [data._storage]
+        if core.policy.barrier_scope == "all":
+            scope = list(core.memory.shared.shared.values()) + core.memory.shared.inputs
+        for storage in scope:
+            races.clear(storage)
+
+    core.meeting.meet(core.number, Wait(key, partners(core), text, None), joined)
+    data._storage.info.touch(core.clock)
+    work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "core_barrier",
+            "meets": ("barrier", data._storage.info.number)}  # fmt: skip
+    call.card = Card("core_barrier", ("gpsimd",), _BARRIER.operands, _body, work=lambda _: work)
+    return record(call)

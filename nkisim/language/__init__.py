@@ -1,0 +1,155 @@
+"""nki.language simulated: dtypes, memories, creation, math, loops."""
+
+import nkisim.language.elementwise as _elementwise
+from nkisim.language.creation import (
+    empty_like as empty_like,
+)
+from nkisim.language.creation import (
+    full as full,
+)
+from nkisim.language.creation import (
+    ndarray as ndarray,
+)
+from nkisim.language.creation import (
+    ones as ones,
+)
+from nkisim.language.creation import (
+    rand as rand,
+)
+from nkisim.language.creation import (
+    random_seed as random_seed,
+)
+from nkisim.language.creation import (
+    shared_constant as shared_constant,
+)
+from nkisim.language.creation import (
+    shared_identity_matrix as shared_identity_matrix,
+)
+from nkisim.language.creation import (
+    zeros as zeros,
+)
+from nkisim.language.creation import (
+    zeros_like as zeros_like,
+)
+from nkisim.language.dtypes import *  # noqa: F403
+from nkisim.language.loops import (
+    affine_range as affine_range,
+)
+from nkisim.language.loops import (
+    ds as ds,
+)
+from nkisim.language.loops import (
+    dynamic_range as dynamic_range,
+)
+from nkisim.language.loops import (
+    fori_loop as fori_loop,
+)
+from nkisim.language.loops import (
+    no_reorder as no_reorder,
+)
+from nkisim.language.loops import (
+    sequential_range as sequential_range,
+)
+from nkisim.language.loops import (
+    static_range as static_range,
+)
+from nkisim.language.loops import (
+    while_loop as while_loop,
+)
+from nkisim.language.spmd import (
+    _TileSize as _TileSize,
+)
+from nkisim.language.spmd import (
+    hbm as hbm,
+)
+from nkisim.language.spmd import (
+    is_hbm as is_hbm,
+)
+from nkisim.language.spmd import (
+    is_on_chip as is_on_chip,
+)
+from nkisim.language.spmd import (
+    is_psum as is_psum,
+)
+from nkisim.language.spmd import (
+    is_sbuf as is_sbuf,
+)
+from nkisim.language.spmd import (
+    num_programs as num_programs,
+)
+from nkisim.language.spmd import (
+    private_hbm as private_hbm,
+)
+from nkisim.language.spmd import (
+    program_id as program_id,
+)
+from nkisim.language.spmd import (
+    program_ndim as program_ndim,
+)
+from nkisim.language.spmd import (
+    psum as psum,
+)
+from nkisim.language.spmd import (
+    sbuf as sbuf,
+)
+from nkisim.language.spmd import (
+    shared_hbm as shared_hbm,
+)
+from nkisim.language.spmd import (
+    tile_size as tile_size,
+)
+from nkisim.language.tiles import (
+    broadcast_to as broadcast_to,
+)
+from nkisim.language.tiles import (
+    device_print as device_print,
+)
+from nkisim.language.tiles import (
+    dropout as dropout,
+)
+from nkisim.language.tiles import (
+    expand_dims as expand_dims,
+)
+from nkisim.language.tiles import (
+    gather_flattened as gather_flattened,
+)
+from nkisim.language.tiles import (
+    load as load,
+)
+from nkisim.language.tiles import (
+    load_transpose2d as load_transpose2d,
+)
+from nkisim.language.tiles import (
+    matmul as matmul,
+)
+from nkisim.language.tiles import (
+    rms_norm as rms_norm,
+)
+from nkisim.language.tiles import (
+    softmax as softmax,
+)
+from nkisim.language.tiles import (
+    store as store,
+)
+from nkisim.language.tiles import (
+    transpose as transpose,
+)
+from nkisim.language.tiles import (
+    where as where,
+)
+from nkisim.objects import (
+    MemoryRegion as MemoryRegion,
+)
+from nkisim.objects import (
+    NKIObject as NKIObject,
+)
+from nkisim.tensor import NkiTensor as NkiTensor
+from nkisim.tokens import TOKENS as _TOKENS
+
+# older spelling of a loop
+range = range  # noqa: PLW0127
+
+# importing it makes the math names executable
+assert callable(_elementwise.run)
+
+globals().update(_TOKENS, bool="bool")

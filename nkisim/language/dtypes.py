@@ -1,0 +1,22 @@
+"""Names of the element types: plain strings that numpy accepts where it can."""
+
+DType = str
+
+bool_ = "bool"
+int8 = "int8"
+int16 = "int16"
+int32 = "int32"
+uint8 = "uint8"
+uint16 = "uint16"
+uint32 = "uint32"
+float16 = "float16"
+float32 = "float32"
+bfloat16 = "bfloat16"
+tfloat32 = "tfloat32"
+float8_e4m3 = "float8_e4m3"
+float8_e4m3fn = "float8_e4m3fn"
+float8_e5m2 = "float8_e5m2"
+float8_e8m0fnu = "float8_e8m0fnu"
+float8_e5m2_x4 = "float8_e5m2_x4"
+float8_e4m3fn_x4 = "float8_e4m3fn_x4"
+float4_e2m1fn_x4 = "float4_e2m1fn_x4"

@@ -1,0 +1,98 @@
+"""Where a kernel runs: programs of the grid, tile sizes, memories."""
+
+from __future__ import annotations
+
+import os
+
+from nkisim.context import current
+from nkisim.errors import WrongArgument
+from nkisim.geometry import TRN2
+from nkisim.objects import MemoryRegion, NKIObject
+
+sbuf = MemoryRegion.sbuf
+psum = MemoryRegion.psum
+private_hbm = MemoryRegion.private_hbm
+shared_hbm = MemoryRegion.shared_hbm
+hbm = MemoryRegion.private_hbm
+
+
+def program_id(axis: int = 0) -> int:
+    """Return the index of this core in the launch grid."""
+    if axis != 0:
+        raise WrongArgument("program_id", "axis", f"is {axis}", "the grid has one axis, 0")
+    return current("program_id").program
+
+
+def num_programs(axes: int = 0) -> int:
+    """Return how many cores the launch has."""
+    if axes not in (0, (0,), None):
+        raise WrongArgument("num_programs", "axes", f"is {axes}", "the grid has one axis, 0")
+    return current("num_programs").programs
+
+
+def program_ndim() -> int:
+    """Return 1 with a launch grid, 0 without."""
+    return 1 if current("program_ndim").grid else 0
+
+
+def is_hbm(buffer: MemoryRegion) -> bool:
+    """Tell whether a memory is HBM."""
+    return buffer in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+
+
+def is_psum(buffer: MemoryRegion) -> bool:
+    """Tell whether a memory is PSUM."""
+    return buffer is MemoryRegion.psum
+
+
+def is_sbuf(buffer: MemoryRegion) -> bool:
+    """Tell whether a memory is SBUF."""
+    return buffer is MemoryRegion.sbuf
+
+
+def is_on_chip(buffer: MemoryRegion) -> bool:
+    """Tell whether a memory is SBUF or PSUM."""
+    return is_psum(buffer) or is_sbuf(buffer)
+
+
+class _TileSize(NKIObject):
+    """Sizes that tiles may have on the target."""
+
+    pmax: int = TRN2.partitions
+    psum_fmax: int = TRN2.psum_bank_bytes // 4
+    psum_bank_fmax: int = TRN2.psum_bank_bytes // 4
+    psum_bank_fmax_bytes: int = TRN2.psum_bank_bytes
+    gemm_stationary_fmax: int = TRN2.gemm_stationary_fmax
+    gemm_moving_fmax: int = TRN2.gemm_moving_fmax
+    bn_stats_fmax: int = TRN2.bn_stats_fmax
+    psum_min_align: int = TRN2.psum_min_align
+    sbuf_min_align: int = TRN2.sbuf_min_align
+
+    @property
+    def psum_num_banks(self) -> int:
+        """Banks of PSUM; one less while DMA transposes borrow it."""
+        borrowed = os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE") == "true"
+        return TRN2.psum_banks - borrowed
+
+    @property
+    def sbuf_size_bytes(self) -> int:
+        """Bytes of SBUF, all partitions."""
+        return TRN2.partitions * TRN2.sbuf_bytes_per_partition
+
+    @property
+    def sbuf_fmax(self) -> int:
+        """fp32 elements in one partition of SBUF."""
+        return TRN2.sbuf_bytes_per_partition // 4
+
+    @property
+    def sbuf_fmax_bytes(self) -> int:
+        """Bytes in one partition of SBUF."""
+        return TRN2.sbuf_bytes_per_partition
+
+    @property
+    def total_available_sbuf_size(self) -> int:
+        """Usable bytes in one partition (deprecated; the manual gives no value of its own)."""
+        return TRN2.sbuf_bytes_per_partition
+
+
+tile_size = _TileSize()

@@ -1,0 +1,203 @@
+"""Launching kernels: nki.jit, nki.simulate, the grid, and the run on one or two cores."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nkisim import door
+from nkisim.context import Core, enter, failing_line, running
+from nkisim.cores import Meeting, run_all
+from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice
+from nkisim.event import Peak, Recording
+from nkisim.geometry import TRN2, Geometry
+from nkisim.isa.target import get_nc_version
+from nkisim.memory import CoreMemory, SharedMemory
+from nkisim.placement import place, regions
+from nkisim.policy import STRICT, Policy, from_environment
+from nkisim.recording import build
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a launch gives back: the outputs, and the recording when it was on."""
+
+    outputs: Any
+    recording: Recording
+    peaks: tuple[Peak, ...]
+
+
+class Kernel:
+    """A function that runs on the device; kernel[lnc] selects one or two cores."""
+
+    def __init__(self, fn: Callable[..., Any], lnc: int = 1, grid: bool = False) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.lnc = lnc
+        self.grid = grid
+        self.schedule: tuple[Any, ...] = ()
+
+    def __getitem__(self, lnc: Any) -> Kernel:
+        count = lnc[0] if isinstance(lnc, tuple) and len(lnc) == 1 else lnc
+        if not isinstance(count, (int, np.integer)) or count not in (1, 2):
+            raise BadLaunch(
+                "kernel", None, f"is launched on [{lnc!r}]", "[1] and [2] exist on trn2"
+            )
+        made = Kernel(self.fn, int(count), True)
+        made.schedule = self.schedule
+        return made
+
+    def with_schedule(self, pairs: Any) -> Kernel:
+        """Order named instructions: [(consumer, producer or list of producers), ...]."""
+        made = Kernel(self.fn, self.lnc, self.grid)
+        made.schedule = tuple(pairs)
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if running() is not None:
+            allowed = "leave functions that kernels call undecorated"
+            raise KernelInsideKernel(self.fn.__name__, None, "was called inside a kernel", allowed)
+        if os.environ.get("NKI_SIMULATOR") == "1":
+            return run(self, args, kwargs).outputs
+        allowed = "use nki.simulate(kernel)(...) or set NKI_SIMULATOR=1"
+        raise NoDevice(self.fn.__name__, None, "was called and there is no NeuronCore", allowed)
+
+
+def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    """Make a kernel of a function; usable bare and with (ignored) keyword arguments."""
+    if fn is None:
+        return lambda function: jit(function, **kwargs)
+    return fn if isinstance(fn, Kernel) else Kernel(fn)
+
+
+def simulate(kernel: Any) -> Callable[..., Any]:
+    """Return a function that runs the kernel here: numpy in, numpy out; torch in, torch out."""
+    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+
+    @functools.wraps(made.fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(made, args, kwargs).outputs
+
+    return call
+
+
+def run(
+    kernel: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    policy: Policy | None = None,
+    geometry: Geometry = TRN2,
+) -> Result:
+    """Run a kernel and return its outputs, its recording and its memory peaks.
+
+    Raises:
+        LawError: the kernel broke a law of the machine, named by the subclass.
+    """
+    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    get_nc_version()
+    if running() is not None:
+        allowed = "launch kernels from the host"
+        raise KernelInsideKernel(made.fn.__name__, None, "was launched inside a kernel", allowed)
+    policy = from_environment(policy or STRICT)
+    meeting = Meeting(made.lnc)
+    session = Session(made, policy, geometry, meeting, first=0, rank=0)
+    session.bind(args, kwargs or {})
+    run_all(meeting, session.bodies())
+    outputs = session.finish()
+    return Result(outputs, build(session.cores, made.schedule, session.peaks), session.peaks)
+
+
+class Session:
+    """One rank of a launch while it runs: its HBM, its cores, its arguments."""
+
+    def __init__(
+        self, kernel: Kernel, policy: Policy, geometry: Geometry, meeting: Meeting, *,
+        first: int, rank: int,
+    ) -> None:  # fmt: skip
+        self.kernel, self.policy, self.geometry = kernel, policy, geometry
+        self.memory = SharedMemory(geometry, policy, kernel.lnc)
+        self.peaks: tuple[Peak, ...] = ()
+        self.arguments: list[door.Argument] = []
+        self.torch = False
+        self.results: list[Any] = [None] * kernel.lnc
+        self.cores = [
+            Core(first + i, i, kernel.lnc, kernel.grid, CoreMemory(first + i, self.memory), policy,
+                 geometry, meeting, rank)
+            for i in range(kernel.lnc)
+        ]  # fmt: skip
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Copy the host's arrays into HBM, once for all cores."""
+        bound = inspect.signature(self.kernel.fn).bind(*args, **kwargs)
+        self.values = {n: self._admit(n, v) for n, v in bound.arguments.items()}
+
+    def _admit(self, name: str, value: Any) -> Any:
+        if door.is_array(value):
+            for known in self.arguments:
+                if known.host is value:
+                    return known
+            self.torch = self.torch or door.is_torch(value)
+            argument = door.admit(self.memory, value, name)
+            self.arguments.append(argument)
+            return argument
+        if isinstance(value, list) and any(door.is_array(v) for v in value):
+            raise BadInput("launch", f"argument {name}", "is a list of arrays", "pass a tuple")
+        if type(value) is tuple:
+            return tuple(self._admit(f"{name}.{i}", v) for i, v in enumerate(value))
+        if type(value) is dict:
+            return {k: self._admit(f"{name}.{k}", v) for k, v in value.items()}
+        return value
+
+    def _lower(self, value: Any) -> Any:
+        if isinstance(value, door.Argument):
+            return door.device_view(value)
+        if type(value) is tuple:
+            return tuple(self._lower(v) for v in value)
+        if type(value) is dict:
+            return {k: self._lower(v) for k, v in value.items()}
+        return value
+
+    def bodies(self) -> list[Callable[[], None]]:
+        """Return what each core executes."""
+        return [functools.partial(self._body, i) for i in range(len(self.cores))]
+
+    def _body(self, index: int) -> None:
+        core = self.cores[index]
+        before = enter(core)
+        try:
+            with np.errstate(all="ignore"):
+                self.results[index] = self._call()
+        except LawError as error:
+            if error.line is None:
+                error.line = failing_line(error.__traceback__)
+            raise
+        finally:
+            enter(before)
+
+    def _call(self) -> Any:
+        bound = inspect.signature(self.kernel.fn).bind_partial()
+        bound.arguments.update({n: self._lower(v) for n, v in self.values.items()})
+        return self.kernel.fn(*bound.args, **bound.kwargs)
+
+    def finish(self) -> Any:
+        """Check memory, write mutated inputs back, and return the outputs of core 0."""
+        peaks = []
+        for core in self.cores:
+            if self.policy.capacity:
+                allocations = core.memory.allocations
+                peaks += [place(allocations, r) for r in regions(core.number, self.geometry)]
+        self.peaks = tuple(peaks)
+        with np.errstate(all="ignore"):
+            outputs = [
+                door.release(c, r, self.torch)
+                for c, r in zip(self.cores, self.results, strict=False)
+            ]
+            for argument in self.arguments:
+                door.write_back(argument)
+        return outputs[0]

@@ -1,0 +1,128 @@
+"""The linter: `python -m nkisim.lint PATH...` refuses kernels that the NKI compiler refuses."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nkisim.dialect import ERROR, Rule, Scope
+from nkisim.dialect_loops import RULES
+from nkisim.kernel_scope import scope_of
+from nkisim.kernel_source import Module, Reach, Reached, kernel_nodes, kernels, load
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """One broken rule: where, which, and how to write it."""
+
+    path: str
+    line: int
+    column: int
+    rule: str
+    severity: str
+    message: str
+    source: str
+    kernel: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}:{self.line}:"
+        origin = f"[{self.rule}; {self.source}; in {self.kernel}]"
+        return f"{where} {self.severity}: {self.message} {origin}"
+
+
+def _rules_by_node() -> dict[type[ast.AST], list[Rule]]:
+    table: dict[type[ast.AST], list[Rule]] = {}
+    for rule in RULES:
+        for node in rule.nodes:
+            table.setdefault(node, []).append(rule)
+    return table
+
+
+RULES_BY_NODE = _rules_by_node()
+
+
+def source_files(paths: Iterable[Path]) -> list[Path]:
+    """The Python files of the given files and folders."""
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return [file.resolve() for file in files]
+
+
+def lint(paths: Iterable[Path]) -> tuple[list[Finding], int]:
+    """Check every kernel of the files; return the findings and the number of kernels.
+
+    Raises:
+        SyntaxError: a file is not Python.
+    """
+    reach, count = Reach(), 0
+    for path in source_files(paths):
+        module = load(path)
+        for kernel in kernels(module):
+            reach.kernel(module, kernel)
+            count += 1
+    findings: set[Finding] = set()
+    for reached in reach.found.values():
+        findings.update(check(reached))
+    return sorted(findings), count
+
+
+def check(reached: Reached) -> list[Finding]:
+    """Apply every rule to one function or class statement."""
+    definition, module = reached.definition, reached.module
+    if isinstance(definition, ast.ClassDef):
+        scope = Scope(module, in_function=False)
+        return list(_apply(definition, scope, reached))
+    scope = scope_of(module, definition, reached.is_kernel)
+    findings: list[Finding] = []
+    for node in kernel_nodes(definition):
+        findings += _apply(node, scope, reached)
+    return findings
+
+
+def _apply(node: ast.AST, scope: Scope, reached: Reached) -> list[Finding]:
+    return [
+        _finding(rule, node, scope.module, reached)
+        for rule in RULES_BY_NODE.get(type(node), ())
+        if rule.test(node, scope)
+    ]
+
+
+def _finding(rule: Rule, node: ast.AST, module: Module, reached: Reached) -> Finding:
+    line = getattr(node, "lineno", reached.definition.lineno)
+    column = getattr(node, "col_offset", 0)
+    here = Path.cwd()
+    path = str(module.path.relative_to(here) if module.path.is_relative_to(here) else module.path)
+    return Finding(
+        path, line, column, rule.name, rule.severity, rule.message, rule.source, reached.kernel
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: findings on stdout, a summary on stderr, 1 if anything is refused."""
+    parser = argparse.ArgumentParser(prog="nkisim.lint", description=__doc__)
+    parser.add_argument("paths", nargs="+", type=Path, help="files or folders with kernels")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--strict", action="store_true", help="refuse warnings too")
+    options = parser.parse_args(arguments)
+    missing = [str(path) for path in options.paths if not path.exists()]
+    if missing:
+        parser.error(f"no such file or folder: {', '.join(missing)}")
+    findings, count = lint(options.paths)
+    refused = [f for f in findings if options.strict or f.severity == ERROR]
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            print(finding)
+    print(f"{count} kernels, {len(refused)} refusals, {len(findings)} findings", file=sys.stderr)
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Events prepared for scheduling: lanes, edges and costs, computed once for all cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nkisim.chip import CASES, Chip
+from nkisim.cost_table import law_of
+from nkisim.costs import Cost, MatmulCost
+from nkisim.costs_dma import DmaCost, dma_cost, is_store, issuer_of
+from nkisim.dependence import RESULT, Dependence, Edges
+from nkisim.event import Event
+
+AnyCost = Cost | MatmulCost | DmaCost
+# (core, name): an in-order stream of instructions
+Lane = tuple[int, str]
+
+
+@dataclass(slots=True)
+class Program:
+    """Parallel lists, one entry per event, plus the lanes in program order."""
+
+    events: Sequence[Event]
+    lanes: list[Lane] = field(default_factory=list)
+    lane_of: list[int] = field(default_factory=list)
+    queues: list[list[int]] = field(default_factory=list)
+    # edges as (producer, kind) pairs; `weights` are those of a matmul's stationary operand
+    edges: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    weights: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    costs: dict[str, list[AnyCost]] = field(default_factory=dict)
+
+
+def lane_of(event: Event) -> Lane:
+    """The in-order stream that issues the event.
+
+    The sync engine only triggers transfers, and a compiler moves loads ahead of stores that
+    wait; its loads and its stores are therefore two streams.
+    """
+    if event.engine != "dma":
+        return event.core, event.engine
+    issuer = issuer_of(event)
+    if issuer == "sync":
+        return event.core, "sync store" if is_store(event) else "sync load"
+    return event.core, issuer
+
+
+def _cost_key(event: Event) -> tuple[object, ...]:
+    """What the cost laws can see of an event."""
+    key: list[object] = [event.engine, event.op, len(event.reads)]
+    for x in event.reads + event.writes:
+        low, high = x.span
+        key += (x.space, x.dtype, x.elements, x.partitions, x.row_bytes, high - low)
+    key += event.work.items()
+    return tuple(key)
+
+
+def _in_order(program: Program, edges: Edges, lane: int) -> tuple[tuple[int, int], ...]:
+    """Drop edges that an in-order engine keeps by itself.
+
+    Later reads and writes on one engine follow earlier ones, and the tensor engine
+    accumulates into PSUM without waiting for its own results.
+    """
+    tensor, known = program.lanes[lane][1] == "tensor", program.lane_of
+    count = len(known)
+    return tuple(
+        pair
+        for pair in edges.items()
+        if pair[0] >= count or known[pair[0]] != lane or (pair[1] == RESULT and not tensor)
+    )
+
+
+def _join_meetings(program: Program) -> None:
+    """Let every side of a barrier or exchange wait for what the other side waits for."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    counts: dict[tuple[int, str], int] = {}
+    for position, event in enumerate(program.events):
+        key = event.work.get("meets")
+        if key is not None:
+            name = str(key)
+            number = counts[event.core, name] = counts.get((event.core, name), -1) + 1
+            groups.setdefault((name, number), []).append(position)
+    for members in groups.values():
+        union: Edges = {}
+        for position in members:
+            union.update(program.edges[position])
+        for position in members:
+            edges = {other: kind for other, kind in union.items() if other not in members}
+            program.edges[position] = tuple(edges.items())
+
+
+def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES) -> Program:
+    """Build lanes, edges and costs.
+
+    Raises:
+        NotSimulated: an event's operation has no cost law.
+    """
+    program = Program(events, costs={case: [] for case in cases})
+    numbers = {case: chip.at(case) for case in cases}
+    dependence = Dependence()
+    lanes: dict[Lane, int] = {}
+    known: dict[tuple[object, ...], list[AnyCost]] = {}
+    for position, event in enumerate(events):
+        name = lane_of(event)
+        lane = lanes.get(name)
+        if lane is None:
+            lane = lanes[name] = len(lanes)
+            program.lanes.append(name)
+            program.queues.append([])
+        first, rest = dependence.edges(position, lane, event)
+        if event.engine == "tensor":
+            program.weights[position] = _in_order(program, first, lane)
+        else:
+            first.update(rest)
+            rest = first
+        program.edges.append(_in_order(program, rest, lane) if rest else ())
+        program.lane_of.append(lane)
+        program.queues[lane].append(position)
+        key = _cost_key(event)
+        costs = known.get(key)
+        if costs is None:
+            law = dma_cost if event.engine == "dma" else law_of(event.engine, event.op)
+            costs = known[key] = [law(event, numbers[case]) for case in cases]
+        for case, cost in zip(cases, costs, strict=True):
+            program.costs[case].append(cost)
+    _join_meetings(program)
+    return program

@@ -1,0 +1,118 @@
+"""The bytes behind tensors: poisoned when fresh, tracked per byte, aware of who wrote PSUM."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nkisim.dtypes import INFO, Array
+from nkisim.errors import Line
+
+Bytes = NDArray[np.uint8]
+
+# mask values of one byte: nobody wrote it, an instruction wrote it
+UNWRITTEN, WRITTEN = 0, 1
+# the official simulator's sentinel of integer memory that nobody wrote
+INT_SENTINEL = 4
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """What is known of one storage apart from its bytes; outlives the bytes."""
+
+    number: int
+    name: str
+    space: str
+    core: int
+    partitions: int
+    # bytes per partition on chip, bytes of the whole tensor in hbm
+    size: int
+    line: Line
+    start_partition: int = 0
+    # absolute byte address in the partition; None until the planner has placed the storage
+    address: int | None = None
+    explicit: bool = False
+    # positions in the core's program of the first and last instruction that touched it
+    first: int = -1
+    last: int = -1
+
+    def touch(self, clock: int) -> None:
+        """Note that the instruction at `clock` uses this storage."""
+        if self.first < 0:
+            self.first = clock
+        self.last = clock
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Bytes, their written-marks, and the allocation that they belong to.
+
+    `data`, `mask` and `matmul` are dense arrays of bytes with the same layout: the tensor's first
+    byte is at `start`, and a partition follows the one before after `pitch` bytes.
+    """
+
+    info: Allocation
+    data: Bytes
+    # 1 where an instruction wrote the byte; None when tracking is off or the host wrote all
+    mask: Bytes | None
+    dtype: str
+    # off: every float takes 4 bytes here, whatever its dtype says
+    precise: bool
+    pitch: int = 0
+    start: int = 0
+    # an instruction wrote to it
+    dirty: bool = False
+    # shortcut: once everything is written the mask need not be read again
+    complete: bool = False
+    # another tensor was placed on the same explicit address later
+    replaced_by: Allocation | None = None
+    shadow: Shadow | None = None
+    # psum only: 1 where the last writer of the byte was a matmul
+    matmul: Bytes | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Access:
+    """One access of a core to a shared storage inside one epoch."""
+
+    core: int
+    write: bool
+    line: Line
+    op: str
+    tensor: Any
+
+
+@dataclass(slots=True, eq=False)
+class Shadow:
+    """Who accessed which byte of a shared storage since its cores last met."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    accesses: list[Access] = field(default_factory=list)
+    marks: Bytes | None = None
+
+
+def poison(data: Bytes, dtype: str) -> None:
+    """Fill fresh memory with NaN, or with the integer sentinel."""
+    if INFO[dtype].kind == "float":
+        # all ones is a NaN in every float format here
+        data.fill(0xFF)
+    elif INFO[dtype].itemsize == 1:
+        data.fill(INT_SENTINEL)
+    else:
+        storage = INFO[dtype].storage
+        data.view(storage)[...] = storage.type(INT_SENTINEL)
+
+
+def view_of(
+    storage_bytes: Bytes,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    where: tuple[int, tuple[int, ...]],
+) -> Array:
+    """Return a numpy view of bytes; `where` is (byte offset, byte strides)."""
+    offset, strides = where
+    return np.ndarray(shape, dtype, storage_bytes, offset, strides)

@@ -1,0 +1,196 @@
+"""Each cost law against its formula, and refusals of operations without one."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from nkisim import isa
+from nkisim.calibration import Tape
+from nkisim.cost_table import ANYWHERE, LAWS, law_of
+from nkisim.costs import MatmulCost, matmul, scalar, vector
+from nkisim.costs_dma import TRANSFERS, dma_cost, hbm_bytes
+from nkisim.costs_gpsimd import gather, gpsimd, topk
+from nkisim.errors import NotSimulated
+from nkisim.trn2 import TRN2
+
+N = TRN2.at("nominal")
+
+
+def vector_stream(op: str, spaces: str, dtype: str = "bfloat16", row: int | None = None) -> float:
+    """Nanoseconds of 480 elements."""
+    tape = Tape()
+    tiles = [tape.tile(space, 480, dtype) for space in spaces.split()]
+    if row is not None:
+        tiles = [replace(tile, row_bytes=row) for tile in tiles]
+    event = tape.add("vector", op, tuple(tiles[:-1]), (tiles[-1],), elements=480)
+    return vector(event, N).stream
+
+
+@pytest.mark.parametrize(
+    ("op", "spaces", "dtype", "rate"),
+    [
+        ("tensor_copy", "sbuf sbuf", "bfloat16", 4),
+        ("tensor_copy", "sbuf sbuf", "float32", 2),
+        ("tensor_copy", "psum sbuf", "bfloat16", 2),
+        ("tensor_copy", "psum sbuf", "float32", 1),
+        ("tensor_scalar", "sbuf sbuf", "float16", 4),
+        ("tensor_tensor", "sbuf sbuf sbuf", "bfloat16", 2),
+        ("tensor_tensor", "sbuf psum sbuf", "bfloat16", 1),
+        ("tensor_tensor", "sbuf sbuf sbuf", "float32", 1),
+        ("tensor_reduce", "sbuf sbuf", "bfloat16", 1),
+    ],
+)
+def test_vector_performance_modes(op: str, spaces: str, dtype: str, rate: int) -> None:
+    assert vector_stream(op, spaces, dtype) == pytest.approx(480 / rate / 0.96)
+
+
+def test_vector_rows_that_are_not_contiguous_halve_the_fast_mode() -> None:
+    assert vector_stream("tensor_copy", "sbuf sbuf", row=64) == pytest.approx(480 / 2 / 0.96)
+
+
+def test_vector_stride_of_16_bytes_halves_the_rate() -> None:
+    tape = Tape()
+    dense, out = tape.tile("sbuf", 480), tape.tile("sbuf", 480)
+    low = dense.span[0]
+    strided = replace(dense, span=(low, low + 479 * 16 + 4), row_bytes=4)
+    for tile, factor in ((dense, 1), (strided, 2)):
+        event = tape.add("vector", "tensor_reduce", (tile,), (out,), elements=480)
+        assert vector(event, N).stream == pytest.approx(factor * 480 / 0.96)
+
+
+def test_vector_pitch_has_a_minimum_of_64_cycles() -> None:
+    tape = Tape()
+    tile = tape.tile("sbuf", 1)
+    cost = vector(tape.add("vector", "tensor_copy", (tile,), (tile,), elements=1), N)
+    assert cost.pitch == pytest.approx(max(64 / 0.96, 1 / 2 / 0.96 + N.vector_gap_ns))
+    pointed = tape.add("vector", "tensor_scalar", (tile,), (tile,), elements=1, scalar_operands=1)
+    assert vector(pointed, N).latency == pytest.approx(cost.latency + N.vector_pointer_ns, abs=1e-9)
+
+
+def test_reciprocal_takes_eight_cycles() -> None:
+    tape = Tape()
+    tile = tape.tile("sbuf", 100)
+    event = tape.add("vector", "reciprocal", (tile,), (tile,), elements=100)
+    cost = law_of("vector", "reciprocal")(event, N)
+    assert cost.stream == pytest.approx(800 / 0.96)
+
+
+def test_scalar_reads_its_sums_in_64_cycles_more() -> None:
+    tape = Tape()
+    tile, total = tape.tile("sbuf", 120), tape.tile("sbuf", 1)
+    plain = tape.add("scalar", "activation", (tile,), (tile,), elements=120, function="copy")
+    summed = tape.add("scalar", "activation", (tile,), (tile, total), elements=120, function="copy")
+    assert scalar(plain, N).latency == pytest.approx(100 + N.scalar_latency_ns)
+    assert scalar(summed, N).latency == pytest.approx(100 + N.scalar_latency_ns + 64 / 1.2)
+
+
+def test_only_activation_functions_need_a_table() -> None:
+    tape = Tape()
+    tile = tape.tile("sbuf", 8)
+    names = [
+        ("activation", "exp", "exp"),
+        ("activation", "copy", ""),
+        ("tensor_copy", "tensor_copy", ""),
+    ]
+    for op, function, table in names:
+        event = tape.add("scalar", op, (tile,), (tile,), elements=8, function=function)
+        assert scalar(event, N).table == table
+
+
+def matmul_of(**work: object) -> MatmulCost:
+    tape = Tape()
+    tiles = tape.tile("sbuf", 128), tape.tile("sbuf", 512)
+    event = tape.add("tensor", "nc_matmul", tiles, (tape.tile("psum", 512),), **work)
+    return matmul(event, N)
+
+
+def test_matmul_cycles() -> None:
+    sizes = {"rows": 128, "cols_stationary": 128, "cols_moving": 512}
+    bf16, fp32 = matmul_of(**sizes, fp32=False), matmul_of(**sizes, fp32=True)
+    assert (bf16.passes, fp32.passes) == (1, 2)
+    assert bf16.stream == pytest.approx((512 + 7) / 2.4)
+    assert fp32.stream == pytest.approx((1024 + 7) / 2.4)
+    assert bf16.load == pytest.approx(32 / 2.4)
+    assert bf16.flops == 2 * 128 * 128 * 512
+    short = matmul_of(**{**sizes, "cols_moving": 8}, fp32=False)
+    assert short.stream == pytest.approx((64 + 7) / 2.4)
+
+
+def test_fp32_transpose_is_twice_as_fast_as_a_matmul() -> None:
+    sizes = {"rows": 128, "cols_stationary": 128, "cols_moving": 512, "dtype": "float32"}
+    transposed = matmul_of(**sizes, fp32=False, transpose=True)
+    assert (transposed.passes, transposed.flops) == (1, 0.0)
+    assert transposed.stream == pytest.approx((1024 + 7) / 2.4)
+
+
+def test_double_row_does_twice_the_work_in_the_same_time() -> None:
+    sizes = {"rows": 128, "cols_stationary": 128, "cols_moving": 512, "fp32": False}
+    plain, double = matmul_of(**sizes), matmul_of(**sizes, perf_mode="double_row")
+    assert double.stream == plain.stream
+    assert double.flops == 2 * plain.flops
+
+
+def test_gpsimd_laws() -> None:
+    tape = Tape()
+    wide, narrow = tape.tile("sbuf", 240), tape.tile("sbuf", 240, "bfloat16")
+    event = tape.add("gpsimd", "tensor_tensor", (wide,), (wide,), elements=240)
+    assert gpsimd(event, N).stream == pytest.approx(200)
+    half = tape.add("gpsimd", "tensor_tensor", (narrow,), (narrow,), elements=240)
+    assert gpsimd(half, N).stream == pytest.approx(100)
+    root = tape.add("gpsimd", "tensor_scalar", (wide,), (wide,), elements=240, function="rsqrt")
+    assert gpsimd(root, N).stream == pytest.approx(800)
+    best = tape.add("gpsimd", "topk", (wide,), (narrow,), elements=240, n=3840, k=64)
+    assert topk(best, N).stream == pytest.approx((4 * 3840 + 64) / 1.2)
+    one = tape.add("gpsimd", "nc_n_gather", (wide,), (wide,), elements=512)
+    two = tape.add("gpsimd", "nc_n_gather", (wide,), (wide,), elements=513)
+    per_element = N.gpsimd_search_cycles / N.gpsimd_ghz
+    step = gather(two, N).stream - gather(one, N).stream
+    assert step == pytest.approx(N.gpsimd_gather_group_ns + per_element)
+
+
+def test_dma_uses_the_engines_of_its_partitions() -> None:
+    tape = Tape()
+    for start, stop, engines in ((0, 4, 1), (0, 128, 16), (0, 80, 10), (4, 12, 2), (64, 128, 8)):
+        tile = tape.tile("sbuf", 1024, stop=stop, start=start)
+        event = tape.transfer(tape.tile("hbm", 1024, stop=stop - start), tile)
+        cost = dma_cost(event, N)
+        assert len(cost.shares) == engines
+        rows = stop - start
+        whole = rows * (N.dma_descriptor_ns + 4096 / N.dma_bytes_per_ns)
+        assert sum(time for _, time in cost.shares) == pytest.approx(whole)
+        assert hbm_bytes(event) == rows * 4096
+
+
+def test_dma_transpose_and_descriptor_modes() -> None:
+    tape = Tape()
+    tile, source = tape.tile("sbuf", 128, "bfloat16"), tape.tile("hbm", 128, "bfloat16")
+    plain = dma_cost(tape.transfer(source, tile, "hwdge"), N)
+    work = {"bytes": 32768, "rows": 128, "row_bytes": 256, "dge": "hwdge", "issuer": "sync"}
+    event = tape.add("dma", "dma_transpose", (source,), (tile,), transpose=True, **work)
+    share = dma_cost(event, N).shares[0][1] - 8 * N.dma_descriptor_ns
+    assert share == pytest.approx((plain.shares[0][1] - 8 * N.dma_descriptor_ns) / 0.9)
+    assert plain.interval == 600
+    assert dma_cost(tape.transfer(source, tile, "swdge"), N).interval == N.dma_swdge_interval_ns
+    assert dma_cost(tape.transfer(source, tile, "none"), N).interval == N.dma_trigger_ns
+
+
+# operations that only a later core has
+NEWER = {"activate2", "exponential", "nc_matmul_mx", "quantize_mx", "rand2"}
+
+
+def test_every_instruction_of_trn2_has_a_law() -> None:
+    public = {n for n, f in vars(isa).items() if inspect.isfunction(f) and n[0] != "_"}
+    instructions = public - NEWER - {"get_nc_version", "get_nc_sub_version"}
+    known = TRANSFERS.union(ANYWHERE, *LAWS.values())
+    assert len(instructions) > 40
+    assert instructions - known == set()
+
+
+def test_operation_without_a_law_is_refused() -> None:
+    with pytest.raises(NotSimulated, match="no cost law"):
+        law_of("vector", "exponential")
+    with pytest.raises(NotSimulated, match="no cost law"):
+        dma_cost(Tape().add("dma", "teleport", (), ()), N)

@@ -1,0 +1,291 @@
+"""Dependence scheduling on small event lists with known answers, the band, the critical path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nkisim.calibration import Tape
+from nkisim.event import Event, Extent
+from nkisim.list_scheduler import StuckSchedule
+from nkisim.timeline import Schedule, schedule, union
+from nkisim.trn2 import TRN2
+
+N = TRN2.at("nominal")
+COPY = 512 / 2 / 0.96
+
+
+def copy(tape: Tape, src: Extent, dst: Extent, core: int = 0) -> Event:
+    return tape.add("vector", "tensor_copy", (src,), (dst,), elements=512, core=core)
+
+
+def act(tape: Tape, src: Extent, dst: Extent, core: int = 0) -> Event:
+    return tape.add(
+        "scalar", "activation", (src,), (dst,), elements=512, function="copy", core=core
+    )
+
+
+def tiles(tape: Tape, count: int) -> list[Extent]:
+    return [tape.tile("sbuf", 512) for _ in range(count)]
+
+
+def run(tape: Tape) -> Schedule:
+    return schedule(tape.events, band=False)
+
+
+def test_independent_instructions_of_one_engine_are_pipelined() -> None:
+    tape = Tape()
+    a, b, c, d = tiles(tape, 4)
+    copy(tape, a, b)
+    copy(tape, c, d)
+    assert run(tape).start[1] == pytest.approx(COPY + N.vector_gap_ns)
+
+
+def test_result_on_the_same_engine_waits_for_the_latency() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    copy(tape, a, b)
+    copy(tape, b, c)
+    assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns)
+
+
+def test_result_on_another_engine_adds_a_semaphore() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    copy(tape, a, b)
+    act(tape, b, c)
+    assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns + N.semaphore_ns)
+
+
+def test_other_engines_run_at_the_same_time() -> None:
+    tape = Tape()
+    a, b, c, d = tiles(tape, 4)
+    copy(tape, a, b)
+    act(tape, c, d)
+    assert run(tape).start == [0.0, 0.0]
+
+
+def test_overwriting_waits_only_for_the_reader_to_have_read() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    copy(tape, a, b)
+    act(tape, c, a)
+    assert run(tape).start[1] == pytest.approx(COPY + N.vector_gap_ns + N.semaphore_ns)
+
+
+def test_two_writers_keep_their_order() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    copy(tape, a, c)
+    act(tape, b, c)
+    assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns + N.semaphore_ns)
+
+
+def test_disjoint_parts_of_one_tensor_do_not_wait() -> None:
+    tape = Tape()
+    (whole,) = tiles(tape, 1)
+    low = whole.span[0]
+    left = replace(whole, span=(low, low + 1024), elements=256 * 128, row_bytes=1024)
+    right = replace(left, span=(low + 1024, low + 2048))
+    lower = replace(whole, partitions=(64, 128), elements=512 * 64)
+    upper = replace(whole, partitions=(0, 64), elements=512 * 64)
+    for first, second in ((left, right), (upper, lower)):
+        tape.events.clear()
+        a, b = tiles(tape, 2)
+        copy(tape, a, first)
+        act(tape, second, b)
+        assert run(tape).start[1] == 0.0
+    tape.events.clear()
+    copy(tape, a, left)
+    act(tape, upper, b)
+    assert run(tape).start[1] > 0.0
+
+
+def test_storage_at_a_reused_address_waits_for_the_old_one() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    reused = replace(tape.tile("sbuf", 512), span=a.span)
+    copy(tape, a, b)
+    act(tape, c, reused)
+    assert run(tape).start[1] == pytest.approx(COPY + N.vector_gap_ns + N.semaphore_ns)
+
+
+def test_matmuls_accumulate_without_waiting() -> None:
+    tape = Tape()
+    first = tape.matmul(fp32=True)
+    for _ in range(8):
+        event = tape.matmul(fp32=True)
+        tape.events[-1] = replace(event, reads=(*event.reads, first.writes[0]), writes=first.writes)
+    s = run(tape)
+    assert s.start[-1] - s.start[-2] == pytest.approx(2 * (1024 + 7) / 2.4)
+
+
+def test_weights_load_behind_the_previous_multiply() -> None:
+    tape = Tape()
+    for _ in range(10):
+        tape.matmul(fp32=False)
+    s = run(tape)
+    assert s.start[-1] == pytest.approx(s.free[-2])
+
+
+def test_late_weights_are_loaded_in_the_open() -> None:
+    tape = Tape()
+    source, late = tape.tile("sbuf", 512), tape.tile("sbuf", 128)
+    copy(tape, source, late)
+    event = tape.matmul(fp32=False)
+    tape.events[-1] = replace(event, reads=(late, event.reads[1]))
+    s = run(tape)
+    there = s.end[0] + N.semaphore_ns
+    load = 128 / 4 / 2.4 + N.tensor_load_exposed_ns
+    stream = 2 * (512 + 7) / 2.4
+    assert s.free[1] == pytest.approx(there + load + stream)
+
+
+def test_tensor_engine_is_slow_until_it_was_busy() -> None:
+    tape = Tape()
+    for _ in range(20):
+        tape.matmul(fp32=False)
+    s = run(tape)
+    full = (512 + 7) / 2.4
+    assert s.free[0] - s.start[0] >= 2 * full
+    assert s.free[-1] - s.free[-2] == pytest.approx(full)
+
+
+def test_function_tables_are_loaded_once_and_again_after_a_change() -> None:
+    tape = Tape()
+    a, b = tiles(tape, 2)
+    for name in ("exp", "exp", "tanh", "exp", "copy"):
+        tape.add("scalar", "activation", (a,), (b,), elements=512, function=name)
+    s = run(tape)
+    loads = [s.free[i] - s.start[i] > N.scalar_table_load_ns for i in range(5)]
+    assert loads == [True, False, True, True, False]
+
+
+def test_loads_do_not_wait_behind_a_store_that_waits() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    tape.transfer(tape.tile("hbm", 512), a)
+    copy(tape, a, b)
+    tape.transfer(b, tape.tile("hbm", 512))
+    tape.transfer(tape.tile("hbm", 512), c)
+    s = run(tape)
+    assert s.start[3] < s.start[2]
+
+
+def test_columns_of_one_hbm_tensor_are_stored_independently() -> None:
+    tape = Tape()
+    whole = tape.tile("hbm", 1024)
+    tiles_ = tiles(tape, 2)
+    span = 127 * 4096 + 2048
+    left = replace(whole, span=(0, span), elements=512 * 128, row_bytes=2048)
+    right = replace(left, span=(2048, 2048 + span))
+    for core_tile, target in zip(tiles_, (left, right), strict=True):
+        tape.transfer(core_tile, target)
+    assert run(tape).start[1] < 100
+    tape.events.clear()
+    tape.transfer(tiles_[0], left)
+    tape.add("dma", "dma_copy", (left,), (tiles_[1],), bytes=262144, rows=128, dge="none")
+    assert run(tape).start[1] > 1000
+
+
+def test_two_queues_share_the_engines_in_turns() -> None:
+    tape = Tape()
+    for _ in range(10):
+        tape.transfer(tape.tile("hbm", 8192), tape.tile("sbuf", 8192))
+    tape.transfer(tape.tile("sbuf", 512), tape.tile("hbm", 512))
+    s = run(tape)
+    assert s.end[10] < s.end[3]
+
+
+def test_explicit_edges_are_honoured_across_cores() -> None:
+    tape = Tape()
+    a, b, c, d = tiles(tape, 4)
+    copy(tape, a, b)
+    act(tape, c, d, core=1)
+    assert run(tape).start[1] == 0.0
+    tape.events[1] = replace(tape.events[1], after=(0,))
+    expected = COPY + N.vector_latency_ns + N.core_semaphore_ns
+    assert run(tape).start[1] == pytest.approx(expected)
+
+
+def test_edges_may_point_to_later_events_of_another_core() -> None:
+    tape = Tape()
+    a, b, c, d = tiles(tape, 4)
+    copy(tape, a, b)
+    act(tape, c, d, core=1)
+    tape.events[0] = replace(tape.events[0], after=(1,))
+    s = run(tape)
+    assert s.start[0] > s.end[1]
+
+
+def test_circle_of_edges_is_refused() -> None:
+    tape = Tape()
+    a, b, c, d = tiles(tape, 4)
+    copy(tape, a, b)
+    act(tape, c, d, core=1)
+    tape.events[0] = replace(tape.events[0], after=(1,))
+    tape.events[1] = replace(tape.events[1], after=(0,))
+    with pytest.raises(StuckSchedule, match="wait for each other"):
+        run(tape)
+
+
+def test_both_sides_of_a_barrier_wait_for_the_slower_core() -> None:
+    tape = Tape()
+    a, b = tiles(tape, 2)
+    data = tape.tile("hbm", 4)
+    copy(tape, a, b)
+    for core in (0, 1):
+        reads = (b, data) if core == 0 else (data,)
+        tape.add("gpsimd", "core_barrier", reads, (data,), core=core, meets="barrier 1")
+    s = run(tape)
+    assert s.start[2] >= s.end[0]
+
+
+def test_waits_add_up_to_the_latency() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    tape.transfer(tape.tile("hbm", 512), a, "hwdge")
+    copy(tape, a, b)
+    tape.add("scalar", "activation", (b,), (c,), elements=512, function="exp")
+    tape.transfer(c, tape.tile("hbm", 512), "hwdge")
+    s = run(tape)
+    assert sum(s.waits_ns.values()) == pytest.approx(s.latency_ns)
+    assert [step.event for step in s.critical] == [0, 1, 2, 3]
+    assert s.waits_ns["scalar table load"] == pytest.approx(N.scalar_table_load_ns)
+    assert s.waits_ns["semaphore"] == pytest.approx(N.dma_semaphore_ns + 2 * N.semaphore_ns)
+
+
+def test_bytes_and_roofline() -> None:
+    tape = Tape()
+    for _ in range(40):
+        tape.transfer(tape.tile("hbm", 8192), tape.tile("sbuf", 8192))
+    s = run(tape)
+    assert s.hbm_bytes == 40 * 128 * 32768
+    assert s.bound == "hbm"
+    assert 0.95 < s.roofline_share <= 1.0
+    assert s.busy_share["core 0 dma load"] > 0.95
+
+
+def test_band_contains_the_nominal_latency_and_needs_uncertain_constants() -> None:
+    tape = Tape()
+    a, b, c = tiles(tape, 3)
+    copy(tape, a, b)
+    act(tape, b, c)
+    s = schedule(tape.events)
+    assert s.low_ns < s.latency_ns < s.high_ns
+    sure: dict[str, Any] = {
+        name: replace(constant, low=None, high=None) for name, constant in TRN2.constants().items()
+    }
+    certain = schedule(tape.events, replace(TRN2, **sure))
+    assert certain.low_ns == certain.latency_ns == certain.high_ns
+
+
+def test_empty_launch() -> None:
+    s = schedule([])
+    assert (s.latency_ns, s.critical, s.hbm_bytes) == (0.0, (), 0)
+
+
+def test_union_of_intervals() -> None:
+    assert union([(0, 2), (1, 3), (5, 6)]) == 4
