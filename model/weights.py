@@ -136,7 +136,8 @@ class Checkpoint:
                 raise UserError(
                     f"{weight.hf} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"
                 )
-            yield weight.bundle, tensor.to(dtype).contiguous()
+            # a copy: safetensors refuses the two cuts of a tied tensor to share memory
+            yield weight.bundle, tensor.to(dtype, copy=True).contiguous()
 
 
 def _files_of(path: Path) -> list[str]:

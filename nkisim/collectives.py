@@ -1,6 +1,6 @@
 """nki.collectives over simulated ranks in one process; see nkisim.ranks for launching them."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -258,7 +258,7 @@ class NkiTensor(NKIObject):
 
     reinterpret_cast = view
 
-    def indirect(self, index: object, num_elem: int | None = None) -> NkiTensor:  # noqa: ARG002
+    def indirect(self, index: object, num_elem: int | None = None) -> NkiTensor:
         """Tensor indirection, which this target does not have."""
         raise NeedsNewerCore("NkiTensor.indirect")
 

@@ -1,6 +1,6 @@
 """On-chip copies: tensor_copy, memset, predicated copy and the selecting copies."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 import math

@@ -1,6 +1,6 @@
 """GpSimd Engine: patterns, masks, gathers, reductions over partitions, top-k."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 import warnings

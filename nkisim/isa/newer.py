@@ -1,6 +1,6 @@
 """Instructions that came with NeuronCore-v4: their signatures, refused on trn2."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 from typing import Any, NoReturn

@@ -4,7 +4,7 @@ GpSimd's is XORWOW with six words of state per lane (manual); the Vector Engine'
 PCG64 streams, so its numbers differ from the hardware's.
 """
 
-# ruff: noqa: ARG001 - a card body names all public parameters
+
 from __future__ import annotations
 
 from typing import Any

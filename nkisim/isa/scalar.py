@@ -1,6 +1,6 @@
 """Scalar Engine: activation functions with scale, bias and a running sum."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 import warnings

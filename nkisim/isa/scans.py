@@ -1,6 +1,6 @@
 """Vector Engine: running reductions along the free dimension."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 from typing import Any

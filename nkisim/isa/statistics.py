@@ -1,6 +1,6 @@
 """Vector Engine: reciprocal, batch-norm statistics, and the 8-wide search instructions."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Tensor Engine: nc_matmul with PSUM accumulation, and nc_transpose."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 import warnings

@@ -1,6 +1,6 @@
 """Vector Engine: element-wise operators, reductions, scans, statistics."""
 
-# ruff: noqa: ARG001 - the public signatures have many arguments
+
 from __future__ import annotations
 
 from typing import Any

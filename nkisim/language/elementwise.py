@@ -1,6 +1,6 @@
 """Executing nl.* math on tensors: each call becomes one or a few nki.isa instructions."""
 
-# ruff: noqa: ARG001 - a card body names all public parameters
+
 from __future__ import annotations
 
 import warnings

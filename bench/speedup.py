@@ -1,0 +1,114 @@
+"""`python -m bench.speedup`: the demo pair side by side in one run, wall time per token.
+
+Ours with and without speculation against transformers' greedy and assisted generation, greedy
+decoding, fp32, one thread, prompts in random order. A number made here describes the demo pair on
+this machine and says nothing about Qwen3-32B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from transformers import AutoModelForCausalLM
+
+from model.artifact import read_bundle
+from model.engine import Request
+from model.errors import run_cli
+from model.generate import serve
+from model.runtime import Graphs
+from model.text import load_tokenizer
+
+_ROOT = Path(__file__).resolve().parent.parent
+_WAYS = ("ours, speculation", "ours, target alone", "transformers greedy", "transformers assisted")
+
+
+def _ways(graphs: Graphs, tokens: int) -> dict[str, Callable[[Request], tuple[list[int], float, float]]]:
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(_ROOT / "demo" / name, dtype=torch.float32) for name in ("target", "draft")
+    )
+
+    def ours(speculative: bool) -> Callable[[Request], tuple[list[int], float, float]]:
+        def way(request: Request) -> tuple[list[int], float, float]:
+            run = serve(graphs, request, speculative)
+            return run.result.ids, run.seconds, run.result.tokens_per_step
+
+        return way
+
+    def theirs(**options: Any) -> Callable[[Request], tuple[list[int], float, float]]:
+        def way(request: Request) -> tuple[list[int], float, float]:
+            ids = torch.tensor([request.ids])
+            begin = time.perf_counter()
+            out = target.generate(ids, max_new_tokens=tokens, do_sample=False, **options)
+            return out[0, ids.shape[1] :].tolist(), time.perf_counter() - begin, float("nan")
+
+        return way
+
+    return dict(zip(_WAYS, (ours(True), ours(False), theirs(), theirs(assistant_model=draft)), strict=True))
+
+
+def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
+    """One row per prompt and way: milliseconds a token, tokens a step, and equality with the target alone."""
+    torch.set_num_threads(1)
+    graphs, tokenizer = Graphs(read_bundle(bundle)), load_tokenizer(bundle)
+    ways, rng = _ways(graphs, tokens), random.Random(seed)
+    prompts = json.loads((_ROOT / "demo/prompts.json").read_text(encoding="utf-8"))["prompts"]
+    template = Request((0,), max_new_tokens=tokens, stop_ids=graphs.bundle.config("target").eos_token_ids)
+    warm = replace(template, ids=tuple(tokenizer.encode(prompts[0]["text"]).ids))
+    for way in ways.values():
+        way(warm)
+    rows = []
+    for prompt in track(prompts, "prompts", transient=True):
+        request = replace(template, ids=tuple(tokenizer.encode(prompt["text"]).ids))
+        order = rng.sample(_WAYS, len(_WAYS))
+        runs = {name: ways[name](request) for name in order}
+        expected = runs["ours, target alone"][0]
+        for name in _WAYS:
+            ids, seconds, per_step = runs[name]
+            rows.append(
+                {"prompt": prompt["name"], "entropy": prompt["entropy"], "way": name, "source": "wall",
+                 "ms_per_token": 1e3 * seconds / max(1, len(ids)), "tokens_per_step": per_step,
+                 "identical": ids == expected}
+            )  # fmt: skip
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Medians by entropy class and way; no time is shown beside a text that differs."""
+    lines = ["| prompts | way | ms/token p50 (wall) | tokens/step | identical to the target alone |", "|---|---|---|---|---|"]
+    for entropy in ("structured", "open"):
+        for way in _WAYS:
+            chosen = [r for r in rows if (r["entropy"], r["way"]) == (entropy, way)]
+            same = sum(r["identical"] for r in chosen)
+            milliseconds = statistics.median(r["ms_per_token"] for r in chosen)
+            per_step = statistics.median(r["tokens_per_step"] for r in chosen)
+            shown = f"{milliseconds:.2f}" if same == len(chosen) else "-"
+            steps = "" if per_step != per_step else f"{per_step:.2f}"
+            lines.append(f"| {entropy} | {way} | {shown} | {steps} | {same} of {len(chosen)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table, or the rows as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m bench.speedup", description=__doc__)
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/demo"), help="bundle of the demo pair")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens per prompt")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which the ways run")
+    parser.add_argument("--json", action="store_true", help="print one JSON row per prompt and way")
+    options = parser.parse_args(arguments)
+    rows = measure(options.bundle, options.tokens, options.seed)
+    print("\n".join(json.dumps(r) for r in rows) if options.json else table(rows))
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))
