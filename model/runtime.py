@@ -12,6 +12,8 @@ from typing import Any
 
 # the pool of XLA's CPU client: one thread a device, before jaxlib reads it
 os.environ.setdefault("NPROC", "1")
+# bf16 values are rounded where the graph says so: else two graphs of one model differ in their bits
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_allow_excess_precision=false"
 
 import jax
 import ml_dtypes
