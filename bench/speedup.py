@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -85,7 +86,8 @@ def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Medians by entropy class and way; no time is shown beside a text that differs."""
-    lines = ["| prompts | way | ms/token p50 (wall) | tokens/step | identical to the target alone |", "|---|---|---|---|---|"]
+    lines = ["| prompts | way | ms/token p50 (wall) | tokens/step | identical to the target alone |"]
+    lines.append("|---|---|---|---|---|")
     for entropy in ("structured", "open"):
         for way in _WAYS:
             chosen = [r for r in rows if (r["entropy"], r["way"]) == (entropy, way)]
@@ -93,7 +95,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             milliseconds = statistics.median(r["ms_per_token"] for r in chosen)
             per_step = statistics.median(r["tokens_per_step"] for r in chosen)
             shown = f"{milliseconds:.2f}" if same == len(chosen) else "-"
-            steps = "" if per_step != per_step else f"{per_step:.2f}"
+            steps = "" if math.isnan(per_step) else f"{per_step:.2f}"
             lines.append(f"| {entropy} | {way} | {shown} | {steps} | {same} of {len(chosen)} |")
     return "\n".join(lines)
 

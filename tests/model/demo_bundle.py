@@ -18,6 +18,7 @@ from model.runtime import Graphs
 from model.text import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
+GREEDY = Params()
 PROMPTS = [p["text"] for p in json.loads((ROOT / "demo/prompts.json").read_text(encoding="utf-8"))["prompts"]]
 
 
@@ -38,7 +39,7 @@ def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
     return Graphs(read_bundle(base / name))
 
 
-def request(graphs: Graphs, text: str, params: Params = Params(), count: int = 40, **more: object) -> Request:
+def request(graphs: Graphs, text: str, params: Params = GREEDY, count: int = 40, **more: object) -> Request:
     """A request for a prompt in the demo tokenizer."""
     ids = tuple(load_tokenizer(graphs.bundle.path).encode(text).ids)
     return Request(ids, params, count, graphs.bundle.config("target").eos_token_ids, **more)  # type: ignore[arg-type]

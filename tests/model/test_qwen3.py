@@ -91,7 +91,9 @@ def test_preset_sizes_are_the_published_ones() -> None:
     assert billions == {"0.6B": 0.6, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76}
 
 
-@pytest.mark.parametrize("change", [{"model_type": "llama"}, {"rope_scaling": {"rope_type": "yarn"}}, {"attention_bias": True}])
+@pytest.mark.parametrize(
+    "change", [{"model_type": "llama"}, {"rope_scaling": {"rope_type": "yarn"}}, {"attention_bias": True}], ids=str
+)
 def test_another_architecture_is_refused(change: dict) -> None:
     raw = HFConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=2).to_dict() | change
     with pytest.raises(UserError):
