@@ -8,6 +8,7 @@ Lines = dict[str, list[tuple[float, float]]]
 COLORS = {"target": "#1f5fa8", "draft": "#c75a00", "draft_small": "#5b7f3a"}
 WIDTH, HEIGHT, TOP, BOTTOM, LEFT, RIGHT, PANEL_GAP = 960, 330, 62, 48, 44, 16, 52
 PANELS = 3
+TOPS = (0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2, 4, 8, 12)
 PANEL_WIDTH = (WIDTH - LEFT - RIGHT - (PANELS - 1) * PANEL_GAP) / PANELS
 
 
@@ -31,9 +32,9 @@ class Panel:
 
     @property
     def highest(self) -> float:
-        """The top of the loss axis, a whole number (a tenth for small losses)."""
+        """The top of the loss axis, a number whose quarters are short."""
         most = max((v for line in self.lines.values() for _, v in line), default=1.0)
-        return int(most) + 1 if most > 1.5 else (int(10 * most) + 1) / 10
+        return next((top for top in TOPS if top >= most), most)
 
 
 def _lines(curves: Sequence[Point], key: str, stage: str | None) -> Lines:

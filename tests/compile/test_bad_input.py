@@ -1,0 +1,142 @@
+"""Bad input gets one sentence before anything is paid; beside each, the allowed case builds."""
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compile.build import build, guarded
+from compile.spec import BuildSpec
+from model.engine import Engine, Params, Request, Shape
+from model.errors import UserError
+from model.text import read_prompt
+from model.weights import Checkpoint
+from tests.compile.tiny import spec, write_model, write_pair
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with the tiny pair."""
+    write_pair(tmp_path)
+    return tmp_path
+
+
+def _refused(work: object, *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        work()  # type: ignore[operator]
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"k": 0}, "k is 0"), ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "divide"),
+     ({"target": "Qwen/Qwen3-14B", "tp": 32}, "40 query heads"), ({"max_len": 1000}, "1024"),
+     ({"max_len": 65536}, "40960"), ({"dtype": "int4"}, "bf16"), ({"target": "Qwen/Nothing"}, "Qwen/Nothing"),
+     ({"batch": 0}, "batch"), ({"draft_tp": 4}, "draft-tp"), ({"checkpoint": "x"}, "draft-checkpoint")],
+    ids=str,
+)  # fmt: skip
+def test_specs(changes: dict, word: str) -> None:
+    BuildSpec().check()
+    _refused(lambda: BuildSpec(**changes).check(), word)
+
+
+def test_pair_must_share_vocabulary_and_tokenizer(base: Path) -> None:
+    spec(base).check()
+    write_model(base / "small", 3, vocab_size=32)
+    _refused(lambda: spec(base, draft=str(base / "small"), draft_checkpoint=str(base / "small")).check(), "vocab")
+    file = base / "draft" / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace("w63", "zzz"), encoding="utf-8")
+    _refused(lambda: spec(base).check(), "tokenizers")
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "shape", "nan", "truncated", "garbage", "absent"])
+def test_checkpoints(base: Path, fault: str) -> None:
+    file = base / "target" / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.1.mlp.up_proj.weight"
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "extra":
+        tensors["model.layers.7.surprise"] = torch.zeros(1)
+    elif fault == "shape":
+        tensors[name] = tensors[name][:3].contiguous()
+    elif fault == "nan":
+        tensors[name][1, 1] = float("nan")
+    save_file(tensors, file)
+    if fault == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif fault == "garbage":
+        file.write_bytes(b"\xff" * 200)
+    elif fault == "absent":
+        file.unlink()
+
+    def read() -> None:
+        list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32))
+
+    word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model.safetensors")
+    _refused(read, word)
+
+
+def test_another_architecture(base: Path) -> None:
+    file = base / "target" / "config.json"
+    raw = json.loads(file.read_text(encoding="utf-8")) | {"model_type": "llama"}
+    file.write_text(json.dumps(raw), encoding="utf-8")
+    _refused(lambda: spec(base).check(), "llama", "Qwen3")
+
+
+def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base / "strange").mkdir()
+    (base / "strange" / "letter.txt").write_text("mine", encoding="utf-8")
+    _refused(lambda: build(spec(base, "strange")), "not empty")
+    assert (base / "strange" / "letter.txt").read_text(encoding="utf-8") == "mine"
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
+    _refused(lambda: build(spec(base)), "GB free")
+
+    def full() -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    _refused(lambda: guarded(full, "out"), "full", "same command")
+
+
+SHAPE = Shape(3, 2, 128, (128,))
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [(Request(()), "empty"), (Request((1,) * 128), "128"), (Request((1,), Params(temperature=-1)), "temperature"),
+     (Request((1,), Params(top_p=0)), "top-p"), (Request((1,), Params(top_p=1.1)), "top-p"),
+     (Request((1,), Params(min_p=2)), "min-p"), (Request((1,), Params(seed=-1)), "seed"),
+     (Request((1,), k_limit=4), "k-limit"), (Request((1,), max_new_tokens=0), "max-new-tokens")],
+    ids=lambda v: v if isinstance(v, str) else "",
+)  # fmt: skip
+def test_requests(request_: Request, word: str) -> None:
+    engine = Engine(None, SHAPE)  # type: ignore[arg-type]
+    engine.check(Request((1,) * 127, Params(1.0, 5, 1.0, 1.0, 2**64 - 1), k_limit=3))
+    _refused(lambda: engine.check(request_), word)
+
+
+def test_prompt_files(tmp_path: Path) -> None:
+    (tmp_path / "bad").write_bytes(b"caf\xe9")
+    (tmp_path / "good").write_bytes("café".encode())
+    assert read_prompt(None, str(tmp_path / "good")) == "café"
+    _refused(lambda: read_prompt(None, str(tmp_path / "bad")), "UTF-8")
+    _refused(lambda: read_prompt("", None), "empty")
+
+
+def test_a_user_sees_a_sentence_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "compile.build", "--k", "0"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("error: k is 0")
+    assert "Traceback" not in ran.stderr

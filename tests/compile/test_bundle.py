@@ -1,0 +1,133 @@
+"""A bundle is whole or not there: reuse, damage, crashes at every write, and what the graphs declare."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compile import hlo
+from compile.build import build
+from compile.doctor import main as doctor
+from compile.plan import make_plan
+from compile.trace import lower_graph
+from model.artifact import MANIFEST, damage, read_bundle
+from model.errors import UserError
+from tests.compile.tiny import spec, write_pair
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pair and its bundle."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    build(spec(folder))
+    return folder
+
+
+def _times(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_second_build_changes_no_file(base: Path) -> None:
+    before = _times(base / "bundle")
+    build(spec(base))
+    assert _times(base / "bundle") == before
+
+
+def test_a_lost_file_is_made_again_alone(base: Path) -> None:
+    bundle = base / "bundle"
+    before = _times(bundle)
+    lost = "hlo/fused_speculation_model_bk128.hlo.pb"
+    (bundle / lost).unlink()
+    build(spec(base))
+    changed = {n for n, t in _times(bundle).items() if before[n] != t and not n.startswith(".build")}
+    assert changed == {lost, MANIFEST}
+    assert damage(read_bundle(bundle)) == []
+
+
+def test_doctor_names_each_file_with_a_flipped_bit(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = base / "bundle"
+    doctor([str(bundle)])
+    for name in read_bundle(bundle)["files"]:
+        content = (bundle / name).read_bytes()
+        (bundle / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(SystemExit):
+            doctor([str(bundle)])
+        assert f"NOT SERVABLE: {name} " in capsys.readouterr().out
+        (bundle / name).write_bytes(content)
+    doctor([str(bundle)])
+
+
+def test_doctor_refuses_a_changed_manifest(base: Path) -> None:
+    file = base / "bundle" / MANIFEST
+    content = file.read_text(encoding="utf-8")
+    for changed in (content.replace('"k": 3', '"k": 4', 1), content[: len(content) // 2], '{"format": 1}', "[]"):
+        file.write_text(changed, encoding="utf-8")
+        with pytest.raises((SystemExit, UserError)):
+            doctor([str(base / "bundle")])
+    file.write_text(content, encoding="utf-8")
+    doctor([str(base / "bundle")])
+
+
+def test_a_plan_only_bundle_is_not_servable(base: Path) -> None:
+    build(spec(base, "plan_only", checkpoint="", draft_checkpoint=""))
+    with pytest.raises(SystemExit):
+        doctor([str(base / "plan_only")])
+
+
+CRASH = """
+import os, sys, pathlib
+from compile.build import build
+from compile.spec import parse
+calls, limit = 0, int(sys.argv[1])
+def crashing(real):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == limit:
+            os._exit(137)
+        return real(*args, **kwargs)
+    return call
+os.fsync = crashing(os.fsync)
+pathlib.Path.replace = crashing(pathlib.Path.replace)
+pathlib.Path.unlink = crashing(pathlib.Path.unlink)
+os.sync_done = build(parse(sys.argv[2:]))
+"""
+
+
+def _arguments(base: Path, out: str) -> list[str]:
+    target, draft = str(base / "target"), str(base / "draft")
+    return ["--target", target, "--draft", draft, "--checkpoint", target, "--draft-checkpoint", draft, "--tp", "1",
+            "--k", "1", "--batch", "1", "--max-len", "128", "--dtype", "fp32", "--out", str(base / out)]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 12, 17, 19, 20, 21])
+def test_a_build_killed_at_any_write_is_no_bundle_or_a_whole_one(base: Path, limit: int) -> None:
+    out = base / f"killed{limit}"
+    subprocess.run(
+        [sys.executable, "-c", CRASH, str(limit), *_arguments(base, out.name)], cwd=ROOT, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+    )  # fmt: skip
+    if (out / MANIFEST).exists():
+        doctor([str(out)])
+    build(spec(base, out.name, k=1, batch=1))
+    doctor([str(out)])
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("inline", [False, True], ids=["called", "inlined"])
+def test_graphs_declare_what_the_plan_says(base: Path, tp: int, inline: bool) -> None:
+    plan = make_plan(spec(base, tp=tp, inline=inline))
+    for graph in plan.graphs:
+        proto = lower_graph(plan, graph)
+        first_state = len(graph.weights) + len(graph.inputs)
+        expected = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
+        assert hlo.aliases(proto) == expected
+        counts = hlo.opcode_counts(proto)
+        assert {op: counts.get(op, 0) for op in graph.collectives} == graph.collectives
+        # 7 linear maps and 2 products of attention a layer would not fit if weights were folded in
+        assert len(proto) < 1_500_000

@@ -1,0 +1,51 @@
+"""A tiny random Qwen3 pair as Hugging Face folders, and a bundle of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+
+from compile.spec import BuildSpec
+from model.config import config_from_dict
+from model.weights import hf_shapes
+
+BASE = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def write_model(folder: Path, seed: int, **changes: object) -> Path:
+    """A checkpoint folder with config, weights and tokenizer."""
+    folder.mkdir(parents=True)
+    raw = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
+    generator = torch.Generator().manual_seed(seed)
+    shapes = hf_shapes(config_from_dict(raw, "tiny"))
+    tensors = {n: torch.randn(s, generator=generator) * 0.1 + (len(s) == 1) for n, s in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    words = {f"w{i}": i for i in range(64)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_pair(base: Path) -> tuple[str, str]:
+    """Target and draft folders; the draft has one layer and a tied head."""
+    target = write_model(base / "target", 1)
+    draft = write_model(base / "draft", 2, num_hidden_layers=1, tie_word_embeddings=True)
+    return str(target), str(draft)
+
+
+def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
+    """A spec of the pair that write_pair(base) has written."""
+    target, draft = str(base / "target"), str(base / "draft")
+    values = {
+        "target": target, "draft": draft, "checkpoint": target, "draft_checkpoint": draft, "tp": 1, "k": 3,
+        "batch": 2, "max_len": 128, "dtype": "fp32", "out": str(base / out),
+    }  # fmt: skip
+    return BuildSpec(**(values | changes))  # type: ignore[arg-type]
