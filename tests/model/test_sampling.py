@@ -1,0 +1,132 @@
+"""The sampler: the generator's known answers, the filter's law, the draw's distribution, the acceptance."""
+
+import numpy as np
+import pytest
+import torch
+
+from model.ops import EAGER
+from model.sampling import Sampling, accept, coupled_sample, filtered, gumbel
+from model.threefry import threefry2x32
+
+# source: kat_vectors of Random123 (D. E. Shaw Research)
+KNOWN = [
+    (13, (0, 0), (0, 0), (0x9D1C5EC6, 0x8BD50731)),
+    (13, (-1, -1), (-1, -1), (0xFD36D048, 0x2D17272C)),
+    (13, (0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xBA3E4725, 0xF27D669E)),
+    (20, (0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+    (20, (-1, -1), (-1, -1), (0x1CB996FC, 0xBB002BE7)),
+    (20, (0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+]
+
+
+def _word(value: int) -> torch.Tensor:
+    return torch.from_numpy(np.array([value & 0xFFFFFFFF], np.uint32).view(np.int32))
+
+
+@pytest.mark.parametrize(("rounds", "key", "counter", "expected"), KNOWN, ids=str)
+def test_known_answers(rounds: int, key: tuple, counter: tuple, expected: tuple) -> None:
+    words = threefry2x32((_word(key[0]), _word(key[1])), (_word(counter[0]), _word(counter[1])), rounds)
+    assert tuple(int(w) & 0xFFFFFFFF for w in words) == expected
+
+
+def _sampling(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0) -> Sampling:
+    seeds = torch.arange(rows, dtype=torch.int32)
+    return Sampling(
+        torch.full((rows,), t), torch.full((rows,), float(k)), torch.full((rows,), p), torch.full((rows,), m),
+        torch.stack((seeds, seeds * 0 + 7), 1),
+    )  # fmt: skip
+
+
+def _law(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
+    """The filter by its definition, in fp64: the distribution that remains."""
+    mass = np.exp((logits - logits.max()) / t)
+    kept = mass >= m * mass.max()
+    if k:
+        kept &= np.array([(kept & (mass > x)).sum() < k for x in mass])
+    if p < 1:
+        total = mass[kept].sum()
+        kept &= np.array([mass[kept & (mass > x)].sum() < p * total for x in mass])
+    return np.where(kept, mass, 0) / mass[kept].sum()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_filter_keeps_what_its_law_keeps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.round(rng.normal(0, 3, 37), 1 if seed % 2 else 6).astype(np.float32)
+    k, p, m = rng.choice([0, 1, 3, 20]), rng.choice([1.0, 0.3, 0.8, 0.95]), rng.choice([0.0, 0.02, 0.3])
+    scaled = torch.from_numpy(logits - logits.max())[None]
+    kept = torch.isfinite(filtered(EAGER, scaled, _sampling(1, 1.0, k, p, m)))[0].numpy()
+    assert kept.tolist() == (_law(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist()
+
+
+CASES = [(1.0, 0, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.2), (0.9, 4, 0.9, 0.05)]
+
+
+def _drawn(logits: np.ndarray, case: tuple, seeds: int, position: int = 5) -> np.ndarray:
+    rows = torch.from_numpy(logits)[None].expand(seeds, -1)
+    positions = torch.full((seeds,), position, dtype=torch.int32)
+    return coupled_sample(EAGER, rows, _sampling(seeds, *case), positions).numpy()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_draws_follow_the_filtered_softmax(case: tuple) -> None:
+    logits = np.array([1.5, 0.2, 1.4, -1.0, 0.7], np.float32)
+    seeds = 200_000
+    found = np.bincount(_drawn(logits, case, seeds), minlength=5) / seeds
+    law = _law(logits.astype(np.float64), *case)
+    # five standard deviations of a frequency over this many seeds
+    assert np.abs(found - law).max() < 5 * (0.25 / seeds) ** 0.5
+    wrong = _law(logits.astype(np.float64), case[0] * 1.2, *case[1:])
+    assert np.abs(found - wrong).max() > 5 * (0.25 / seeds) ** 0.5
+
+
+def test_positions_and_seeds_are_independent() -> None:
+    logits, seeds = np.zeros(4, np.float32), 100_000
+    here, there = (_drawn(logits, CASES[0], seeds, position) for position in (5, 6))
+    bound = 5 * (0.25 / seeds) ** 0.5
+
+    def off(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.abs(np.histogram2d(a, b, bins=4)[0] / len(a) - 1 / 16).max())
+
+    assert off(here, there) < bound
+    assert off(here[1:], here[:-1]) < bound
+    assert off(here, here) > bound, "a reused stream must be noticed"
+
+
+def test_neighbours_change_no_row() -> None:
+    torch.manual_seed(0)
+    logits, positions = torch.randn(3, 50), torch.tensor([3, 4, 5], dtype=torch.int32)
+    mixed = Sampling(
+        torch.tensor([0.0, 1.0, 0.8]), torch.tensor([0.0, 0.0, 5.0]), torch.tensor([1.0, 1.0, 0.5]),
+        torch.zeros(3), torch.arange(6, dtype=torch.int32).view(3, 2),
+    )  # fmt: skip
+    together = coupled_sample(EAGER, logits, mixed, positions)
+    for row in range(3):
+        alone = Sampling(*(t[row : row + 1] for t in mixed))
+        assert coupled_sample(EAGER, logits[row : row + 1], alone, positions[row : row + 1])[0] == together[row]
+    assert together[0] == logits[0].argmax()
+
+
+def test_ties_go_to_the_smallest_id() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
+    assert coupled_sample(EAGER, logits, _sampling(1, 0.0), torch.zeros(1, dtype=torch.int32))[0] == 1
+
+
+def test_noise_is_finite_and_gumbel() -> None:
+    noise = gumbel(torch.tensor([[1, 2]], dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 151_936)
+    assert torch.isfinite(noise).all()
+    assert abs(noise.mean() - 0.5772) < 0.02
+    assert abs(noise.var() - np.pi**2 / 6) < 0.04
+
+
+@pytest.mark.parametrize(
+    ("drafts", "targets", "limit", "emitted"),
+    [([1, 2], [1, 2, 3], 2, [1, 2, 3]), ([1, 2], [1, 9, 3], 2, [1, 9, -1]), ([1, 2], [9, 2, 3], 2, [9, -1, -1]),
+     ([1, 2], [1, 2, 3], 1, [1, 2, -1]), ([1, 2], [1, 2, 3], 0, [1, -1, -1]), ([], [4], 0, [4])],
+    ids=str,
+)  # fmt: skip
+def test_acceptance(drafts: list, targets: list, limit: int, emitted: list) -> None:
+    given = torch.tensor([drafts], dtype=torch.int32)
+    ids, count = accept(given, torch.tensor([targets], dtype=torch.int32), torch.tensor([limit], dtype=torch.int32))
+    assert ids[0].tolist() == emitted
+    assert int(count) == sum(i >= 0 for i in emitted)
