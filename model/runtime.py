@@ -12,8 +12,13 @@ from typing import Any
 
 # the pool of XLA's CPU client: one thread a device, before jaxlib reads it
 os.environ.setdefault("NPROC", "1")
-# bf16 values are rounded where the graph says so: else two graphs of one model differ in their bits
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_allow_excess_precision=false"
+# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
+# and products and sums stay with the code whose order does not depend on the number of rows
+_SAME_BITS = (
+    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
+    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
 
 import jax
 import ml_dtypes

@@ -1,0 +1,114 @@
+"""The bits of a row: the same for every number of rows beside it, batch, row index and history.
+
+Token identity follows from this, and does not hang on near-ties: the compiled passes that verify
+1, 4, 7 or 15 drafts and the one of the target alone give equal logits, not close ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compile.torchax_seam import interop
+from compile.trace import TracedOps
+from model.cache import Cache, Rows
+from model.config import Qwen3Config, config_from_dict
+from model.parallel import Parallel
+from model.qwen3 import Qwen3
+from model.sampling import Sampling
+from model.speculative import MIN_TARGET_ROWS
+
+LENGTH, START = 256, 40
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Pass(nn.Module):
+    """A target pass with everything that it computes in sight: logits, drawn tokens, caches."""
+
+    def __init__(self, model: Qwen3) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
+        rows = Rows(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
+        x, _ = self.model.hidden(ids, caches, rows)
+        drawn, caches = self.model(ids, caches, rows, sampling)
+        return self.model.logits(x), drawn, caches
+
+
+def _config(**changes: int) -> Qwen3Config:
+    sizes = {
+        "vocab_size": 1000, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 512,
+    }  # fmt: skip
+    rest = {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu"}
+    return config_from_dict({**rest, "tie_word_embeddings": False, **sizes, **changes}, "test")
+
+
+class Compiled:
+    """One model, compiled for any number of rows."""
+
+    def __init__(self, config: Qwen3Config, dtype: str) -> None:
+        self.config, self.dtype = config, DTYPES[dtype]
+        with torch.device("meta"):
+            self.stage = Pass(Qwen3(config, Parallel(1, TracedOps(1)))).to(self.dtype)
+        rng = np.random.default_rng(7)
+        self.weights = {n: self._array(rng, p.shape) for n, p in self.stage.named_parameters()}
+        self._run = jax.jit(lambda weights, *inputs: interop.call_torch(self._called, weights, inputs))
+
+    def _array(self, rng: np.random.Generator, shape: Any) -> jax.Array:
+        return jnp.asarray(rng.normal(0, 0.15, shape), "float32" if self.dtype == torch.float32 else "bfloat16")
+
+    def _called(self, weights: Any, inputs: Any) -> Any:
+        return torch.func.functional_call(self.stage, weights, tuple(inputs))
+
+    def cache(self, batch: int, seed: int = 3) -> list[Cache]:
+        shape = (1, self.config.num_key_value_heads, LENGTH, self.config.head_dim)
+        rng = np.random.default_rng(seed)
+        one = [Cache(self._array(rng, shape), self._array(rng, shape)) for _ in range(self.config.num_hidden_layers)]
+        return [Cache(*(jnp.repeat(t, batch, 0) for t in c)) for c in one]
+
+    def __call__(self, ids: np.ndarray, start: int, caches: list[Cache]) -> tuple[np.ndarray, np.ndarray, list[Cache]]:
+        batch, count = ids.shape
+        positions = np.tile(np.arange(start, start + count, dtype=np.int32), (batch, 1))
+        fill = lambda value, kind="float32": np.full(batch, value, kind)  # noqa: E731
+        sampling = Sampling(
+            fill(0.8), fill(50.0), fill(0.9), fill(0.01), np.tile(np.array([[5, 6]], np.int32), (batch, 1))
+        )
+        logits, drawn, caches = self._run(self.weights, ids.astype(np.int32), caches, positions, sampling)
+        return np.asarray(logits), np.asarray(drawn), caches
+
+
+SHAPES = [{}, {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 160}]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("changes", SHAPES, ids=["G4-D32", "G1-D64"])
+def test_a_row_has_one_value_whatever_stands_beside_it(changes: dict, dtype: str) -> None:
+    compiled = Compiled(_config(**changes), dtype)
+    ids = np.random.default_rng(1).integers(0, 1000, (4, 32))
+    logits, drawn, caches = compiled(ids, START, compiled.cache(4))
+    for count in (MIN_TARGET_ROWS, 5, 8, 16):
+        fewer, tokens, after = compiled(ids[:, :count], START, compiled.cache(4))
+        assert np.array_equal(fewer, logits[:, :count])
+        assert np.array_equal(tokens, drawn[:, :count])
+        for one, other in zip(after, caches, strict=True):
+            assert all(
+                np.array_equal(a[:, :, : START + count], b[:, :, : START + count])
+                for a, b in zip(one, other, strict=True)
+            )
+    for row in range(4):
+        alone, tokens, _ = compiled(ids[row : row + 1, :8], START, compiled.cache(1))
+        assert np.array_equal(alone, logits[row : row + 1, :8])
+        assert np.array_equal(tokens, drawn[row : row + 1, :8])
+    # the second half of the rows, verified after the first: the same rows at other row indices
+    _, _, half = compiled(ids[:, :16], START, compiled.cache(4))
+    assert np.array_equal(compiled(ids[:, 16:], START + 16, half)[0], logits[:, 16:])
+    # a test that could not see a difference would prove nothing
+    assert not np.array_equal(compiled(ids, START, compiled.cache(4, seed=4))[0], logits)
