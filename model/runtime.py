@@ -10,16 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-# the pool of XLA's CPU client: one thread a device, before jaxlib reads it
-os.environ.setdefault("NPROC", "1")
-# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
-# and products and sums stay with the code whose order does not depend on the number of rows
-_SAME_BITS = (
-    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
-    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-)
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
-
 import jax
 import ml_dtypes
 import numpy as np
@@ -32,6 +22,16 @@ from model.artifact import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.errors import UserError
 from model.speculative import StepInputs
 from model.weights import shard_file
+
+# read when the first device is made. The pool of XLA's CPU client: one thread a device
+os.environ.setdefault("NPROC", "1")
+# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
+# and products and sums stay with the code whose order does not depend on the number of rows
+_SAME_BITS = (
+    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
+    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
 
 # enough for the tensor-parallel runs that one process may mix
 _MIN_DEVICES = 2
@@ -70,7 +70,9 @@ class Graphs:
         graph = self.bundle.graph(tag, bucket)
         given = dict(zip(StepInputs._fields, inputs, strict=True))
         arguments = [self._weights[t.name] for t in graph.weights]
-        arguments += [self._put([given[t.name]] * self.tp) for t in graph.inputs]
+        # one call a device for all inputs: a call costs more than the copy
+        replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
+        arguments += [self._join(list(parts)) for parts in zip(*replicas, strict=True)]
         arguments += [self._state[t.name] for t in graph.state]
         results = self._executable(graph).execute_sharded(arguments).disassemble_into_single_device_arrays()
         visible = len(graph.outputs)

@@ -34,7 +34,7 @@ def _alone(g: Graphs, requests: list[Request], speculative: bool = True) -> list
     return [_ids(g, [r], speculative)[0] for r in requests]
 
 
-@pytest.mark.parametrize("dtype", ["fp32"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_speculation_batch_order_and_limit_change_nothing(base, dtype: str) -> None:
     g = graphs(base, k=15, dtype=dtype, max_len=128)
     requests = [r for r in _requests(g, 130, 1) if len(r.ids) < 90][:100]

@@ -1,12 +1,15 @@
 """The sampler: the generator's known answers, the filter's law, the draw's distribution, the acceptance."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from model.ops import EAGER
 from model.sampling import Sampling, accept, coupled_sample, filtered, gumbel
-from model.threefry import threefry2x32
+from model.threefry import ROUNDS, threefry2x32
 
 # source: kat_vectors of Random123 (D. E. Shaw Research)
 KNOWN = [
@@ -29,6 +32,21 @@ def test_known_answers(rounds: int, key: tuple, counter: tuple, expected: tuple)
     assert tuple(int(w) & 0xFFFFFFFF for w in words) == expected
 
 
+def test_the_documented_known_answers() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/sampling.md").read_text(encoding="utf-8")
+    for rounds, _, _, (first, second) in KNOWN:
+        assert (f"`{first:08x} {second:08x}`" in page) == (rounds == ROUNDS)
+    rows = re.findall(r"^\| `0x(\w{16})` \| (\d+) \| (\d+) \| `(\w{8})` \| ([\d.]+) \| (-?[\d.]+) \|$", page, re.M)
+    assert len(rows) == 5
+    for seed_hex, position, token, word, uniform, noise in rows:
+        low, high = (_word(int(seed_hex, 16) >> shift) for shift in (0, 32))
+        words = threefry2x32((low, high), (_word(int(token) >> 1), _word(int(position))))
+        found = int(words[int(token) & 1]) & 0xFFFFFFFF
+        assert (f"{found:08x}", ((found >> 9) + 0.5) / 2**23) == (word, float(uniform))
+        drawn = gumbel(torch.stack((low, high))[None], torch.tensor([int(position)]), int(token) + 1)
+        assert abs(float(drawn[0, -1]) - float(noise)) < 1e-4
+
+
 def _sampling(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0) -> Sampling:
     seeds = torch.arange(rows, dtype=torch.int32)
     return Sampling(
@@ -37,7 +55,7 @@ def _sampling(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float 
     )  # fmt: skip
 
 
-def _law(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
+def law_of_filter(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
     """The filter by its definition, in fp64: the distribution that remains."""
     mass = np.exp((logits - logits.max()) / t)
     kept = mass >= m * mass.max()
@@ -56,7 +74,7 @@ def test_filter_keeps_what_its_law_keeps(seed: int) -> None:
     k, p, m = rng.choice([0, 1, 3, 20]), rng.choice([1.0, 0.3, 0.8, 0.95]), rng.choice([0.0, 0.02, 0.3])
     scaled = torch.from_numpy(logits - logits.max())[None]
     kept = torch.isfinite(filtered(EAGER, scaled, _sampling(1, 1.0, k, p, m)))[0].numpy()
-    assert kept.tolist() == (_law(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist()
+    assert kept.tolist() == (law_of_filter(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist()
 
 
 CASES = [(1.0, 0, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.2), (0.9, 4, 0.9, 0.05)]
@@ -73,10 +91,10 @@ def test_draws_follow_the_filtered_softmax(case: tuple) -> None:
     logits = np.array([1.5, 0.2, 1.4, -1.0, 0.7], np.float32)
     seeds = 200_000
     found = np.bincount(_drawn(logits, case, seeds), minlength=5) / seeds
-    law = _law(logits.astype(np.float64), *case)
+    law = law_of_filter(logits.astype(np.float64), *case)
     # five standard deviations of a frequency over this many seeds
     assert np.abs(found - law).max() < 5 * (0.25 / seeds) ** 0.5
-    wrong = _law(logits.astype(np.float64), case[0] * 1.2, *case[1:])
+    wrong = law_of_filter(logits.astype(np.float64), case[0] * 1.2, *case[1:])
     assert np.abs(found - wrong).max() > 5 * (0.25 / seeds) ** 0.5
 
 

@@ -1,0 +1,230 @@
+"""The law of the emitted text by exact enumeration, across step boundaries.
+
+Two tabular models, whose next-token logits depend on the whole prefix, run through the real fused
+step. At each position the noise matters only through the tokens that it makes every context of
+either model draw, so noise space falls into cells; one representative of each cell, weighted by
+the cell's probability, stands for all of it. Every combination of cells over the positions runs as
+one row of a batch, and the weighted text counts must equal the target's own law.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model import sampling, speculative
+from model.cache import Cache, Rows
+from model.ops import EAGER
+from model.sampling import Sampling, coupled_sample
+from model.speculative import Pair, StepInputs
+from tests.model.test_sampling import law_of_filter
+
+BOUND = 1e-3
+POINTS = 1 << 17
+# the text so far is one start token at position 0
+START = 0
+
+
+class Mix(NamedTuple):
+    """Sampling parameters."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class Size(NamedTuple):
+    """Vocabulary, drafts a step, tokens of the law."""
+
+    vocabulary: int
+    k: int
+    tokens: int
+
+
+def _prefixes(size: Size, length: int) -> list[tuple[int, ...]]:
+    return list(itertools.product(range(size.vocabulary), repeat=length))
+
+
+class Table(nn.Module):
+    """Logits by prefix; the ids of the prefix live in the cache, as keys and values do."""
+
+    def __init__(self, size: Size, seed: int) -> None:
+        super().__init__()
+        self.size, self.kind = size, seed
+        rng = np.random.default_rng(seed)
+        self.logits = [
+            torch.from_numpy(rng.normal(0, 1.2, (size.vocabulary**n, size.vocabulary)).astype(np.float32))
+            for n in range(size.tokens)
+        ]
+
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
+        written = EAGER.append(
+            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN)), rows.positions_BN
+        )
+        return ids_BN, [Cache(written, caches[0].v)]
+
+    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, params: Sampling) -> tuple[Tensor, list[Cache]]:
+        _, caches = self.hidden(ids_BN, caches, rows)
+        text_BS = caches[0].k[:, 0, :, 0].long()
+        drawn = []
+        for n in range(ids_BN.shape[1]):
+            position = rows.positions_BN[:, n]
+            drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params, position + 1))
+        return torch.stack(drawn, 1), caches
+
+    def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
+        out = torch.zeros(len(text_BS), self.size.vocabulary)
+        for length, table in enumerate(self.logits):
+            here = position_B == length
+            number = torch.zeros(int(here.sum()), dtype=torch.long)
+            for p in range(1, length + 1):
+                number = number * self.size.vocabulary + text_BS[here, p]
+            out[here] = table[number]
+        return out
+
+
+def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each position the representatives (cells, V) of its noise, and their probabilities."""
+    found = []
+    for table in zip(*(m.logits for m in models), strict=True):
+        laws = [law_of_filter(row.astype(np.float64), *mix) for t in table for row in t.numpy()]
+        points = torch.quasirandom.SobolEngine(size.vocabulary, scramble=True, seed=1).draw(POINTS, dtype=torch.float64)
+        noise = -np.log(-np.log(points.clamp(1e-12, 1 - 1e-12).numpy()))
+        draws, margin = [], np.full(POINTS, np.inf)
+        for law in laws:
+            with np.errstate(divide="ignore"):
+                scores = np.log(law) + noise
+            draws.append(scores.argmax(1))
+            best = np.sort(scores, 1)
+            margin = np.minimum(margin, best[:, -1] - best[:, -2])
+        _, cell = np.unique(np.stack(draws), axis=1, return_inverse=True)
+        cell = cell.reshape(-1)
+        # the point farthest from every boundary speaks for its cell: rounding cannot move it out
+        order = np.argsort(margin)
+        representative = np.zeros(cell.max() + 1, np.int64)
+        representative[cell[order]] = order
+        found.append((noise[representative], np.bincount(cell) / POINTS))
+    return found
+
+
+def _emitted_law(size: Size, models: list[Table], mix: Mix) -> tuple[dict[tuple[int, ...], float], float]:
+    """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
+    cells = _cells(size, models, mix)
+    index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)
+    weight = np.prod([w[index[:, p]] for p, (_, w) in enumerate(cells)], 0)
+    batch, length = len(index), size.tokens + size.k + 3
+    noise_BSV = torch.zeros(batch, length, size.vocabulary)
+    for p, (points, _) in enumerate(cells):
+        noise_BSV[:, p + 1] = torch.from_numpy(points[index[:, p]]).float()
+
+    # seeds carry the row's number, so that the injected noise is that of (row, position)
+    def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
+        return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
+
+    pair = Pair(models[0], models[1], EAGER)  # type: ignore[arg-type]
+    with mock.patch.object(sampling, "gumbel", noise):
+        text, accepted = _run(pair, size, mix, batch, length)
+    counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
+    for row, w in zip(map(tuple, text.tolist()), weight, strict=True):
+        counts[row] += float(w)
+    return counts, float((accepted * weight).sum() / weight.sum())
+
+
+def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def column(value: float) -> Tensor:
+        return torch.full((batch,), float(value))
+
+    def cache() -> list[Cache]:
+        return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
+
+    ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.zeros(batch, 1, dtype=torch.int32)
+    drafts, targets = cache(), cache()
+    text = np.full((batch, size.tokens), -1)
+    steps = np.zeros(batch)
+    rows = torch.arange(batch, dtype=torch.int32)
+    for _ in range(size.tokens):
+        inputs = StepInputs(
+            ids, torch.ones(batch, length, dtype=torch.int32), position, rows,
+            torch.stack((column(mix.top_k), column(mix.top_p), column(mix.temperature)), 1), column(mix.min_p),
+            torch.stack((rows, rows), 1), torch.full((batch,), size.k, dtype=torch.int32),
+        )  # fmt: skip
+        out = pair.step(size.k, inputs, drafts, targets)
+        for n in range(size.k + 1):
+            place = position[:, 0].numpy() + n
+            keep = (out.accepted[:, n].numpy() >= 0) & (place < size.tokens)
+            text[keep, place[keep]] = out.accepted[keep, n]
+        steps += position[:, 0].numpy() < size.tokens
+        ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_caches, out.target_caches
+        # a finished row stays where it is: its further tokens are not part of the law
+        position = position.clamp(max=size.tokens)
+    return text, size.tokens / steps
+
+
+def _target_law(size: Size, target: Table, mix: Mix) -> dict[tuple[int, ...], float]:
+    law = {}
+    for text in _prefixes(size, size.tokens):
+        probability, number = 1.0, 0
+        for length, token in enumerate(text):
+            row = law_of_filter(target.logits[length][number].numpy().astype(np.float64), *mix)
+            probability *= row[token]
+            number = number * size.vocabulary + token
+        law[text] = probability
+    return law
+
+
+def _distance(size: Size, mix: Mix, seed: int = 0) -> tuple[float, float]:
+    models = [Table(size, 10 + seed), Table(size, 20 + seed)]
+    found, tokens_per_step = _emitted_law(size, models, mix)
+    expected = _target_law(size, models[0], mix)
+    return max(abs(found[t] - expected[t]) for t in expected), tokens_per_step
+
+
+MIXES = [Mix(), Mix(0.6), Mix(1.4, top_k=2), Mix(1.0, top_p=0.8), Mix(0.9, min_p=0.25), Mix(1.2, 2, 0.9, 0.1)]
+SIZES = [Size(2, 2, 4), Size(3, 1, 3), Size(3, 2, 3), Size(4, 3, 2)]
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"V{s.vocabulary}-k{s.k}-L{s.tokens}")
+def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
+    distance, tokens_per_step = _distance(size, mix)
+    assert distance < BOUND
+    assert 1 < tokens_per_step < size.k + 1, "some drafts must be accepted and some refused for this to mean anything"
+
+
+def _one_more(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:
+    """A wrong acceptance: what is emitted first is the draft's own draw."""
+    forged = torch.cat((drafts_BK[:, :1], targets_BN[:, 1:]), 1)
+    return sampling.accept(drafts_BK, forged, limit_B)
+
+
+def test_a_wrong_acceptance_is_caught() -> None:
+    with mock.patch.object(speculative, "accept", _one_more):
+        assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
+
+
+def test_a_reused_noise_stream_is_caught() -> None:
+    real = sampling.coupled_sample
+
+    def reused(ops: Any, logits: Tensor, params: Sampling, positions: Tensor) -> Tensor:
+        return real(ops, logits, params, (positions - 1) // 2 * 2 + 1)
+
+    with mock.patch(f"{__name__}.coupled_sample", reused):
+        assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
+
+
+def test_rejected_rows_left_in_the_cache_are_caught() -> None:
+    def stuck(self: Any, cache: Tensor, new: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        fresh = torch.gather(cache[:, 0, :, 0], 1, positions.long()) < 0
+        return append(self, cache, torch.where(fresh[:, None, :, None], new, -1.0), slots, positions) \
+            if bool(fresh.all()) else cache  # fmt: skip
+
+    append = type(EAGER).append
+    with mock.patch.object(type(EAGER), "append", stuck):
+        assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
