@@ -1,8 +1,10 @@
-"""HLO protos: instruction ids renumbered for every reader, and what a graph declares.
+"""HLO protos: ids and names renumbered, the tracer's source places dropped, what a graph declares.
 
 jaxlib writes 64-bit instruction ids; readers built on an older XLA expect 32 bits, with the ids of
-computations and instructions in one number space. Only the fields that hold ids are described
-here; protobuf carries all others through unread.
+computations and instructions in one number space. Its names count what the process has lowered
+before, and its stack frames hold the builder's own paths: names are numbered anew and frames
+dropped, so that one plan gives the same bytes in every build. Only the fields that hold these are
+described here; protobuf carries all others through unread.
 """
 
 from __future__ import annotations
@@ -13,13 +15,21 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _Field = descriptor_pb2.FieldDescriptorProto
 # source: the field numbers of xla/service/hlo.proto (openxla/xla)
-_MESSAGES = {
+_MESSAGES: dict[str, list[tuple[str, int, str]]] = {
+    "Frames": [],
     "Alias": [
         ("output_shape_index", 1, "int64s"),
         ("parameter_number", 2, "int64"),
     ],
     "Aliases": [("entries", 1, "Alias")],
+    "Metadata": [
+        ("source_file", 3, "string"),
+        ("source_line", 4, "int64"),
+        ("stack_frame_id", 15, "int64"),
+    ],
     "Instruction": [
+        ("name", 1, "string"),
+        ("metadata", 7, "Metadata"),
         ("opcode", 2, "string"),
         ("id", 35, "int64"),
         ("operand_ids", 36, "int64s"),
@@ -34,11 +44,17 @@ _MESSAGES = {
     ],
     "Module": [
         ("name", 1, "string"),
+        ("entry_computation_name", 2, "string"),
         ("computations", 3, "Computation"),
+        ("id", 5, "int64"),
         ("entry_computation_id", 6, "int64"),
         ("input_output_alias", 8, "Aliases"),
+        ("stack_frame_index", 17, "Frames"),
     ],
 }
+
+_SOURCE_PLACE = ("source_file", "source_line", "stack_frame_id")
+_SINGLE = ("Aliases", "Metadata", "Frames")
 
 
 def _message_classes() -> dict[str, Any]:
@@ -53,7 +69,7 @@ def _message_classes() -> dict[str, Any]:
                 field.type = _Field.TYPE_STRING
             else:
                 field.type, field.type_name = _Field.TYPE_MESSAGE, f".hlo_ids.{kind}"
-            if kind == "int64s" or (field.type == _Field.TYPE_MESSAGE and kind != "Aliases"):
+            if kind == "int64s" or (field.type == _Field.TYPE_MESSAGE and kind not in _SINGLE):
                 field.label = _Field.LABEL_REPEATED
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -63,9 +79,26 @@ def _message_classes() -> dict[str, Any]:
 _CLASSES = _message_classes()
 
 
-def renumber(proto: bytes) -> bytes:
-    """The same module with ids 1, 2, 3, ... shared by computations and instructions."""
+def canonical(proto: bytes) -> bytes:
+    """The same module with ids 1, 2, 3, ..., names that end in them, and no trace of the tracer's source."""
     module = _CLASSES["Module"].FromString(proto)
+    _renumber(module)
+    for computation in module.computations:
+        computation.name = _numbered(computation)
+        if computation.id == module.entry_computation_id:
+            module.entry_computation_name = computation.name
+        for instruction in computation.instructions:
+            instruction.name = _numbered(instruction)
+            if instruction.HasField("metadata"):
+                for field in _SOURCE_PLACE:
+                    instruction.metadata.ClearField(field)
+    module.ClearField("id")
+    module.ClearField("stack_frame_index")
+    serialized: bytes = module.SerializeToString(deterministic=True)
+    return serialized
+
+
+def _renumber(module: Any) -> None:
     instructions: dict[int, int] = {}
     computations: dict[int, int] = {}
     for computation in module.computations:
@@ -81,8 +114,10 @@ def renumber(proto: bytes) -> bytes:
             instruction.control_predecessor_ids[:] = [instructions[i] for i in instruction.control_predecessor_ids]
             instruction.called_computation_ids[:] = [computations[i] for i in instruction.called_computation_ids]
     module.entry_computation_id = computations[module.entry_computation_id]
-    serialized: bytes = module.SerializeToString(deterministic=True)
-    return serialized
+
+
+def _numbered(named: Any) -> str:
+    return f"{named.name.split('.')[0]}.{named.id}"
 
 
 def aliases(proto: bytes) -> dict[int, int]:

@@ -104,7 +104,7 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     run.__name__ = graph.tag
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
     module: Any = lowered.compiler_ir("hlo")
-    return hlo.renumber(module.as_serialized_hlo_module_proto())
+    return hlo.canonical(module.as_serialized_hlo_module_proto())
 
 
 def _parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:

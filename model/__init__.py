@@ -1,0 +1,5 @@
+"""Qwen3 by hand, its cache and sampling, the fused speculative step, and what runs a bundle."""
+
+from model.errors import quiet_start
+
+quiet_start()

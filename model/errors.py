@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -10,8 +11,18 @@ class UserError(Exception):
     """A mistake of the user's: what came, what was expected, what to do, in one sentence."""
 
 
+def quiet_start() -> None:
+    """Let Ctrl-C end a command that is still importing, without a traceback.
+
+    While `python -m` looks for its module, and imports the packages above it, argv[0] is "-m".
+    """
+    if sys.argv[0] == "-m":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run_cli(main: Callable[[], None]) -> None:
     """Run a command: a UserError ends with its sentence on stderr and exit code 2, Ctrl-C with 130."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
     except UserError as error:

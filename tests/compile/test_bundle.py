@@ -105,7 +105,7 @@ def _arguments(base: Path, out: str) -> list[str]:
             "--k", "1", "--batch", "1", "--max-len", "128", "--dtype", "fp32", "--out", str(base / out)]  # fmt: skip
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 12, 17, 19, 20, 21])
+@pytest.mark.parametrize("limit", [1, 3, 8, 17, 20, 21])
 def test_a_build_killed_at_any_write_is_no_bundle_or_a_whole_one(base: Path, limit: int) -> None:
     out = base / f"killed{limit}"
     subprocess.run(
@@ -129,5 +129,6 @@ def test_graphs_declare_what_the_plan_says(base: Path, tp: int, inline: bool) ->
         assert hlo.aliases(proto) == expected
         counts = hlo.opcode_counts(proto)
         assert {op: counts.get(op, 0) for op in graph.collectives} == graph.collectives
+        assert str(ROOT).encode() not in proto, "a graph must not depend on the place of its build"
         # 7 linear maps and 2 products of attention a layer would not fit if weights were folded in
         assert len(proto) < 1_500_000
