@@ -73,6 +73,16 @@ def test_doctor_refuses_a_changed_manifest(base: Path) -> None:
     doctor([str(base / "bundle")])
 
 
+def test_a_bundle_of_another_version_is_refused(base: Path) -> None:
+    file = base / "bundle" / MANIFEST
+    content = file.read_text(encoding="utf-8")
+    file.write_text(content.replace('"format_version": 1', '"format_version": 2'), encoding="utf-8")
+    with pytest.raises(UserError, match="format 2, this version reads 1; build it again"):
+        read_bundle(base / "bundle")
+    file.write_text(content, encoding="utf-8")
+    read_bundle(base / "bundle")
+
+
 def test_a_plan_only_bundle_is_not_servable(base: Path) -> None:
     build(spec(base, "plan_only", checkpoint="", draft_checkpoint=""))
     with pytest.raises(SystemExit):

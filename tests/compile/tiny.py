@@ -20,13 +20,13 @@ BASE = {
 }  # fmt: skip
 
 
-def write_model(folder: Path, seed: int, **changes: object) -> Path:
+def write_model(folder: Path, seed: int, scale: float = 0.1, **changes: object) -> Path:
     """A checkpoint folder with config, weights and tokenizer."""
     folder.mkdir(parents=True)
     raw = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
     generator = torch.Generator().manual_seed(seed)
     shapes = hf_shapes(config_from_dict(raw, "tiny"))
-    tensors = {n: torch.randn(s, generator=generator) * 0.1 + (len(s) == 1) for n, s in shapes.items()}
+    tensors = {n: torch.randn(s, generator=generator) * scale + (len(s) == 1) for n, s in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     words = {f"w{i}": i for i in range(64)}

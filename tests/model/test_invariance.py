@@ -37,7 +37,9 @@ def _alone(g: Graphs, requests: list[Request], speculative: bool = True) -> list
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_speculation_batch_order_and_limit_change_nothing(base, dtype: str) -> None:
     g = graphs(base, k=15, dtype=dtype, max_len=128)
-    requests = [r for r in _requests(g, 130, 1) if len(r.ids) < 90][:100]
+    # 200 requests in all: another hundred for each dtype
+    requests = [r for r in _requests(g, 130, len(dtype) + ord(dtype[0])) if len(r.ids) < 90][:100]
+    assert len(requests) == 100
     expected = _ids(g, requests, speculative=False)
     assert _ids(g, requests) == expected
     order = random.Random(2).sample(range(len(requests)), len(requests))
@@ -53,7 +55,7 @@ def test_speculation_batch_order_and_limit_change_nothing(base, dtype: str) -> N
 @pytest.mark.parametrize("changes", [{"k": 1}, {"k": 4, "batch": 1}, {"draft": "draft_small"}], ids=str)
 def test_other_graphs_emit_the_same(base, changes: dict) -> None:
     reference = graphs(base, k=15, dtype="fp32", max_len=128)
-    requests = [r for r in _requests(reference, 60, 3) if len(r.ids) < 90][:40]
+    requests = [r for r in _requests(reference, 130, 3) if len(r.ids) < 90][:100]
     expected = _ids(reference, requests, speculative=False)
     assert _ids(graphs(base, max_len=128, **changes), requests) == expected
 

@@ -1,28 +1,59 @@
-"""Greedy output of a bundle against transformers: greedy and assisted generation, demo pair, tp 1 and 2."""
+"""Greedy output of a bundle against transformers: greedy and assisted generation, demo pair and random models."""
+
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from model.engine import Engine
+from compile.build import build
+from model.artifact import read_bundle
+from model.engine import Engine, Request
+from model.runtime import Graphs
+from tests.compile.tiny import spec, write_model
 from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
 
 
-@pytest.fixture(scope="module")
-def models():
-    """Target and draft in fp32."""
+def _load(folder: Path) -> PreTrainedModel:
     torch.set_num_threads(1)
-    return [AutoModelForCausalLM.from_pretrained(ROOT / "demo" / n, dtype=torch.float32) for n in ("target", "draft")]
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def _theirs(model: PreTrainedModel, ids: tuple[int, ...], count: int, **options: object) -> list[int]:
+    out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0, **options)
+    return out[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_greedy_equals_transformers_greedy_and_assisted(base, models, tp: int) -> None:
-    target, draft = models
+def test_greedy_equals_transformers_greedy_and_assisted(base: Path, tp: int) -> None:
+    target, draft = _load(ROOT / "demo/target"), _load(ROOT / "demo/draft")
     g = graphs(base, tp=tp, batch=1, max_len=128)
     for text in PROMPTS[::4]:
         made = request(g, text, count=32)
-        ids = torch.tensor([made.ids])
-        plain = target.generate(ids, max_new_tokens=32, do_sample=False)[0, len(made.ids) :].tolist()
-        helped = target.generate(ids, max_new_tokens=32, do_sample=False, assistant_model=draft)
+        plain = _theirs(target, made.ids, 32)
         assert Engine(g, shape_of(g.bundle)).run([made])[0].ids == plain
-        assert helped[0, len(made.ids) :].tolist() == plain
+        assert _theirs(target, made.ids, 32, assistant_model=draft) == plain
+
+
+RANDOM = [
+    {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 3},
+    {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    {"num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 48, "head_dim": 16},
+]
+
+
+@pytest.mark.parametrize("changes", RANDOM, ids=["H4-G1", "H16-G8-tied", "H2-G2-D16"])
+def test_random_models_equal_transformers(tmp_path: Path, changes: dict) -> None:
+    for name, seed, layers in (("target", 5, {}), ("draft", 6, {"num_hidden_layers": 1})):
+        # without an end of text, so that every run has its full length
+        write_model(tmp_path / name, seed, scale=0.5, **(changes | layers | {"eos_token_id": None}))
+    build(spec(tmp_path, k=5, batch=3))
+    bundle = read_bundle(tmp_path / "bundle")
+    generator = torch.Generator().manual_seed(1)
+    prompts = [tuple(torch.randint(1, 64, (n,), generator=generator).tolist()) for n in (1, 7, 33, 80, 90)]
+    target, draft = _load(tmp_path / "target"), _load(tmp_path / "draft")
+    expected = [_theirs(target, ids, 30) for ids in prompts]
+    assert len({tuple(e) for e in expected}) == len(prompts)
+    found = Engine(Graphs(bundle), shape_of(bundle)).run([Request(ids, max_new_tokens=30) for ids in prompts])
+    assert [r.ids for r in found] == expected
+    assert [_theirs(target, ids, 30, assistant_model=draft) for ids in prompts] == expected
