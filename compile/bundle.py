@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,6 +96,13 @@ class Staging:
         self._drop_strangers(set(records))
         _write_json(self.out / MANIFEST, manifest)
 
+    def finish_copy(self, manifest: bytes, names: set[str]) -> None:
+        """Write the manifest of a bundle whose files were copied here, last and as it was."""
+        if self._records.is_dir():
+            self._drop_strangers(names)
+            shutil.rmtree(self._records)
+        _write_bytes(self.out / MANIFEST, manifest)
+
     def _current(self) -> Any:
         try:
             return json.loads((self.out / MANIFEST).read_text(encoding="utf-8"))
@@ -123,6 +131,10 @@ def _settle(temporary: Path, final: Path) -> None:
 
 
 def _write_json(file: Path, value: Any) -> None:
+    _write_bytes(file, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _write_bytes(file: Path, content: bytes) -> None:
     temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.write_bytes(content)
     _settle(temporary, file)

@@ -85,8 +85,13 @@ def read_bundle(path: Path) -> Bundle:
             f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
             "run compile.build with the same --out to finish it"
         )
+    return parse_manifest(file.read_bytes(), str(file), path)
+
+
+def parse_manifest(content: bytes, file: str, path: Path) -> Bundle:
+    """The bundle that a manifest's bytes describe; UserError, naming the file, if they describe none."""
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(content.decode("utf-8"))
         version = manifest["format_version"] if manifest["format"] == FORMAT else None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -1,0 +1,313 @@
+"""Bundles to S3 and back: two real servers on loopback and a folder, with faults between them and us."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from compile.build import build
+from compile.doctor import main as doctor
+from compile.store import bundles, pull, push, verify
+from compile.store import main as store
+from model.artifact import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
+from model.errors import UserError
+from tests.compile.fault_proxy import Fault, Proxy, proxied
+from tests.compile.tiny import spec, write_pair
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "secret-that-must-not-be-printed"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny bundle."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    return build(spec(folder, k=1, batch=1))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def moto_port() -> Iterator[int]:
+    port = _free_port()
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    yield port
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def rclone_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    port, root = _free_port(), tmp_path_factory.mktemp("rclone")
+    program = Path(sys.executable).with_name("rclone")
+    process = subprocess.Popen(
+        [program, "serve", "s3", "--auth-key", f"key,{SECRET}", "--addr", f"127.0.0.1:{port}", str(root)],
+        stderr=subprocess.DEVNULL, env=os.environ | {"RCLONE_CONFIG": str(root / "none.conf")},
+    )  # fmt: skip
+    for _ in range(100):
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                break
+        time.sleep(0.1)
+    yield port
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(params=["moto", "rclone"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before one of the servers, and boto3's environment set to it."""
+    port = request.getfixturevalue(f"{request.param}_port")
+    with proxied(port) as proxy:
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}", "AWS_MAX_ATTEMPTS": "3",
+            "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+@pytest.fixture
+def address(server: Proxy) -> str:
+    """A fresh bucket's address for a bundle."""
+    bucket = f"bucket-{time.monotonic_ns()}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return f"s3://{bucket}/team/pair"
+
+
+def _same(one: Path, other: Path) -> bool:
+    files = read_bundle(one)["files"]
+    return all(sha256_of(one / f) == sha256_of(other / f) for f in [*files, MANIFEST])
+
+
+def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -> None:
+    assert push(bundle, address) == address
+    assert verify(address) == []
+    assert _same(bundle, pull(address, tmp_path / "copy"))
+    doctor([str(tmp_path / "copy")])
+    assert [r["name"] for r in bundles(address.rpartition("/")[0])] == ["pair"]
+    server.seen.clear()
+    push(bundle, address)
+    pull(address, tmp_path / "copy")
+    assert not [s for s in server.seen if s[0] in ("PUT", "POST")], "a second push sends nothing"
+    # a copy is a bundle of its own standing: it goes anywhere else, and shares every object
+    server.seen.clear()
+    push(tmp_path / "copy", address + "-again")
+    assert len([s for s in server.seen if s[0] in ("PUT", "POST")]) == 1, "only the manifest is new"
+
+
+def test_the_manifest_is_last(bundle: Path, address: str, server: Proxy) -> None:
+    push(bundle, address)
+    writes = [path for method, path in server.seen if method == "PUT"]
+    assert MANIFEST in writes[-1]
+    assert not any(MANIFEST in path for path in writes[1:-1])
+
+
+def test_another_bundle_is_never_overwritten(bundle: Path, address: str, tmp_path: Path) -> None:
+    push(bundle, address)
+    other = tmp_path / "other"
+    shutil.copytree(bundle, other)
+    manifest = json.loads((other / MANIFEST).read_text(encoding="utf-8")) | {"commit": "another"}
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    (other / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(UserError, match="holds another bundle"):
+        push(other, address)
+    push(other, address + "2")
+    with pytest.raises(UserError, match="holds another bundle"):
+        pull(address, other)
+    assert verify(address) == []
+
+
+# fault, method, part of the path, what the sentence says
+FAULTS = [
+    ("drop", "PUT", "objects", "connection was lost"), ("SlowDown", "PUT", "objects", "slow down"),
+    ("AccessDenied", "PUT", "objects", "denied"), ("RequestTimeTooSkewed", "PUT", "objects", "clock"),
+    ("drop", "PUT", MANIFEST, "connection was lost"), ("SlowDown", "HEAD", "objects", "busy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "method", "word", "sentence"), FAULTS, ids=lambda v: str(v).replace(" ", "-"))
+def test_a_push_that_fails_says_why_and_goes_on(
+    bundle: Path, address: str, server: Proxy, kind: str, method: str, word: str, sentence: str
+) -> None:
+    server.faults = [Fault(kind, method, word)]
+    with pytest.raises(UserError, match=sentence) as caught:
+        push(bundle, address)
+    _clean(str(caught.value))
+    server.faults = []
+    with pytest.raises(UserError, match="holds no bundle"):
+        verify(address)
+    push(bundle, address)
+    assert verify(address) == []
+
+
+PULLS = [
+    ("flip", "objects", "sha256 differs|damages data"), ("truncate", "objects", "connection was lost"),
+    ("drop", "objects", "connection was lost"), ("AccessDenied", "objects", "denied"),
+    ("SlowDown", "objects", "slow down|busy"), ("RequestTimeTooSkewed", "objects", "clock"),
+    ("flip", MANIFEST, "not a bundle's manifest|garbles|changed|damages"), ("AccessDenied", MANIFEST, "denied"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "word", "sentence"), PULLS, ids=lambda v: str(v).replace(" ", "-")[:20])
+def test_a_pull_that_fails_says_why_and_goes_on(
+    bundle: Path, address: str, server: Proxy, tmp_path: Path, kind: str, word: str, sentence: str
+) -> None:
+    push(bundle, address)
+    server.faults = [Fault(kind, method, word) for method in ("GET", "HEAD")]
+    with pytest.raises(UserError, match=sentence) as caught:
+        pull(address, tmp_path / "copy")
+    _clean(str(caught.value))
+    assert not (tmp_path / "copy" / MANIFEST).exists()
+    server.faults = []
+    assert _same(bundle, pull(address, tmp_path / "copy"))
+
+
+def _clean(sentence: str) -> None:
+    assert SECRET not in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("kind", ["drop", "SlowDown", "truncate"])
+def test_a_passing_fault_is_not_seen(bundle: Path, address: str, server: Proxy, tmp_path: Path, kind: str) -> None:
+    server.faults = [Fault(kind, "PUT" if kind != "truncate" else "GET", "objects", times=1)]
+    push(bundle, address)
+    assert _same(bundle, pull(address, tmp_path / "copy"))
+    assert server.faults[0].met == 1
+
+
+def test_a_killed_push_and_pull_go_on(bundle: Path, address: str, server: Proxy, tmp_path: Path) -> None:
+    count = len({e["sha256"] for e in read_bundle(bundle)["files"].values()})
+    server.faults = [Fault("AccessDenied", "PUT", "objects", times=10**6)]
+    server.faults[0].met = 10**6 - count + 2
+    with pytest.raises(UserError):
+        push(bundle, address)
+    server.faults, server.seen = [], []
+    push(bundle, address)
+    sent = [p for m, p in server.seen if m == "PUT" and "objects" in p]
+    assert 0 < len(sent) < count, "what had arrived is not sent again"
+    last = read_bundle(bundle)["files"]["weights/tp0_sharded_checkpoint.safetensors"]["sha256"]
+    server.faults = [Fault("AccessDenied", "GET", last)]
+    with pytest.raises(UserError):
+        pull(address, tmp_path / "copy")
+    with pytest.raises(UserError, match="did not finish"):
+        doctor([str(tmp_path / "copy")])
+    server.faults, server.seen = [], []
+    pull(address, tmp_path / "copy")
+    assert len({p for m, p in server.seen if m == "GET" and "objects" in p}) < count
+    doctor([str(tmp_path / "copy")])
+
+
+def test_large_objects_go_in_parts(address: str, bundle: Path, tmp_path: Path, server: Proxy) -> None:
+    large = tmp_path / "large"
+    shutil.copytree(bundle, large)
+    (large / "weights/tp0_sharded_checkpoint.safetensors").write_bytes(os.urandom(40 << 20))
+    manifest = json.loads((large / MANIFEST).read_text(encoding="utf-8"))
+    entry = manifest["files"]["weights/tp0_sharded_checkpoint.safetensors"]
+    entry["bytes"] = 40 << 20
+    entry["sha256"] = sha256_of(large / "weights/tp0_sharded_checkpoint.safetensors")
+    manifest["manifest_sha256"] = canonical_hash({k: v for k, v in manifest.items() if k != "manifest_sha256"})
+    (large / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    server.faults = [Fault("drop", "PUT", "partNumber=2", times=1)]
+    push(large, address)
+    assert server.faults[0].met == 1
+    assert sum("partNumber" in p for m, p in server.seen if m == "PUT") >= 3
+    server.faults = [Fault("truncate", "GET", entry["sha256"], times=1)]
+    assert _same(large, pull(address, tmp_path / "copy"))
+    assert server.faults[0].met == 1
+
+
+def test_a_missing_object_is_named(address: str, bundle: Path, tmp_path: Path) -> None:
+    push(bundle, address)
+    entry = read_bundle(bundle)["files"]["neuron_config.json"]
+    bucket = address.split("/")[2]
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"team/objects/{entry['sha256']}")
+    assert verify(address) == ["neuron_config.json is missing; push the bundle again"]
+    with pytest.raises(UserError, match="gone"):
+        pull(address, tmp_path / "copy")
+    # the manifest is there and right, so a push fills the hole
+    push(bundle, address)
+    assert verify(address) == []
+
+
+def test_no_bucket_and_no_credentials(
+    bundle: Path, server: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"no such bucket|gone"):
+        push(bundle, "s3://absent-bucket/team/pair")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(UserError, match=r"no credentials|incomplete"):
+        push(bundle, "s3://any-bucket/team/pair")
+
+
+def test_a_folder_serves_as_well(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a mounted bucket knows no rename and no append
+    def refused(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    address = str(tmp_path / "mount" / "pair")
+    with monkeypatch.context() as mounted:
+        mounted.setattr(Path, "replace", refused)
+        mounted.setattr(Path, "rename", refused)
+        push(bundle, address)
+    assert verify(address) == []
+    assert _same(bundle, pull(address, tmp_path / "copy"))
+    # what a push killed in its manifest leaves
+    manifest = Path(address) / MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:50])
+    with pytest.raises(UserError, match="manifest"):
+        verify(address)
+    push(bundle, address)
+    assert verify(address) == []
+
+
+def test_a_manifest_may_not_leave_its_folder(bundle: Path, tmp_path: Path) -> None:
+    address = tmp_path / "store" / "pair"
+    push(bundle, str(address))
+    manifest = json.loads((address / MANIFEST).read_text(encoding="utf-8"))
+    for name in ("../escaped", "/tmp/escaped", "a/../../b", ".build/x", "manifest.json"):
+        forged = manifest | {"files": {name: manifest["files"]["neuron_config.json"]}}
+        forged["manifest_sha256"] = manifest_digest(forged)
+        (address / MANIFEST).write_text(json.dumps(forged), encoding="utf-8")
+        with pytest.raises(UserError, match="do not trust"):
+            pull(str(address), tmp_path / "copy")
+
+
+def test_strange_places_are_refused(bundle: Path, tmp_path: Path) -> None:
+    for address, word in (("s3://", "name"), ("s3://bucket", "name"), ("gs://a/b", "neither"), ("alone", "name")):
+        with pytest.raises(UserError, match=word):
+            push(bundle, address)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("x", encoding="utf-8")
+    push(bundle, str(tmp_path / "store/pair"))
+    with pytest.raises(UserError, match="not empty"):
+        pull(str(tmp_path / "store/pair"), tmp_path / "mine")
+
+
+def test_the_command_prints_the_place_last(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = str(tmp_path / "store/pair")
+    store(["push", str(bundle), address])
+    assert capsys.readouterr().out == address + "\n"
+    store(["verify", address])
+    store(["ls", str(tmp_path / "store")])
+    assert "pair" in capsys.readouterr().out.splitlines()[-1]
+    store(["pull", address, str(tmp_path / "copy")])
+    assert capsys.readouterr().out == str(tmp_path / "copy") + "\n"
