@@ -289,7 +289,7 @@ def record(call: Call, engine_name: str = "") -> NkiInstruction:
     """Count the instruction and, when recording, keep what its event needs."""
     core = call.core
     if core.policy.recording:
-        reads, writes = [access.extent(t) for t in call.indices], []
+        reads, writes = [], []
         for operand in call.card.operands:
             tensor = call.tensors.get(operand.name)
             if tensor is not None:
@@ -297,6 +297,8 @@ def record(call: Call, engine_name: str = "") -> NkiInstruction:
                     reads.append(access.extent(tensor))
                 if operand.role != "in":
                     writes.append(access.extent(tensor))
+        # after the data: a cost law takes the first extents for what is moved
+        reads += [access.extent(t) for t in call.indices]
         work = call.card.work(call) if call.card.work is not None else elementwise(call)
         log(core, (engine_name or call.engine, call.card.op, reads, writes, work),
             call.args.get("name"))  # fmt: skip

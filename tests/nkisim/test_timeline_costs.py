@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+import nkisim
+import nkisim.isa as nisa
+import nkisim.language as nl
 from nkisim import isa
 from nkisim.calibration import Tape
 from nkisim.cost_table import ANYWHERE, LAWS, law_of
@@ -15,6 +20,7 @@ from nkisim.costs_dma import TRANSFERS, dma_cost, hbm_bytes
 from nkisim.costs_gpsimd import gather, gpsimd, topk
 from nkisim.errors import NotSimulated
 from nkisim.trn2 import TRN2
+from tests.nkisim import harness
 
 N = TRN2.at("nominal")
 
@@ -194,3 +200,20 @@ def test_operation_without_a_law_is_refused() -> None:
         law_of("vector", "exponential")
     with pytest.raises(NotSimulated, match="no cost law"):
         dma_cost(Tape().add("dma", "teleport", (), ()), N)
+
+
+def test_a_run_time_index_does_not_choose_the_dma_engines() -> None:
+    def store(table: Any, start: Any) -> Any:
+        index = nl.ndarray((1, 1), dtype=nl.int32)
+        nisa.dma_copy(dst=index, src=start)
+        made = harness.tile(128, 8)
+        result = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=result[0:128, 8:64], src=table[0:128, 8:64])
+        view = result.ap([[64, 128], [1, 8]], scalar_offset=index[0:1, 0:1], indirect_dim=1)
+        nisa.dma_copy(dst=view, src=made)
+        return result
+
+    table, start = np.zeros((128, 64), np.float32), np.zeros((1, 1), np.int32)
+    found = nkisim.run(store, (table, start), policy=nkisim.Policy(recording=True)).recording
+    moved = [e for e in found.events if e.op == "dma_copy"][-1]
+    assert len(dma_cost(moved, N).shares) == 16
