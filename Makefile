@@ -31,6 +31,7 @@ check: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 
 bench: install
 	$(RUN) -m bench.speedup

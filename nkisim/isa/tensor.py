@@ -1,6 +1,5 @@
 """Tensor Engine: nc_matmul with PSUM accumulation, and nc_transpose."""
 
-
 from __future__ import annotations
 
 import warnings
@@ -224,9 +223,17 @@ def nc_matmul(
         return stationary.T
     if perf_mode is matmul_perf_mode.double_row:
         half = stationary.shape[1] // 2, moving.shape[1] // 2
-        first = stationary[:, : half[0]].T @ moving[:, : half[1]]
-        return first + stationary[:, half[0] :].T @ moving[:, half[1] :]
-    return stationary.T @ moving
+        first = _product(stationary[:, : half[0]], moving[:, : half[1]])
+        return first + _product(stationary[:, half[0] :], moving[:, half[1] :])
+    return _product(stationary, moving)
+
+
+def _product(stationary: Array, moving: Array) -> Array:
+    """stationary.T @ moving, each output summed in one order whatever the number of columns."""
+    rows, columns = stationary.shape[1], moving.shape[1]
+    # BLAS sums a product with a vector in another order than one with a matrix
+    wide = [np.repeat(a, 2, axis=1) if a.shape[1] == 1 else a for a in (stationary, moving)]
+    return (wide[0].T @ wide[1])[:rows, :columns]
 
 
 def _transpose_engine(call: Call) -> str:

@@ -41,6 +41,23 @@ def test_matmul(k: int, m: int, n: int, dtype: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-5 * np.sqrt(k) * 4)
 
 
+@pytest.mark.parametrize("mode", [nisa.matmul_perf_mode.none, nisa.matmul_perf_mode.double_row])
+def test_bits_of_an_output_do_not_depend_on_the_number_of_columns(mode: Any) -> None:
+    """Row 0 and column 0 of a product, alone and among any others."""
+    kind = "float32" if mode is nisa.matmul_perf_mode.none else "float8_e4m3"
+    between = () if kind == "float32" else (2,)
+    a, b = draw((128, *between, 128), kind, 1), draw((128, *between, 256), kind, 2)
+
+    def found(m: int, n: int) -> Any:
+        first = a[..., :m].copy(), b[..., :n].copy()
+        return on_device(lambda d, p, q: product(d, p, q, perf_mode=mode), first, [((m, n), "float32")])
+
+    whole = found(128, 256)
+    for m in (1, 2, 3, 8, 17, 64, 127, 128):
+        for n in (1, 2, 3, 8, 17, 64, 255, 256):
+            assert np.array_equal(found(m, n), whole[:m, :n]), (m, n)
+
+
 def test_double_row_contracts_over_both_rows() -> None:
     a, b = draw((64, 2, 32), "float8_e4m3", 1), draw((64, 2, 48), "float8_e5m2", 2)
     mode = nisa.matmul_perf_mode.double_row
