@@ -1,0 +1,64 @@
+"""`python -m bench.kernels`: rows, table, selection, and the seam to a device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from bench import kernels
+from bench.cases import CASES
+from model.errors import UserError
+
+SMALL = "merge_attention_kernel/M4-R64"
+
+
+def test_names_are_unique() -> None:
+    names = [case.full_name for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+def test_a_json_row_says_where_its_number_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels.main(["--json", "--only", SMALL])
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert row["source"] == "simulated"
+    assert 0 < row["us_low"] <= row["us"] <= row["us_high"]
+    assert row["hbm_bytes"] == 5 * 64 * (128 * 4 + 4)
+    assert row["moved_bytes"] == row["hbm_bytes"]
+    assert row["roofline_us"] == pytest.approx(row["roofline_share"] * row["us"])
+    assert 0 < row["peak_bytes_per_partition"]["sbuf"] < 224 * 1024
+
+
+def test_the_table_names_the_simulation(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels.main(["--only", SMALL])
+    out = capsys.readouterr().out
+    assert "us (simulated)" in out
+    assert "wall" not in out
+
+
+def test_a_wrong_selection_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="no case contains 'nothing'"):
+        kernels.main(["--only", "nothing"])
+
+
+def test_no_bigger_transfer_than_the_law_says_but_the_rows() -> None:
+    """The attention kernel reads the cache once: what it moves beyond that are the rows."""
+    case = next(c for c in CASES if "S1024-N8-D128-bf16" in c.name and "B4-H2" in c.name and c.lnc == 1)
+    row = kernels.simulate(case)
+    assert row["hbm_bytes"] < row["moved_bytes"] < 1.06 * row["hbm_bytes"]
+
+
+def test_a_device_puts_both_columns_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a vendor's nki in the process, the simulated column comes from another one."""
+    monkeypatch.setattr(kernels, "measure", lambda case: 12.5)
+    monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))
+    assert kernels.has_device()
+    kernels.main(["--only", SMALL])
+    out = capsys.readouterr().out
+    assert "us (wall, device)" in out
+    assert "12.50" in out
+    assert "8." in out or "7." in out
