@@ -1,0 +1,99 @@
+"""The laws of the sampling kernels: plain Python and numpy fp64, loops welcome, no `nki`.
+
+Specification: docs/sampling.md. R rows, V ids; words are Python integers, so that 32-bit sums are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_WORD = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class RowParameters:
+    """The sampling parameters of one row; the defaults switch everything off but the noise."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
+    """Both words of Threefry-2x32 with 13 rounds (Salmon et al., SC 2011)."""
+    schedule = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = (c + k & _WORD for c, k in zip(counter, key, strict=True))
+    for r in range(13):
+        by = _ROTATIONS[r % 8]
+        x = x + y & _WORD
+        y = (y << by & _WORD | y >> 32 - by) ^ x
+        if r % 4 == 3:
+            s = r // 4 + 1
+            x, y = x + schedule[s % 3] & _WORD, y + schedule[(s + 1) % 3] + s & _WORD
+    return x, y
+
+
+def uniform(seed: tuple[int, int], position: int, token: int, domain: int = 0) -> float:
+    """The uniform number of (seed, position, token id) in a domain, strictly between 0 and 1."""
+    word = threefry(seed, (token >> 1, position + (domain << 24)))[token & 1]
+    return ((word >> 9) + 0.5) / 2**23
+
+
+def gumbel_noise(seed: tuple[int, int], position: int, ids: range, domain: int = 0) -> Array:
+    """-log(-log u) for each id."""
+    return np.array([-np.log(-np.log(uniform(seed, position, i, domain))) for i in ids])
+
+
+def kept_ids(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
+    """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits share their fate."""
+    mass = np.exp((logits - logits.max()) / row.temperature)
+    kept = mass >= row.min_p
+    above = np.array([np.sum(kept & (logits > x)) for x in logits])
+    if row.top_k > 0:
+        kept &= above < row.top_k
+    if row.top_p < 1:
+        better = np.array([mass[kept & (logits > x)].sum() for x in logits])
+        kept &= better < row.top_p * mass[kept].sum()
+    return kept
+
+
+def coupled_sample(logits: Array, noise: Array, row: RowParameters) -> int:
+    """The id that one row draws: the best of the kept perturbed logits, the smallest among equals."""
+    if row.temperature == 0:
+        return int(np.argmax(logits))
+    return int(np.argmax(np.where(kept_ids(logits, row), logits / row.temperature + noise, -np.inf)))
+
+
+def distribution(logits: Array, row: RowParameters) -> Array:
+    """The probabilities that a row draws from; its temperature is above 0."""
+    mass = np.where(kept_ids(logits, row), np.exp((logits - logits.max()) / row.temperature), 0.0)
+    return mass / mass.sum()
+
+
+def accept_drafts(drafts: list[int], drawn: list[int], limit: int) -> list[int]:
+    """What one sequence emits: the target's draws up to the first that the drafts miss."""
+    count = 0
+    while count < min(limit, len(drafts)) and drafts[count] == drawn[count]:
+        count += 1
+    return drawn[: count + 1]
+
+
+def rejection_sample(target: Array, draft: Array, drafts: list[int], u: list[float], noise: Array) -> list[int]:
+    """What one sequence emits by the classic rule (Leviathan, Kalman, Matias, ICML 2023).
+
+    target (N, V) and draft (N - 1, V) are probabilities, noise (N, V) Gumbel numbers of a domain of their own.
+    """
+    emitted: list[int] = []
+    for n, token in enumerate(drafts):
+        residual = np.maximum(target[n] - draft[n], 0)
+        if not (u[n] * draft[n, token] < target[n, token] or residual.sum() == 0):
+            return [*emitted, int(np.argmax(residual * np.exp(noise[n])))]
+        emitted.append(token)
+    return [*emitted, int(np.argmax(target[-1] * np.exp(noise[-1])))]
