@@ -6,50 +6,25 @@ because some fill hundreds of megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from bench.case import Case, normal
+from bench.cases_layer import DECODE_LAYER
+from bench.cases_sampling import SAMPLING
 from nki_kernels import roofline
 from nki_kernels.merge_attention import merge_attention_kernel
-from nki_kernels.roofline import AttentionDims, Cost
+from nki_kernels.roofline import AttentionDims
 from nki_kernels.verify_attention import verify_attention_kernel
 from nki_kernels.verify_attention_paged import verify_attention_paged_kernel
 
 
-@dataclass(frozen=True)
-class Case:
-    """One kernel at one size.
-
-    `name` says the dims (B4-S8192-N8-bf16); `kernel` is jitted and gets `arguments()` as positional
-    arguments on `lnc` cores; `cost()` gives the bytes and operations that the work needs at least.
-    """
-
-    name: str
-    kernel: Any
-    arguments: Callable[[], tuple[Any, ...]]
-    cost: Callable[[], Cost]
-    lnc: int = 1
-
-    @property
-    def full_name(self) -> str:
-        """Kernel and case, as the benchmark prints and selects them."""
-        return f"{self.kernel.__name__}/{self.name}" + (f"-lnc{self.lnc}" if self.lnc > 1 else "")
-
-
-def _normal(shape: tuple[int, ...], itemsize: int) -> Any:
-    drawn = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    return drawn.astype(ml_dtypes.bfloat16) if itemsize == 2 else drawn
-
-
 def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
     """q, new keys, new values and the positions of a chain at the end of the cache."""
-    q = _normal((d.batch, d.heads, d.candidates, d.dim), d.itemsize)
-    new = _normal((d.batch, d.kv_heads, d.candidates, d.dim), d.itemsize)
+    q = normal((d.batch, d.heads, d.candidates, d.dim), d.itemsize)
+    new = normal((d.batch, d.kv_heads, d.candidates, d.dim), d.itemsize)
     chain = np.arange(d.slots - d.candidates, d.slots, dtype=np.int32)
     return q, new, new.copy(), np.tile(chain, (d.batch, 1))
 
@@ -57,8 +32,8 @@ def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
 def attention_arguments(d: AttentionDims, tree: bool = False) -> tuple[Any, ...]:
     """Arguments of verify_attention_kernel; the tree is a root with N - 1 leaves."""
     q, k_new, v_new, positions = _attention_rows(d)
-    keys = _normal((d.batch, d.kv_heads, d.dim, d.slots), d.itemsize)
-    values = _normal((d.batch, d.kv_heads, d.slots, d.dim), d.itemsize)
+    keys = normal((d.batch, d.kv_heads, d.dim, d.slots), d.itemsize)
+    values = normal((d.batch, d.kv_heads, d.slots, d.dim), d.itemsize)
     ancestors = np.tile((1 | 1 << np.arange(d.candidates)).astype(np.int32), (d.batch, 1)) if tree else None
     return q, k_new, v_new, keys, values, positions, ancestors
 
@@ -67,7 +42,7 @@ def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
     """Arguments of verify_attention_paged_kernel with blocks in shuffled order."""
     q, k_new, v_new, positions = _attention_rows(d)
     count = d.batch * d.slots // length
-    pages = _normal((count, d.kv_heads, length, d.dim), d.itemsize)
+    pages = normal((count, d.kv_heads, length, d.dim), d.itemsize)
     table = np.random.default_rng(0).permutation(count).astype(np.int32).reshape(d.batch, -1)
     return q, (k_new, v_new), pages, pages.copy(), positions, table
 
@@ -86,7 +61,7 @@ def _attention(dims: tuple[int, ...], lnc: int = 1, tree: bool = False, page: in
 
 def merge_arguments(shards: int, rows: int, dim: int) -> tuple[Any, ...]:
     """Arguments of merge_attention_kernel."""
-    return _normal((shards, rows, dim), 4), _normal((shards, rows), 4)
+    return normal((shards, rows, dim), 4), normal((shards, rows), 4)
 
 
 # the Qwen3-32B shard at TP 32 over lengths and k, then other shapes
@@ -103,4 +78,4 @@ VERIFY_ATTENTION = (
          partial(roofline.merge_attention, 4, 64, 128, 4)),
 )  # fmt: skip
 
-CASES: tuple[Case, ...] = VERIFY_ATTENTION
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + SAMPLING + DECODE_LAYER

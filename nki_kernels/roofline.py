@@ -38,3 +38,41 @@ def verify_attention(d: AttentionDims) -> Cost:
 def merge_attention(shards: int, rows: int, dim: int, itemsize: int) -> Cost:
     """Parts and lse in, one of each out; the sums are vector work."""
     return Cost((shards + 1) * rows * (dim * itemsize + 4), 0)
+
+
+def decode_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
+    """Gate, up and down once; the rows, in and out, come on top in use, not here."""
+    weights = 3 * hidden * inner
+    return Cost(weights * itemsize, 2 * rows * weights)
+
+
+def decode_attention(d: AttentionDims, hidden: int) -> Cost:
+    """The four projections and the cache once."""
+    weights = 2 * hidden * (d.heads + d.kv_heads) * d.dim
+    cached = verify_attention(d)
+    return Cost(weights * d.itemsize + cached.hbm_bytes, 2 * d.batch * d.candidates * weights + cached.flops)
+
+
+def gumbel_noise(rows: int, columns: int) -> Cost:
+    """The noise out, fp32; its rounds are vector work, which bounds it."""
+    return Cost(rows * columns * 4, 0)
+
+
+def coupled_sample(rows: int, columns: int, itemsize: int) -> Cost:
+    """Logits and noise in."""
+    return Cost(rows * columns * (itemsize + 4), 0)
+
+
+def weights_above(rows: int, columns: int, itemsize: int) -> Cost:
+    """Logits in, a few numbers a row out."""
+    return Cost(rows * columns * itemsize, 0)
+
+
+def rejection_sample(rows: int, columns: int, itemsize: int) -> Cost:
+    """Target and draft logits and noise in."""
+    return Cost(rows * columns * (2 * itemsize + 4), 0)
+
+
+def accept(shards: int, batch: int, rows: int, numbers: int) -> Cost:
+    """`numbers` of 4 bytes of each shard, sequence and row in, two integers a row out."""
+    return Cost(4 * batch * rows * (numbers * shards + 2), 0)

@@ -11,16 +11,23 @@ import nki.isa as nisa
 import nki.language as nl
 
 P = 128
-# keys per chunk: one PSUM bank of scores
-CHUNK = 512
+# columns of one matmul: a PSUM bank of fp32
+BANK = 512
+# keys per chunk: two banks of scores
+CHUNK = 1024
 # consecutive keys on one partition: values move in rows of RUN * D elements
-RUN = 4
+RUN = 8
+# key tiles that are turned and copied together
+HALF = 4
 HIDDEN = -1.0e30
 
 
 @dataclass(frozen=True)
 class Tiling(nl.NKIObject):
-    """The dims of a launch: `pack` groups share one pass over the engines, `queries` is (H / G) * N."""
+    """The dims of a launch: `pack` groups share one pass over the engines, `queries` is (H / G) * N.
+
+    Lags are in steps: a chunk's keys travel `ahead` of its scores, which are turned `turn` and weighed `weigh` later.
+    """
 
     groups: int
     kv_heads: int
@@ -29,17 +36,32 @@ class Tiling(nl.NKIObject):
     slots: int
     dim: int
     pack: int
+    ahead: int
+    turn: int
+    weigh: int
 
 
-def tiling(q, kv_heads, slots):
+def tiling(q, kv_heads, slots, gathered=False):
     """Integer dims; the groups of one pack are whole sequences or lie within one."""
     batch, heads, count, dim = q.shape
-    rows = heads // kv_heads * count
+    rows, groups = heads // kv_heads * count, batch * kv_heads
+    most = min(P // rows, BANK // dim)
+    # little work is cut in two, so that the engines have something to overlap
+    if groups * slots <= 4 * CHUNK:
+        most = min(most, 2)
     pack = 1
-    for size in range(1, min(P // rows, CHUNK // dim) + 1):
+    for size in range(1, most + 1):
         if size % kv_heads == 0 or kv_heads % size == 0:
             pack = size
-    return Tiling(batch * kv_heads, kv_heads, rows, count, slots, dim, pack)
+    # long lags keep the memory busy to the end; where several packs of many rows wait for the engines they cost time
+    ahead, turn, weigh = 1, 2, 3
+    if gathered:
+        ahead = 2
+    elif groups <= pack or pack * rows <= P // 2:
+        ahead, turn, weigh = 3, 3, 4
+    if math.ceil(slots / CHUNK) * math.ceil(groups / pack) <= 2:
+        ahead, turn, weigh = 1, 2, 2
+    return Tiling(groups, kv_heads, rows, count, slots, dim, pack, ahead, turn, weigh)
 
 
 def first_and_last(t):
@@ -58,6 +80,14 @@ def first_and_last(t):
 def move(dst, src):
     """A small transfer whose descriptors are made beforehand, so that many can follow each other."""
     nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
+
+
+def first_slots(positions):
+    """The slot of each sequence's row 0: int32 (1, B)."""
+    batch, count = positions.shape
+    made = nl.ndarray((1, batch), dtype=nl.int32)
+    move(made, positions.ap([[0, 1], [count, batch]], offset=0))
+    return made
 
 
 def of_groups(table, t, group, count, inner, step):
@@ -91,43 +121,37 @@ def ramp(rows, period, per_period, per_row, first):
     return made
 
 
-def groups_per_scatter(t):
-    """How many groups' new rows fit one scatter of up to 128 rows."""
-    per = P // t.candidates
-    if per > t.kv_heads:
-        return per // t.kv_heads * t.kv_heads
-    while t.kv_heads % per:
-        per = per - 1
-    return per
+def transposed(source, first, rows, t, start):
+    """HBM rows `first` to `first + rows` of D elements as an SBUF tile (D, rows).
 
-
-def new_rows(source, t, group, count):
-    """New key or value rows of some groups: SBUF (groups * N, D)."""
-    rows = count * t.candidates
-    made = nl.ndarray((rows, t.dim), dtype=source.dtype)
-    move(made, source.ap([[t.dim, rows], [1, t.dim]], offset=group * t.candidates * t.dim))
+    Up to 128 at a time travel, through the partitions from `start` (32 or 64) on if they are allowed there.
+    """
+    made = nl.ndarray((t.dim, rows), dtype=source.dtype)
+    for done in range(0, rows, P):
+        count = min(P, rows - done)
+        skip = 0
+        # 32 rows may start at any multiple of 32, up to 64 at 64
+        if count <= start:
+            skip = start
+        loaded = nl.ndarray((skip + count, t.dim), dtype=source.dtype)
+        part = loaded[skip : skip + count, :]
+        move(part, source.ap([[t.dim, count], [1, t.dim]], offset=(first + done) * t.dim))
+        turned = nl.ndarray((t.dim, count), dtype=source.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned, data=part)
+        nisa.tensor_copy(dst=made[:, done : done + count], src=turned)
     return made
 
 
-def transposed(source, rows, t, offset):
-    """`rows` HBM rows of D elements as an SBUF tile (D, rows)."""
-    loaded, made = nl.ndarray((rows, t.dim), dtype=source.dtype), nl.ndarray((t.dim, rows), dtype=source.dtype)
-    move(loaded, source.ap([[t.dim, rows], [1, t.dim]], offset=offset))
-    turned = nl.ndarray((t.dim, rows), dtype=source.dtype, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned, data=loaded)
-    nisa.tensor_copy(dst=made, src=turned)
-    return made
-
-
-def columns(slots, t, tiles):
-    """Where the candidates begin in each (start, size) tile with a margin of N on both sides: int32 (1, tiles, B)."""
-    batch, n = slots.shape[1], t.candidates
-    made = nl.ndarray((1, len(tiles), batch), dtype=nl.int32)
-    inside = nl.ndarray((1, len(tiles), batch), dtype=nl.float32)
-    for i in range(len(tiles)):
-        nisa.tensor_scalar(dst=inside[:, i, :], data=slots, op0=nl.add, operand0=float(n - tiles[i][0]),
+def columns(slots, t):
+    """Where the candidates begin in each chunk with a margin of N on both sides: int32 (1, chunks, B)."""
+    batch, n, chunks = slots.shape[1], t.candidates, math.ceil(t.slots / CHUNK)
+    made = nl.ndarray((1, chunks, batch), dtype=nl.int32)
+    inside = nl.ndarray((1, chunks, batch), dtype=nl.float32)
+    for i in range(chunks):
+        size = min(CHUNK, t.slots - i * CHUNK)
+        nisa.tensor_scalar(dst=inside[:, i, :], data=slots, op0=nl.add, operand0=float(n - i * CHUNK),
                            op1=nl.maximum, operand1=0.0)  # fmt: skip
-        nisa.tensor_scalar(dst=made[:, i, :], data=inside[:, i, :], op0=nl.minimum, operand0=float(tiles[i][1] + n))
+        nisa.tensor_scalar(dst=made[:, i, :], data=inside[:, i, :], op0=nl.minimum, operand0=float(size + n))
     return made
 
 

@@ -24,6 +24,9 @@ SHAPES = [
     Dims(2, 16, 2, 8, 1030, 64, "bf16"),
     Dims(2, 4, 1, 32, 129, 128, "bf16"),
     Dims(33 - 1, 2, 1, 2, 40, 64, "bf16"),
+    Dims(2, 2, 1, 3, 2305, 64),
+    Dims(9, 2, 1, 8, 1100, 128, "bf16"),
+    Dims(1, 2, 1, 32, 3073, 128, "bf16"),
 ]
 
 
@@ -52,7 +55,7 @@ def test_as_exact_as_the_textbook(dims: Dims, lnc: int) -> None:
 @pytest.mark.parametrize("lnc", [1, 2])
 @pytest.mark.parametrize(("dims", "length"), [
     (Dims(3, 4, 2, 5, 96, 64), 16), (Dims(2, 2, 1, 8, 640, 128, "bf16"), 128), (Dims(2, 4, 2, 3, 2048, 64), 1024),
-    (Dims(3, 3, 3, 4, 520, 64), 8), (Dims(2, 2, 1, 2, 1024, 64), 512),
+    (Dims(3, 3, 3, 4, 520, 64), 8), (Dims(2, 2, 1, 2, 1024, 64), 512), (Dims(5, 2, 1, 8, 2192, 128, "bf16"), 16),
 ], ids=str)  # fmt: skip
 def test_pages_as_exact_as_the_textbook(dims: Dims, length: int, lnc: int) -> None:
     x = draw(dims)

@@ -60,6 +60,19 @@ def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_length_of_the_cache(dtype: str) -> None:
+    """Caches of whole chunks: slots that no row sees have no say, those that a row sees have one."""
+    x = draw(Dims(2, 4, 2, 3, 4096, 64, dtype), first=[1020, 3])
+    whole = run(x)
+    for slots in (2048, 3072):
+        cache = x.keys[..., :slots].copy(), x.values[:, :, :slots].copy()
+        assert same(run(x, cache), whole), f"S={slots}"
+    x.values[0, :, 640] *= 2
+    assert not same(run(x)[0], whole[0])
+    assert same(run(x)[1], whole[1])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("length", [8, 64, 1024])
 def test_pages(length: int, dtype: str) -> None:
     x = draw(Dims(3, 4, 2, 5, 1024, 64, dtype), first=[3, 1019, 510])

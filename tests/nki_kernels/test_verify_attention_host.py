@@ -44,6 +44,7 @@ def _set(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 def _take(count: int) -> Callable[[dict[str, Any]], None]:
     """Make all rows `count` per sequence."""
+
     def change(given: dict[str, Any]) -> None:
         given["q"] = np.zeros((2, 4, count, 64), np.float32)
         given["new"] = (np.zeros((2, 2, count, 64), np.float32),) * 2

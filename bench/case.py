@@ -1,0 +1,38 @@
+"""What one benchmark case is, and the random numbers that its arguments are filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from nki_kernels.roofline import Cost
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size.
+
+    `name` says the dims (B4-S8192-N8-bf16); `kernel` is jitted and gets `arguments()` as positional
+    arguments on `lnc` cores; `cost()` gives the bytes and operations that the work needs at least.
+    """
+
+    name: str
+    kernel: Any
+    arguments: Callable[[], tuple[Any, ...]]
+    cost: Callable[[], Cost]
+    lnc: int = 1
+
+    @property
+    def full_name(self) -> str:
+        """Kernel and case, as the benchmark prints and selects them."""
+        return f"{self.kernel.__name__}/{self.name}" + (f"-lnc{self.lnc}" if self.lnc > 1 else "")
+
+
+def normal(shape: tuple[int, ...], itemsize: int) -> Any:
+    """Normal numbers of a shape, bf16 or fp32 by their size in bytes."""
+    drawn = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    return drawn.astype(ml_dtypes.bfloat16) if itemsize == 2 else drawn

@@ -1,0 +1,69 @@
+"""Packing weights on the host, once: from a checkpoint's (out, in) to the blocks that stream_weights reads.
+
+A packed weight is (blocks, in, C), block b being C of the output features for all inputs. The number of blocks is
+even, so that two cores share them. Works on numpy arrays and torch tensors; the result is of the same kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+BANK = 512
+
+
+def block_width(features: int, most: int = BANK) -> int:
+    """The widest block of at most `most` features of which an even number makes `features`.
+
+    Raises:
+        ValueError: `features` is odd.
+    """
+    if features < 2 or features % 2:
+        raise ValueError(f"{features} features have no two equal halves, an even number is needed: choose another tp")
+    count = 2
+    while features % count or features // count > most:
+        count += 2
+    return features // count
+
+
+def pack(weight: Any) -> Any:
+    """(out, in) as (blocks, in, C)."""
+    out, depth = weight.shape
+    return _contiguous(weight.reshape(-1, block_width(out), depth).swapaxes(1, 2))
+
+
+def pack_gate_up(gate: Any, up: Any) -> Any:
+    """Two (I, in) weights as (blocks, in, 2 C): a block holds the same C features of both."""
+    inner, depth = gate.shape
+    width = block_width(inner, BANK // 2)
+    count = inner // width
+    both = _empty(gate, (count, 2, width, depth))
+    both[:, 0], both[:, 1] = gate.reshape(count, width, depth), up.reshape(count, width, depth)
+    return _contiguous(both.reshape(count, 2 * width, depth).swapaxes(1, 2))
+
+
+def _empty(like: Any, shape: tuple[int, ...]) -> Any:
+    return np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_empty(shape)
+
+
+def _contiguous(array: Any) -> Any:
+    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.contiguous()
+
+
+def pack_qkv(q: Any, k: Any, v: Any, dim: int) -> Any:
+    """Three (heads * D, in) weights as (blocks, in, C): heads in the order v, k, q, whole heads in a block."""
+    features, depth = q.shape[0] + 2 * k.shape[0], q.shape[1]
+    heads = features // dim
+    width = max([n for n in range(1, max(1, BANK // dim) + 1) if heads % (2 * n) == 0], default=1)
+    joined = _empty(q, (features, depth))
+    kv = k.shape[0]
+    joined[:kv], joined[kv : 2 * kv], joined[2 * kv :] = v, k, q
+    return _contiguous(joined.reshape(heads // width, width * dim, depth).swapaxes(1, 2))
+
+
+def pack_out(weight: Any, dim: int) -> Any:
+    """The output projection (out, H * D) as (blocks, D * H, C), the inputs in the order D, H."""
+    out, depth = weight.shape
+    by_dim = weight.reshape(out, depth // dim, dim).swapaxes(1, 2)
+    return pack(_contiguous(by_dim).reshape(out, depth))

@@ -1,0 +1,62 @@
+"""`python -m bench.draft_cost`: the formula against enumeration, the parts of a step, and the table."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+
+from bench import draft_cost
+from bench.cases_layer import Shard
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.6, 0.95, 1.0])
+@pytest.mark.parametrize("k", [0, 1, 5])
+def test_tokens_by_enumeration(rate: float, k: int) -> None:
+    """Over all outcomes of k independent acceptances: the accepted run and one token more."""
+    mean = 0.0
+    for accepted in product((True, False), repeat=k):
+        chance, run = 1.0, 0
+        for outcome in accepted:
+            chance *= rate if outcome else 1 - rate
+        while run < k and accepted[run]:
+            run += 1
+        mean += chance * (run + 1)
+    assert draft_cost.tokens(rate, k) == pytest.approx(mean)
+
+
+def test_best_k_as_published() -> None:
+    """The optimal k by acceptance rate and c that Leviathan's formula gives (v = 0)."""
+    expected = {0.6: (6, 4, 3, 2), 0.7: (8, 6, 4, 3), 0.8: (11, 8, 6, 4), 0.9: (19, 13, 10, 7)}
+    for rate, ks in expected.items():
+        assert tuple(draft_cost.best(rate, c, 0.0)[0] for c in (0.02, 0.05, 0.1, 0.2)) == ks
+    assert draft_cost.best(0.6, 0.9, 0.0) == (0, 1.0)
+
+
+def test_a_step_is_its_kernels_collectives_and_head() -> None:
+    shard = Shard("0.6B", 32, 1, 1)
+    found = draft_cost.step(shard, 1)
+    halves = [draft_cost.simulate(make(shard))["us"] for make in (draft_cost.attention_case, draft_cost.mlp_case)]
+    assert found.attention == pytest.approx(28 * halves[0])
+    assert found.mlp == pytest.approx(28 * halves[1])
+    assert found.collectives == pytest.approx(56 * draft_cost.all_reduce_us(1024 * 2))
+    assert found.total > 28 * sum(halves) + found.collectives
+    assert (
+        draft_cost.all_reduce_us(2048, "low") < draft_cost.all_reduce_us(2048) < draft_cost.all_reduce_us(2048, "high")
+    )
+
+
+def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a stand-in for the simulator, whose layer costs a microsecond per model size."""
+    sizes = {"32B": 64.0, "1.7B": 8.0, "0.6B": 4.0}
+    monkeypatch.setattr(draft_cost, "simulate", lambda case: {"us": sizes[case.name.split("-")[0]]})
+    draft_cost.main(["--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 2 * (1 + 2 + 3)
+    assert all(row["source"] == "simulated" and row["c"] == row["draft_us"] / row["target_us"] for row in rows)
+    assert {row["draft_tp"] for row in rows if row["tp"] == 4} == {4}
+    draft_cost.main([])
+    out = capsys.readouterr().out
+    assert "(simulated)" in out
+    assert len(out.splitlines()) == 2 + len(rows)

@@ -1,0 +1,39 @@
+"""Simulated times of verification attention: the aims that it reaches, and what must not cost time."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bench.cases import CASES
+from bench.kernels import simulate
+
+
+@cache
+def row(name: str) -> dict[str, Any]:
+    """One row of the kernels' table."""
+    return simulate(next(case for case in CASES if case.full_name == f"verify_attention_{name}"))
+
+
+@pytest.mark.parametrize(("name", "share"), [
+    ("kernel/B4-H2-G1-S8192-N8-D128-bf16", 0.80), ("kernel/B4-H2-G1-S8192-N16-D128-bf16", 0.80),
+    ("kernel/B4-H2-G1-S8192-N8-D128-bf16-tree", 0.80), ("kernel/B4-H2-G1-S8192-N8-D128-bf16-lnc2", 0.80),
+    ("paged_kernel/B4-H2-G1-S8192-N8-D128-bf16-L32", 0.60),
+])  # fmt: skip
+def test_share_of_the_roofline(name: str, share: float) -> None:
+    assert share <= row(name)["roofline_share"] <= 1
+
+
+@pytest.mark.parametrize("slots", [1024, 8192])
+def test_candidates_are_nearly_free(slots: int) -> None:
+    """16 rows per sequence take at most a twentieth longer than one."""
+    one, many = (row(f"kernel/B4-H2-G1-S{slots}-N{count}-D128-bf16")["us"] for count in (1, 16))
+    assert one < many <= 1.05 * one
+
+
+def test_more_slots_take_longer() -> None:
+    """Negative control: the times are those of the work, not a constant."""
+    short, long = (row(f"kernel/B4-H2-G1-S{slots}-N8-D128-bf16")["us"] for slots in (1024, 8192))
+    assert long > 2 * short
