@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from compile.spec import BuildSpec
 from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
-from model.cache import cache_shape
+from model.cache import cache_shapes
 from model.config import Qwen3Config
+from model.kernels import BACKINGS
 from model.parallel import HeadMap, Parallel
 from model.weights import hf_shapes, table
 
@@ -73,11 +74,11 @@ def _weights(prefix: str, config: Qwen3Config, tp: int, dtype: str) -> tuple[Ten
 
 
 def _state(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:
-    shape = cache_shape(config, Parallel(spec.tp), spec.batch, spec.max_len)
+    shapes = cache_shapes(config, Parallel(spec.tp), spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
     return tuple(
         TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, dtype)
         for layer in range(config.num_hidden_layers)
-        for which in "kv"
+        for which, shape in zip("kv", shapes, strict=True)
     )
 
 

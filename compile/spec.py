@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from model.attention import KEY_TILE
 from model.config import Qwen3Config, load_config
 from model.errors import UserError
+from model.kernels import BACKINGS
 from model.parallel import check_tp
 from model.weights import DTYPES
 
@@ -39,6 +40,7 @@ class BuildSpec:
     draft_checkpoint: str = _flag("", "folder with the draft's weights")
     draft_tp: int = _flag(0, "tensor-parallel ranks of the draft; 0 means the same as --tp")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
+    kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
@@ -110,6 +112,8 @@ class BuildSpec:
             raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
         if self.dtype not in DTYPES:
             raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.kernels not in BACKINGS:
+            raise UserError(f"kernels is {self.kernels!r}; it must be one of {', '.join(BACKINGS)}")
         if self.draft_tp not in (0, self.tp):
             raise UserError(
                 f"draft-tp {self.draft_tp} differs from tp {self.tp}, which is not supported yet; leave it out"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from compile import collectives, hlo
+from compile.custom_call import kernels_of_graph
 from compile.plan import Plan
 from compile.spec import BuildSpec
 from compile.torchax_seam import interop
@@ -66,6 +67,9 @@ class TracedOps(Ops):
     def bits(self, x: Tensor) -> Tensor:
         return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.int32), x)
 
+    def number(self, bits: Tensor) -> Tensor:
+        return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.float32), bits)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.tp == 1 else interop.call_jax(lambda a: collectives.all_reduce(a, self.tp), x)
 
@@ -84,8 +88,9 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     parallel = Parallel(spec.tp, ops)
     drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
     with torch.device("meta"):
-        draft = Qwen3(spec.draft_config, parallel) if drafting else None
-        pair = Pair(Qwen3(spec.target_config, parallel), draft, ops).to(DTYPES[spec.dtype])
+        kernels = kernels_of_graph(spec.kernels)
+        draft = Qwen3(spec.draft_config, parallel, kernels) if drafting else None
+        pair = Pair(Qwen3(spec.target_config, parallel, kernels), draft, ops).to(DTYPES[spec.dtype])
     theirs = _parameter_names(spec, drafting)
     stage = Pair.prefill if graph.tag == PREFILL else Pair.step
 

@@ -12,7 +12,7 @@ from model.parallel import Parallel
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer on one rank, each (B, G, S, D)."""
+    """Keys and values of one layer on one rank, each (B, G, S, D) in the reference's layout."""
 
     k: Tensor
     v: Tensor
@@ -31,14 +31,33 @@ class Rows(NamedTuple):
     slots_B: Tensor | None = None
 
 
-def cache_shape(config: Qwen3Config, parallel: Parallel, batch: int, length: int) -> tuple[int, int, int, int]:
-    """(B, G, S, D) of one key or value cache on one rank."""
-    return batch, parallel.heads(config).kv_per_rank, length, config.head_dim
+class Layout(NamedTuple):
+    """How a backing of the kernels keeps a cache of S positions.
+
+    Keys (B, G, S, D) as the values, or transposed to (B, G, D, S); `margin` slots more, for rows that stand past the
+    last position, where nothing reads them.
+    """
+
+    transposed_keys: bool = False
+    margin: int = 0
 
 
-def empty_caches(config: Qwen3Config, parallel: Parallel, batch: int, length: int, dtype: torch.dtype) -> list[Cache]:
+PLAIN = Layout()
+Shape = tuple[int, int, int, int]
+
+
+def cache_shapes(
+    config: Qwen3Config, parallel: Parallel, batch: int, length: int, layout: Layout = PLAIN
+) -> tuple[Shape, Shape]:
+    """The shapes of one key and one value cache on one rank."""
+    heads, slots, dim = parallel.heads(config).kv_per_rank, length + layout.margin, config.head_dim
+    values = (batch, heads, slots, dim)
+    return ((batch, heads, dim, slots) if layout.transposed_keys else values), values
+
+
+def empty_caches(
+    config: Qwen3Config, parallel: Parallel, batch: int, length: int, dtype: torch.dtype, layout: Layout = PLAIN
+) -> list[Cache]:
     """Zeroed caches, one per layer."""
-    shape = cache_shape(config, parallel, batch, length)
-    return [
-        Cache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_hidden_layers)
-    ]
+    shapes = cache_shapes(config, parallel, batch, length, layout)
+    return [Cache(*(torch.zeros(s, dtype=dtype) for s in shapes)) for _ in range(config.num_hidden_layers)]

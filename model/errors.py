@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 class UserError(Exception):
@@ -20,9 +22,18 @@ def quiet_start() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _not_swallowed(raised: Any) -> None:
+    """Raise Ctrl-C again when it met a callback that cannot pass it on, such as the garbage collector's."""
+    if issubclass(raised.exc_type, KeyboardInterrupt):
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(raised)
+
+
 def run_cli(main: Callable[[], None]) -> None:
     """Run a command: a UserError ends with its sentence on stderr and exit code 2, Ctrl-C with 130."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _not_swallowed
     try:
         main()
     except UserError as error:

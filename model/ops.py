@@ -46,6 +46,10 @@ class Ops:
         """The bits of fp32 values as int32."""
         return x.view(torch.int32)
 
+    def number(self, bits: Tensor) -> Tensor:
+        """The fp32 values that int32 bits stand for."""
+        return bits.view(torch.float32)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the tensor-parallel ranks."""
         return x

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.cache import Cache, Rows
 from model.config import Qwen3Config
-from model.kernels import coupled_sample, verify_attention
+from model.kernels import REFERENCE, Kernels
 from model.parallel import ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.sampling import Sampling
 
@@ -50,10 +50,10 @@ def rotate(x_BHND: Tensor, angles_BND: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention over the cache, queries and keys normalised before the rotation."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
         heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
-        self.ops, self.head_dim = parallel.ops, d
+        self.ops, self.kernels, self.head_dim = parallel.ops, kernels, d
         self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
         self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.v_proj = ColumnLinear(e, heads.kv_per_rank * d)
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         q_BHND = rotate(self.q_norm(split(self.q_proj(x_BNE))), angles)
         k_BGND = rotate(self.k_norm(split(self.k_proj(x_BNE))), angles)
         v_BGND = split(self.v_proj(x_BNE))
-        o_BHND, cache = verify_attention(self.ops, q_BHND, (k_BGND, v_BGND), cache, rows)
+        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, (k_BGND, v_BGND), cache, rows)
         return self.o_proj(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
@@ -88,11 +88,11 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One decoder layer: two pre-normalised residual branches."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
         self.kind = config
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, parallel)
+        self.self_attn = Attention(config, parallel, kernels)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, parallel)
 
@@ -105,13 +105,13 @@ class Layer(nn.Module):
 class Qwen3(nn.Module):
     """The decoder of one rank. A tied head is a second copy: it is sharded along another axis."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel | None = None) -> None:
+    def __init__(self, config: Qwen3Config, parallel: Parallel | None = None, kernels: Kernels = REFERENCE) -> None:
         super().__init__()
         self.config = self.kind = config
-        self.parallel = parallel or Parallel()
+        self.parallel, self.kernels = parallel or Parallel(), kernels
         tp, ops = self.parallel.tp, self.parallel.ops
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // tp, ops)
-        self.layers = nn.ModuleList(Layer(config, self.parallel) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, self.parallel, kernels) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops)
 
@@ -136,5 +136,6 @@ class Qwen3(nn.Module):
         x, caches = self.hidden(ids_BN, caches, rows)
         batch, count = ids_BN.shape
         positions_R = (rows.positions_BN + 1).flatten()
-        drawn_R = coupled_sample(self.parallel.ops, self.logits(x).flatten(0, 1), sampling.rows(count), positions_R)
+        logits_RV, drawn = self.logits(x).flatten(0, 1), sampling.rows(count)
+        drawn_R = self.kernels.coupled_sample(self.parallel.ops, logits_RV, drawn, positions_R)
         return drawn_R.unflatten(0, (batch, count)), caches

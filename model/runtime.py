@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 from safetensors import safe_open
 
+from model import custom_calls
 from model.artifact import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.errors import UserError
+from model.launches import NUMPY, TARGET
 from model.speculative import StepInputs
 from model.weights import shard_file
 
@@ -35,7 +36,6 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
 
 # enough for the tensor-parallel runs that one process may mix
 _MIN_DEVICES = 2
-_NUMPY = {"float32": np.float32, "int32": np.int32, "bfloat16": ml_dtypes.bfloat16}
 
 
 class Graphs:
@@ -63,7 +63,7 @@ class Graphs:
         """
         graph = self.bundle.graph(tag, bucket)
         if (tag, bucket) not in self._executables:
-            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, _NUMPY[t.dtype]) for t in graph.inputs)))
+            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, NUMPY[t.dtype]) for t in graph.inputs)))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
         """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
@@ -74,16 +74,20 @@ class Graphs:
         replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
         arguments += [self._join(list(parts)) for parts in zip(*replicas, strict=True)]
         arguments += [self._state[t.name] for t in graph.state]
-        results = self._executable(graph).execute_sharded(arguments).disassemble_into_single_device_arrays()
+        executed = self._executable(graph).execute_sharded(arguments)
+        results = executed.disassemble_into_single_device_arrays()
         visible = len(graph.outputs)
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
+        custom_calls.check(results)
         return [np.asarray(parts[0]) for parts in results[:visible]]
 
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
             proto = (self.bundle.path / graph.file).read_bytes()
+            if TARGET.encode() in proto:
+                custom_calls.register()
             self._executables[key] = compile_hlo(proto, self._devices)
         return self._executables[key]
 
@@ -96,7 +100,7 @@ class Graphs:
         return {name: self._put([shard[name] for shard in shards]) for name in needed}
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, _NUMPY[tensor.dtype])] * self.tp)
+        return self._put([np.zeros(tensor.shape, NUMPY[tensor.dtype])] * self.tp)
 
     def _put(self, parts: list[np.ndarray]) -> Any:
         return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])

@@ -21,17 +21,26 @@ _INFINITY_BITS = 0x7F800000
 
 
 class Sampling(NamedTuple):
-    """The sampling parameters of each row; the neutral values switch a filter off."""
+    """The sampling parameters of each row; the neutral values switch a filter off.
+
+    `noise_BNV` is the noise of a step's positions, if a backing makes it once for all draws of the step.
+    """
 
     temperature_R: Tensor
     top_k_R: Tensor
     top_p_R: Tensor
     min_p_R: Tensor
     seed_R2: Tensor
+    noise_BNV: Tensor | None = None
 
     def rows(self, count: int) -> Sampling:
-        """The same parameters for `count` rows of each sequence, sequence-major."""
-        return Sampling(*(t.repeat_interleave(count, 0) for t in self))
+        """The same parameters for `count` rows of each sequence, sequence-major, with the noise of the first ones."""
+        each = {name: t.repeat_interleave(count, 0) for name, t in self._asdict().items() if name != "noise_BNV"}
+        return Sampling(**each, noise_BNV=None if self.noise_BNV is None else self.noise_BNV[:, :count])
+
+    def at(self, row: int) -> Sampling:
+        """The parameters of a pass whose only row is the step's row `row`."""
+        return self if self.noise_BNV is None else self._replace(noise_BNV=self.noise_BNV[:, row : row + 1])
 
 
 def coupled_sample(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R: Tensor) -> Tensor:

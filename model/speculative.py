@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from model.cache import Cache, Rows
-from model.kernels import accept, coupled_sample
 from model.ops import Ops
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
@@ -71,30 +70,34 @@ class Pair(nn.Module):
     def step(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
         """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids."""
         position_B1, keys_S = inputs.position_ids, _iota(inputs.attention_mask.shape[1], inputs.position_ids)
-        candidates_BN, draft_caches = self._draft(k, inputs, keys_S, draft_caches)
         padding = max(0, MIN_TARGET_ROWS - k - 1)
-        rows_BN = torch.nn.functional.pad(candidates_BN, (0, padding))
         rows = Rows(position_B1 + _iota(k + 1 + padding, position_B1), keys_S)
-        drawn_BN, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, inputs.sampling)
+        kernels, vocabulary = self.target_model.kernels, self.target_model.config.vocab_size
+        sampling = kernels.prepare(self.ops, inputs.sampling, rows.positions_BN + 1, vocabulary)
+        candidates_BN, draft_caches = self._draft(k, inputs, sampling, keys_S, draft_caches)
+        rows_BN = torch.nn.functional.pad(candidates_BN, (0, padding))
+        drawn_BN, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, sampling)
         drawn_BN = drawn_BN[:, : k + 1]
         # the last position that a token may take is S - 1: what lies beyond is not emitted
-        room_B = target_caches[0].k.shape[2] - 2 - position_B1[:, 0]
+        room_B = kernels.length(target_caches[0]) - 2 - position_B1[:, 0]
         limit_B = torch.minimum(inputs.k_limits, room_B).clamp(min=0)
-        accepted_BN, count_B1 = accept(candidates_BN[:, 1:], drawn_BN, limit_B)
+        accepted_BN, count_B1 = kernels.accept(self.ops, candidates_BN[:, 1:], drawn_BN, limit_B)
         last = _iota(k + 1, position_B1) == count_B1 - 1
         next_ids = torch.where(last, drawn_BN, 0).sum(-1, keepdim=True).to(torch.int32)
         next_pos = position_B1 + count_B1
         next_mask = (keys_S < next_pos).to(torch.int32)
         return StepOutputs(accepted_BN, next_ids, next_mask, next_pos, draft_caches, target_caches)
 
-    def _draft(self, k: int, inputs: StepInputs, keys_S: Tensor, caches: list[Cache]) -> tuple[Tensor, list[Cache]]:
+    def _draft(
+        self, k: int, inputs: StepInputs, sampling: Sampling, keys_S: Tensor, caches: list[Cache]
+    ) -> tuple[Tensor, list[Cache]]:
         """The input id and k drafts, from k chained passes; one more pass completes the cache."""
         candidates = [inputs.input_ids]
         if k == 0 or self.draft_model is None:
             return candidates[0], caches
         rows = Rows(inputs.position_ids, keys_S)
-        for _ in range(k):
-            token, caches = self.ops.call(self.draft_model, candidates[-1], caches, rows, inputs.sampling)
+        for i in range(k):
+            token, caches = self.ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
             candidates.append(token)
             rows = rows._replace(positions_BN=rows.positions_BN + 1)
         _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
@@ -108,12 +111,13 @@ class Pair(nn.Module):
         x_BSE, target_caches = self.target_model.hidden(inputs.input_ids, target_caches, rows)
         last_BE = x_BSE[_iota(1, length_B), length_B - 1]
         logits_BV = self.target_model.logits(last_BE)
-        token_B1 = coupled_sample(self.ops, logits_BV, inputs.sampling, length_B)[:, None]
+        kernels = self.target_model.kernels
+        token_B1 = kernels.coupled_sample(self.ops, logits_BV, inputs.sampling, length_B)[:, None]
         if self.draft_model is not None:
             _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, rows)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
-        next_mask = (_iota(target_caches[0].k.shape[2], length_B) < next_pos).to(torch.int32)
+        next_mask = (_iota(kernels.length(target_caches[0]), length_B) < next_pos).to(torch.int32)
         return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_caches, target_caches)
 
 

@@ -10,6 +10,7 @@ one row of a batch, and the weighted text counts must equal the target's own law
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,8 +19,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model import sampling, speculative
+from model import sampling
 from model.cache import Cache, Rows
+from model.kernels import REFERENCE
 from model.ops import EAGER
 from model.sampling import Sampling, coupled_sample
 from model.speculative import Pair, StepInputs
@@ -57,7 +59,8 @@ class Table(nn.Module):
 
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
-        self.size, self.kind = size, seed
+        self.size, self.kind, self.kernels = size, seed, REFERENCE
+        self.config = SimpleNamespace(vocab_size=size.vocabulary)
         rng = np.random.default_rng(seed)
         self.logits = [
             torch.from_numpy(rng.normal(0, 1.2, (size.vocabulary**n, size.vocabulary)).astype(np.float32))
@@ -198,14 +201,17 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
     assert 1 < tokens_per_step < size.k + 1, "some drafts must be accepted and some refused for this to mean anything"
 
 
+_ACCEPT = sampling.accept
+
+
 def _one_more(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:
     """A wrong acceptance: what is emitted first is the draft's own draw."""
     forged = torch.cat((drafts_BK[:, :1], targets_BN[:, 1:]), 1)
-    return sampling.accept(drafts_BK, forged, limit_B)
+    return _ACCEPT(drafts_BK, forged, limit_B)
 
 
 def test_a_wrong_acceptance_is_caught() -> None:
-    with mock.patch.object(speculative, "accept", _one_more):
+    with mock.patch.object(sampling, "accept", _one_more):
         assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
 
 

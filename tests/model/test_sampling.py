@@ -120,7 +120,7 @@ def test_neighbours_change_no_row() -> None:
     )  # fmt: skip
     together = coupled_sample(EAGER, logits, mixed, positions)
     for row in range(3):
-        alone = Sampling(*(t[row : row + 1] for t in mixed))
+        alone = Sampling(*(t[row : row + 1] for t in mixed[:5]))
         assert coupled_sample(EAGER, logits[row : row + 1], alone, positions[row : row + 1])[0] == together[row]
     assert together[0] == logits[0].argmax()
 

@@ -1,0 +1,54 @@
+"""Launches served by nkisim: the only file of the model that sees the kernels and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+import nkisim
+from model.launches import Launch
+from nki_kernels.accept_drafts import accept_drafts_kernel
+from nki_kernels.coupled_sample import coupled_sample_kernel
+from nki_kernels.gumbel_noise import gumbel_noise_kernel
+from nki_kernels.verify_attention import verify_attention_kernel
+from nki_kernels.weights_above import weights_above_kernel
+
+KERNELS = {
+    "accept_drafts": accept_drafts_kernel,
+    "coupled_sample": coupled_sample_kernel,
+    "gumbel_noise": gumbel_noise_kernel,
+    "verify_attention": verify_attention_kernel,
+    "weights_above": weights_above_kernel,
+}
+
+
+def simulate(launch: Launch, operands: Sequence[Any]) -> list[Any]:
+    """Serve a launch on numpy arrays, which stay as they are, through nkisim."""
+    arrays = [a.copy() if i in launch.changed else a for i, a in enumerate(operands)]
+    arguments = [arrays[int(a[1:])] if isinstance(a, str) else a for a in launch.arguments]
+    found = nkisim.simulate(KERNELS[launch.kernel])(*arguments)
+    results = found if isinstance(found, tuple) else (found,)
+    return [*results, *(arrays[i] for i in launch.changed)]
+
+
+def serve(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Serve a launch of torch tensors at once."""
+    return tuple(_tensor(a) for a in simulate(launch, [_array(t) for t in tensors]))
+
+
+def _array(tensor: Tensor) -> Any:
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _tensor(array: Any) -> Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -1,0 +1,143 @@
+"""The whole model with simulated NKI kernels, called from the executed graph: the reference's tokens.
+
+The two backings round exp, log and sums differently, so that a near-tie could fall on the other side; none does here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import custom_calls, simulated
+from model.cache import PLAIN, Rows, empty_caches
+from model.config import PRESETS
+from model.engine import Engine, Params, Request
+from model.errors import UserError
+from model.filter_floor import NO_FLOOR, filter_floor
+from model.kernels import REFERENCE, NkiKernels
+from model.launches import TARGET, Launch, Result, from_text, to_text
+from model.ops import EAGER
+from model.parallel import Parallel
+from model.sampling import Sampling
+from nki_kernels import reference_sampling as law
+from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
+
+SIMULATED = NkiKernels(simulated.serve)
+# parameters and tokens: a filtered draw takes a search of seventeen launches
+PARAMETERS = [
+    (Params(), 12),
+    (Params(0.8, 0, 1.0, 0.0, 7), 12),
+    (Params(1.0, 20, 0.9, 0.02, 2**63 + 11), 4),
+    (Params(1.3, 0, 1.0, 0.0, 3), 8),
+]
+
+
+def _requests(g: Any) -> list[Request]:
+    return [request(g, PROMPTS[3 * i][:60], params, count) for i, (params, count) in enumerate(PARAMETERS)]
+
+
+def _ids(g: Any, speculative: bool = True) -> list[list[int]]:
+    return [r.ids for r in Engine(g, shape_of(g.bundle), speculative).run(_requests(g))]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("k", [1, 7, 15])
+def test_tokens_are_the_reference_s(base: Path, k: int, batch: int) -> None:
+    """Greedy, drawn and filtered requests, alone or together."""
+    same = {"k": k, "batch": batch, "max_len": 128}
+    expected = _ids(graphs(base, **same))
+    assert _ids(graphs(base, kernels="nki", **same)) == expected
+    assert [len(ids) for ids in expected] == [count for _, count in PARAMETERS]
+
+
+def test_the_target_alone_emits_the_same(base: Path) -> None:
+    g = graphs(base, kernels="nki", k=7, batch=4, max_len=128)
+    assert _ids(g, speculative=False) == _ids(g)
+
+
+def test_the_graph_holds_the_calls(base: Path) -> None:
+    """Each layer's attention, the noise, the draws and the acceptance are calls by the compiler's name."""
+    bundle = graphs(base, kernels="nki", k=7, batch=4, max_len=128).bundle
+    fused = (bundle.path / bundle.graph("fused_speculation_model", 128).file).read_bytes()
+    assert TARGET.encode() in fused
+    for kernel in simulated.KERNELS:
+        assert f'"kernel": "{kernel}"'.encode() in fused
+    plain = graphs(base, k=7, batch=4, max_len=128).bundle
+    assert TARGET.encode() not in (plain.path / plain.graph("fused_speculation_model", 128).file).read_bytes()
+
+
+def test_a_failure_inside_a_call_is_one_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(launch: Launch, arrays: Any) -> Any:
+        raise ValueError("the floor is on fire")
+
+    g = graphs(base, kernels="nki", k=1, batch=1, max_len=128)
+    monkeypatch.setattr(custom_calls, "simulate", broken)
+    with pytest.raises(UserError, match="a simulated kernel refused its operands: the floor is on fire"):
+        _ids(g)
+    monkeypatch.undo()
+    assert _ids(g) == _ids(graphs(base, k=1, batch=1, max_len=128))
+
+
+def test_a_launch_survives_as_text() -> None:
+    launch = Launch("gumbel_noise", ("#0", "#1", "#2", 17, None, 0.5), (Result((2, 3), "float32"),), (1,))
+    operands = [Result((1, 2), "int32"), Result((4,), "bfloat16")]
+    assert from_text(to_text(launch, operands)) == (launch, operands)
+
+
+def _filters(rows: int, seed: int) -> Sampling:
+    rng = np.random.default_rng(seed)
+    columns = (
+        rng.choice([0.5, 1.0, 1.7], rows), rng.choice([0, 1, 3, 17, 400], rows),
+        rng.choice([1.0, 0.9, 0.3, 0.01], rows), rng.choice([0.0, 0.0, 0.05, 1.0], rows),
+    )  # fmt: skip
+    return Sampling(*(torch.tensor(c, dtype=torch.float32) for c in columns), torch.zeros(rows, 2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("shape", [(40, 501), (33, 2048), (3, 7)])
+def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
+    """Exactly the law's ids, ties included; more rows than a launch takes."""
+    rows = shape[0]
+    for seed, step in ((0, 0.0), (1, 0.25)):
+        rng = np.random.default_rng(seed)
+        logits = (2 * rng.standard_normal(shape)).astype(np.float32)
+        if step:
+            logits = np.round(logits / step).astype(np.float32) * np.float32(step)
+        sampling = _filters(rows, seed)
+        floor = filter_floor(EAGER, torch.from_numpy(logits), sampling, SIMULATED._weights_above).numpy()
+        for r in range(rows):
+            row = law.RowParameters(*(float(t[r]) for t in sampling[:1]), int(sampling.top_k_R[r]),
+                                    float(sampling.top_p_R[r]), float(sampling.min_p_R[r]))  # fmt: skip
+            assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
+
+
+def test_no_filter_is_no_floor() -> None:
+    off = torch.zeros(2)
+    sampling = Sampling(off + 1, off, off + 1, off, torch.zeros(2, 2, dtype=torch.int32))
+    floor = filter_floor(EAGER, torch.randn(2, 50), sampling, SIMULATED._weights_above)
+    assert (floor == NO_FLOOR).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_a_prompt_and_of_rows(dtype: torch.dtype) -> None:
+    """A prompt in its slot, then rows of all slots: within rounding of the reference, caches equal bit for bit."""
+    config = PRESETS["Qwen/Qwen3-0.6B"]
+    torch.manual_seed(0)
+    caches = [empty_caches(config, Parallel(8), 3, 256, dtype, kernels.layout)[0] for kernels in (REFERENCE, SIMULATED)]
+    keys = torch.arange(256, dtype=torch.int32)
+    for slots, batch, first, count in ((torch.tensor([1], dtype=torch.int32), 1, 0, 70), (None, 3, 70, 8)):
+        q = torch.randn(batch, 2, count, 128).to(dtype)
+        new = tuple(torch.randn(batch, 1, count, 128).to(dtype) for _ in "kv")
+        positions = (first + torch.arange(count, dtype=torch.int32)).expand(batch, -1).contiguous()
+        rows = Rows(positions, keys, slots)
+        outs = []
+        for i, kernels in enumerate((REFERENCE, SIMULATED)):
+            out, caches[i] = kernels.verify_attention(EAGER, q, new, caches[i], rows)  # type: ignore[arg-type]
+            outs.append(out.float())
+        assert (outs[0] - outs[1]).abs().max() <= 8 * torch.finfo(dtype).eps
+    assert torch.equal(caches[1].k.transpose(2, 3)[:, :, :256], caches[0].k)
+    assert torch.equal(caches[1].v[:, :, :256], caches[0].v)
+    assert REFERENCE.layout == PLAIN
