@@ -1,0 +1,79 @@
+"""What a server is about to load, against what it was asked for: the engine itself does not compare."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from model.weights import shard_file
+
+MODEL = "model.pt"
+CONFIG = "neuron_config.json"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The shape that a server's flags ask for; k is 0 for a server without speculation."""
+
+    tp: int
+    batch: int
+    max_len: int
+    k: int
+    lnc: int
+
+    @property
+    def arguments(self) -> list[str]:
+        """As flags of the commands that check it."""
+        named = {"tp": self.tp, "batch": self.batch, "max-len": self.max_len, "k": self.k, "lnc": self.lnc}
+        return [part for name, value in named.items() for part in (f"--{name}", str(value))]
+
+    @property
+    def neuron_config(self) -> dict[str, Any]:
+        """The fields of NxDI's neuron_config that follow from it; NxDI counts the verified rows."""
+        return {
+            "tp_degree": self.tp, "batch_size": self.batch, "max_batch_size": self.batch, "seq_len": self.max_len,
+            "max_length": self.max_len, "logical_nc_config": self.lnc, "save_sharded_checkpoint": True,
+            "enable_fused_speculation": self.k > 0, "speculation_length": self.k + 1 if self.k else 0,
+        }  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name in ("tp", "batch", "max-len", "k", "lnc"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+
+
+def expected_of(options: argparse.Namespace) -> Expected:
+    return Expected(options.tp, options.batch, options.max_len, options.k, options.lnc)
+
+
+def check_manifest(manifest: dict[str, Any], expected: Expected, where: str) -> None:
+    """Raise UserError unless a bundle's manifest is what the server was asked for, compiled and whole."""
+    for name in ("tp", "batch", "max_len", "k"):
+        if manifest[name] != getattr(expected, name):
+            raise UserError(
+                f"{where} was built for {name} {manifest[name]} and the server is asked for {getattr(expected, name)}; "
+                "render again from the values that it was built with, or build it again"
+            )
+    if manifest["neff"] == "none" or MODEL not in manifest["files"]:
+        raise UserError(f"{where} was built without the Neuron SDK and has no {MODEL}; build it where the SDK is")
+    if missing := [rank for rank in range(expected.tp) if shard_file(rank) not in manifest["files"]]:
+        raise UserError(f"{where} lacks the weights of ranks {missing[:5]}; build it with both checkpoints")
+
+
+def check_config(folder: Path, expected: Expected) -> None:
+    """Raise UserError unless a folder's neuron_config.json says what was asked for."""
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["neuron_config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder}/{CONFIG} cannot be read ({type(error).__name__}); the compilation did not finish, run it again"
+        ) from error
+    for name, value in expected.neuron_config.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{folder}/{CONFIG} has {name} {found.get(name)!r} and the server needs {value!r}; build it again"
+            )

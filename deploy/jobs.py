@@ -1,0 +1,162 @@
+"""The Jobs: both bundles compiled on local disk and pushed, the load test, the quality check."""
+
+from __future__ import annotations
+
+import json
+
+from deploy.iam import BENCH, COMPILE
+from deploy.pods import (
+    RESULTS,
+    SCRATCH,
+    Manifest,
+    claims,
+    environment,
+    job,
+    mount,
+    on_device_node,
+    pod,
+    resources,
+    scratch,
+    shared_memory,
+    small,
+    tool,
+)
+from deploy.server import BASELINE, SPECULATIVE, engine, engine_environment, expected
+from deploy.storage import MOUNT, bucket_mount, bucket_volume
+from deploy.values import Values
+
+# the engine's image runs as root: what it writes must be open to the group that seals it
+_COMPILE_AND_LEAVE = (
+    "import json, os; os.umask(0o002); from vllm import LLM; LLM(**json.loads(os.environ['ENGINE_ARGUMENTS']))"
+)
+_DAY = 86400
+# the prompts of the equality check: every set there is
+_EVERY_PROMPT = "pod,article,synthetic"
+
+
+def build_command(values: Values) -> list[str]:
+    """compile.build for the pair, onto local disk."""
+    m = values.model
+    flags = {
+        "target": m.target, "draft": m.draft, "checkpoint": f"{MOUNT}/{m.target_folder}",
+        "draft-checkpoint": f"{MOUNT}/{m.draft_folder}", "tp": m.tp, "k": m.k, "batch": m.batch,
+        "max-len": m.max_len, "dtype": m.dtype, "out": f"{SCRATCH}/{values.bundle_name(SPECULATIVE)}",
+    }  # fmt: skip
+    return ["python", "-m", "compile.build", *(p for n, v in flags.items() for p in (f"--{n}", str(v)))]
+
+
+def _push(values: Values, variant: str) -> Manifest:
+    name = values.bundle_name(variant)
+    called = ["python", "-m", "compile.store", "push", f"{SCRATCH}/{name}", values.s3(f"bundles/{name}")]
+    return tool(values, "push", called, [mount("scratch", SCRATCH)], _sized(values, 8, 32))
+
+
+def _sized(values: Values, cpu: int, memory_gib: int, devices: bool = False) -> Manifest:
+    # a scratch volume counts against its containers' disk
+    return resources(cpu, f"{memory_gib}Gi", f"{values.compile.disk_gib}Gi", devices)
+
+
+def compile_pair(values: Values) -> Manifest:
+    """Build the speculative bundle, then push it; the store's manifest is the last thing written."""
+    mounts = [mount("scratch", SCRATCH), bucket_mount()]
+    build = tool(
+        values, "build", build_command(values), mounts, _sized(values, values.compile.cpu, values.compile.memory_gib)
+    )
+    spec = pod(
+        values, COMPILE, [_push(values, SPECULATIVE)],
+        [scratch("scratch", values.compile.disk_gib), bucket_volume(values)],
+        initContainers=[build], **on_device_node(values),
+    )  # fmt: skip
+    return job(values, "compile-speculative", spec, values.compile.deadline_seconds)
+
+
+def compile_baseline(values: Values) -> Manifest:
+    """Let the engine compile the target alone with the server's own arguments, seal it and push it."""
+    folder = f"{SCRATCH}/{values.bundle_name(BASELINE)}"
+    arguments = environment({"ENGINE_ARGUMENTS": json.dumps(engine(values, BASELINE))})
+    build = {
+        "name": "build",
+        "image": values.images.server,
+        "command": ["python3", "-c", _COMPILE_AND_LEAVE],
+        "env": engine_environment(values, folder) + arguments,
+        "resources": _sized(values, values.compile.cpu, values.compile.memory_gib, devices=True),
+        "volumeMounts": [mount("scratch", SCRATCH), mount("shm", "/dev/shm"), bucket_mount()],
+    }
+    sealed = ["python", "-m", "deploy.seal", folder, "--target", values.model.target, "--dtype", values.model.dtype]
+    seal = tool(
+        values,
+        "seal",
+        sealed + expected(values, BASELINE).arguments,
+        [mount("scratch", SCRATCH)],
+        _sized(values, 8, 32),
+    )
+    volumes = [scratch("scratch", values.compile.disk_gib), shared_memory(values.server.shm_gib), bucket_volume(values)]
+    spec = pod(
+        values, COMPILE, [_push(values, BASELINE)], volumes,
+        initContainers=[build, seal], resourceClaims=claims(values), **on_device_node(values),
+    )  # fmt: skip
+    return job(values, "compile-baseline", spec, values.compile.deadline_seconds)
+
+
+def _serving(values: Values, out: str, **more: str | int) -> list[str]:
+    flags = {
+        "baseline": values.url(BASELINE), "speculative": values.url(SPECULATIVE), "model": values.model.target,
+        "temperature": 0.0, "seed": 0, "thinking": "off", "max-tokens": values.load_test.max_tokens, "out": out,
+    } | more  # fmt: skip
+    called = (part for n, v in flags.items() for part in (f"--{n.replace('_', '-')}", str(v)))
+    return ["python", "-m", "bench.serving", *called]
+
+
+def _kept(values: Values, part: str, command: list[str]) -> list[str]:
+    return ["python", "-m", "deploy.keep", RESULTS, values.s3(f"results/{part}"), "--", *command]
+
+
+def load_test(values: Values) -> Manifest:
+    """Measure both servers once and publish; the rows and the report are kept whatever comes out."""
+    t, m = values.load_test, values.model
+    measured = _serving(
+        values, f"{RESULTS}/serving", prompt_set=t.prompt_set, requests=t.requests, concurrency=t.concurrency, k=m.k,
+        draft=m.draft, cloudwatch=t.cloudwatch_namespace,
+    )  # fmt: skip
+    mounts = [mount("results", RESULTS)]
+    container = tool(values, "load-test", _kept(values, "load-test", measured), mounts)
+    return job(values, "load-test", pod(values, BENCH, [container], [scratch("results", 10)]), _DAY)
+
+
+def quality(values: Values) -> Manifest:
+    """Every prompt's greedy answer of both servers, token for token; only if all agree, lm-eval on both."""
+    mounts = [mount("results", RESULTS)]
+    compared = _serving(
+        values,
+        f"{RESULTS}/equality",
+        prompt_set=_EVERY_PROMPT,
+        requests=1,
+        rounds=1,
+        concurrency=1,
+        warmup=1,
+        k=values.model.k,
+    )
+    equality = tool(values, "equality", _kept(values, "equality", compared), mounts)
+    evaluated = [_evaluated(values, variant) for variant in (BASELINE, SPECULATIVE)]
+    kept = tool(values, "keep", ["python", "-m", "deploy.keep", RESULTS, values.s3("results/quality")], mounts)
+    volumes = [scratch("results", 10), scratch("cache", 10)]
+    return job(values, "quality", pod(values, BENCH, [kept], volumes, initContainers=[equality, *evaluated]), _DAY)
+
+
+def _evaluated(values: Values, variant: str) -> Manifest:
+    q = values.quality
+    at = f"model={values.model.target},base_url={values.url(variant)}/v1/chat/completions"
+    called = [
+        "lm_eval", "--model", "local-chat-completions", "--model_args",
+        f"{at},num_concurrent={values.model.batch},max_retries=3,tokenized_requests=False",
+        "--tasks", q.tasks, "--num_fewshot", "0", "--apply_chat_template",
+        # Qwen3's own switch, because lm-eval passes no template arguments
+        "--system_instruction", "/no_think",
+        "--gen_kwargs", f"temperature=0,max_gen_toks={q.max_gen_toks}",
+        "--output_path", f"{RESULTS}/lm-eval/{variant}", "--log_samples",
+    ]  # fmt: skip
+    made = tool(values, f"lm-eval-{variant}", called, [mount("results", RESULTS), mount("cache", "/cache")], small())
+    return made | {
+        "image": values.images.lm_eval,
+        "env": environment({"HF_HOME": "/cache", "HOME": "/tmp", "OPENAI_API_KEY": "none"}),
+    }

@@ -1,0 +1,161 @@
+"""The two servers: the same flags but for speculation, each behind a Service of its own.
+
+Flags and variables are those of the NxDI loader of vLLM's V0 engine, the last that takes a plain
+draft model in its fused graph. It recompiles for hours when it finds no artifact; here it can't: an
+init container refuses first, and the server's own view of the bundle is read-only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from deploy.artifact import Expected
+from deploy.iam import SERVE
+from deploy.pods import (
+    Manifest,
+    claims,
+    environment,
+    labels,
+    metadata,
+    mount,
+    on_device_node,
+    pod,
+    resources,
+    scratch,
+    shared_memory,
+    tool,
+)
+from deploy.storage import MOUNT, bucket_mount, bucket_volume
+from deploy.values import Values
+
+BASELINE, SPECULATIVE = "baseline", "speculative"
+VARIANTS = (BASELINE, SPECULATIVE)
+_BUNDLE = "/bundle"
+_PROBE_SECONDS = 10
+
+
+def expected(values: Values, variant: str) -> Expected:
+    """What the variant's bundle must have been built for."""
+    m = values.model
+    return Expected(m.tp, m.batch, m.max_len, m.k if variant == SPECULATIVE else 0, values.device.lnc)
+
+
+def engine(values: Values, variant: str) -> dict[str, Any]:
+    """The engine's arguments by their names in Python; the flags have hyphens.
+
+    num_speculative_tokens becomes NxDI's speculation_length as it is, and that counts the verified
+    rows, one more than the draft tokens.
+    """
+    m = values.model
+    asked: dict[str, Any] = {
+        "model": f"{MOUNT}/{m.target_folder}", "tensor_parallel_size": m.tp, "max_num_seqs": m.batch,
+        "max_model_len": m.max_len, "override_neuron_config": {"save_sharded_checkpoint": True},
+    }  # fmt: skip
+    if variant == SPECULATIVE:
+        asked["override_neuron_config"] |= {"enable_fused_speculation": True}
+        asked["speculative_config"] = {
+            "model": f"{MOUNT}/{m.draft_folder}", "num_speculative_tokens": m.k + 1, "max_model_len": m.max_len,
+        }  # fmt: skip
+    return asked
+
+
+def engine_environment(values: Values, artifacts: str) -> list[Manifest]:
+    """The engine and its artifacts, named rather than left to the image; nothing is fetched from a hub."""
+    return environment(
+        {
+            "VLLM_USE_V1": "0",
+            "VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference",
+            "NEURON_COMPILED_ARTIFACTS": artifacts,
+            "NEURON_LOGICAL_NC_CONFIG": str(values.device.lnc),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+        }
+    )
+
+
+def command(values: Values, variant: str) -> list[str]:
+    """The server's process itself, without a shell before it: a signal to the pod reaches it."""
+    asked = engine(values, variant)
+    flags = ["vllm", "serve", asked.pop("model"), "--served-model-name", values.model.target]
+    flags += ["--port", str(values.server.port)]
+    for name, value in asked.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        flags += ["--" + name.replace("_", "-"), text]
+    return flags
+
+
+def _fetch(values: Values, variant: str) -> Manifest:
+    name = values.bundle_name(variant)
+    called = ["python", "-m", "deploy.fetch", f"{MOUNT}/bundles/{name}", f"{_BUNDLE}/{name}"]
+    sized = resources(8, "32Gi", f"{values.server.disk_gib}Gi")
+    mounts = [bucket_mount(), mount("bundle", _BUNDLE)]
+    return tool(values, "fetch", called + expected(values, variant).arguments, mounts, sized)
+
+
+def _container(values: Values, variant: str) -> Manifest:
+    s = values.server
+    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_SECONDS, "timeoutSeconds": 5}
+    return {
+        "name": "server",
+        "image": values.images.server,
+        "command": command(values, variant),
+        "env": engine_environment(values, f"{_BUNDLE}/{values.bundle_name(variant)}"),
+        "ports": [{"name": "http", "containerPort": s.port}],
+        "resources": resources(s.cpu, f"{s.memory_gib}Gi", f"{s.disk_gib}Gi", devices=True),
+        "volumeMounts": [mount("shm", "/dev/shm"), mount("bundle", _BUNDLE, read_only=True), bucket_mount()],
+        "startupProbe": health | {"failureThreshold": -(-s.startup_seconds // _PROBE_SECONDS)},
+        "readinessProbe": health | {"failureThreshold": 2},
+        "livenessProbe": health | {"failureThreshold": 6},
+    }
+
+
+def deployment(values: Values, variant: str) -> Manifest:
+    """A server. A new one starts after the old one has gone: both would need the same devices."""
+    s, name = values.server, values.server_name(variant)
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels(values, variant)}}
+    spec = pod(
+        values, SERVE, [_container(values, variant)],
+        [shared_memory(s.shm_gib), scratch("bundle", s.disk_gib), bucket_volume(values)],
+        initContainers=[_fetch(values, variant)], resourceClaims=claims(values), terminationGracePeriodSeconds=60,
+        affinity={"podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": apart}]
+        }},
+        **on_device_node(values),
+    )  # fmt: skip
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(values, name, variant),
+        "spec": {
+            "replicas": s.replicas,
+            "strategy": {"type": "Recreate"},
+            "progressDeadlineSeconds": s.startup_seconds + 600,
+            "selector": {"matchLabels": labels(values, variant)},
+            "template": {"metadata": {"labels": labels(values, variant)}, "spec": spec},
+        },
+    }
+
+
+def service(values: Values, variant: str) -> Manifest:
+    """Reached by its name inside the cluster alone."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(values, values.server_name(variant), variant),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": labels(values, variant),
+            "ports": [{"name": "http", "port": values.server.port, "targetPort": "http"}],
+        },
+    }
+
+
+def disruption_budget(values: Values, variant: str) -> Manifest:
+    """At most one replica at a time gives way to maintenance of a node."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(values, values.server_name(variant), variant),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(values, variant)}},
+    }

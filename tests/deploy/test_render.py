@@ -1,0 +1,283 @@
+"""Everything rendered is valid, agrees with itself, and comes from the values alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.serving.options import parse as parse_serving
+from compile.spec import parse as parse_build
+from compile.store import split
+from deploy.render import main, render
+from deploy.schema import validate
+from deploy.values import Values, load_values
+from model.errors import UserError
+from tests.deploy import rendered
+from tests.deploy.rendered import VALUES, changed, container, containers, environment, flags, manifests, one, pods
+
+CASES: dict[str, dict[str, Any]] = {
+    "as-shipped": {},
+    "k5-tp64-lnc2": {"model": {"k": 5, "tp": 64}},
+    "k3-tp8-lnc1-b1": {"model": {"k": 3, "tp": 8, "batch": 1, "max_len": 2048}, "device": {"lnc": 1}},
+    "v1beta1-port-replicas": {"claim_api": "v1beta1", "server": {"port": 9000, "replicas": 2}},
+    "small-draft": {"model": {"draft": "Qwen/Qwen3-0.6B", "draft_folder": "hub/0.6B"}, "storage": {"prefix": "a/b"}},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Values, Path]:
+    values, out = changed(**CASES[request.param]), tmp_path_factory.mktemp("out")
+    render(values, out)
+    return values, out
+
+
+def test_every_manifest_fits_the_strict_schema_of_its_version(case: tuple[Values, Path]) -> None:
+    values, out = case
+    found = manifests(out)
+    assert len(found) == 17
+    for manifest in found:
+        validate(manifest, values.kubernetes)
+
+
+def wrong(manifest: dict[str, Any], *path: str | int, value: Any) -> dict[str, Any]:
+    spoiled = copy.deepcopy(manifest)
+    at: Any = spoiled
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return spoiled
+
+
+def test_the_schema_refuses_an_unknown_field_a_wrong_type_and_the_other_api(tmp_path: Path) -> None:
+    render(changed(), tmp_path)
+    claim, server = one(tmp_path, "ResourceClaimTemplate"), one(tmp_path, "Deployment", "speculative")
+    devices = ("spec", "spec", "devices")
+    spoiled = [
+        wrong(claim, *devices, "requests", 0, "count", value=8),
+        wrong(claim, *devices, "config", 0, "opaque", "param", value={}),
+        wrong(claim, "apiVersion", value="resource.k8s.io/v1beta1"),
+        wrong(server, "spec", "template", "spec", "containers", 0, "command", value="vllm serve"),
+        wrong(server, "spec", "replica", value=1),
+        wrong(one(tmp_path, "PersistentVolumeClaim"), "metadata", "nmy-pvcame", value="x"),
+    ]
+    for manifest in spoiled:
+        with pytest.raises(UserError, match="does not fit Kubernetes"):
+            validate(manifest, "1.34")
+    with pytest.raises(UserError, match="has no"):
+        validate(claim, "1.30")
+    with pytest.raises(UserError, match="no schemas"):
+        validate(claim, "1.99")
+
+
+def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
+    """k, tp, batch, length and LNC, each from every place that states it for a variant."""
+    server, fetched = container(out, f"-{variant}", "server"), container(out, f"-{variant}", "fetch")
+    served, fetch = flags(server["command"]), flags(fetched["command"])
+    claim = one(out, "ResourceClaimTemplate")["spec"]["spec"]["devices"]
+    request = claim["requests"][0].get("exactly", claim["requests"][0])
+    lnc = claim["config"][0]["opaque"]["parameters"]["logicalNeuronCore"]
+    name = re.search(r"tp(\d+)-b(\d+)-s(\d+)-bf16(?:-k(\d+))?$", environment(server)["NEURON_COMPILED_ARTIFACTS"])
+    assert name is not None
+    found: dict[str, list[Any]] = {
+        "tp": [served["tensor-parallel-size"], fetch["tp"], name[1], request["count"] * 8 / lnc],
+        "batch": [served["max-num-seqs"], fetch["batch"], name[2]],
+        "max_len": [served["max-model-len"], fetch["max-len"], name[3]],
+        "lnc": [lnc, fetch["lnc"], environment(server)["NEURON_LOGICAL_NC_CONFIG"]],
+    }
+    if variant == "speculative":
+        build = parse_build(container(out, "compile-speculative", "build")["command"][3:])
+        draft = json.loads(served["speculative-config"])
+        load = flags(container(out, "load-test", "load-test")["command"])
+        found["tp"].append(build.tp)
+        found["batch"].append(build.batch)
+        found["max_len"] += [build.max_len, draft["max_model_len"]]
+        found["k"] = [fetch["k"], name[4], build.k, draft["num_speculative_tokens"] - 1, load["k"],
+                      flags(container(out, "quality", "equality")["command"])["k"]]  # fmt: skip
+    else:
+        build_container = container(out, "compile-baseline", "build")
+        engine = json.loads(environment(build_container)["ENGINE_ARGUMENTS"])
+        seal = flags(container(out, "compile-baseline", "seal")["command"])
+        found["tp"] += [engine["tensor_parallel_size"], seal["tp"]]
+        found["batch"] += [engine["max_num_seqs"], seal["batch"]]
+        found["max_len"] += [engine["max_model_len"], seal["max-len"]]
+        found["lnc"] += [environment(build_container)["NEURON_LOGICAL_NC_CONFIG"], seal["lnc"]]
+        found["k"] = [fetch["k"], seal["k"]]
+    return found
+
+
+@pytest.mark.parametrize("variant", ["baseline", "speculative"])
+def test_k_tp_batch_length_and_lnc_agree_everywhere(case: tuple[Values, Path], variant: str) -> None:
+    values, out = case
+    shape = shape_of(out, variant)
+    wanted = {"tp": values.model.tp, "batch": values.model.batch, "max_len": values.model.max_len,
+              "lnc": values.device.lnc, "k": values.model.k if variant == "speculative" else 0}  # fmt: skip
+    assert {name: {int(v) for v in found} for name, found in shape.items()} == {n: {v} for n, v in wanted.items()}
+
+
+def test_paths_agree_from_the_compile_job_to_the_server(case: tuple[Values, Path]) -> None:
+    values, out = case
+    csi = one(out, "PersistentVolume")["spec"]
+    prefix = next(o for o in csi["mountOptions"] if o.startswith("prefix=")).removeprefix("prefix=").rstrip("/")
+    bucket = csi["csi"]["volumeAttributes"]["bucketName"]
+    for variant in ("baseline", "speculative"):
+        pushed_from, pushed_to = container(out, f"compile-{variant}", "push")["command"][4:6]
+        stored, local = container(out, f"-{variant}", "fetch")["command"][3:5]
+        server = container(out, f"-{variant}", "server")
+        mounts = {m["name"]: m["mountPath"] for m in server["volumeMounts"]}
+        assert environment(server)["NEURON_COMPILED_ARTIFACTS"] == local
+        assert local.startswith(mounts["bundle"] + "/")
+        assert pushed_to == f"s3://{bucket}/{prefix}" + stored.removeprefix(mounts["bucket"])
+        assert split(pushed_to)[1] == split(local)[1] == split(pushed_from)[1]
+        folder = server["command"][2]
+        assert folder == f"{mounts['bucket']}/{values.model.target_folder}"
+    build = parse_build(container(out, "compile-speculative", "build")["command"][3:])
+    assert build.out == container(out, "compile-speculative", "push")["command"][4]
+    assert build.checkpoint == container(out, "-speculative", "server")["command"][2]
+    assert build.draft_checkpoint == rendered.speculative_config(out)["model"]
+    baseline = container(out, "compile-baseline", "build")
+    assert (
+        environment(baseline)["NEURON_COMPILED_ARTIFACTS"] == container(out, "compile-baseline", "push")["command"][4]
+    )
+    assert (
+        container(out, "compile-baseline", "seal")["command"][3] == environment(baseline)["NEURON_COMPILED_ARTIFACTS"]
+    )
+
+
+def test_commands_are_ones_that_our_own_parsers_take(case: tuple[Values, Path]) -> None:
+    _, out = case
+    build = parse_build(container(out, "compile-speculative", "build")["command"][3:])
+    dataclasses.replace(build, checkpoint="", draft_checkpoint="").check()
+    for owner, name in (("load-test", "load-test"), ("quality", "equality")):
+        command = container(out, owner, name)["command"]
+        options = parse_serving(command[command.index("bench.serving") + 1 :])
+        options.check()
+        assert options.temperature == 0
+        for variant, url in options.endpoints.items():
+            service = one(out, "Service", variant)
+            name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
+            assert url == f"http://{name}.{service['metadata']['namespace']}.svc.cluster.local:{port}"
+
+
+def test_every_name_that_is_used_is_made_here(case: tuple[Values, Path]) -> None:
+    values, out = case
+    made = {(m["kind"], m["metadata"]["name"]) for m in manifests(out)}
+    assert len(made) == len(manifests(out))
+    for owner, spec in pods(out):
+        assert ("ServiceAccount", spec["serviceAccountName"]) in made, owner
+        for claim in spec.get("resourceClaims", []):
+            assert ("ResourceClaimTemplate", claim["resourceClaimTemplateName"]) in made, owner
+        volumes = {v["name"]: v for v in spec["volumes"]}
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in made
+        for found in containers(spec):
+            assert {m["name"] for m in found.get("volumeMounts", [])} <= volumes.keys(), f"{owner} {found['name']}"
+            asked = {c["name"] for c in found["resources"].get("claims", [])}
+            assert asked <= {c["name"] for c in spec.get("resourceClaims", [])}
+    volume, claim = one(out, "PersistentVolume"), one(out, "PersistentVolumeClaim")
+    assert volume["spec"]["claimRef"] == {"namespace": values.namespace, "name": claim["metadata"]["name"]}
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert all(m["metadata"].get("namespace") == values.namespace for m in manifests(out) if m["kind"] not in CLUSTER)
+
+
+CLUSTER = ("Namespace", "PersistentVolume")
+
+
+def test_the_base_is_a_whole_kustomization(case: tuple[Values, Path]) -> None:
+    _, out = case
+    base = yaml.safe_load((out / "base/kustomization.yaml").read_text(encoding="utf-8"))
+    assert (base["apiVersion"], base["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+    assert set(base) == {"apiVersion", "kind", "labels", "resources"}
+    assert sorted(base["resources"]) == sorted(
+        p.name for p in (out / "base").iterdir() if p.name != "kustomization.yaml"
+    )
+
+
+def test_disk_volumes_fit_into_what_the_containers_may_write(case: tuple[Values, Path]) -> None:
+    _, out = case
+    for owner, spec in pods(out):
+        sizes = [v["emptyDir"] for v in spec["volumes"] if "emptyDir" in v]
+        disk = sum(int(s["sizeLimit"].removesuffix("Gi")) for s in sizes if "medium" not in s)
+        memory = sum(int(s["sizeLimit"].removesuffix("Gi")) for s in sizes if "medium" in s)
+        allowed = [c["resources"]["limits"] for c in spec["containers"]]
+        assert disk <= sum(int(a["ephemeral-storage"].removesuffix("Gi")) for a in allowed), owner
+        held = [
+            c["resources"]["limits"] for c in containers(spec) if any(m["name"] == "shm" for m in c["volumeMounts"])
+        ]
+        assert all(memory < int(a["memory"].removesuffix("Gi")) for a in held), owner
+
+
+def test_no_account_id_placeholder_or_credential_is_rendered(case: tuple[Values, Path]) -> None:
+    _, out = case
+    text = rendered.every_text(out)
+    assert not re.search(r"(?<!\d)\d{12}(?!\d)", text)
+    assert not re.search(r"YOUR_|your-|changeme|example\.com|<[^>\n]+>|\$\{|\bTODO\b|\bmy-", text, re.IGNORECASE)
+    assert not re.search(r"SECRET|ACCESS_KEY|SESSION_TOKEN|AKIA|PASSWORD", text)
+    assert not [m for m in manifests(out) if m["kind"] == "Secret"]
+
+
+UNFILLED = {
+    "account": ({"storage": {"bucket": "x"}}, "no bucket name"),
+    "placeholder": ({"storage": {"bucket": "your-bucket"}}, "looks unfilled"),
+    "latest": ({"images": {"tools": "specdec-tools:latest"}}, "may change"),
+    "no-tag": ({"images": {"server": "host:5000/server"}}, "may change"),
+    "lnc": ({"device": {"lnc": 4}}, "logical cores of 1 or 2"),
+    "devices": ({"model": {"tp": 24}}, "connected sets"),
+    "half-a-device": ({"model": {"tp": 2}}, "connected sets"),
+    "claim-api": ({"claim_api": "v1alpha3"}, "must be one of"),
+    "path": ({"storage": {"prefix": "/a/"}}, "without a slash"),
+    "up": ({"model": {"target_folder": "../x"}}, "without a slash"),
+    "name": ({"name": "Qwen_3"}, "lower-case"),
+    "shm": ({"server": {"shm_gib": 700}}, "counts against"),
+    "zero": ({"model": {"k": 0}}, "at least 1"),
+    "no-room": ({"load_test": {"max_tokens": 1024}}, "no room"),
+}
+
+
+@pytest.mark.parametrize("name", UNFILLED)
+def test_a_value_that_cannot_be_deployed_is_refused(name: str) -> None:
+    change, part = UNFILLED[name]
+    with pytest.raises(UserError, match=part):
+        changed(**change)
+
+
+FILES = {
+    "unknown": ("k: 7", "k: 7\n  kk: 8", "model.kk is no value"),
+    "missing": ("  lnc: 2\n", "", "device.lnc is missing"),
+    "type": ("tp: 32", "tp: '32'", "must be of type int"),
+    "flag": ("k: 7", "k: true", "must be of type int"),
+    "not-a-map": ("device:\n", "device: 8\nother:\n", "device is 8|other is no value|device\\. is 8"),
+    "yaml": ("region:", "region: [", "cannot be read as YAML"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_values_file_is_read_strictly(name: str, tmp_path: Path) -> None:
+    old, new, part = FILES[name]
+    text = VALUES.read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "v.yaml").write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(UserError, match=part):
+        load_values(tmp_path / "v.yaml")
+
+
+def test_the_command_renders_replaces_and_spares_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    main(["--out", str(out)])
+    assert capsys.readouterr().out.splitlines()[-1] == str(out)
+    first = rendered.every_text(out)
+    (out / "jobs/old.yaml").write_text("kind: Old\n", encoding="utf-8")
+    main(["--values", str(VALUES), "--out", str(out)])
+    assert rendered.every_text(out) == first
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match="something else"):
+        main(["--out", str(tmp_path / "mine")])
+    assert (tmp_path / "mine/file").is_file()
