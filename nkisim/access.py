@@ -35,7 +35,7 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
     if storage.shadow is not None:
         races.note(core, tensor, False, who)
     storage.info.touch(core.clock)
-    return tensor._numpy()
+    return tensor._array if tensor._array is not None else tensor._numpy()
 
 
 def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
@@ -44,7 +44,7 @@ def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
         found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) took its address"
         raise ReplacedRead(*who, found, f"{tensor.name} ends where its address is given away")
     assert storage.mask is not None
-    marks = tensor._marks(storage.mask)
+    marks = tensor._written_marks()
     full = WRITTEN_MARK[marks.itemsize]
     if int(marks.min()) == full:
         if covers(tensor) and not storage.info.explicit:
@@ -91,11 +91,11 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Any, Any], who: Who
     storage.info.touch(core.clock)
     np.copyto(target, rounded, where=where)
     if storage.matmul is not None:
-        tensor._marks(storage.matmul)[where] = 0
+        tensor._product_marks()[where] = 0
     if storage.shadow is not None:
         races.note(core, tensor, True, who)
     if not storage.complete and storage.mask is not None:
-        marks = tensor._marks(storage.mask)
+        marks = tensor._written_marks()
         marks[where] = WRITTEN_MARK[marks.itemsize]
 
 
@@ -105,7 +105,7 @@ def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
     storage.dirty = True
     storage.info.touch(core.clock)
     if storage.matmul is not None:
-        writers = tensor._marks(storage.matmul)
+        writers = tensor._product_marks()
         writers[...] = WRITTEN_MARK[writers.itemsize] if matmul else 0
     if storage.shadow is not None:
         races.note(core, tensor, True, who)
@@ -114,7 +114,7 @@ def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
     if covers(tensor) and not storage.info.explicit:
         storage.complete = True
         return
-    marks = tensor._marks(storage.mask)
+    marks = tensor._written_marks()
     marks[...] = WRITTEN_MARK[marks.itemsize]
 
 

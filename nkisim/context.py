@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from nkisim.cores import Meeting
 
 _PACKAGE = str(Path(__file__).parent)
+_GEOMETRIES: dict[Geometry, int] = {}
+# whether a file belongs to this package
+_OURS: dict[str, bool] = {}
 
 
 @dataclass(eq=False)
@@ -62,6 +64,13 @@ class Core:
     # ordered instructions inside no_reorder: index of the previous one
     previous: int | None = None
     warned: set[str] = field(default_factory=set)
+    # a small number for the geometry, which plans of instructions depend on
+    geometry_key: int = 0
+    recording: bool = False
+
+    def __post_init__(self) -> None:
+        self.geometry_key = _GEOMETRIES.setdefault(self.geometry, len(_GEOMETRIES))
+        self.recording = self.policy.recording
 
     def registers(self, engine: str) -> Lanes:
         """Return the reduction registers of an engine."""
@@ -104,17 +113,18 @@ def enter(core: Core | None) -> Core | None:
     return before
 
 
-@functools.cache
-def _ours(filename: str) -> bool:
-    return filename.startswith(_PACKAGE)
-
-
 def kernel_line() -> Line:
     """Return file and line of the innermost caller outside this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _ours(frame.f_code.co_filename):
+    while frame is not None:
+        name = frame.f_code.co_filename
+        ours = _OURS.get(name)
+        if ours is None:
+            ours = _OURS[name] = name.startswith(_PACKAGE)
+        if not ours:
+            return (name, frame.f_lineno)
         frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame else ("<unknown>", 0)
+    return ("<unknown>", 0)
 
 
 def failing_line(trace: TracebackType | None) -> Line | None:

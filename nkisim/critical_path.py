@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from nkisim.costs_dma import DmaCost
 from nkisim.program import Program
@@ -16,8 +16,7 @@ TRANSFER_CAUSES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One event of the path and the nanoseconds it contributes, by cause."""
 
     event: int
@@ -33,10 +32,16 @@ def critical_path(program: Program, times: Times, n: SimpleNamespace) -> tuple[S
         return ()
     event = max(range(len(times.end)), key=times.end.__getitem__)
     until = times.end[event]
+    labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
     steps: list[Step] = []
     while event != NOBODY:
         start, blocker = times.start[event], times.blocker[event]
-        parts = _own_parts(program, times, n, event, until - start)
+        if event in times.transfer:
+            parts = _transfer_parts(program, times, event, until - start)
+        else:
+            table = n.scalar_table_load_ns if event in times.table_loads else 0.0
+            streamed = labels[program.lane_of[event]], times.stream[event]
+            parts = _own_parts(streamed, table, until - start)
         if blocker == NOBODY:
             handoff, until = start, 0.0
         elif times.reason[event] == DATA:
@@ -54,22 +59,20 @@ def critical_path(program: Program, times: Times, n: SimpleNamespace) -> tuple[S
 
 
 def _own_parts(
-    program: Program, times: Times, n: SimpleNamespace, event: int, span: float
+    streamed: tuple[tuple[str, str], float], table: float, span: float
 ) -> list[tuple[str, float]]:
-    """Split the time that the path spends in one event."""
-    engine = program.lanes[program.lane_of[event]][1]
-    if event in times.transfer:
-        return _transfer_parts(program, times, event, span)
+    """Split the time that the path spends in one instruction: table load, stream, the rest."""
+    (data, fixed), stream = streamed
     parts: list[tuple[str, float]] = []
-    if event in times.table_loads:
-        table = min(span, n.scalar_table_load_ns)
+    if table:
+        table = min(span, table)
         parts.append(("scalar table load", table))
         span -= table
-    stream = min(span, times.stream[event])
+    stream = min(stream, span)
     if stream > 0:
-        parts.append((f"{engine} data", stream))
-    if span - stream > 0:
-        parts.append((f"{engine} fixed cost", span - stream))
+        parts.append((data, stream))
+    if span > stream:
+        parts.append((fixed, span - stream))
     return parts
 
 

@@ -146,10 +146,3 @@ def store(target: Array, values: Array, name: str, precise: bool = True) -> None
         np.copyto(target, saturate_int(values, target.dtype))
     else:
         np.copyto(target, round_int(values, target.dtype))
-
-
-def quantize(values: Array, name: str) -> NDArray[np.float32]:
-    """Return fp32 values as they read back after being stored as `name`."""
-    target = np.empty(values.shape, storage_of(name))
-    store(target, values, name)
-    return to_fp32(target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,13 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
     return Rows(tensor._make(layout, None), index, valid)
 
 
+def only(rows: Rows, arrives: Any) -> Rows:
+    """Return the rows without those that do not arrive."""
+    return replace(rows, valid=rows.valid & arrives)
+
+
 def read(core: Core, rows: Rows, who: access.Who) -> Array:
-    """Return the valid rows, after the checks of a read."""
+    """Return a row per index, after the checks of a read; rows out of range are zeros."""
     picked = rows.index[rows.valid]
     storage = rows.all._storage
     storage.info.touch(core.clock)
@@ -65,7 +70,11 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
     if storage.shadow is not None:
         for row in np.unique(picked):
             races.note(core, rows.all[int(row) : int(row) + 1], False, who)
-    values: Array = rows.all._numpy()[picked]
+    held = rows.all._numpy()
+    if len(picked) == len(rows.index):
+        return held[picked]  # type: ignore[no-any-return]
+    values = np.zeros((len(rows.index), *held.shape[1:]), held.dtype)
+    values[rows.valid] = held[picked]
     return values
 
 

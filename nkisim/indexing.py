@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,20 @@ class Pending:
     stride: int
     # largest legal start
     limit: int
+
+
+def static_key(key: object) -> tuple[Any, ...] | None:
+    """Return a subscript of plain integers and slices as a hashable value, None for any other."""
+    parts: list[Any] = []
+    for item in key if type(key) is tuple else (key,):
+        kind = type(item)
+        if kind is slice:
+            parts.append((item.start, item.stop, item.step))
+        elif kind is int or item is Ellipsis:
+            parts.append(item)
+        else:
+            return None
+    return tuple(parts)
 
 
 def subscript(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from nkisim import collectives, enums, isa, language, launch
+from nkisim import collectives, isa, language, launch
 from nkisim.errors import NkiValidationError
+from nkisim.isa import constants as isa_constants
 from nkisim.tensor import NkiTensor
 
 
@@ -18,16 +19,23 @@ def install(force: bool = False) -> bool:
 
     Nothing happens where a real nki can be imported, unless `force` is set.
     """
-    ours = getattr(sys.modules.get("nki"), "__nkisim__", False)
-    if (
-        not force
-        and not ours
-        and ("nki" in sys.modules or importlib.util.find_spec("nki") is not None)
-    ):
+    if not force and not _ours() and _real():
         return False
     for name, module in _modules().items():
         sys.modules[name] = module
     return True
+
+
+def _ours() -> bool:
+    return getattr(sys.modules.get("nki"), "__nkisim__", False)
+
+
+def _real() -> bool:
+    """Tell whether `nki` can be imported and has instructions; the public index holds empty look-alikes."""
+    try:
+        return hasattr(importlib.import_module("nki.isa"), "nc_matmul")
+    except ImportError:
+        return False
 
 
 def _module(name: str, **members: Any) -> ModuleType:
@@ -45,9 +53,8 @@ class _Annotation:
 
 def _modules() -> dict[str, ModuleType]:
     typing = _module("nki.typing", tensor=_Annotation, mutable_tensor=_Annotation)
-    constants = _module(
-        "nki.isa.constants", **{n: v for n, v in vars(enums).items() if n[0] != "_"}
-    )
+    # `from nki.isa import constants` looks for an attribute, so the module itself stands there too
+    constants = _module("nki.isa.constants", **_public(isa_constants))
     dtypes = _module("nki.language.dtypes", **_public(sys.modules["nkisim.language.dtypes"]))
     dtype = _module("nki.dtype", **_public(sys.modules["nkisim.language.dtypes"]))
     tensor = _module("nki.tensor", tensor=NkiTensor, Tensor=NkiTensor)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.card import Call
 from nkisim.enums import reduce_cmd
 from nkisim.errors import AccumulatorUndefined, WrongArgument
+from nkisim.statement import Call
 
 START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
 _COMBINE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from nkisim.event import Peak, Recording
 from nkisim.geometry import TRN2, Geometry
 from nkisim.isa.target import get_nc_version
 from nkisim.memory import CoreMemory, SharedMemory
+from nkisim.objects import NKIObject
 from nkisim.placement import place, regions
 from nkisim.policy import STRICT, Policy, from_environment
 from nkisim.recording import build
@@ -113,6 +114,25 @@ def run(
     return Result(outputs, build(session.cores, made.schedule, session.peaks), session.peaks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An NKIObject argument that holds arrays; each core gets a copy of its attributes (manual)."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+def _holds_arrays(values: Iterable[Any]) -> bool:
+    inside = [v.values() if type(v) is dict else v for v in values if isinstance(v, (tuple, dict))]
+    nested = [vars(v).values() for v in values if isinstance(v, NKIObject)]
+    return any(door.is_array(v) for v in values) or any(map(_holds_arrays, [*inside, *nested]))
+
+
+def _rebuilt(value: tuple[Any, ...], items: list[Any]) -> Any:
+    """Return a tuple of the same kind, named or not."""
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
 class Session:
     """One rank of a launch while it runs: its HBM, its cores, its arguments."""
 
@@ -148,17 +168,23 @@ class Session:
             return argument
         if isinstance(value, list) and any(door.is_array(v) for v in value):
             raise BadInput("launch", f"argument {name}", "is a list of arrays", "pass a tuple")
-        if type(value) is tuple:
-            return tuple(self._admit(f"{name}.{i}", v) for i, v in enumerate(value))
+        if isinstance(value, tuple):
+            return _rebuilt(value, [self._admit(f"{name}.{i}", v) for i, v in enumerate(value)])
         if type(value) is dict:
             return {k: self._admit(f"{name}.{k}", v) for k, v in value.items()}
+        if isinstance(value, NKIObject) and _holds_arrays(vars(value).values()):
+            return _Held(type(value), {k: self._admit(f"{name}.{k}", v) for k, v in vars(value).items()})
         return value
 
     def _lower(self, value: Any) -> Any:
         if isinstance(value, door.Argument):
             return door.device_view(value)
-        if type(value) is tuple:
-            return tuple(self._lower(v) for v in value)
+        if isinstance(value, tuple):
+            return _rebuilt(value, [self._lower(v) for v in value])
+        if isinstance(value, _Held):
+            made: Any = object.__new__(value.kind)
+            made.__dict__.update({k: self._lower(v) for k, v in value.fields.items()})
+            return made
         if type(value) is dict:
             return {k: self._lower(v) for k, v in value.items()}
         return value

@@ -13,8 +13,7 @@ from heapq import heappop, heappush
 from nkisim.chip import Chip
 from nkisim.costs import Cost, MatmulCost
 from nkisim.costs_dma import DmaCost
-from nkisim.dependence import READ
-from nkisim.program import Program
+from nkisim.program import Link, Program
 from nkisim.schedule_state import DATA, IN_ORDER, NOBODY, Queue, TensorClock, Times, Transfer
 
 
@@ -37,7 +36,9 @@ class Machine:
         lanes = len(program.lanes)
         self.heads = [0] * lanes
         self.lane_free = [0.0] * lanes
-        self.is_dma = [event.engine == "dma" for event in program.events]
+        # by signal: none, between cores, of a transfer, between engines
+        n = self.n
+        self.delays = (0.0, n.core_semaphore_ns, n.dma_semaphore_ns, n.semaphore_ns)
         self.waiting: dict[int, list[int]] = {}
         self.heap: list[tuple[float, int]] = []
         self.tables: dict[int, list[str]] = {}
@@ -92,14 +93,18 @@ class Machine:
         if at >= len(queue):
             return
         event = queue[at]
+        latest = self.program.latest[event]
+        if latest >= 0 and not self.done[latest]:
+            self.waiting.setdefault(latest, []).append(lane)
+            return
         free = self.lane_free[lane]
-        ready, blocker = self._ready(lane, self.program.edges[event])
+        ready, blocker = self._ready(self.program.links[event])
         if blocker != NOBODY and ready < 0:
             self.waiting.setdefault(blocker, []).append(lane)
             return
-        weights = self.program.weights.get(event)
+        weights = self.program.weight_links.get(event)
         if weights:
-            known, other = self._ready(lane, weights)
+            known, other = self._ready(weights)
             if other != NOBODY and known < 0:
                 self.waiting.setdefault(other, []).append(lane)
                 return
@@ -111,26 +116,14 @@ class Machine:
             times.blocker[event] = queue[at - 1] if at else NOBODY
         heappush(self.heap, (ready, event))
 
-    def _ready(self, lane: int, edges: tuple[tuple[int, int], ...]) -> tuple[float, int]:
+    def _ready(self, links: tuple[Link, ...]) -> tuple[float, int]:
         """When the producers allow a start, and the last one; (-1, producer) if one has no end."""
         ready, blocker = 0.0, NOBODY
-        done, times, n, lane_of = self.done, self.times, self.n, self.program.lane_of
-        for other, kind in edges:
+        done, free, end, delays = self.done, self.times.free, self.times.end, self.delays
+        for other, early, signal in links:
             if not done[other]:
                 return -1.0, other
-            time = (
-                times.free[other] if kind == READ and not self.is_dma[other] else times.end[other]
-            )
-            from_lane = lane_of[other]
-            if from_lane != lane:
-                if self.program.lanes[from_lane][0] != self.program.lanes[lane][0]:
-                    time += n.core_semaphore_ns
-                elif self.is_dma[other]:
-                    time += n.dma_semaphore_ns
-                else:
-                    time += n.semaphore_ns
-            elif self.is_dma[other]:
-                time += n.dma_semaphore_ns
+            time = (free if early else end)[other] + delays[signal]
             if time > ready:
                 ready, blocker = time, other
         return ready, blocker
@@ -157,7 +150,7 @@ class Machine:
         clock = self.pe.get(lane)
         if clock is None:
             clock = self.pe[lane] = TensorClock(n)
-        weights_ready, producer = self._ready(lane, self.program.weights[event])
+        weights_ready, producer = self._ready(self.program.weight_links[event])
         load = max(weights_ready, clock.multiply_start)
         loaded = load + cost.load + n.tensor_load_exposed_ns
         begin = max(ready, loaded)

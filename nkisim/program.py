@@ -9,12 +9,16 @@ from nkisim.chip import CASES, Chip
 from nkisim.cost_table import law_of
 from nkisim.costs import Cost, MatmulCost
 from nkisim.costs_dma import DmaCost, dma_cost, is_store, issuer_of
-from nkisim.dependence import RESULT, Dependence, Edges
+from nkisim.dependence import READ, RESULT, Dependence, Edges
 from nkisim.event import Event
 
 AnyCost = Cost | MatmulCost | DmaCost
 # (core, name): an in-order stream of instructions
 Lane = tuple[int, str]
+# (producer, whether its end of reading is enough, which signal says so)
+Link = tuple[int, bool, int]
+# no signal, one between cores, one of a transfer, one between engines
+SAME, CORE, DMA, ENGINE = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
@@ -28,6 +32,11 @@ class Program:
     # edges as (producer, kind) pairs; `weights` are those of a matmul's stationary operand
     edges: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     weights: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    # the same edges as the scheduler walks them
+    links: list[tuple[Link, ...]] = field(default_factory=list)
+    weight_links: dict[int, tuple[Link, ...]] = field(default_factory=dict)
+    # the latest producer in program order, which as a rule is done last; -1 without one
+    latest: list[int] = field(default_factory=list)
     costs: dict[str, list[AnyCost]] = field(default_factory=dict)
 
 
@@ -63,11 +72,11 @@ def _in_order(program: Program, edges: Edges, lane: int) -> tuple[tuple[int, int
     """
     tensor, known = program.lanes[lane][1] == "tensor", program.lane_of
     count = len(known)
-    return tuple(
+    return tuple([
         pair
         for pair in edges.items()
         if pair[0] >= count or known[pair[0]] != lane or (pair[1] == RESULT and not tensor)
-    )
+    ])  # fmt: skip
 
 
 def _join_meetings(program: Program) -> None:
@@ -100,6 +109,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     dependence = Dependence()
     lanes: dict[Lane, int] = {}
     known: dict[tuple[object, ...], list[AnyCost]] = {}
+    seen: dict[tuple[object, ...], list[AnyCost]] = {}
     for position, event in enumerate(events):
         name = lane_of(event)
         lane = lanes.get(name)
@@ -116,12 +126,51 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         program.edges.append(_in_order(program, rest, lane) if rest else ())
         program.lane_of.append(lane)
         program.queues[lane].append(position)
-        key = _cost_key(event)
-        costs = known.get(key)
+        # the same views and work as before, or views that look the same
+        views = (event.op, id(event.work), *map(id, event.reads), *map(id, event.writes))
+        costs = seen.get(views)
         if costs is None:
-            law = dma_cost if event.engine == "dma" else law_of(event.engine, event.op)
-            costs = known[key] = [law(event, numbers[case]) for case in cases]
+            key = _cost_key(event)
+            costs = known.get(key)
+            if costs is None:
+                law = dma_cost if event.engine == "dma" else law_of(event.engine, event.op)
+                costs = known[key] = [law(event, numbers[case]) for case in cases]
+            seen[views] = costs
         for case, cost in zip(cases, costs, strict=True):
             program.costs[case].append(cost)
     _join_meetings(program)
+    signals = _signals(program)
+    program.links = [_links(signals, at, edges) for at, edges in enumerate(program.edges)]
+    program.weight_links = {at: _links(signals, at, e) for at, e in program.weights.items()}
+    program.latest = [max(edges)[0] if edges else -1 for edges in program.edges]
+    for at, edges in program.weights.items():
+        if edges:
+            program.latest[at] = max(program.latest[at], max(edges)[0])
     return program
+
+
+# per event: its lane and whether it is a transfer; per pair of lanes: the signal between them
+Signals = tuple[list[int], list[bool], list[list[int]]]
+
+
+def _signals(program: Program) -> Signals:
+    """How an event of one lane learns of one of another; a transfer always signals."""
+    lanes = range(len(program.lanes))
+    cores = [core for core, _ in program.lanes]
+    between = [
+        [SAME if a == b else (ENGINE if cores[a] == cores[b] else CORE) for b in lanes] for a in lanes
+    ]
+    return program.lane_of, [event.engine == "dma" for event in program.events], between
+
+
+def _links(signals: Signals, consumer: int, edges: tuple[tuple[int, int], ...]) -> tuple[Link, ...]:
+    """The edges with their signals; an engine that only read frees its operand early."""
+    if not edges:
+        return ()
+    lane_of, transfer, between = signals
+    to = between[lane_of[consumer]]
+    links: list[Link] = []
+    for producer, kind in edges:
+        signal, moves = to[lane_of[producer]], transfer[producer]
+        links.append((producer, kind == READ and not moves, DMA if moves and signal != CORE else signal))
+    return tuple(links)

@@ -76,23 +76,23 @@ def _event(core: Core, raw: tuple[Any, ...], links: Links) -> Event:
     if clock in core.edges:
         places = links.positions
         after = tuple(places[c][i] for c, i in core.edges[clock] if i in places[c])
-    after += links.meetings.get((core.number, clock), ())
-    found = tuple(_extent(r, links.extents) for r in reads)
-    made = tuple(_extent(r, links.extents) for r in writes)
+    if links.meetings:
+        after += links.meetings.get((core.number, clock), ())
+    known = links.extents
+    found = tuple([known.get(id(r)) or _extent(r, known) for r in reads])
+    made = tuple([known.get(id(r)) or _extent(r, known) for r in writes])
     return Event(clock, core.number, engine, op, found, made, work, line, name, after)
 
 
 def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:
     # the log keeps every raw tuple alive, so its identity is stable
-    found = known.get(id(raw))
-    if found is None:
-        info, first, last, low, high, count, dtype, run = raw
-        base = info.address or 0
-        found = known[id(raw)] = Extent(
-            info.space, info.number, info.name, info.core,
-            (first, last) if info.space != "hbm" else (0, 1),
-            (base + low, base + high), count, dtype, run,
-        )  # fmt: skip
+    info, first, last, low, high, count, dtype, run = raw
+    base = info.address or 0
+    found = known[id(raw)] = Extent(
+        info.space, info.number, info.name, info.core,
+        (first, last) if info.space != "hbm" else (0, 1),
+        (base + low, base + high), count, dtype, run,
+    )  # fmt: skip
     return found
 
 

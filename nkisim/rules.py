@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nkisim.card import Call, Rule, is_psum
 from nkisim.dtypes import INTS
 from nkisim.errors import (
     BothInPsum,
     NeedsNewerCore,
     ShapeMismatch,
     TileTooLarge,
-    WrongArgument,
     WrongDtype,
     WrongOperator,
 )
 from nkisim.operators import Op
+from nkisim.statement import Call, Rule, is_psum
 from nkisim.tensor import NkiTensor
 from nkisim.tokens import resolve
 
@@ -161,17 +160,5 @@ def integers_for_bitvec(op_name: str, *names: str) -> Rule:
             if tensor is not None and tensor.dtype not in INTS:
                 found = f"is {tensor.dtype} with the bitvec operator {op.name}"
                 call.refuse(WrongDtype, name, found, "bitvec operators take integers")
-
-    return rule
-
-
-def choice(name: str, *allowed: object) -> Rule:
-    """An argument is one of a few values."""
-
-    def rule(call: Call) -> None:
-        if call.args[name] not in allowed:
-            found = f"is {call.args[name]!r}"
-            options = ", ".join(str(a) for a in allowed)
-            call.refuse(WrongArgument, name, found, f"it can be {options}")
 
     return rule

@@ -24,6 +24,9 @@ from nkisim.patterns import Dynamic, Room
 from nkisim.storage import Storage, view_of
 from nkisim.views import Layout
 
+# views kept per tensor; a kernel's loop makes the same few again and again
+_MOST_SLICES = 256
+
 
 class NkiTensor(NKIObject):
     """A view with shape, strides and offset in elements of `dtype` over a storage."""
@@ -47,6 +50,10 @@ class NkiTensor(NKIObject):
         self._on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self._array: Array | None = None
         self._extent: Any = None
+        self._looks: tuple[Any, ...] | None = None
+        self._written: Array | None = None
+        self._products: Array | None = None
+        self._slices: dict[Any, NkiTensor] | None = None
 
     @property
     def ndim(self) -> int:
@@ -67,7 +74,7 @@ class NkiTensor(NKIObject):
         new.dtype = dtype or self.dtype
         new.buffer, new.name, new._storage = self.buffer, self.name, self._storage
         new._on_chip, new._dynamic = self._on_chip, dynamic
-        new._array = new._extent = None
+        new._array = new._extent = new._looks = new._written = new._products = new._slices = None
         return new
 
     def _same_dims(self, layout: Layout, op: str) -> NkiTensor:
@@ -96,6 +103,20 @@ class NkiTensor(NKIObject):
         return self._dynamic is not None
 
     def __getitem__(self, key: object) -> NkiTensor:
+        static = indexing.static_key(key) if self._dynamic is None else None
+        if static is None:
+            return self._subscript(key)
+        known = self._slices
+        if known is None:
+            known = self._slices = {}
+        found = known.get(static)
+        if found is None:
+            if len(known) >= _MOST_SLICES:
+                known.clear()
+            found = known[static] = self._subscript(key)
+        return found
+
+    def _subscript(self, key: object) -> NkiTensor:
         layout, pending, kept = indexing.subscript(self._layout(), key, self._on_chip)
         dynamic = self._dynamic
         if dynamic is not None:
@@ -242,6 +263,18 @@ class NkiTensor(NKIObject):
         info = self._storage.info
         return Room(self._on_chip, info.partitions, info.size // itemsize)
 
+    def _look(self) -> tuple[Any, ...]:
+        """Return what rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
+        start, beyond = 0, ""
+        if self._on_chip:
+            start = self._storage.info.start_partition
+            if self.offset:
+                start += self.offset // self._row()
+            if len(self.shape) > 2 or self.strides[-1] > views.MOST_STRIDE:
+                beyond = views.beyond_engines(self._layout())
+        self._looks = (self.shape, self.dtype, self.buffer._value_, start, beyond)
+        return self._looks
+
     def _may_reinterpret(self, dtype: str) -> None:
         if dtype != self.dtype and not self._storage.precise:
             why = "with NKI_PRECISE_FP=0 elements have no bits of their own dtype"
@@ -274,6 +307,18 @@ class NkiTensor(NKIObject):
         """Return per-byte marks of the storage as one unsigned integer per element."""
         width = storage_of(self.dtype, self._storage.precise).itemsize
         return view_of(marks, bits_of(width), self.shape, self._where(width))
+
+    def _written_marks(self) -> Array:
+        """Return who of the elements was written."""
+        if self._written is None:
+            self._written = self._marks(self._storage.mask)
+        return self._written
+
+    def _product_marks(self) -> Array:
+        """Return which elements of PSUM a matmul wrote last."""
+        if self._products is None:
+            self._products = self._marks(self._storage.matmul)
+        return self._products
 
     def _where(self, width: int) -> tuple[int, tuple[int, ...]]:
         """Return the byte offset and byte strides of the view in the storage's arrays."""

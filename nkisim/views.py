@@ -204,6 +204,26 @@ def _restride(layout: Layout, shape: tuple[int, ...], first: int) -> tuple[int, 
     return tuple(strides)
 
 
+# architecture guide of Trainium1: access patterns of up to four dimensions, strides of 16 bits in elements
+MOST_DIMS, MOST_STRIDE = 4, 2**15 - 1
+
+
+def beyond_engines(layout: Layout) -> str:
+    """Say why a compute engine cannot walk the free dimensions of an on-chip view; empty if it can."""
+    dims: list[tuple[int, int]] = []
+    for count, stride in zip(layout.shape[1:], layout.strides[1:], strict=True):
+        if count == 1:
+            continue
+        if dims and dims[-1][1] == count * stride:
+            dims[-1] = (dims[-1][0] * count, stride)
+        else:
+            dims.append((count, stride))
+    if len(dims) > MOST_DIMS:
+        return f"walks {len(dims)} free dimensions that do not merge"
+    far = [stride for _, stride in dims if abs(stride) > MOST_STRIDE]
+    return f"steps {far[0]} elements at a time" if far else ""
+
+
 def last_element(layout: Layout) -> int:
     """Return the largest storage offset that the view reaches."""
     reach = (s * (n - 1) for n, s in zip(layout.shape, layout.strides, strict=False) if s > 0)

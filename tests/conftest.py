@@ -1,7 +1,12 @@
 """Two CPU devices for every test process, made before anything traces."""
 
 import jax
+import pytest
 
 import model.runtime  # noqa: F401  (sets what XLA reads at its start)
 
 jax.config.update("jax_num_cpu_devices", 2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--witness", action="store_true", help="run nkisim's tests on the vendor's nki too")

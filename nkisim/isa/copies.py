@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nkisim import lanes
-from nkisim.card import Call, Masked, Operand, Target, card
+from nkisim.card import card
 from nkisim.dtypes import FLOATS, INFO, PACKED, TRN2
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
@@ -21,17 +21,13 @@ from nkisim.rules import (
     same_elements,
     same_partitions,
 )
+from nkisim.statement import Call, Masked, Operand, Target
 from nkisim.tokens import TOKENS
 
 ANY = TRN2 | PACKED | {"float8_e4m3fn", "float8_e8m0fnu"}
 FP32_MIN = -3.4028234663852886e38
 _COMPARE = ("equal", "less", "less_equal", "greater", "greater_equal")
 maximum = TOKENS["maximum"]
-
-
-def _copy_engine(call: Call) -> str:
-    """Copies go to the Vector Engine, which reaches both memories."""
-    return "vector"
 
 
 def _copy_math(call: Call) -> str:
@@ -44,7 +40,6 @@ def _copy_math(call: Call) -> str:
     Operand("dst", "out", dtypes=ANY),
     Operand("src", "in", dtypes=ANY, math="auto"),
     rules=(same_elements("dst", "src"),),
-    pick=_copy_engine,
     math=_copy_math,
 )
 def tensor_copy(dst: Any, src: Any, engine: Any = engine.unknown, name: str | None = None) -> Any:

@@ -3,138 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nkisim import access, gather
-from nkisim.card import DMA, Call, Card, Operand, note_index, record
-from nkisim.context import current
-from nkisim.dtypes import INFO, PACKED, Array, to_fp32
+from nkisim import access
+from nkisim.card import record
+from nkisim.dtypes import INFO, PACKED, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
-from nkisim.errors import (
-    IllegalView,
-    NeedsNewerCore,
-    NotSimulated,
-    ShapeMismatch,
-    WrongArgument,
-    WrongDtype,
-    WrongEngine,
-    WrongSpace,
-)
+from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
 from nkisim.instruction import NkiInstruction
-from nkisim.isa.copies import ANY
+from nkisim.statement import Call
 from nkisim.tensor import NkiTensor
 from nkisim.tokens import resolve
-
-
-def _body(**_: Any) -> None:
-    """DMA moves data itself; there is no arithmetic body."""
-
-
-def _transfer(op: str, names: tuple[str, ...]) -> Card:
-    operands = tuple(
-        Operand(n, "out" if n == "dst" else "in", spaces=DMA, dtypes=ANY) for n in names
-    )
-    return Card(op, ("dma",), operands, _body, work=_work)
-
-
-def open_call(card: Card, args: dict[str, Any]) -> Call:
-    """Check the operands of a transfer and return its call."""
-    call = Call(current(card.op), card, args, "dma")
-    for operand in card.operands:
-        tensor = args[operand.name]
-        if tensor.__class__ is not NkiTensor:
-            call.refuse(WrongArgument, operand.name, f"is {tensor!r:.60}", "a tensor is needed")
-        if tensor.buffer.value not in DMA:
-            found = f"is in {tensor.buffer.value}"
-            call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
-        call.tensors[operand.name] = tensor
-        note_index(call, tensor)
-    if args.get("priority") is not None:
-        raise NeedsNewerCore(f"{card.op} with priority")
-    if not isinstance(args.get("oob_mode", oob_mode.error), oob_mode):
-        call.refuse(WrongArgument, "oob_mode", f"is {args['oob_mode']!r}", "pass a nisa.oob_mode")
-    return call
-
-
-def _work(call: Call) -> Mapping[str, object]:
-    args = call.args
-    runs = [access.extent(t)[7] for t in call.tensors.values()]
-    sizes = [t.size * INFO[t.dtype].itemsize for t in call.tensors.values()]
-    row = max(1, min(runs))
-    vector = any(t._dynamic is not None and t._dynamic.vector for t in call.tensors.values())
-    mode = args.get("dge_mode", dge_mode.unknown)
-    asked = args.get("engine", engine.unknown)
-    return {
-        "bytes": max(sizes),
-        "rows": -(-max(sizes) // row),
-        "row_bytes": row,
-        "dge": "swdge" if vector else ("hwdge" if mode is dge_mode.unknown else mode.name),
-        "transpose": call.card.op == "dma_transpose",
-        "issuer": "gpsimd"
-        if vector or mode is dge_mode.swdge
-        else ("scalar" if asked is engine.scalar else "sync"),
-    }
-
-
-def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Array, Any] | None:
-    """Read a source; return its elements and, for a gather, which rows are valid.
-
-    None means that a run-time start is out of range and the transfer is skipped.
-    """
-    who = call.who(operand)
-    dynamic = tensor._dynamic
-    if dynamic is None:
-        return access.read(call.core, tensor, who), None
-    if dynamic.vector:
-        rows = gather.resolve(call.core, tensor, who, skip)
-        values = gather.read(call.core, rows, who)
-        return values, None if rows.valid.all() else rows.valid
-    settled = access.settle(call.core, tensor, who)
-    if settled is None:
-        if skip:
-            return None
-        raise access.out_of_range(call.core, tensor, who)
-    call.tensors[operand] = settled
-    return access.read(call.core, settled, who), None
-
-
-def deliver(call: Call, values: Array, valid: Any, skip: bool) -> None:
-    """Write to dst; with `valid`, only the rows that a gather could read."""
-    tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
-    dynamic = tensor._dynamic
-    if _differ(call):
-        values = to_fp32(values)
-    if dynamic is not None and dynamic.vector:
-        if valid is not None:
-            why = "gather with skipped rows into a scatter"
-            raise NotSimulated(call.card.op, "oob_mode", why)
-        gather.write(core, gather.resolve(core, tensor, who, skip), values, who)
-        return
-    if dynamic is not None:
-        settled = access.settle(core, tensor, who)
-        if settled is None:
-            if skip:
-                return
-            raise access.out_of_range(core, tensor, who)
-        tensor = call.tensors["dst"] = settled
-    if valid is None:
-        access.write(core, tensor, values, who)
-        return
-    if tensor.shape[0] != len(valid):
-        found = f"has {tensor.shape[0]} rows for {len(valid)} indices"
-        call.refuse(ShapeMismatch, "dst", found, "oob_mode.skip needs one dst row per index")
-    full = np.zeros(tensor.shape, values.dtype)
-    full[valid] = values.reshape((-1, *tensor.shape[1:]))
-    mask = np.zeros(tensor.shape, bool)
-    mask[valid] = True
-    access.write_where(core, tensor, (full, mask), who)
-
-
-def _differ(call: Call) -> bool:
-    return any(t.dtype != call.tensors["dst"].dtype for t in call.tensors.values())
+from nkisim.transfer import deliver, differ, fetch, hwdge_transposes, open_call, spread, transfer
 
 
 def _descriptor_rules(call: Call) -> None:
@@ -142,9 +24,9 @@ def _descriptor_rules(call: Call) -> None:
     dynamics = [t._dynamic for t in call.tensors.values() if t._dynamic is not None]
     if not isinstance(mode, dge_mode):
         call.refuse(WrongArgument, "dge_mode", f"is {mode!r}", "pass a nisa.dge_mode")
-    if _differ(call) and any(t.dtype in PACKED for t in call.tensors.values()):
+    if differ(call) and any(t.dtype in PACKED for t in call.tensors.values()):
         call.refuse(WrongDtype, "dst", "is packed and src is not alike", "packed types copy as is")
-    if mode is dge_mode.hwdge and _differ(call):
+    if mode is dge_mode.hwdge and differ(call):
         found = "is hwdge between different dtypes"
         call.refuse(WrongDtype, "dge_mode", found, "hwdge copies equal dtypes")
     if asked is not engine.unknown and (
@@ -162,7 +44,7 @@ def _descriptor_rules(call: Call) -> None:
         call.refuse(WrongArgument, "oob_mode", "is skip without a run-time index", "use error")
 
 
-_COPY = _transfer("dma_copy", ("dst", "src"))
+_COPY = transfer("dma_copy", ("dst", "src"))
 
 
 def dma_copy(
@@ -179,11 +61,12 @@ def dma_copy(
     skip = oob_mode.name == "skip"
     fetched = fetch(call, "src", src, skip)
     if fetched is not None:
-        deliver(call, *fetched, skip)
+        values, valid = fetched
+        deliver(call, values, None if valid is None else spread(valid, values.shape), skip)
     return record(call)
 
 
-_TRANSPOSE = _transfer("dma_transpose", ("dst", "src"))
+_TRANSPOSE = transfer("dma_transpose", ("dst", "src"))
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
@@ -199,9 +82,8 @@ def dma_transpose(
     fetched = fetch(call, "src", src, skip)
     if fetched is not None:
         values, valid = fetched
-        if valid is not None:
-            raise NotSimulated("dma_transpose", "oob_mode", "skipped rows of a gather")
-        deliver(call, values.transpose(order), None, skip)
+        where = None if valid is None else spread(valid, values.shape).transpose(order)
+        deliver(call, values.transpose(order), where, skip)
     return record(call)
 
 
@@ -218,6 +100,8 @@ def _transpose_rules(call: Call) -> tuple[int, ...]:
     shape = tuple(src.shape[i] for i in order)
     if dst.shape != shape:
         call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"the transpose is {shape}")
+    if call.args["oob_mode"] is oob_mode.skip and not src.is_indirect():
+        call.refuse(WrongArgument, "oob_mode", "is skip without a run-time index", "use error")
     if src._dynamic is not None and src._dynamic.vector:
         _indirect_rules(call, src)
     elif call.args["dge_mode"] is dge_mode.hwdge:
@@ -229,9 +113,8 @@ def _transpose_rules(call: Call) -> tuple[int, ...]:
 
 
 def _hwdge_rules(call: Call, src: NkiTensor) -> None:
-    rows = (16,) if src.ndim == 2 else (1, 2, 4, 8, 16)
-    wrong = src.shape[0] not in rows or src.shape[-1] > 128 or INFO[src.dtype].itemsize != 2
-    if wrong or (src.ndim > 2 and src.shape[0] * src.shape[-2] % 16):
+    if not hwdge_transposes(src):
+        rows = (16,) if src.ndim == 2 else (1, 2, 4, 8, 16)
         found = f"is {src.dtype} {src.shape} with hwdge"
         call.refuse(ShapeMismatch, "src", found, f"2-byte types, shape[0] in {rows}, "
                     "shape[-1] <= 128, shape[0] * shape[-2] a multiple of 16")  # fmt: skip
@@ -265,17 +148,18 @@ def dma_compute(
     """Add up to 16 tensors in flight, in fp32; with indices, read-modify-write of rows."""
     names = tuple(f"srcs[{i}]" for i in range(len(srcs)))
     args = {"dst": dst, **dict(zip(names, srcs, strict=False)), "oob_mode": oob_mode, "name": name}
-    call = open_call(_transfer("dma_compute", ("dst", *names)), args)
+    call = open_call(transfer("dma_compute", ("dst", *names)), args)
     _compute_rules(call, names, (reduce_op, scales, unique_indices))
     skip = oob_mode.name == "skip"
     total: Any = None
+    where: Any = None
     for operand in names:
-        fetched = fetch(call, operand, call.tensors[operand], skip)
-        if fetched is None or fetched[1] is not None:
-            raise NotSimulated("dma_compute", "oob_mode", "skipped rows")
-        values = to_fp32(fetched[0]).reshape(dst.shape)
+        values, valid = fetch(call, operand, call.tensors[operand], skip)  # type: ignore[misc]
+        if valid is not None:
+            where = spread(valid, values.shape).reshape(dst.shape)
+        values = to_fp32(values).reshape(dst.shape)
         total = values.copy() if total is None else total + values
-    deliver(call, total, None, skip)
+    deliver(call, total, where, skip)
     return record(call)
 
 
@@ -302,8 +186,33 @@ def _compute_rules(call: Call, names: tuple[str, ...], how: tuple[Any, Any, bool
             found = f"has {len(names)} tensors, unique_indices={unique}"
             allowed = "an indexed sum takes 2 tensors and unique indices"
             call.refuse(WrongArgument, "srcs", found, allowed)
+        _modify_rules(call, dst, [call.tensors[n] for n in names])
         if dst.is_indirect():
             _unique(call, dst)
+
+
+def _modify_rules(call: Call, dst: NkiTensor, srcs: list[NkiTensor]) -> None:
+    """An indexed sum is dst[rows] += tile, or tile += src[rows]; one source is dst itself."""
+    others = [s for s in srcs if not _same(s, dst)]
+    if len(others) != 1:
+        found = f"has {len(srcs) - len(others)} sources that are dst"
+        call.refuse(WrongArgument, "srcs", found, "exactly one source of an indexed sum is dst")
+    tile = others[0] if dst.is_indirect() else dst
+    if tile.buffer.value != "sbuf" or tile.is_indirect():
+        call.refuse(WrongSpace, "srcs", f"add a tile in {tile.buffer.value}", "it is a tile in SBUF")
+
+
+def _same(a: NkiTensor, b: NkiTensor) -> bool:
+    """Tell whether two views name the same elements, by the same indices."""
+    if a is b:
+        return True
+    sources = [t._dynamic.source if t._dynamic is not None else None for t in (a, b)]
+    alike = a._storage is b._storage and a._layout() == b._layout()
+    return alike and (sources[0] is sources[1] or (
+        isinstance(sources[0], NkiTensor) and isinstance(sources[1], NkiTensor)
+        and sources[0]._storage is sources[1]._storage
+        and sources[0]._layout() == sources[1]._layout()
+    ))  # fmt: skip
 
 
 def _unique(call: Call, dst: NkiTensor) -> None:

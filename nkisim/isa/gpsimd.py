@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nkisim import access
-from nkisim.card import SBUF, Call, Masked, Operand, Target, card
+from nkisim.card import card
 from nkisim.errors import (
     AmbiguousManual,
     DynamicOutOfRange,
@@ -21,6 +21,7 @@ from nkisim.errors import (
 from nkisim.isa.copies import ANY
 from nkisim.operators import COMPARISONS
 from nkisim.rules import operator, per_partition, same_dtype, same_elements, same_partitions
+from nkisim.statement import SBUF, Call, Masked, Operand, Target
 from nkisim.tokens import TOKENS
 
 equal = TOKENS["equal"]
@@ -75,10 +76,14 @@ def affine_select(
     return np.where(cmp_op.fn(value, 0) != 0, on_true_tile, np.float32(on_false_value))
 
 
-def _gather_rules(call: Call) -> None:
+def _index_words(call: Call) -> None:
+    dtype = call.tensors["indices"].dtype
+    if dtype != "uint32":
+        call.refuse(WrongDtype, "indices", f"is {dtype}", "it is uint32")
+
+
+def _gather_inside(call: Call) -> None:
     indices, data = call.tensors["indices"], call.tensors["data"]
-    if indices.dtype != "uint32":
-        call.refuse(WrongDtype, "indices", f"is {indices.dtype}", "it is uint32")
     values = access.read(call.core, indices, call.who("indices"))
     if values.size and int(values.max()) >= per_partition(data):
         found = f"holds {int(values.max())}"
@@ -91,7 +96,8 @@ def _gather_rules(call: Call) -> None:
     Operand("data", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("indices", "in", spaces=SBUF, math="raw"),
     rules=(same_elements("dst", "indices"), same_partitions("dst", "data"),
-           same_dtype("dst", "data"), _gather_rules),
+           same_dtype("dst", "data"), _index_words),
+    always=(_gather_inside,),
 )  # fmt: skip
 def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> Any:
     """Pick elements of the same partition by flattened index."""
@@ -118,6 +124,12 @@ def _local_rules(call: Call) -> None:
         found = f"has {per_partition(dst)} elements per partition"
         call.refuse(ShapeMismatch, "dst", found, f"{count} indices of {width} make {count * width}")
     call.args["num_valid_indices"] = count
+
+
+def _local_inside(call: Call) -> None:
+    source, index = call.tensors["src_buffer"], call.tensors["index"]
+    group, width = call.core.geometry.gpsimd_group, call.args["num_elem_per_idx"]
+    count = call.args["num_valid_indices"]
     taken = access.read(call.core, index, call.who("index")).reshape(index.shape[0], -1)
     for first in range(0, index.shape[0], group):
         flat = taken[first : first + group].T.reshape(-1)[:count]
@@ -133,6 +145,7 @@ def _local_rules(call: Call) -> None:
     Operand("src_buffer", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("index", "in", spaces=SBUF, math="raw"),
     rules=(same_partitions("dst", "src_buffer"), same_dtype("dst", "src_buffer"), _local_rules),
+    always=(_local_inside,),
 )
 def local_gather(
     dst: Target, src_buffer: Any, index: Any, num_elem_per_idx: int = 1,
@@ -215,6 +228,11 @@ def _nonzero_rules(call: Call) -> None:
         value = call.args[name]
         if not isinstance(value, (int, np.integer)) or not _INT32[0] <= value <= _INT32[1]:
             call.refuse(WrongArgument, name, f"is {value!r}", "it is an int32")
+
+
+def _read_rows(call: Call) -> None:
+    """Only every 16th partition is read."""
+    source = call.tensors["src"]
     for row in range(0, source.shape[0], call.core.geometry.gpsimd_group):
         access.read(call.core, source[row : row + 1], call.who("src"))
 
@@ -224,6 +242,7 @@ def _nonzero_rules(call: Call) -> None:
     Operand("dst", "out", spaces=SBUF, dtypes=frozenset({"int32"})),
     Operand("src", "in", spaces=SBUF, dtypes=_SEGMENT, math="raw", checked=True),
     rules=(same_partitions("dst", "src"), _nonzero_rules),
+    always=(_read_rows,),
 )
 def nonzero_with_count(
     dst: Target, src: Any, index_offset: int = 0, padding_val: int = -1, name: str | None = None
@@ -251,6 +270,9 @@ def _topk_rules(call: Call) -> None:
         call.refuse(WrongArgument, "n", found, allowed)
     if not 1 <= k < 32768 or k > n:
         call.refuse(TileTooLarge, "val_dst", f"has {k} elements", f"1 to {min(n, 32767)} results")
+
+
+def _topk_order(call: Call) -> None:
     if "topk" not in call.core.warned:
         call.core.warned.add("topk")
         warnings.warn(AmbiguousManual(
@@ -269,6 +291,7 @@ def _topk_work(call: Call) -> dict[str, object]:
     Operand("idx_dst", "out", spaces=SBUF, dtypes=frozenset({"uint32"})),
     Operand("src", "in", spaces=SBUF, dtypes=frozenset({"bfloat16"})),
     rules=(same_elements("val_dst", "idx_dst"), same_partitions("val_dst", "src"), _topk_rules),
+    always=(_topk_order,),
     work=_topk_work,
 )
 def topk(val_dst: Target, idx_dst: Target, src: Any, n: int, name: str | None = None) -> Any:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from nkisim import access
-from nkisim.card import DMA, Call, Card, Operand, record
+from nkisim.card import record
 from nkisim.context import current
 from nkisim.dtypes import INFO, TRN2
 from nkisim.errors import ShapeMismatch, WrongArgument, WrongSpace
 from nkisim.instruction import NkiInstruction
 from nkisim.objects import VirtualRegister
+from nkisim.statement import DMA, Call, Card, Operand
 from nkisim.tensor import NkiTensor
 
 

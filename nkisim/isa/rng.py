@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.card import ON_CHIP, SBUF, Call, Operand, Target, card
+from nkisim.card import card
 from nkisim.context import Core
 from nkisim.dtypes import INTS
 from nkisim.enums import engine
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongDtype
 from nkisim.rules import elements, same_elements, same_partitions
+from nkisim.statement import ON_CHIP, SBUF, Call, Operand, Target
 
 _WORDS = frozenset({"uint32", "int32", "float32"})
 # words of one XORWOW state: x, y, z, w, v, d

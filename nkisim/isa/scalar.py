@@ -10,12 +10,13 @@ import numpy as np
 
 from nkisim import lanes
 from nkisim.activations import ON_SCALAR_ENGINE, VALID
-from nkisim.card import Call, Operand, card
+from nkisim.card import card
 from nkisim.dtypes import FLOATS, TRN2
 from nkisim.enums import reduce_cmd
 from nkisim.errors import NkiSimWarning, WrongArgument
 from nkisim.instruction import NkiInstruction
 from nkisim.rules import operator, same_elements, same_partitions
+from nkisim.statement import Call, Operand
 
 _FP32 = frozenset({"float32"})
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from nkisim import lanes
-from nkisim.card import Call, Operand, card
+from nkisim.card import card
 from nkisim.dtypes import TRN2
 from nkisim.enums import reduce_cmd
 from nkisim.errors import WrongArgument
 from nkisim.isa.vector import apply
 from nkisim.rules import ARITHMETIC, not_both_psum, operator, same_elements, same_partitions
+from nkisim.statement import Call, Operand
 
 _NARROW = TRN2 - {"int32", "uint32", "tfloat32"}
 
@@ -56,8 +57,8 @@ def _keep(call: Call, results: list[Any]) -> list[Any]:
         operator("op1", ("add", "subtract", "multiply", "maximum", "minimum")),
         lanes.commands(reduce_cmd.reset_reduce, reduce_cmd.reduce, reduce_cmd.load_reduce),
         _load,
-        _start,
     ),
+    always=(_start,),
     finish=_keep,
 )
 def tensor_scalar_cumulative(

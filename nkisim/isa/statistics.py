@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.card import Call, Operand, card
+from nkisim.card import card
 from nkisim.dtypes import TRN2
 from nkisim.errors import ShapeMismatch, WrongDtype
 from nkisim.rules import elements, rank, same_dtype, same_elements, same_partitions
+from nkisim.statement import Call, Operand
 
 _WIDTH = 8
 _SEARCH = {"most": 16384, "least": _WIDTH}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from nkisim import access, races
-from nkisim.card import DMA, SBUF, Call, Card, Operand, record
+from nkisim.card import record
 from nkisim.context import Core, current, kernel_line
 from nkisim.cores import Wait
 from nkisim.dtypes import INFO
@@ -22,6 +22,7 @@ from nkisim.errors import (
 from nkisim.instruction import NkiInstruction
 from nkisim.isa.copies import ANY
 from nkisim.rules import per_partition
+from nkisim.statement import DMA, SBUF, Call, Card, Operand
 from nkisim.tensor import NkiTensor
 
 
@@ -70,14 +71,14 @@ def sendrecv(
         found = f"is {dst.dtype} {dst.shape}"
         call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
     access.write(core, dst, received, call.who("dst"))
-    return record_pair(call, ("sendrecv", pipe_id), src)
+    return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
 
-def record_pair(call: Call, key: object, src: NkiTensor) -> NkiInstruction:
+def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruction:
     """Record an exchange with what its cost needs."""
     size = src.size * INFO[src.dtype].itemsize
     work = {"bytes": size, "rows": src.shape[0], "row_bytes": size // src.shape[0],
-            "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key}  # fmt: skip
+            "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key, "dma_engine": way}  # fmt: skip
     made = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
     call.card = made
     return record(call)

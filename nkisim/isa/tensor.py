@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nkisim import access
-from nkisim.card import ON_CHIP, PSUM, SBUF, Call, Operand, card
+from nkisim.card import card
 from nkisim.dtypes import Array, to_fp32
 from nkisim.enums import engine, matmul_perf_mode
 from nkisim.errors import (
@@ -26,6 +26,7 @@ from nkisim.errors import (
     WrongSpace,
 )
 from nkisim.rules import per_partition
+from nkisim.statement import ON_CHIP, PSUM, SBUF, Call, Operand
 from nkisim.tensor import NkiTensor
 
 _FP8 = frozenset({"float8_e4m3", "float8_e5m2"})
@@ -40,7 +41,7 @@ def _dtypes(call: Call) -> None:
         call.refuse(WrongDtype, "moving", found, "fp32 and tfloat32 go with fp32 or tfloat32 only")
     dst = call.tensors["dst"].dtype
     if call.args["is_transpose"]:
-        if dst != stationary:
+        if dst != stationary and stationary not in _FP8:
             call.refuse(WrongDtype, "dst", f"is {dst}", f"a transpose keeps {stationary}")
     elif dst != "float32":
         call.refuse(WrongDtype, "dst", f"is {dst}", "on trn2 a matmul writes float32")
@@ -83,7 +84,6 @@ def _shapes(call: Call) -> None:
     if dst.shape[0] != m or per_partition(dst) != n:
         found = f"has shape {dst.shape}"
         call.refuse(ShapeMismatch, "dst", found, f"the product is ({m}, {n})")
-    one_bank(call)
 
 
 def one_bank(call: Call) -> None:
@@ -109,12 +109,16 @@ def _tile(call: Call) -> tuple[int, int]:
             found = f"are {position} and {size}"
             allowed = f"sizes are 32, 64 or {full} and positions multiples of them"
             call.refuse(WrongArgument, "tile_position and tile_size", found, allowed)
-    if size[1] != full:
-        if call.args["perf_mode"] is matmul_perf_mode.double_row:
-            call.refuse(WrongArgument, "tile_size", f"is {size}", "double_row uses all columns")
-        _warn(call, f"column tiling {size}: the manual's text allows it, its parameter list does "
-              "not")  # fmt: skip
+    if size[1] != full and call.args["perf_mode"] is matmul_perf_mode.double_row:
+        call.refuse(WrongArgument, "tile_size", f"is {size}", "double_row uses all columns")
     return size[0], size[1]
+
+
+def _column_tiling(call: Call) -> None:
+    size = call.args["tile_size"]
+    if size and size[1] != call.core.geometry.partitions:
+        _warn(call, f"column tiling {tuple(size)}: the manual's text allows it, its parameter list "
+              "does not")  # fmt: skip
 
 
 def _warn(call: Call, text: str, kind: type[Warning] = AmbiguousManual) -> None:
@@ -136,6 +140,12 @@ def _transpose(call: Call) -> None:
     if moving.dtype != stationary.dtype:
         found = f"is {moving.dtype}"
         call.refuse(WrongDtype, "moving", found, f"the identity has the data's {stationary.dtype}")
+
+
+def _identity(call: Call) -> None:
+    if not call.args["is_transpose"]:
+        return
+    moving = call.tensors["moving"]
     values = to_fp32(access.read(call.core, moving, call.who("moving")))
     values = values.reshape(values.shape[0], -1)
     if values.shape[0] != values.shape[1] or not np.array_equal(values, np.eye(len(values))):
@@ -161,14 +171,14 @@ def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> A
     storage = tensor._storage
     assert storage.matmul is not None
     target = tensor._numpy()
-    products = tensor._marks(storage.matmul) != 0
+    products = tensor._product_marks() != 0
     if products.all():
         return target + result
     if storage.complete or storage.mask is None:
         # without tracking nobody knows: a matmul left to decide then overwrites
         written = np.full(target.shape, storage.mask is not None or mode is True)
     else:
-        written = tensor._marks(storage.mask) != 0
+        written = tensor._written_marks() != 0
     foreign = ~products & written
     base = np.where(products, target, 0)
     doubtful = foreign if mode is None else ~products
@@ -208,6 +218,7 @@ def _work(call: Call) -> Mapping[str, object]:
     Operand("stationary", "in", spaces=SBUF, dtypes=_MATMUL, math="auto"),
     Operand("moving", "in", spaces=SBUF, dtypes=_MATMUL),
     rules=(_dtypes, _shapes, _transpose),
+    always=(one_bank, _identity, _column_tiling),
     writer=accumulate,
     math=lambda call: "raw" if call.args["is_transpose"] else "fp32",
     work=_work,
@@ -263,6 +274,10 @@ def _transpose_rules(call: Call) -> None:
         if data.dtype not in _MATMUL:
             found = f"is tensor for {data.dtype}"
             call.refuse(WrongEngine, "engine", found, "the Tensor Engine reads floats")
+
+
+def _transpose_bank(call: Call) -> None:
+    if call.engine == "tensor":
         one_bank(call)
 
 
@@ -287,6 +302,7 @@ def _transpose_work(call: Call) -> Mapping[str, object]:
     Operand("dst", "out", spaces=ON_CHIP),
     Operand("data", "in", spaces=ON_CHIP, math="raw"),
     rules=(_transpose_rules,),
+    always=(_transpose_bank,),
     pick=_transpose_engine,
     writer=_transpose_write,
     work=_transpose_work,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nkisim import lanes
-from nkisim.card import Call, Operand, card, is_psum
+from nkisim.card import card
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import (
     NotSimulated,
@@ -30,6 +30,7 @@ from nkisim.rules import (
     same_elements,
     same_partitions,
 )
+from nkisim.statement import Call, Operand, is_psum
 from nkisim.tokens import resolve
 
 WORDS = frozenset({"int32", "uint32"})

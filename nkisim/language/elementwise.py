@@ -12,11 +12,12 @@ import numpy as np
 
 from nkisim import isa
 from nkisim.activations import ON_SCALAR_ENGINE, UNARY
-from nkisim.card import Operand, card
+from nkisim.card import card
 from nkisim.context import current
 from nkisim.errors import NkiSimWarning, ShapeMismatch, WrongArgument, WrongOperator
 from nkisim.language.creation import ndarray
 from nkisim.rules import HARDWARE_GAPS, same_elements
+from nkisim.statement import Operand
 from nkisim.tensor import NkiTensor
 from nkisim.tokens import TOKENS, Token
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nkisim import isa
+from nkisim.dtypes import name_of
 from nkisim.errors import NotSimulated, ShapeMismatch, WrongArgument, WrongSpace
 from nkisim.language.creation import ndarray
 from nkisim.language.elementwise import axes_of, promoted
@@ -62,10 +63,17 @@ def transpose(x: NkiTensor, dtype: object = None) -> NkiTensor:
     if x.ndim != 2:
         found = f"has shape {x.shape}"
         raise ShapeMismatch("nl.transpose", "x", found, "two dimensions are needed")
-    if dtype is not None and dtype != x.dtype:
-        raise NotSimulated("nl.transpose", "dtype", "copy the result to another dtype")
     dst = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
     isa.nc_transpose(dst=dst, data=x)
+    return _as(dst, dtype)
+
+
+def _as(tile: NkiTensor, dtype: object) -> NkiTensor:
+    """Return the tile, or a copy in another dtype beside it."""
+    if dtype is None or name_of(dtype) == tile.dtype:
+        return tile
+    dst = ndarray(tile.shape, dtype, tile.buffer)
+    isa.tensor_copy(dst=dst, src=tile)
     return dst
 
 
@@ -136,21 +144,18 @@ def gather_flattened(
 ) -> NkiTensor:
     """Pick elements of each partition by their index in the flattened free dimensions."""
     if axis != 0:
-        raise NotSimulated("nl.gather_flattened", f"axis={axis}", "the manual describes axis 0")
-    if dtype is not None and dtype != data.dtype:
-        raise NotSimulated("nl.gather_flattened", "dtype", "copy the result to another dtype")
+        why = "the manual says what is gathered for axis 0 only: the flattened free dimensions"
+        raise NotSimulated("nl.gather_flattened", f"axis={axis}", why)
     dst = ndarray(indices.shape, data.dtype)
     isa.nc_n_gather(dst=dst, data=data, indices=indices)
-    return dst
+    return _as(dst, dtype)
 
 
 def dropout(x: NkiTensor, rate: Any, dtype: object = None) -> NkiTensor:
     """Replace elements by zero with probability `rate`."""
-    if dtype is not None and dtype != x.dtype:
-        raise NotSimulated("nl.dropout", "dtype", "copy the result to another dtype")
     dst = ndarray(x.shape, x.dtype)
     isa.dropout(dst=dst, data=x, prob=rate)
-    return dst
+    return _as(dst, dtype)
 
 
 def _last(x: NkiTensor, axis: Any, op: str) -> tuple[int, ...]:

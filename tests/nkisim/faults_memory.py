@@ -81,6 +81,14 @@ def reshape_moves_partitions(bad: bool) -> Any:
     return out(tile(columns=8).reshape((64, 16) if bad else (128, 2, 4)))
 
 
+@case(errors.IllegalView)
+def step_beyond_sixteen_bits(bad: bool) -> Any:
+    step = 2**15 if bad else 2**15 - 1
+    x, two = tile(1, 2**15 + 1), tile(1, 2)
+    nisa.tensor_copy(dst=two, src=x.ap([[2**15 + 1, 1], [step, 2]]))
+    return out(two)
+
+
 @case(errors.DynamicOutOfRange)
 def dynamic_index_past_the_end(bad: bool) -> Any:
     x, source = tile(columns=1), tile(columns=8)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ import pytest
 from nkisim import coverage, language
 from nkisim.tokens import Token
 
-SIGNATURES = json.loads(Path(__file__).with_name("nki_0_6_signatures.json").read_text())
+# of the file made from the public stubs of NKI 0.6; the package must not bend it to what it implements
+DIGEST = "26945ddf469cf1754d1d72d02b9dc0910aad43ce2821eeaca96ecd4cc360e3c6"
+SIGNATURES = json.loads(coverage.SIGNATURES.read_text())
 NOT_IN_TEXT = object()
 
 
@@ -82,8 +84,8 @@ def test_a_missing_name_is_reported() -> None:
     assert coverage.report(wrong)["missing"] == ["nki.isa.no_such_op"]
 
 
-def test_the_package_carries_the_same_file() -> None:
-    assert json.loads(coverage.SIGNATURES.read_text()) == SIGNATURES
+def test_the_signatures_are_the_manuals() -> None:
+    assert hashlib.sha256(coverage.SIGNATURES.read_bytes()).hexdigest() == DIGEST
 
 
 def test_math_names_are_operators_and_functions() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import nkisim
 from nkisim import errors
-from tests.nkisim import faults_engines, faults_memory
-from tests.nkisim.faults import CASES
+from tests.nkisim import faults_engines, faults_launch, faults_memory
+from tests.nkisim.faults import CASES, LAUNCHES
 from tests.nkisim.harness import out, run, tile
 
 unwritten_tile, unwritten_output = faults_memory.unwritten_tile, faults_memory.unwritten_output
@@ -19,6 +19,7 @@ unwritten_tile, unwritten_output = faults_memory.unwritten_tile, faults_memory.u
 def test_both_lists_are_registered() -> None:
     assert CASES["two_psum_inputs"][1] is faults_engines.two_psum_inputs
     assert CASES["unwritten_tile"][1] is unwritten_tile
+    assert LAUNCHES["no_barrier"][1] is faults_launch.no_barrier
 
 
 @pytest.mark.filterwarnings("ignore::nkisim.errors.NkiSimWarning")
@@ -31,6 +32,15 @@ def test_fault_is_named_and_its_twin_passes(name: str) -> None:
     assert type(caught.value) is law
     if law not in (errors.SbufFull, errors.PsumFull, errors.BadOutput):
         assert caught.value.line is None or caught.value.line[0].endswith(".py")
+
+
+@pytest.mark.parametrize("name", sorted(LAUNCHES))
+def test_launch_fault_is_named_and_its_twin_passes(name: str) -> None:
+    law, body = LAUNCHES[name]
+    body(False)
+    with pytest.raises(law) as caught:
+        body(True)
+    assert type(caught.value) is law
 
 
 def test_there_are_enough_faults() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import nkisim.language as nl
 from nkisim import errors
-from tests.nkisim.harness import run, tile
+from tests.nkisim.harness import out, run, tile
 
 SHAPE = (8, 3, 4, 5)
 DATA = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
@@ -141,5 +141,22 @@ def test_truth_means_all_elements() -> None:
         x = tile()
         assert nl.equal(x, 1.0)
         assert not nl.equal(x, 2.0)
+
+    run(kernel)
+
+
+def test_slices_made_again_are_the_same_view_and_others_are_not() -> None:
+    def kernel() -> Any:
+        x = tile(8, 8)
+        keys = [slice(0, 2), (slice(0, 2), slice(1, 3)), 0, (0, 0), slice(0, 1), (..., 0), (slice(0, 2), 1),
+                slice(None, 2), (slice(0, 2), slice(0, 8, 2))]  # fmt: skip
+        views = [x[key] for key in keys]
+        assert all(x[key] is view for key, view in zip(keys, views, strict=True))
+        seen = {(v.shape, v.strides, v.offset) for v in views}
+        # on chip, x[0] is x[0:1], and x[:2] is x[0:2]
+        assert len(seen) == len(keys) - 2
+        wanted = [(2, 8), (2, 2), (1, 8), (1, 1), (1, 8), (8, 1), (2, 1), (2, 8), (2, 4)]
+        assert [v.shape for v in views] == wanted
+        return out(x)
 
     run(kernel)

@@ -1,0 +1,141 @@
+"""What every collective does: find its ring of ranks, meet them, check, read and write tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nkisim import access
+from nkisim.card import record
+from nkisim.context import Core, current, kernel_line
+from nkisim.cores import Wait
+from nkisim.dtypes import INFO, to_fp32
+from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
+from nkisim.instruction import NkiInstruction
+from nkisim.isa.copies import ANY
+from nkisim.objects import NKIObject
+from nkisim.statement import DMA, Call, Card, Operand
+from nkisim.tensor import NkiTensor
+from nkisim.tokens import resolve
+
+
+class ReplicaGroup(NKIObject):
+    """Lists of ranks; a collective runs inside each list independently."""
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        self.groups = [list(g) for g in groups]
+
+
+def ring_of(core: Core, op: str, group: Any) -> list[int]:
+    """Return the list of ranks that this core's rank belongs to."""
+    if not isinstance(group, ReplicaGroup):
+        found = f"is {group!r:.60}"
+        raise WrongArgument(op, "replica_group", found, "a ReplicaGroup is needed")
+    if core.programs != 1:
+        raise NotSimulated(op, "lnc=2", "ranks of one core each are simulated")
+    ranks = [r for g in group.groups for r in g]
+    if len(set(ranks)) != len(ranks) or any(not 0 <= r < core.meeting.members for r in ranks):
+        found = f"is {group.groups}"
+        allowed = f"each of the {core.meeting.members} ranks appears at most once"
+        raise WrongArgument(op, "replica_group", found, allowed)
+    for ring in group.groups:
+        if core.rank in ring:
+            return ring
+    raise BadLaunch(op, None, f"ran on rank {core.rank}, which is in no group", "add the rank")
+
+
+def meet(core: Core, op: str, ring: Sequence[int], payload: Any) -> dict[int, Any]:
+    """Exchange a payload with every rank of the ring; return the payloads by rank."""
+    line = kernel_line()
+    text = f"{op} at {line[0]}:{line[1]}"
+    wait = Wait((op, tuple(ring)), tuple(ring), text, payload)
+    return core.meeting.meet(core.number, wait)
+
+
+def start(op: str, srcs: Any, dsts: Any, priority: Any, one: bool = False) -> Call:
+    """Check the tensor lists of a collective and return its call."""
+    if priority is not None:
+        raise NeedsNewerCore(f"{op} with priority")
+    srcs, dsts = list(srcs), list(dsts)
+    names = [f"dsts[{i}]" for i in range(len(dsts))] + [f"srcs[{i}]" for i in range(len(srcs))]
+    operands = tuple(Operand(n, "out" if n.startswith("d") else "in", spaces=DMA, dtypes=ANY) for n in names)
+    work = {"bytes": 0, "rows": 1, "row_bytes": 0, "dge": "none", "transpose": False,
+            "issuer": "gpsimd", "collective": op}  # fmt: skip
+    call = Call(current(op), Card(op, ("dma",), operands, _body, work=lambda _: work), {}, "dma")
+    spaces = set()
+    for name, tensor in zip(names, dsts + srcs, strict=False):
+        if tensor.__class__ is not NkiTensor or tensor._dynamic is not None:
+            call.refuse(WrongArgument, name, f"is {tensor!r:.60}", "a static tensor is needed")
+        call.tensors[name] = tensor
+        spaces.add(tensor.buffer.value == "sbuf")
+        work["bytes"] += tensor.size * INFO[tensor.dtype].itemsize  # type: ignore[operator]
+        if tensor.buffer.value == "psum":
+            call.refuse(WrongArgument, name, "is in psum", "collectives take HBM or SBUF")
+    work["row_bytes"] = work["bytes"]
+    if len(spaces) > 1:
+        call.refuse(WrongArgument, "srcs and dsts", "mix HBM and SBUF", "use one memory")
+    if len(srcs) != len(dsts) or not srcs or ((one or True in spaces) and len(srcs) != 1):
+        found = f"have {len(srcs)} and {len(dsts)} tensors"
+        call.refuse(WrongArgument, "srcs and dsts", found, "equal counts; one each outside HBM")
+    return call
+
+
+def _body(**_: Any) -> None:
+    """Ranks exchange data; there is no arithmetic body."""
+
+
+def pairs(call: Call) -> list[tuple[str, str]]:
+    """Return the names of each source with its destination."""
+    count = len(call.tensors) // 2
+    return [(f"srcs[{i}]", f"dsts[{i}]") for i in range(count)]
+
+
+def take(call: Call, operand: str) -> Any:
+    """Read a tensor; the copy is what the other ranks receive."""
+    return access.read(call.core, call.tensors[operand], call.who(operand)).copy()
+
+
+def put(call: Call, operand: str, values: Any) -> None:
+    """Write what arrived; equal dtypes bit for bit, others through fp32."""
+    tensor = call.tensors[operand]
+    if values.size != tensor.size:
+        found = f"has shape {tensor.shape}"
+        call.refuse(ShapeMismatch, operand, found, f"{values.shape} arrives")
+    same = values.dtype == tensor._numpy().dtype
+    access.write(call.core, tensor, values if same else to_fp32(values), call.who(operand))
+
+
+def reducer(op: Any, name: str) -> Callable[[Any, Any], Any]:
+    """Return the function of a reduction operator."""
+    found = resolve(op, (name, "op"))
+    if found.name not in ("add", "minimum", "maximum"):
+        allowed = "nl.add, nl.minimum and nl.maximum are supported"
+        raise WrongArgument(name, "op", f"is nl.{found.name}", allowed)
+    return found.fn
+
+
+def check_dim(call: Call, dim: int, also: bool = False) -> None:
+    """Check collective_dim: 0, in SBUF also 1 where the collective allows it."""
+    sbuf = call.tensors["srcs[0]"].buffer.value == "sbuf"
+    if dim != 0 and not (also and sbuf and dim == 1):
+        call.refuse(WrongArgument, "collective_dim", f"is {dim}", "0 is supported (0 or 1 in SBUF)")
+
+
+def fold(parts: list[Any], fn: Callable[[Any, Any], Any]) -> Any:
+    """Reduce the ranks' parts in fp32, in the order of the ring."""
+    total = to_fp32(parts[0])
+    for part in parts[1:]:
+        total = fn(total, to_fp32(part))
+    return total
+
+
+def done(call: Call, name: str | None) -> NkiInstruction:
+    """Record the collective under its label."""
+    call.args["name"] = name
+    return record(call)
+
+
+def only_hbm(call: Call) -> None:
+    """Refuse tensors in SBUF."""
+    if call.tensors["srcs[0]"].buffer.value == "sbuf":
+        call.refuse(WrongArgument, "srcs", "are in SBUF", f"{call.card.op} takes HBM")
