@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from torch import Tensor
 
 from compile.torchax_seam import interop
-from model.kernels import REFERENCE, Kernels, NkiKernels
+from model.kernels import REFERENCE, Kernels
 from model.launches import TARGET, Launch, Result, to_text
+from model.nki_backing import NkiKernels
 
 # the version whose calls get their configuration as text
 _API_VERSION = 3

@@ -8,7 +8,7 @@ from compile.spec import BuildSpec
 from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
 from model.cache import cache_shapes
 from model.config import Qwen3Config
-from model.kernels import BACKINGS
+from model.nki_backing import BACKINGS
 from model.parallel import HeadMap, Parallel
 from model.weights import hf_shapes, table
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from model.attention import KEY_TILE
 from model.config import Qwen3Config, load_config
 from model.errors import UserError
-from model.kernels import BACKINGS
+from model.nki_backing import BACKINGS
 from model.parallel import check_tp
 from model.weights import DTYPES
 

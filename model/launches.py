@@ -18,7 +18,7 @@ from torch import Tensor
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
 NUMPY = {"float32": np.float32, "int32": np.int32, "bfloat16": ml_dtypes.bfloat16}
-Argument = Tensor | int | float | str | None
+Argument = Tensor | int | float | str | None | tuple["Argument", ...]
 
 
 class Result(NamedTuple):
@@ -30,10 +30,10 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel on one core: arguments in order, "#i" for tensor i; `changed` lists the tensors written in place."""
+    """One kernel on one core: arguments in order, "#i" for tensor i, tuples as lists; `changed` are written."""
 
     kernel: str
-    arguments: tuple[Any, ...]
+    arguments: list[Any]
     results: tuple[Result, ...]
     changed: tuple[int, ...] = ()
 
@@ -54,4 +54,26 @@ def from_text(text: str) -> tuple[Launch, list[Result]]:
     """What `to_text` wrote."""
     read = json.loads(text)
     results, operands = ([Result(tuple(s), d) for s, d in read[name]] for name in ("results", "operands"))
-    return Launch(read["kernel"], tuple(read["arguments"]), tuple(results), tuple(read["changed"])), operands
+    return Launch(read["kernel"], read["arguments"], tuple(results), tuple(read["changed"])), operands
+
+
+def numbered(arguments: Sequence[Argument]) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """Arguments with "#i" for their tensors, and the tensors in order."""
+    tensors: list[Tensor] = []
+
+    def name(argument: Argument) -> Any:
+        if isinstance(argument, tuple):
+            return [name(a) for a in argument]
+        if not isinstance(argument, Tensor):
+            return argument
+        tensors.append(argument)
+        return f"#{len(tensors) - 1}"
+
+    return [name(a) for a in arguments], tuple(tensors)
+
+
+def filled(arguments: Any, arrays: Sequence[Any]) -> Any:
+    """What `numbered` made, with arrays in their places and tuples again."""
+    if isinstance(arguments, list):
+        return tuple(filled(a, arrays) for a in arguments)
+    return arrays[int(arguments[1:])] if isinstance(arguments, str) else arguments

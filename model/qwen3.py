@@ -97,9 +97,10 @@ class Layer(nn.Module):
         self.mlp = MLP(config, parallel)
 
     def forward(self, x: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
-        attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, rows)
+        kernels, ops = self.self_attn.kernels, self.self_attn.ops
+        attended, cache = kernels.attention_half(ops, self.input_layernorm, self.self_attn, x, angles, cache, rows)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        return x + kernels.mlp_half(ops, self.post_attention_layernorm, self.mlp, x), cache
 
 
 class Qwen3(nn.Module):

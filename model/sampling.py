@@ -100,22 +100,26 @@ def _last_kept(ops: Ops, keys_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -
     return ops.repeat(31, halve, (low, torch.full_like(low, _INFINITY_BITS + 1)))[0]
 
 
-def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
+def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int, domain: int = GUMBEL_DOMAIN) -> Tensor:
     """(R, V) fp32 Gumbel(0, 1) noise of (seed, position, id), from Threefry-2x32.
 
     Counter (id // 2, position + domain * 2^24), key the seed's two words; the word of parity
     id % 2 gives u = (its top 23 bits + 1/2) / 2^23, and the noise is -log(-log u).
     """
-    pairs = torch.arange((vocabulary + 1) // 2, dtype=torch.int32, device=positions_R.device)
-    counter = positions_R.to(torch.int32) + (GUMBEL_DOMAIN << 24)
+    return -torch.log(-torch.log(uniform(seed_R2, positions_R, vocabulary, domain)))
+
+
+def uniform(seed_R2: Tensor, positions_R: Tensor, count: int, domain: int) -> Tensor:
+    """(R, count) fp32 numbers strictly between 0 and 1, of (seed, position, index) in a domain of the generator."""
+    pairs = torch.arange((count + 1) // 2, dtype=torch.int32, device=positions_R.device)
+    counter = positions_R.to(torch.int32) + (domain << 24)
     words = threefry2x32(
         (seed_R2[:, :1], seed_R2[:, 1:]),
         (pairs[None].expand(counter.shape[0], -1), counter[:, None].expand(-1, pairs.shape[0])),
     )
-    bits = torch.stack(words, -1).flatten(1)[:, :vocabulary]
+    bits = torch.stack(words, -1).flatten(1)[:, :count]
     mantissa = (bits >> 9) & 0x7FFFFF
-    uniform = (mantissa.float() + 0.5) * 2.0**-23
-    return -torch.log(-torch.log(uniform))
+    return (mantissa.float() + 0.5) * 2.0**-23
 
 
 def accept(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,17 +11,27 @@ import torch
 from torch import Tensor
 
 import nkisim
-from model.launches import Launch
+from model.launches import Launch, filled
 from nki_kernels.accept_drafts import accept_drafts_kernel
+from nki_kernels.accept_rejection import accept_rejection_kernel
 from nki_kernels.coupled_sample import coupled_sample_kernel
+from nki_kernels.decode_attention import decode_attention_kernel
+from nki_kernels.decode_mlp import decode_mlp_kernel
 from nki_kernels.gumbel_noise import gumbel_noise_kernel
+from nki_kernels.rejection_sample import rejection_sample_kernel
+from nki_kernels.uniform import uniform_kernel
 from nki_kernels.verify_attention import verify_attention_kernel
 from nki_kernels.weights_above import weights_above_kernel
 
 KERNELS = {
     "accept_drafts": accept_drafts_kernel,
+    "accept_rejection": accept_rejection_kernel,
     "coupled_sample": coupled_sample_kernel,
+    "decode_attention": decode_attention_kernel,
+    "decode_mlp": decode_mlp_kernel,
     "gumbel_noise": gumbel_noise_kernel,
+    "rejection_sample": rejection_sample_kernel,
+    "uniform": uniform_kernel,
     "verify_attention": verify_attention_kernel,
     "weights_above": weights_above_kernel,
 }
@@ -30,7 +40,7 @@ KERNELS = {
 def simulate(launch: Launch, operands: Sequence[Any]) -> list[Any]:
     """Serve a launch on numpy arrays, which stay as they are, through nkisim."""
     arrays = [a.copy() if i in launch.changed else a for i, a in enumerate(operands)]
-    arguments = [arrays[int(a[1:])] if isinstance(a, str) else a for a in launch.arguments]
+    arguments = filled(launch.arguments, arrays)
     found = nkisim.simulate(KERNELS[launch.kernel])(*arguments)
     results = found if isinstance(found, tuple) else (found,)
     return [*results, *(arrays[i] for i in launch.changed)]

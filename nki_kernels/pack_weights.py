@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 BANK = 512
 
@@ -38,13 +39,12 @@ def pack_gate_up(gate: Any, up: Any) -> Any:
     inner, depth = gate.shape
     width = block_width(inner, BANK // 2)
     count = inner // width
-    both = _empty(gate, (count, 2, width, depth))
-    both[:, 0], both[:, 1] = gate.reshape(count, width, depth), up.reshape(count, width, depth)
-    return _contiguous(both.reshape(count, 2 * width, depth).swapaxes(1, 2))
+    both = _joined([w.reshape(count, width, depth) for w in (gate, up)], 1)
+    return _contiguous(both.swapaxes(1, 2))
 
 
-def _empty(like: Any, shape: tuple[int, ...]) -> Any:
-    return np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_empty(shape)
+def _joined(arrays: list[Any], axis: int) -> Any:
+    return np.concatenate(arrays, axis) if isinstance(arrays[0], np.ndarray) else torch.cat(arrays, axis)
 
 
 def _contiguous(array: Any) -> Any:
@@ -56,9 +56,7 @@ def pack_qkv(q: Any, k: Any, v: Any, dim: int) -> Any:
     features, depth = q.shape[0] + 2 * k.shape[0], q.shape[1]
     heads = features // dim
     width = max([n for n in range(1, max(1, BANK // dim) + 1) if heads % (2 * n) == 0], default=1)
-    joined = _empty(q, (features, depth))
-    kv = k.shape[0]
-    joined[:kv], joined[kv : 2 * kv], joined[2 * kv :] = v, k, q
+    joined = _joined([v, k, q], 0)
     return _contiguous(joined.reshape(heads // width, width * dim, depth).swapaxes(1, 2))
 
 

@@ -1,0 +1,25 @@
+"""`python -m tests.compile.run_requests BUNDLE`: the tokens of a few requests, as JSON; a process of its own because
+the number of CPU devices is chosen once in a process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from model.artifact import read_bundle
+from model.engine import Engine, Params, Request
+from model.generate import shape_of
+from model.runtime import Graphs
+
+REQUESTS = [
+    Request((3, 5, 7), Params(), 16),
+    Request((9, 2, 40, 41, 6), Params(1.0, 0, 1.0, 0.0, 5), 16),
+    Request((11,), Params(0.7, 8, 0.9, 0.0, 2**40), 12),
+]
+
+if __name__ == "__main__":
+    bundle = read_bundle(Path(sys.argv[1]))
+    engine = Engine(Graphs(bundle), shape_of(bundle))
+    results = engine.run(REQUESTS)
+    print(json.dumps({"ids": [r.ids for r in results], "ranks": bundle["tp"]}))
