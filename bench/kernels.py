@@ -1,4 +1,4 @@
-"""`python -m bench.kernels [--json] [--only TEXT]`: every kernel and case, simulated time and its band.
+"""`python -m bench.kernels [--json] [--only TEXT] [--recording FILE]`: every kernel and case, simulated time and its band.
 
 Times are simulated by nkisim's timeline. Where the vendor's `nki` can be imported the same command also
 measures on the device, and the simulated column comes from a second process; that half is untried.
@@ -12,11 +12,13 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import nkisim
 from bench.cases import CASES, Case
 from model.errors import UserError, run_cli
+from nkisim.recording_file import save
 from nkisim.timeline import hbm_peak, schedule
 from nkisim.trn2 import TRN2
 
@@ -27,10 +29,12 @@ _SIMULATED_BY = (
 )
 
 
-def simulate(case: Case) -> dict[str, Any]:
-    """Run a case once and read its timeline: one row of the table."""
+def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
+    """Run a case once and read its timeline: one row of the table. `written` keeps the recording."""
     policy = nkisim.Policy(recording=True)
     recording = nkisim.run(case.kernel[case.lnc], case.arguments(), policy=policy).recording
+    if written:
+        save(written, recording.events, {"kernel": case.full_name})
     result, cost = schedule(recording.events), case.cost()
     flops_per_ns = case.lnc * TRN2.tensor_bf16_tflops.value * 1e3
     roofline_ns = max(cost.hbm_bytes / hbm_peak(recording.events, TRN2), cost.flops / flops_per_ns)
@@ -100,16 +104,19 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--json", action="store_true", help="print one JSON row per case")
+    parser.add_argument("--recording", type=Path, help="write the events of the one chosen case, for nkisim.report")
     options = parser.parse_args(arguments)
     chosen = [case for case in CASES if options.only in case.full_name]
     if not chosen:
         raise UserError(f"no case contains {options.only!r}: {len(CASES)} cases exist, run without --only to see them")
+    if options.recording and len(chosen) > 1:
+        raise UserError(f"--recording takes one case, {options.only!r} chooses {len(chosen)}: name one with --only")
     rows = []
     for case in chosen:
         if has_device():
             rows.append({**simulate_elsewhere(case), "device_us": measure(case)})
         else:
-            rows.append(simulate(case))
+            rows.append(simulate(case, options.recording))
         if options.json:
             print(json.dumps(rows[-1]), flush=True)
     if not options.json:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from nkisim import collectives, isa, language, launch
+from nkisim import collectives, command, isa, language, launch
 
 # NeuronCore-v4 only (manual of nki.isa)
 REFUSED = frozenset(
@@ -88,4 +87,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nkisim import command
 from nkisim.dialect import ERROR, Rule, Scope
 from nkisim.dialect_loops import RULES
 from nkisim.kernel_scope import scope_of
@@ -125,4 +126,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkisim import command
 from nkisim.calibration import (
     Measurement,
     instruction,
@@ -143,4 +144,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    command.run(lambda: print(table()))

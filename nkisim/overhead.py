@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nkisim import command
 from nkisim import isa as nisa
 from nkisim import language as nl
 from nkisim.launch import run
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

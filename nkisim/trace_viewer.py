@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nkisim import command
 from nkisim.event import Event
 from nkisim.recording_file import read
 from nkisim.timeline import Schedule, schedule
@@ -84,4 +84,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -25,7 +25,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 8}
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "target", 1, 0.2, num_attention_heads=32, **SIZES)
-    write_model(folder / "draft", 2, 0.2, num_attention_heads=16, num_hidden_layers=1, tie_word_embeddings=True, **SIZES)
+    changes = {"num_attention_heads": 16, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    write_model(folder / "draft", 2, 0.2, **changes, **SIZES)
     return folder
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -108,3 +110,15 @@ def test_trace_has_one_complete_event_per_instruction(tmp_path: Path) -> None:
 def test_clock_and_axis() -> None:
     assert [clock(x) for x in (12.0, 1500.0, 2e7)] == ["12 ns", "1.50 us", "20.00 ms"]
     assert [nice_step(x) for x in (8.0, 100.0, 24000.0)] == [1, 20, 5000]
+
+
+@pytest.mark.parametrize("module", ["nkisim.report", "nkisim.trace_viewer"])
+def test_a_missing_or_wrong_recording_is_one_sentence(module: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("[]", encoding="utf-8")
+    for file, sentence in ((tmp_path / "none.json", "cannot be used"), (wrong, "holds a list")):
+        command = [sys.executable, "-m", module, str(file), "--out", str(tmp_path / "x")]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
