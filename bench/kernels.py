@@ -1,4 +1,4 @@
-"""`python -m bench.kernels [--json] [--only TEXT] [--recording FILE]`: every kernel and case, simulated time and its band.
+"""`python -m bench.kernels [--json] [--only TEXT] [--recording FILE]`: every kernel and case, simulated and its band.
 
 Times are simulated by nkisim's timeline. Where the vendor's `nki` can be imported the same command also
 measures on the device, and the simulated column comes from a second process; that half is untried.
