@@ -11,6 +11,7 @@ from bench.case import Case, normal
 from nki_kernels import roofline
 from nki_kernels.accept_drafts import accept_drafts_kernel
 from nki_kernels.accept_rejection import accept_rejection_kernel
+from nki_kernels.block_verification import accept_block_kernel, block_weights_kernel
 from nki_kernels.coupled_sample import coupled_sample_kernel
 from nki_kernels.gumbel_noise import GUMBEL_DOMAIN, gumbel_noise_kernel
 from nki_kernels.rejection_sample import rejection_sample_kernel
@@ -75,6 +76,17 @@ def accept_rejection_arguments(shards: int, batch: int, rows: int) -> tuple[Any,
     return sums, values, ids, np.full((batch, rows), 0.5, np.float32), drafts, positions, limits
 
 
+def block_weights_arguments(shards: int, batch: int, rows: int) -> tuple[Any, ...]:
+    """Arguments of block_weights_kernel."""
+    return (accept_rejection_arguments(shards, batch, rows)[0],)
+
+
+def accept_block_arguments(shards: int, batch: int, rows: int) -> tuple[Any, ...]:
+    """Arguments of accept_block_kernel."""
+    sums, values, ids, u, *step = accept_rejection_arguments(shards, batch, rows)
+    return sums, values, ids, np.ones_like(u), u, *step
+
+
 def _rows(kernel: Any, arguments: Any, cost: Any, rows: int, columns: int, lnc: int = 1) -> Case:
     name = f"R{rows}-V{columns}-fp32"
     return Case(name, kernel, partial(arguments, rows, columns), partial(cost, rows, columns), lnc)
@@ -114,5 +126,7 @@ SAMPLING = (
     *(_rejection(32, SHARD, lnc) for lnc in (1, 2)), _rejection(8, VOCABULARY),
     _accept(accept_drafts_kernel, accept_arguments, 2, 32), _accept(accept_drafts_kernel, accept_arguments, 2, 64),
     _accept(accept_rejection_kernel, accept_rejection_arguments, 5, 64),
+    _accept(block_weights_kernel, block_weights_arguments, 3, 64),
+    _accept(accept_block_kernel, accept_block_arguments, 6, 64),
     Case("R32", uniform_kernel, lambda: (*_generator(32), ACCEPT_DOMAIN), partial(roofline.accept, 1, 1, 32, 1)),
 )  # fmt: skip

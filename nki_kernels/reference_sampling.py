@@ -97,3 +97,21 @@ def rejection_sample(target: Array, draft: Array, drafts: list[int], u: list[flo
             return [*emitted, int(np.argmax(residual * np.exp(noise[n])))]
         emitted.append(token)
     return [*emitted, int(np.argmax(target[-1] * np.exp(noise[-1])))]
+
+
+def block_verification(target: Array, draft: Array, drafts: list[int], u: list[float], noise: Array) -> list[int]:
+    """What one sequence emits by block verification (Sun et al., ICLR 2025, algorithm 2).
+
+    target (N, V) and draft (N - 1, V) are probabilities; u[n] decides on a prefix of n drafts, u[0] is not used.
+    """
+    k = len(drafts)
+    rho = [1.0]
+    for n, token in enumerate(drafts):
+        rho.append(min(rho[-1] * target[n, token] / draft[n, token], 1.0))
+    weighted = [np.maximum(rho[n] * target[n] - (draft[n] if n < k else 0), 0) for n in range(k + 1)]
+    accepted = 0
+    for n in range(1, k + 1):
+        mass = weighted[n].sum()
+        if u[n] * (mass + 1 - rho[n]) <= mass:
+            accepted = n
+    return [*drafts[:accepted], int(np.argmax(weighted[accepted] * np.exp(noise[accepted])))]

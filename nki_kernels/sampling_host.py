@@ -14,6 +14,7 @@ import numpy as np
 
 from nki_kernels.accept_drafts import accept_drafts_kernel
 from nki_kernels.accept_rejection import accept_rejection_kernel
+from nki_kernels.block_verification import accept_block_kernel, block_weights_kernel
 from nki_kernels.coupled_sample import coupled_sample_kernel
 from nki_kernels.gumbel_noise import DOMAIN_SHIFT, gumbel_noise_kernel
 from nki_kernels.rejection_sample import rejection_sample_kernel
@@ -138,6 +139,31 @@ def accept_rejection(sums: Any, values: Any, ids: Any, u: Any, step: Step, *, ru
     if step.drafts is None:
         raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
     return run(accept_rejection_kernel[1])(sums, values, ids, u, *step)
+
+
+def block_weights(sums: Any, *, run: Run = nki.simulate) -> Any:
+    """rho (B, N) fp32 of block verification, from sums (M, 3, B, N) of rejection_sample."""
+    if len(sums.shape) != 4 or not 1 <= sums.shape[0] <= P:
+        raise ValueError(f"sums are {tuple(sums.shape)}, (M, 3, B, N) of 1 to {P} shards is needed: stack the shards")
+    _check("sums", sums, (sums.shape[0], 3, *sums.shape[2:]), FP32)
+    return run(block_weights_kernel[1])(sums)
+
+
+def accept_block(
+    sums: Any, draws: tuple[Any, Any], weigh: tuple[Any, Any], step: Step, *, run: Run = nki.simulate
+) -> Any:
+    """Block verification's accepted (B, N), counts, next ids, next positions (B, 1).
+
+    `draws` are the values and ids (M, B, N) and `sums` (M, 3, B, N) of a rejection_sample with weight rho; `weigh`
+    is rho and u, (B, N) each.
+    """
+    shards, batch, rows = _check_draws(*draws, step)
+    _check("sums", sums, (shards, 3, batch, rows), FP32)
+    for name, value in zip(("rho", "u"), weigh, strict=True):
+        _check(name, value, (batch, rows), FP32)
+    if step.drafts is None:
+        raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
+    return run(accept_block_kernel[1])(sums, *draws, *weigh, *step)
 
 
 def _check(name: str, value: Any, shape: tuple[int, ...], kinds: tuple[str, ...]) -> None:

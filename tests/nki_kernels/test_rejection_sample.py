@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nki_kernels import reference_sampling as law
-from nki_kernels.sampling_host import Shard, Step, accept_rejection, rejection_sample
+from nki_kernels.sampling_host import Shard, Step, accept_block, accept_rejection, block_weights, rejection_sample
 from tests.nki_kernels.sampling_inputs import DTYPES, NO_FLOOR, Dims, merged, one
 
 SHAPES = [Dims(5, 333, 7), Dims(3, 4747, 9495, "bf16"), Dims(1, 50, 3), Dims(32, 4748, 14244), Dims(4, 151936)]
@@ -66,8 +66,8 @@ class Batch:
         self.noise = rng.gumbel(size=self.target.shape).astype(np.float32)
         self.limits = np.full((batch, 1), k, np.int32)
 
-    def run(self, shards: int = 1, lnc: int = 1) -> list[list[int]]:
-        """What each sequence emits, by the kernels on `shards` shards of the vocabulary."""
+    def launch(self, shards: int, lnc: int, weight: Any) -> tuple[Any, Any, Any]:
+        """Sums (M, 3, B, N), values and ids (M, B, N) of the kernel on `shards` shards of the vocabulary."""
         batch, rows, vocabulary = self.target.shape
         draft = np.concatenate([self.draft, np.ones((batch, 1, vocabulary))], 1)
         with np.errstate(divide="ignore"):
@@ -82,22 +82,32 @@ class Batch:
         parts: list[Any] = []
         for columns in np.array_split(np.arange(vocabulary), shards):
             mine = slice(columns[0], columns[-1] + 1)
-            given = (np.ones_like(drafted, np.float32), drafted, self.noise.reshape(-1, vocabulary)[:, mine].copy())
+            given = (weight.reshape(-1, 1), drafted, self.noise.reshape(-1, vocabulary)[:, mine].copy())
             shard = Shard(logits[0][:, mine].copy(), one(int(columns[0])))
             parts.append(rejection_sample(shard, logits[1][:, mine].copy(), scales, given, lnc=lnc))
         sums, values, ids = (np.concatenate([p[i] for p in parts]) for i in range(3))
         shape = (-1, batch, rows)
+        return sums.reshape(-1, 3, batch, rows), values.reshape(shape), ids.reshape(shape)
+
+    def run(self, shards: int = 1, lnc: int = 1, block: bool = False) -> list[list[int]]:
+        """What each sequence emits, by the kernels: the classic rule, or block verification."""
+        batch, rows, _ = self.target.shape
         step = Step(self.drafts, np.zeros((batch, 1), np.int32), self.limits)
-        accepted, counts, following, reached = accept_rejection(
-            sums.reshape(-1, 3, batch, rows), values.reshape(shape), ids.reshape(shape), self.u, step
-        )
+        sums, values, ids = self.launch(shards, lnc, np.ones((batch, rows), np.float32))
+        if block:
+            rho = block_weights(sums)
+            sums, values, ids = self.launch(shards, lnc, rho)
+            accepted, counts, following, reached = accept_block(sums, (values, ids), (rho, self.u), step)
+        else:
+            accepted, counts, following, reached = accept_rejection(sums, values, ids, self.u, step)
         assert np.array_equal(reached, counts)
         assert np.array_equal(following[:, 0], accepted[np.arange(batch), counts[:, 0] - 1])
         return [list(map(int, row[:count])) for row, count in zip(accepted, counts[:, 0], strict=True)]
 
-    def law(self, b: int) -> list[int]:
+    def law(self, b: int, block: bool = False) -> list[int]:
         limit = int(self.limits[b, 0])
-        return law.rejection_sample(
+        rule = law.block_verification if block else law.rejection_sample
+        return rule(
             self.target[b, : limit + 1], self.draft[b, :limit], list(self.drafts[b, :limit]),
             list(self.u[b]), self.noise[b, : limit + 1],
         )  # fmt: skip
@@ -105,23 +115,31 @@ class Batch:
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize(("batch", "k", "vocabulary"), [(7, 3, 29), (16, 7, 130), (40, 2, 9), (1, 1, 300)])
-def test_the_rule(batch: int, k: int, vocabulary: int, shards: int) -> None:
+@pytest.mark.parametrize("block", [False, True], ids=["classic", "block"])
+def test_the_rule(batch: int, k: int, vocabulary: int, shards: int, block: bool) -> None:
     """Token for token the law's; drafts near the target, so that all lengths occur."""
     lengths = set()
     for seed in range(4):
         x = Batch(batch, k, vocabulary, seed)
-        found = x.run(shards, lnc=1 + seed % 2)
-        assert found == [x.law(b) for b in range(batch)]
+        found = x.run(shards, 1 + seed % 2, block)
+        assert found == [x.law(b, block) for b in range(batch)]
         lengths |= {len(row) for row in found}
     assert len(lengths) > 1 or batch == 1
 
 
-def test_limits() -> None:
+def test_blocks_accept_more() -> None:
+    """The reason for block verification, on the same drafts: more tokens a step on average."""
+    emitted = [sum(len(row) for seed in range(6) for row in Batch(16, 4, 12, seed, 1.5).run(block=b)) for b in (0, 1)]
+    assert emitted[1] > emitted[0]
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["classic", "block"])
+def test_limits(block: bool) -> None:
     """A draft beyond the limit is not taken, and the token at the limit is drawn from the target alone."""
     x = Batch(12, 3, 20, noise=0.05)
     x.limits = np.array([[0], [1], [2], [3]] * 3, np.int32)
-    found = x.run()
-    assert found == [x.law(b) for b in range(12)]
+    found = x.run(block=block)
+    assert found == [x.law(b, block) for b in range(12)]
     assert max(len(row) for row in found[0::4]) == 1
 
 
