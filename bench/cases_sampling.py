@@ -127,6 +127,6 @@ SAMPLING = (
     _accept(accept_drafts_kernel, accept_arguments, 2, 32), _accept(accept_drafts_kernel, accept_arguments, 2, 64),
     _accept(accept_rejection_kernel, accept_rejection_arguments, 5, 64),
     _accept(block_weights_kernel, block_weights_arguments, 3, 64),
-    _accept(accept_block_kernel, accept_block_arguments, 6, 64),
+    _accept(accept_block_kernel, accept_block_arguments, 5, 64),
     Case("R32", uniform_kernel, lambda: (*_generator(32), ACCEPT_DOMAIN), partial(roofline.accept, 1, 1, 32, 1)),
 )  # fmt: skip

@@ -74,5 +74,5 @@ def rejection_sample(rows: int, columns: int, itemsize: int) -> Cost:
 
 
 def accept(shards: int, batch: int, rows: int, numbers: int) -> Cost:
-    """`numbers` of 4 bytes of each shard, sequence and row in, two integers a row out."""
-    return Cost(4 * batch * rows * (numbers * shards + 2), 0)
+    """`numbers` of 4 bytes of each shard, sequence and row in, one a row out."""
+    return Cost(4 * batch * rows * (numbers * shards + 1), 0)

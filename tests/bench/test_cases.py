@@ -1,0 +1,24 @@
+"""Every case of bench.kernels runs under the simulator's strict laws: fits, no race, no unwritten read."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.case import Case
+from bench.cases import CASES
+from bench.kernels import simulate
+from nkisim.trn2 import TRN2
+
+KIB = 1024
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.full_name)
+def test_runs_and_fits(case: Case) -> None:
+    row, geometry = simulate(case), TRN2.geometry
+    peaks = row["peak_bytes_per_partition"]
+    assert 0 < peaks["sbuf"] <= geometry.sbuf_bytes_per_partition == 224 * KIB
+    assert peaks["psum"] <= geometry.psum_banks * geometry.psum_bank_bytes == 16 * KIB
+    assert 0 < row["us_low"] <= row["us"] <= row["us_high"]
+    # at least what the work needs moves, at most as much again and the small operands
+    assert row["hbm_bytes"] <= row["moved_bytes"] <= 2 * row["hbm_bytes"] + 64 * KIB
+    assert 0 < row["roofline_share"] < 1
