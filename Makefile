@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
+DEVICE_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 BUNDLES ?= bundles
 DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check bench install clean
+.PHONY: build test check bench device-check install clean
 
 install: $(VENV)/.installed
 
@@ -35,6 +36,10 @@ check: install
 
 bench: install
 	$(RUN) -m bench.speedup
+
+# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
+device-check:
+	$(DEVICE_PYTHON) -m compile.device_check --out device_check $(DEVICE_CHECK)
 
 clean:
 	rm -rf $(BUNDLES) $(VENV)

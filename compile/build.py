@@ -22,8 +22,11 @@ from safetensors.torch import save_file
 from compile import neuron_config
 from compile.bundle import Artifact, Record, Staging
 from compile.plan import Plan, make_plan
+from compile.remote import open_remote
 from compile.report import plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
+from compile.store import push, shown, split
+from compile.toolchain_files import compiled
 from compile.trace import lower_graph
 from model.artifact import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
 from model.errors import UserError, run_cli
@@ -40,6 +43,8 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> Path:
     """Build the bundle of a checked spec and return its folder; what has not changed is kept."""
     plan, staging = make_plan(spec), Staging(Path(spec.out))
     artifacts = _artifacts(plan)
+    of_sdk, how_compiled = compiled(plan, [a for a in artifacts if a.name.startswith("hlo/")])
+    artifacts += of_sdk
     _check_disk(plan)
     task = progress.add_task("checking", total=len(artifacts)) if progress else None
     records: dict[str, Record] = {}
@@ -50,7 +55,7 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> Path:
         records[artifact.name] = record or staging.make(artifact)
         if progress and task is not None:
             progress.advance(task)
-    staging.finish(_manifest(plan), records)
+    staging.finish(_manifest(plan) | how_compiled, records)
     return Path(spec.out)
 
 
@@ -171,9 +176,10 @@ def _commit() -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan, then build with a progress bar on stderr; the last line of stdout is the bundle's path."""
+    """Plan, build with a progress bar on stderr, push if asked; the last line of stdout is the bundle's path."""
     spec = parse(arguments)
     spec.check()
+    address = _address(spec)
     plan = make_plan(spec)
     if not spec.json:
         print(plan_as_text(plan))
@@ -190,7 +196,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         path = guarded(lambda: build(spec, progress), spec.out)
-    print(json.dumps({"bundle": str(path)} | plan_as_json(plan)) if spec.json else path)
+    if address:
+        _push(path, address)
+        if not spec.json:
+            print(address)
+    stored = {"s3": address} if address else {}
+    print(json.dumps({"bundle": str(path)} | stored | plan_as_json(plan)) if spec.json else path)
+
+
+def _address(spec: BuildSpec) -> str:
+    """Where the bundle will be pushed; what is wrong with it is said before anything is built."""
+    if not spec.s3:
+        return ""
+    address = f"{spec.s3.rstrip('/')}/{Path(spec.out).resolve().name}"
+    open_remote(split(address)[0])
+    return address
+
+
+def _push(path: Path, address: str) -> None:
+    try:
+        shown(lambda progress: push(path, address, progress))
+    except UserError as error:
+        command = f"python -m compile.store push {path} {address}"
+        raise UserError(f"{error}. The bundle is whole in {path}; to go on, run: {command}") from error
 
 
 def guarded(work: Callable[[], Path], out: str) -> Path:

@@ -111,10 +111,12 @@ class Staging:
 
     def _drop_strangers(self, names: set[str]) -> None:
         known = {self._record_file(name) for name in names}
-        for record_file in self._records.iterdir():
+        for record_file in self._records.glob("*.json"):
             if record_file not in known:
                 record_file.unlink()
-        for folder in ("hlo", "weights", "tokenizer"):
+        if "model.pt" not in names:
+            (self.out / "model.pt").unlink(missing_ok=True)
+        for folder in ("hlo", "neff", "logs", "weights", "tokenizer"):
             for file in (self.out / folder).glob("*"):
                 if f"{folder}/{file.name}" not in names:
                     file.unlink()

@@ -41,6 +41,9 @@ class BuildSpec:
     draft_tp: int = _flag(0, "tensor-parallel ranks of the draft; 0 means the same as --tp")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
+    toolchain: str = _flag("auto", "auto (what is on this machine), cpu (HLO alone) or neuron (refuse without it)")
+    compiler_flags: str = _flag("", "the compiler's flags instead of NxDI's: a line, or a JSON object {tag: line}")
+    s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name")
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
@@ -65,7 +68,7 @@ class BuildSpec:
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
-        how = ("out", "dry_run", "json", "force", "checkpoint", "draft_checkpoint")
+        how = ("out", "dry_run", "json", "force", "checkpoint", "draft_checkpoint", "toolchain", "compiler_flags", "s3")
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in how}
 
     def check(self) -> None:

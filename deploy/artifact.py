@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compile.serve_command import CONFIG, MODEL, neuron_fields
 from model.errors import UserError
 from model.weights import shard_file
-
-MODEL = "model.pt"
-CONFIG = "neuron_config.json"
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,8 @@ class Expected:
 
     @property
     def neuron_config(self) -> dict[str, Any]:
-        """The fields of NxDI's neuron_config that follow from it; NxDI counts the verified rows."""
-        return {
-            "tp_degree": self.tp, "batch_size": self.batch, "max_batch_size": self.batch, "seq_len": self.max_len,
-            "max_length": self.max_len, "logical_nc_config": self.lnc, "save_sharded_checkpoint": True,
-            "enable_fused_speculation": self.k > 0, "speculation_length": self.k + 1 if self.k else 0,
-        }  # fmt: skip
+        """The fields of NxDI's neuron_config that follow from it."""
+        return neuron_fields(self.tp, self.batch, self.max_len, self.k, self.lnc)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.artifact import CONFIG, MODEL, Expected, add_arguments, check_config, check_manifest, expected_of
+from compile.serve_command import CONFIG, MODEL
+from deploy.artifact import Expected, add_arguments, check_config, check_manifest, expected_of
 from model.artifact import FORMAT, FORMAT_VERSION, MANIFEST, manifest_digest, sha256_of
 from model.errors import UserError, run_cli
 

@@ -7,9 +7,9 @@ init container refuses first, and the server's own view of the bundle is read-on
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from compile import serve_command
 from deploy.artifact import Expected
 from deploy.iam import SERVE
 from deploy.pods import (
@@ -42,47 +42,21 @@ def expected(values: Values, variant: str) -> Expected:
 
 
 def engine(values: Values, variant: str) -> dict[str, Any]:
-    """The engine's arguments by their names in Python; the flags have hyphens.
-
-    num_speculative_tokens becomes NxDI's speculation_length as it is, and that counts the verified
-    rows, one more than the draft tokens.
-    """
+    """The engine's arguments by their names in Python; the flags have hyphens."""
     m = values.model
-    asked: dict[str, Any] = {
-        "model": f"{MOUNT}/{m.target_folder}", "tensor_parallel_size": m.tp, "max_num_seqs": m.batch,
-        "max_model_len": m.max_len, "override_neuron_config": {"save_sharded_checkpoint": True},
-    }  # fmt: skip
-    if variant == SPECULATIVE:
-        asked["override_neuron_config"] |= {"enable_fused_speculation": True}
-        asked["speculative_config"] = {
-            "model": f"{MOUNT}/{m.draft_folder}", "num_speculative_tokens": m.k + 1, "max_model_len": m.max_len,
-        }  # fmt: skip
-    return asked
+    k = m.k if variant == SPECULATIVE else 0
+    folders = f"{MOUNT}/{m.target_folder}", f"{MOUNT}/{m.draft_folder}"
+    return serve_command.engine_arguments(serve_command.Served(*folders, m.tp, m.batch, m.max_len, k))
 
 
 def engine_environment(values: Values, artifacts: str) -> list[Manifest]:
-    """The engine and its artifacts, named rather than left to the image; nothing is fetched from a hub."""
-    return environment(
-        {
-            "VLLM_USE_V1": "0",
-            "VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference",
-            "NEURON_COMPILED_ARTIFACTS": artifacts,
-            "NEURON_LOGICAL_NC_CONFIG": str(values.device.lnc),
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-        }
-    )
+    """The engine and its artifacts as a container's variables."""
+    return environment(serve_command.engine_environment(artifacts, values.device.lnc))
 
 
 def command(values: Values, variant: str) -> list[str]:
     """The server's process itself, without a shell before it: a signal to the pod reaches it."""
-    asked = engine(values, variant)
-    flags = ["vllm", "serve", asked.pop("model"), "--served-model-name", values.model.target]
-    flags += ["--port", str(values.server.port)]
-    for name, value in asked.items():
-        text = json.dumps(value) if isinstance(value, dict) else str(value)
-        flags += ["--" + name.replace("_", "-"), text]
-    return flags
+    return serve_command.engine_command(engine(values, variant), values.model.target, values.server.port)
 
 
 def _fetch(values: Values, variant: str) -> Manifest:

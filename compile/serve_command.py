@@ -1,0 +1,169 @@
+"""`python -m compile.serve_command --bundle DIR`: the command and environment with which vLLM loads this bundle.
+
+Flags and variables are those of the NxDI loader of vLLM's V0 engine. It compares nothing that it loads
+with its flags, and recompiles for hours when it finds no artifact: what would go wrong is refused here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.artifact import Bundle, read_bundle
+from model.errors import UserError, run_cli
+from model.weights import shard_file
+
+MODEL, CONFIG = "model.pt", "neuron_config.json"
+# why an engine cannot load a pair's bundle; None where it can
+ENGINES = {
+    "v0": None,
+    "v1": "its loader takes an EAGLE draft alone: the method draft_model is refused and eagle builds another graph",
+    "native": "it compiles its own graphs, reads no NxDI artifact and takes EAGLE3 drafts alone",
+}
+# switches of NxDI that change the layout of the weights
+_LAYOUT_SWITCHES = (
+    "fused_qkv", "qkv_kernel_enabled", "qkv_nki_kernel_enabled", "attn_block_tkg_nki_kernel_enabled",
+    "mlp_kernel_enabled", "out_proj_kernel_enabled", "quantized",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server: folders of the checkpoints on its machine, sizes; k drafts a step, 0 without speculation."""
+
+    target: str
+    draft: str
+    tp: int
+    batch: int
+    max_len: int
+    k: int
+
+
+def engine_arguments(served: Served) -> dict[str, Any]:
+    """The engine's arguments by their names in Python; the flags have hyphens.
+
+    num_speculative_tokens becomes NxDI's speculation_length as it is, and that counts the verified
+    rows, one more than the draft tokens.
+    """
+    asked: dict[str, Any] = {
+        "model": served.target, "tensor_parallel_size": served.tp, "max_num_seqs": served.batch,
+        "max_model_len": served.max_len, "override_neuron_config": {"save_sharded_checkpoint": True},
+    }  # fmt: skip
+    if served.k:
+        asked["override_neuron_config"] |= {"enable_fused_speculation": True}
+        asked["speculative_config"] = {
+            "model": served.draft, "num_speculative_tokens": served.k + 1, "max_model_len": served.max_len,
+        }  # fmt: skip
+    return asked
+
+
+def engine_environment(artifacts: str, lnc: int) -> dict[str, str]:
+    """The engine and its artifacts, named rather than left to the image; nothing is fetched from a hub."""
+    return {
+        "VLLM_USE_V1": "0",
+        "VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference",
+        "NEURON_COMPILED_ARTIFACTS": artifacts,
+        "NEURON_LOGICAL_NC_CONFIG": str(lnc),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+
+
+def engine_command(asked: dict[str, Any], name: str, port: int) -> list[str]:
+    """The server's process; `name` is what clients ask for."""
+    named = dict(asked)
+    flags = ["vllm", "serve", named.pop("model"), "--served-model-name", name, "--port", str(port)]
+    for key, value in named.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        flags += ["--" + key.replace("_", "-"), text]
+    return flags
+
+
+def neuron_fields(tp: int, batch: int, max_len: int, k: int, lnc: int) -> dict[str, Any]:
+    """The fields of NxDI's neuron_config that follow from a server's sizes; NxDI counts the verified rows."""
+    return {
+        "tp_degree": tp, "batch_size": batch, "max_batch_size": batch, "seq_len": max_len, "max_length": max_len,
+        "logical_nc_config": lnc, "save_sharded_checkpoint": True, "enable_fused_speculation": k > 0,
+        "speculation_length": k + 1 if k else 0,
+    }  # fmt: skip
+
+
+def check_servable(bundle: Bundle, engine: str) -> int:
+    """The bundle's cores per logical core; UserError says in one sentence why it cannot be served."""
+    if ENGINES[engine] and bundle["k"]:
+        raise UserError(f"the {engine} engine cannot load a bundle with a draft model: {ENGINES[engine]}; use v0")
+    if bundle["neff"] == "none":
+        raise UserError(
+            f"{bundle.path} cannot be served: it was built without the Neuron SDK (neff: none) and has no {MODEL}; "
+            "run the same compile.build on a machine with the SDK"
+        )
+    if MODEL not in bundle["files"]:
+        raise UserError(
+            f"{bundle.path} cannot be served: it was compiled by neuronx-cc alone and has no {MODEL}, which is all "
+            "that the engine loads; run the same compile.build on a machine with the whole SDK"
+        )
+    _check_files(bundle)
+    return _check_config(bundle)
+
+
+def _check_files(bundle: Bundle) -> None:
+    if missing := [r for r in range(bundle["tp"]) if shard_file(r) not in bundle["files"]]:
+        raise UserError(
+            f"{bundle.path} cannot be served: it lacks the weights of ranks {missing[:5]}; "
+            "build it with --checkpoint and --draft-checkpoint"
+        )
+    for name, entry in bundle["files"].items():
+        file = bundle.path / name
+        if not file.is_file() or file.stat().st_size != entry["bytes"]:
+            raise UserError(f"{bundle.path} cannot be served: {name} is missing or cut short; pull or build it again")
+
+
+def _check_config(bundle: Bundle) -> int:
+    file = bundle.path / CONFIG
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["neuron_config"]
+        # a bundle that the engine compiled for itself does not say by which flags
+        lnc = int(bundle.manifest.get("compiler", {"lnc": found["logical_nc_config"]})["lnc"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({type(error).__name__}); build the bundle again") from error
+    sizes = neuron_fields(bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"], lnc)
+    for name, value in (sizes | dict.fromkeys(_LAYOUT_SWITCHES, False)).items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{bundle.path} cannot be served: {CONFIG} has {name} {found.get(name)!r} and the bundle was built "
+                f"for {value!r}; build it again"
+            )
+    return lnc
+
+
+def main(arguments: list[str]) -> None:
+    """Print the command, or a JSON object with environment and command."""
+    parser = argparse.ArgumentParser(prog="python -m compile.serve_command", description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True, help="folder of the bundle, on the server's machine")
+    parser.add_argument("--target", help="folder of the target's checkpoint (default: /models/ and its name)")
+    parser.add_argument("--draft", help="folder of the draft's checkpoint (default: /models/ and its name)")
+    parser.add_argument("--engine", choices=ENGINES, default="v0", help="vLLM's engine (default: v0)")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    options = parser.parse_args(arguments)
+    bundle = read_bundle(options.bundle)
+    lnc = check_servable(bundle, options.engine)
+    names = [bundle["models"][role]["name"] for role in ("target", "draft")]
+    target, draft = (f"/models/{Path(name).name}" for name in names)
+    sizes = (bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"])
+    served = Served(options.target or target, options.draft or draft, *sizes)
+    environment = engine_environment(str(options.bundle.resolve()), lnc)
+    command = engine_command(engine_arguments(served), names[0], options.port)
+    if options.json:
+        print(json.dumps({"environment": environment, "command": command}, indent=1))
+    else:
+        print(" \\\n".join([*(f"{k}={shlex.quote(v)}" for k, v in environment.items()), shlex.join(command)]))
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))

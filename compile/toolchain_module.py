@@ -1,0 +1,124 @@
+"""The step as one torch module in NxDI's terms: what ModelBuilder traces for model.pt.
+
+Parameters carry the names of the weight files, caches are parameters that are aliased to outputs, and
+the inputs are NxDI's tuple. It names no min-p, no seed and no limit: there min-p is off, every step may
+accept k drafts, and noise is keyed by the cache slot in the place of a seed. Each output has the exact
+distribution, but two requests that follow each other in one slot meet the same noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compile.plan import Plan
+from model.artifact import PREFILL, GraphSpec, TensorSpec
+from model.cache import Cache
+from model.kernels import Kernels
+from model.ops import Ops
+from model.parallel import Parallel
+from model.qwen3 import Qwen3
+from model.speculative import Pair, StepInputs
+from model.weights import DTYPES, bundle_names
+
+_TORCH = {"float32": torch.float32, "int32": torch.int32, "bfloat16": torch.bfloat16}
+Collective = Callable[[Tensor], Tensor]
+
+
+@dataclasses.dataclass
+class StaticOps(Ops):
+    """The operations with shapes that are known before any value is: what a lazy tracer can follow."""
+
+    reduce: Collective
+    gather: Collective
+
+    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
+        return torch.where(pred, if_true(), if_false())
+
+    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
+        length = cache_BGSD.shape[2]
+        inside = (positions_BN >= 0) & (positions_BN < length)
+        # a slot more takes the rows that are dropped
+        places_BN = torch.where(inside, positions_BN, length).long()
+        padded = torch.nn.functional.pad(cache_BGSD, (0, 0, 0, 1))
+        slots_BN = slots_B.long()[:, None].expand_as(places_BN)
+        # the indexed axes come first: (B, N, G, D)
+        padded = padded.transpose(1, 2).index_put((slots_BN, places_BN), new_BGND.transpose(1, 2))
+        return padded.transpose(1, 2)[:, :, :length]
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self.reduce(x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.gather(x)
+
+
+class StepModule(nn.Module):
+    """A graph of the plan for one rank; parameters are zeros, whose values no graph holds."""
+
+    def __init__(self, plan: Plan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
+        super().__init__()
+        spec = plan.spec
+        self.k, self.stage = graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
+        self.state_names = [t.name for t in graph.state]
+        drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
+        self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
+        self.names = bundle_names("target_model", spec.target_config)
+        self.names |= bundle_names("draft_model", spec.draft_config) if drafting else {}
+        parallel = Parallel(spec.tp, ops)
+        with torch.device("meta"):
+            draft = Qwen3(spec.draft_config, parallel, kernels) if drafting else None
+            pair = Pair(Qwen3(spec.target_config, parallel, kernels), draft, ops).to(DTYPES[spec.dtype])
+        # in a list, so that its empty parameters are none of this module's
+        self._pair = [pair]
+        for tensor in (*graph.weights, *graph.state):
+            _place(self, tensor)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, seq_ids: Tensor,
+        sampling_params: Tensor, hidden: Tensor, adapter_ids: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """NxDI's inputs; the graph's four outputs, then the caches in the plan's order."""
+        # the two that no graph of ours needs stay inputs: routing goes by the whole list of shapes
+        unused = 0 * (hidden.to(torch.int32) + adapter_ids)
+        slots = seq_ids + unused
+        seeds = torch.stack([slots, torch.zeros_like(slots)], -1)
+        inputs = StepInputs(
+            input_ids, attention_mask, position_ids, seq_ids, sampling_params,
+            torch.zeros_like(sampling_params[:, 0]), seeds, torch.full_like(seq_ids, self.k),
+        )  # fmt: skip
+        given: dict[str, Tensor] = dict(self.named_parameters())
+        caches = [given[name] for name in self.state_names]
+        layers = [Cache(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
+        named = {ours: given[name] for ours, name in self.names.items()}
+        state = (layers[: self.draft_layers], layers[self.draft_layers :])
+        out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
+        return (*out[:4], *(t for caches in out[4:] for cache in caches for t in cache))
+
+    def aliases(self) -> dict[Tensor, int]:
+        """Cache parameter -> the index of the output that replaces it."""
+        given: dict[str, Tensor] = dict(self.named_parameters())
+        return {given[name]: 4 + i for i, name in enumerate(self.state_names)}
+
+
+def _place(module: nn.Module, tensor: TensorSpec) -> None:
+    *path, last = tensor.name.split(".")
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        module = module._modules[part]  # type: ignore[assignment]
+    value = torch.zeros(tensor.shape, dtype=_TORCH[tensor.dtype])
+    module.register_parameter(last, nn.Parameter(value, requires_grad=False))
+
+
+def example_inputs(graph: GraphSpec) -> tuple[Tensor, ...]:
+    """NxDI's input tuple for a graph: zeros, but for the positive parameters of sampling."""
+    shapes = {t.name: (t.shape, _TORCH[t.dtype]) for t in graph.inputs}
+    names = ("input_ids", "attention_mask", "position_ids", "seq_ids")
+    made: list[Any] = [torch.zeros(shapes[n][0], dtype=shapes[n][1]) for n in names]
+    batch = made[0].shape[0]
+    return (*made, torch.ones(batch, 3), torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32))

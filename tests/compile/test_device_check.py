@@ -1,0 +1,197 @@
+"""The device check: what it does without the SDK, that it goes on after failures, and that its steps can fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nki
+import numpy as np
+import pytest
+import torch
+
+from compile import device_check_steps as steps
+from compile import toolchain
+from compile.build import build
+from compile.device_check import check, isolated
+from compile.device_check import main as device_check
+from compile.device_check_kernels import CASES, Compared
+from compile.device_check_steps import STEPS, Step
+from compile.plan import make_plan
+from compile.toolchain_module import StaticOps, StepModule
+from model.artifact import FUSED, PREFILL
+from model.errors import UserError
+from model.kernels import REFERENCE
+from tests.compile import fake_sdk
+from tests.compile.tiny import spec, write_pair
+
+
+def test_without_the_sdk_it_says_what_it_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="the device check needs neuronx-cc, which is not on this machine; install it"):
+        device_check(["--out", str(tmp_path / "report")])
+    listed = capsys.readouterr().out
+    assert all(step.what in listed for step in STEPS)
+    assert not (tmp_path / "report").exists()
+
+
+def _fails(work: Path) -> dict[str, Any]:
+    raise UserError("the tokens | differ")
+
+
+def _breaks(work: Path) -> dict[str, Any]:
+    raise ZeroDivisionError("a fault of ours")
+
+
+def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = [
+        Step("first", "hold", lambda work: {"us": 3}), Step("second", "fail", _fails), Step("third", "break", _breaks),
+        Step("fourth", "hold again", lambda work: {}),
+    ]  # fmt: skip
+    outcomes = check(table, lambda step: step.run(tmp_path), tmp_path)
+    assert [o.held for o in outcomes] == [True, False, False, True]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert [r["said"] for r in report] == ["", "the tokens | differ", "ZeroDivisionError: a fault of ours", ""]
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# Device check: 2 of 4 steps held\n")
+    assert "| second | no | 0.0 | the tokens \\| differ |" in text
+    assert '"us": 3' in text
+    assert capsys.readouterr().out.splitlines()[1] == "FAILED second: the tokens | differ"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys; sys.exit('error: no NEFF')", "^no NEFF$"),
+        ("import os; os.abort()", "was ended by signal 6: it said nothing"),
+        ("raise MemoryError('of the device')", "^MemoryError: of the device$"),
+        ("import time; time.sleep(60)", "longer than 2 s"),
+    ],
+)
+def test_a_step_that_crashes_or_hangs_is_an_outcome(tmp_path: Path, code: str, said: str) -> None:
+    step = Step("a step, crashing", "", _fails, seconds=2)
+    with pytest.raises(UserError, match=said):
+        isolated(step, tmp_path, [sys.executable, "-c", code])
+    assert isolated(step, tmp_path, [sys.executable, "-c", "print('noise'); print('{\"bytes\": 1}')"]) == {"bytes": 1}
+    assert "noise" in (tmp_path / "logs" / "a-step+crashing.txt").read_text(encoding="utf-8")
+
+
+def test_with_a_compiler_alone_the_steps_run_and_the_exit_code_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two real steps in processes of their own: this machine has no device, so neither may hold."""
+    fake_sdk.write_compiler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    few = tuple(s for s in STEPS if s.name in ("versions", "kernel merge_attention"))
+    with pytest.raises(SystemExit, match="1"):
+        device_check(["--out", str(tmp_path / "report")], few)
+    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+    assert [r["held"] for r in report] == [False, False]
+    assert "the device check needs the Neuron SDK, which is not on this machine" in report[0]["said"]
+    assert "nki is nkisim here, which measures no device" in report[1]["said"]
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "report" / "report.md")
+    with pytest.raises(UserError, match="there is no step 'all'; the steps are versions, "):
+        device_check(["--only", "all"])
+
+
+def _all_hold(results: list[Compared]) -> bool:
+    return all(r.error <= r.bound for r in results)
+
+
+def _moved(array: Any) -> Any:
+    return array + np.asarray(1 if array.dtype.kind == "i" else 1e-3, array.dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_s_case_holds_simulated_and_fails_when_results_are_off(name: str) -> None:
+    results = CASES[name](nki.simulate)
+    assert results
+    assert _all_hold(results)
+
+    def off(launched: Any) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            found = nki.simulate(launched)(*arguments)
+            return tuple(map(_moved, found)) if isinstance(found, tuple) else _moved(found)
+
+        return call
+
+    assert not _all_hold(CASES[name](off))
+
+
+def test_numbers_that_are_none_do_not_hold() -> None:
+    assert Compared("", [np.nan], [1.0], 1.0).error == float("inf")
+    assert Compared("", [1.0, 1.0], [1.0], 1.0).error == float("inf")
+
+
+class Traced:
+    """The modules that ModelBuilder would trace, routed by the list of input shapes as its model is."""
+
+    def __init__(self, base: Path, seed: int) -> None:
+        plan, self.seed = make_plan(spec(base, batch=1)), seed
+        ops = StaticOps(fake_sdk.same, fake_sdk.same)
+        self.modules = {
+            g.inputs[0].shape[1]: StepModule(plan, g, ops, REFERENCE) for g in plan.graphs if g.tag in (PREFILL, FUSED)
+        }
+        self.state: dict[str, torch.Tensor] = {}
+
+    def load(self, path: Path, shards: list[dict[str, torch.Tensor]]) -> Traced:
+        for module in self.modules.values():
+            module.load_state_dict(shards[0], strict=False)
+        return self
+
+    def __call__(self, ids: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        module = self.modules[ids.shape[1]]
+        module.load_state_dict(self.state, strict=False)
+        mask, positions, slots, *rest = inputs
+        out = module(ids, mask, positions, slots, *rest)
+        names = {id(p): n for n, p in module.named_parameters()}
+        self.state = {names[id(p)]: out[i].detach().clone() for p, i in module.aliases().items()}
+        # a device that draws with other noise: every drawn token moves with the seed
+        return [out[0] + self.seed, *out[1:4]]
+
+
+def test_generate_compares_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path)
+
+    def tiny(work: Path, **changes: Any) -> Any:
+        return spec(tmp_path, batch=1, **changes)
+
+    monkeypatch.setattr(steps, "_demo", tiny)
+    build(tiny(tmp_path, out=str(tmp_path / "demo-reference")))
+    kept: dict[Path, Any] = {}
+    compile_once = steps.Graphs
+    monkeypatch.setattr(steps, "Graphs", lambda b: kept.get(b.path) or kept.setdefault(b.path, compile_once(b)))
+    monkeypatch.setattr(toolchain, "run_model", Traced(tmp_path, 0).load)
+    facts = steps.generate("reference", tmp_path)
+    assert facts["identical_to_cpu"]
+    assert facts["tokens"] == 32
+    monkeypatch.setattr(toolchain, "run_model", Traced(tmp_path, 1).load)
+    with pytest.raises(UserError, match="greedy: the first 0 of 16 tokens are the CPU's, the next is not"):
+        steps.generate("reference", tmp_path)
+
+
+def test_times_are_those_of_bench_and_a_case_without_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = steps._bench
+    names = ["merge_attention_kernel/M4-R64-D128-fp32", "x-lnc2"]
+    row = json.dumps({"case": "x-lnc2", "us": 2.0, "device_us": 3.0})
+
+    def two_cases(*arguments: str, lnc: int) -> Any:
+        if arguments[0] == "-c":
+            assert "merge_attention_kernel/M4-R64-D128-fp32" in real(*arguments, lnc=lnc).stdout.split()
+            return real("-c", f"print({' '.join(names)!r})", lnc=lnc)
+        assert lnc == (2 if arguments[-1] == "x-lnc2" else 1)
+        return real(*arguments, lnc=lnc) if lnc == 1 else real("-c", f"print('{row}')", lnc=lnc)
+
+    monkeypatch.setattr(steps, "_bench", two_cases)
+    (outcome,) = check([Step("times", "", steps.times)], lambda step: step.run(tmp_path), tmp_path)
+    assert not outcome.held
+    said = f"1 of 2 cases were not measured, first {names[0]}: no device was there to measure"
+    assert outcome.said == said
+    assert outcome.facts["measured"] == {"x-lnc2": {"simulated_us": 2.0, "device_us": 3.0, "ratio": 1.5}}
+    names.pop(0)
+    (outcome,) = check([Step("times", "", steps.times)], lambda step: step.run(tmp_path), tmp_path)
+    assert outcome.held

@@ -1,0 +1,157 @@
+"""The serve command: what it prints for a bundle that the engine loads, and one sentence for each that it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile.build import build
+from compile.serve_command import main as serve_command
+from deploy import server
+from deploy.values import load_values
+from model.artifact import MANIFEST
+from model.errors import UserError
+from tests.compile import fake_sdk
+from tests.compile.tiny import spec, write_pair
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `full`, a bundle built with the whole (fake) SDK, and `none`, one without."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        fake_sdk.write_compiler(folder / "bin")
+        patch.setenv("PATH", str(folder / "bin"), prepend=":")
+        build(spec(folder, "neffs", tp=2))
+        fake_sdk.install(patch)
+        build(spec(folder, "full", tp=2))
+    build(spec(folder, "none"))
+    return folder
+
+
+@pytest.fixture
+def full(base: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(base / "full", tmp_path / "full"))
+
+
+def _json(bundle: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    serve_command(["--bundle", str(bundle), "--json", *more])
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return printed
+
+
+def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = _json(full, capsys, "--draft", "/checkpoints/my draft")
+    assert printed["environment"]["NEURON_COMPILED_ARTIFACTS"] == str(full)
+    assert printed["environment"]["NEURON_LOGICAL_NC_CONFIG"] == "2"
+    command = printed["command"]
+    assert command[:5] == ["vllm", "serve", "/models/target", "--served-model-name", "target"]
+    named = dict(zip(command[5::2], command[6::2], strict=True))
+    assert (named["--tensor-parallel-size"], named["--max-num-seqs"], named["--max-model-len"]) == ("2", "2", "128")
+    # k of the bundle is 3: NxDI counts four verified rows, and the method of a plain draft is not named
+    assert json.loads(named["--speculative-config"]) == {
+        "model": "/checkpoints/my draft", "num_speculative_tokens": 4, "max_model_len": 128,
+    }  # fmt: skip
+    neuron = json.loads(named["--override-neuron-config"])
+    assert neuron == {"save_sharded_checkpoint": True, "enable_fused_speculation": True}
+    serve_command(["--bundle", str(full)])
+    text = capsys.readouterr().out
+    assert text.startswith("VLLM_USE_V1=0 \\\n")
+    assert "eagle" not in text
+
+
+def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = load_values(Path(server.__file__).with_name("values.yaml"))
+    command = server.command(values, server.SPECULATIVE)
+    m = values.model
+    sizes = {"tp": m.tp, "batch": m.batch, "max_len": m.max_len, "k": m.k}
+    _change(full, lambda manifest: manifest.update(sizes))
+    _change_config(
+        full, tp_degree=m.tp, batch_size=m.batch, max_batch_size=m.batch, seq_len=m.max_len, max_length=m.max_len,
+        speculation_length=m.k + 1,
+    )  # fmt: skip
+    _change(full, lambda manifest: manifest["models"]["target"].update(name=m.target))
+    _change(full, lambda manifest: manifest["files"].update(_shards(full, m.tp)))
+    folders = [
+        "--target",
+        command[2],
+        "--draft",
+        json.loads(command[command.index("--speculative-config") + 1])["model"],
+    ]
+    assert _json(full, capsys, *folders, "--port", str(values.server.port))["command"] == command
+
+
+def _shards(bundle: Path, tp: int) -> dict[str, Any]:
+    names = [f"weights/tp{rank}_sharded_checkpoint.safetensors" for rank in range(tp)]
+    for name in names:
+        (bundle / name).write_bytes(b"")
+    return {name: {"sha256": "", "bytes": 0} for name in names}
+
+
+def _change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    edit(manifest)
+    (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _change_config(bundle: Path, **changes: object) -> None:
+    file = bundle / "neuron_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["neuron_config"] |= changes
+    file.write_text(json.dumps(config), encoding="utf-8")
+    entry = {"sha256": "", "bytes": file.stat().st_size}
+    _change(bundle, lambda manifest: manifest["files"].update({file.name: entry}))
+
+
+def test_without_a_neff_it_says_why(base: Path) -> None:
+    with pytest.raises(UserError, match=r"was built without the Neuron SDK \(neff: none\) and has no model.pt"):
+        serve_command(["--bundle", str(base / "none")])
+    with pytest.raises(UserError, match=r"compiled by neuronx-cc alone and has no model\.pt"):
+        serve_command(["--bundle", str(base / "neffs")])
+
+
+@pytest.mark.parametrize(("engine", "said"), [("v1", "takes an EAGLE draft alone"), ("native", "EAGLE3 drafts alone")])
+def test_engines_that_take_no_plain_draft_are_refused(full: Path, engine: str, said: str, capsys: Any) -> None:
+    with pytest.raises(UserError, match=f"the {engine} engine cannot load a bundle with a draft model: .*{said}"):
+        serve_command(["--bundle", str(full), "--engine", engine])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tp_degree": 4}, "has tp_degree 4 and the bundle was built for 2"),
+        ({"max_batch_size": 8}, "max_batch_size 8"), ({"seq_len": 256}, "seq_len 256"),
+        ({"speculation_length": 3}, "speculation_length 3 and the bundle was built for 4"),
+        ({"logical_nc_config": 1}, "logical_nc_config 1 and the bundle was built for 2"),
+        ({"fused_qkv": True}, "fused_qkv True"), ({"mlp_kernel_enabled": True}, "mlp_kernel_enabled True"),
+        ({"save_sharded_checkpoint": False}, "save_sharded_checkpoint False"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_of_another_shape_is_refused(full: Path, changes: dict[str, object], said: str) -> None:
+    _change_config(full, **changes)
+    with pytest.raises(UserError, match=said):
+        serve_command(["--bundle", str(full)])
+
+
+def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:
+    shard = "weights/tp1_sharded_checkpoint.safetensors"
+    (full / shard).write_bytes((full / shard).read_bytes()[:-1])
+    with pytest.raises(UserError, match=f"{shard} is missing or cut short"):
+        serve_command(["--bundle", str(full)])
+    _change(full, lambda manifest: manifest["files"].pop(shard))
+    with pytest.raises(UserError, match=r"lacks the weights of ranks \[1\]"):
+        serve_command(["--bundle", str(full)])
+    (full / "neuron_config.json").write_text("{", encoding="utf-8")
+    _change(full, lambda m: m.update(files=_shards(full, 2) | {"model.pt": m["files"]["model.pt"]}))
+    with pytest.raises(UserError, match=r"neuron_config.json cannot be read \(JSONDecodeError\)"):
+        serve_command(["--bundle", str(full)])

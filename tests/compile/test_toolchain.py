@@ -1,0 +1,299 @@
+"""The SDK's seam: what is found, what the compiler and ModelBuilder are called with, what a bundle then holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compile import neuron_config, toolchain
+from compile.build import build
+from compile.doctor import main as doctor
+from compile.plan import make_plan
+from compile.toolchain import NXDI_TAGS, PROBES, Level
+from compile.toolchain_flags import DEFAULT_FLAGS, LNC, flags_of
+from compile.toolchain_module import StaticOps, StepModule
+from model.artifact import DECODE, FUSED, PREFILL, damage, read_bundle
+from model.engine import Engine, Params, Request
+from model.errors import UserError
+from model.generate import shape_of
+from model.kernels import REFERENCE
+from model.ops import EAGER
+from model.runtime import Graphs
+from model.weights import shard_file
+from tests.compile import fake_sdk
+from tests.compile.tiny import spec, write_pair
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    return folder
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with neuronx-cc alone."""
+    fake_sdk.write_compiler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    return tmp_path / "bin"
+
+
+def test_nothing_is_found_here_and_nkisim_is_not_the_sdk() -> None:
+    assert "nki" in sys.modules
+    found = toolchain.find()
+    assert (found.level, found.look_alikes, found.versions) == (Level.NONE, (), {})
+    with pytest.raises(UserError, match=r"needs neuronx-cc, which is not on this machine; install it from AWS"):
+        toolchain.require(Level.COMPILER, "this")
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.package)
+def test_an_empty_look_alike_is_named(probe: toolchain.Probe, compiler: Path, monkeypatch: Any) -> None:
+    fake_sdk.install(monkeypatch)
+    assert toolchain.find().level is Level.FULL
+    fake_sdk.install(monkeypatch, look_alike=probe.module.partition(".")[0])
+    found = toolchain.find()
+    assert found.level is Level.COMPILER
+    (sentence,) = found.look_alikes
+    assert sentence.startswith(probe.package)
+    with pytest.raises(UserError, match=r"empty look-alike from the public index: .* from AWS's package index"):
+        toolchain.require(Level.FULL, "this")
+
+
+def test_a_compiler_without_its_program_is_a_look_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "neuronxcc", fake_sdk.module("neuronxcc"))
+    found = toolchain.find()
+    assert found.level is Level.NONE
+    assert [s.partition(" ")[0] for s in found.look_alikes] == ["neuronx-cc"]
+
+
+def test_flags_are_the_default_ones_one_line_or_by_tag() -> None:
+    assert flags_of("") == DEFAULT_FLAGS
+    assert flags_of("-O3") == dict.fromkeys(DEFAULT_FLAGS, "-O3")
+    assert flags_of(json.dumps({FUSED: "-O3"})) == DEFAULT_FLAGS | {FUSED: "-O3"}
+    for wrong in ('{"fused": "-O3"}', '{"fused_speculation_model": 3}', '{"fused'):
+        with pytest.raises(UserError, match="--compiler-flags"):
+            flags_of(wrong)
+
+
+def test_logical_cores_are_those_of_the_neuron_config(base: Path) -> None:
+    assert json.loads(neuron_config.render(spec(base)))["neuron_config"]["logical_nc_config"] == LNC
+
+
+def test_nothing_found_leaves_a_build_as_it_was(base: Path) -> None:
+    bundle = read_bundle(build(spec(base, "bare", k=1)))
+    assert (bundle["toolchain"], bundle["neff"]) == ("cpu", "none")
+    assert "compiler" not in bundle.manifest
+    with pytest.raises(UserError, match="--toolchain neuron needs neuronx-cc"):
+        build(spec(base, "asked", toolchain="neuron"))
+    with pytest.raises(UserError, match="toolchain is 'gpu'; it must be one of auto, cpu, neuron"):
+        build(spec(base, "asked", toolchain="gpu"))
+
+
+def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path) -> None:
+    out = build(spec(base, "neffs", k=1))
+    bundle = read_bundle(out)
+    assert (bundle["toolchain"], bundle["neff"]) == ("compiler", "neff")
+    assert bundle["compiler"]["flags"] == DEFAULT_FLAGS
+    doctor([str(out)])
+    for tag in (PREFILL, FUSED, DECODE):
+        assert (out / f"neff/{tag}_bk128.neff").read_bytes()[:4] == b"NEFF"
+        log = (out / f"logs/{tag}_bk128.txt").read_text(encoding="utf-8")
+        assert "--target=trn2" in log
+        assert "--tensorizer-options=--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=" in log
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*.neff")}
+    build(spec(base, "neffs", k=1, compiler_flags=json.dumps({FUSED: "--lnc=2 -O3"})))
+    changed = [p.name for p, time in before.items() if p.stat().st_mtime_ns != time]
+    assert changed == [f"{FUSED}_bk128.neff"], "other flags compile their own graphs alone"
+    build(spec(base, "neffs", k=1, toolchain="cpu"))
+    assert not list(out.rglob("*.neff")), "what a bundle does not list is not left in its folder"
+    assert damage(read_bundle(out)) == []
+
+
+def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(base: Path, compiler: Path) -> None:
+    fake_sdk.write_compiler(compiler, fails="token_generation")
+    with pytest.raises(UserError, match=r"ended with 1 on token_gen.* said: \[F137\] the graph is too large; read"):
+        build(spec(base, "refused", k=1))
+    kept = {p: p.stat().st_mtime_ns for p in (base / "refused").rglob("*.neff")}
+    assert len(kept) == 2
+    fake_sdk.write_compiler(compiler)
+    build(spec(base, "refused", k=1))
+    assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
+
+
+def test_a_log_that_is_gone_asks_for_force(base: Path, compiler: Path) -> None:
+    out = build(spec(base, "gone", k=1))
+    for log in (*out.rglob(f"{FUSED}_bk128.txt"), *out.rglob("log-neuron-cc.txt")):
+        log.unlink()
+    with pytest.raises(UserError, match=r"log-neuron-cc\.txt is gone .* build again with --force"):
+        build(spec(base, "gone", k=1))
+    assert damage(read_bundle(build(spec(base, "gone", k=1, force=True)))) == []
+
+
+def test_flags_that_the_compiler_does_not_know_end_the_build(base: Path, compiler: Path) -> None:
+    with pytest.raises(UserError, match="unrecognized arguments: --lncc=2"):
+        build(spec(base, "unknown", k=1, compiler_flags="--lncc=2"))
+
+
+def test_kernels_need_the_whole_sdk(base: Path, compiler: Path) -> None:
+    with pytest.raises(UserError, match="--kernels nki needs the whole Neuron SDK"):
+        build(spec(base, "kernels", k=1, kernels="nki"))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_sdk.install(monkeypatch)
+    out = build(spec(base, "model", max_len=256))
+    bundle, builder = read_bundle(out), fake_sdk.ModelBuilder.built[-1]
+    assert (bundle["toolchain"], bundle["neff"]) == ("full", "model.pt")
+    assert {"model.pt", f"logs/{FUSED}_bk256.txt", f"logs/{FUSED}_bk256.hlo"} <= bundle["files"].keys()
+    doctor([str(out)])
+    torch.jit.load(str(out / "model.pt"))
+    assert (builder.tp, builder.lnc) == (1, LNC)
+    assert {key: e["flags"] for key, e in builder.added.items()} == {t: DEFAULT_FLAGS[t] for t in NXDI_TAGS}
+    assert {key: e["priority"] for key, e in builder.added.items()} == {PREFILL: None, FUSED: 0}
+    # NxDI's tuple: ids, mask, positions, slots, sampling parameters, and two that are not ours
+    shapes = [[list(t.shape) for t in e] for e in builder.added[FUSED]["inputs"]]
+    assert shapes == [[[2, 1], [2, s], [2, 1], [2], [2, 3], [2], [2]] for s in (128, 256)]
+    assert [t.dtype for t in builder.added[FUSED]["inputs"][0]] == [torch.int32] * 4 + [torch.float32] + [
+        torch.int32
+    ] * 2
+    # the target alone has the fused step's input shapes, which the real builder would route to one of them
+    monkeypatch.setattr(toolchain, "NXDI_TAGS", (FUSED, DECODE))
+    with pytest.raises(AssertionError, match="two tags have one list of input shapes"):
+        toolchain.build_model(make_plan(spec(base)), out / "x", out / "work", DEFAULT_FLAGS)
+
+
+class Ranks:
+    """Modules of every rank as a runner: NxDI's inputs, caches by the alias map, collectives between threads."""
+
+    def __init__(self, path: Path, tp: int, base: Path, **changes: object) -> None:
+        plan = make_plan(spec(base, tp=tp, **changes))
+        self.barrier, self.parts = threading.Barrier(tp), [torch.empty(0)] * tp
+        self.local = threading.local()
+        ops = StaticOps(lambda x: sum(self._all(x)), lambda x: torch.cat(self._all(x), -1))  # type: ignore[arg-type]
+        graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
+        self.modules = [{t: StepModule(plan, g, ops, REFERENCE) for t, g in graphs.items()} for _ in range(tp)]
+        self.state: list[dict[str, torch.Tensor]] = [{} for _ in range(tp)]
+        for rank, of_rank in enumerate(self.modules):
+            shard = load_file(path / shard_file(rank))
+            for module in of_rank.values():
+                missing = module.load_state_dict(shard, strict=False)
+                assert missing.unexpected_keys == []
+                assert set(missing.missing_keys) == set(module.state_names), "a weight has another name"
+
+    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.parts[self.local.rank] = x
+        self.barrier.wait()
+        found = list(self.parts)
+        self.barrier.wait()
+        return found
+
+    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
+        given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
+        nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
+        made: list[Any] = [None] * len(self.modules)
+
+        def work(rank: int) -> None:
+            self.local.rank = rank
+            module = self.modules[rank][tag]
+            with torch.no_grad():
+                module.load_state_dict(self.state[rank], strict=False)
+                made[rank] = module(*given, nothing, nothing)
+                names = {id(p): n for n, p in module.named_parameters()}
+                self.state[rank] = {names[id(p)]: made[rank][i].clone() for p, i in module.aliases().items()}
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(self.modules))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [t.numpy() for t in made[0][:4]]
+
+
+class SlotSeeds:
+    """The bundle's own graphs, given what the module for NxDI takes in the place of a seed."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+
+    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
+        slots = np.asarray(inputs.seq_ids)
+        return self.graphs.run(tag, bucket, inputs._replace(seeds=np.stack([slots, 0 * slots], -1).astype(np.int32)))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_module_for_nxdi_emits_what_the_bundle_emits(base: Path, tp: int) -> None:
+    path = build(spec(base, f"same{tp}", tp=tp))
+    bundle = read_bundle(path)
+    # the last one reaches the end of the cache
+    requests = [
+        Request((5, 9, 2, 7), max_new_tokens=6), Request((8, 1), Params(0.9, seed=3), max_new_tokens=8),
+        Request((3, 3, 4), Params(1.2, top_k=9, top_p=0.8), max_new_tokens=8),
+        Request((6, 2, 1, 1, 9) * 24, Params(0.7), max_new_tokens=20),
+    ]  # fmt: skip
+
+    def ids(runner: Any) -> list[list[int]]:
+        return [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]
+
+    graphs = Graphs(bundle)
+    expected = ids(SlotSeeds(graphs))
+    assert ids(Ranks(path, tp, base)) == expected
+    assert ids(graphs) != expected, "seeds have a say"
+
+
+class Nxd(torch.nn.Module):
+    """NxDModel's initialize: weights of every rank, and the first rank as an int32 tensor of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.zeros(2)
+
+    @torch.jit.export
+    def initialize(self, weights: list[dict[str, torch.Tensor]], start_rank_tensor: torch.Tensor) -> None:
+        assert start_rank_tensor.dtype == torch.int32
+        assert start_rank_tensor.shape == [1]
+        self.weight = weights[0]["w"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+class Executor(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nxd_model = Nxd()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.nxd_model(x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_saved_model_is_loaded_with_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.jit.save(torch.jit.script(Executor()), str(tmp_path / "model.pt"))
+    with pytest.raises(ImportError, match="torch_neuronx"):
+        toolchain.run_model(tmp_path / "model.pt", [])
+    fake_sdk.install(monkeypatch)
+    model = toolchain.run_model(tmp_path / "model.pt", [{"w": torch.tensor([2.0, 3.0])}])
+    assert model(torch.ones(2)).tolist() == [2, 3]
+
+
+def _append(ops: Any, positions: list[list[int]]) -> torch.Tensor:
+    cache, new = torch.arange(48.0).reshape(2, 1, 6, 4), -torch.arange(1.0, 25).reshape(2, 1, 3, 4)
+    at = torch.tensor(positions, dtype=torch.int32)
+    return ops.append(cache, new, torch.tensor([1, 0], dtype=torch.int32), at)
+
+
+@pytest.mark.parametrize("positions", [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[6, 7, 8], [5, 6, 7]]])
+def test_append_with_static_shapes_drops_the_same_rows(positions: list[list[int]]) -> None:
+    same: Callable[[torch.Tensor], torch.Tensor] = fake_sdk.same
+    assert torch.equal(_append(StaticOps(same, same), positions), _append(EAGER, positions))
