@@ -26,8 +26,8 @@ from compile.toolchain_module import StaticOps, StepModule, example_inputs
 from model.artifact import FUSED, PREFILL, GraphSpec
 from model.errors import UserError
 from model.kernels import REFERENCE, Kernels
-from model.launches import Launch, filled
 from model.nki_backing import NkiKernels
+from model.on_device import launch_on_device
 
 COMPILER = "neuronx-cc"
 # NxDI routes by the list of input shapes, where a step of the target alone would equal the fused one
@@ -201,17 +201,7 @@ def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
 
 def device_kernels(name: str) -> Kernels:
     """The backing of kernels by its name in the build's flags, launched on the device."""
-    return REFERENCE if name == "reference" else NkiKernels(_launch)
-
-
-def _launch(launch: Launch, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    # vendor seam: the kernels, compiled by the vendor's nki
-    from model.simulated import KERNELS  # noqa: PLC0415
-
-    found = KERNELS[launch.kernel][1](*filled(launch.arguments, tensors))
-    results = found if isinstance(found, tuple) else (found,)
-    # what a kernel writes in place is the tensor that it was given
-    return (*results, *(tensors[i] for i in launch.changed))
+    return REFERENCE if name == "reference" else NkiKernels(launch_on_device)
 
 
 def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:

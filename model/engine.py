@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from model.artifact import DECODE, FUSED, PREFILL
 from model.errors import UserError
 from model.speculative import StepInputs
+from model.switching import Belief, Pause, Table, decide
 
 _WORD = 1 << 32
 
@@ -80,6 +81,7 @@ class Result:
     steps: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    refreshes: int = 0
 
     def count(self, drafted: int, accepted: int) -> None:
         """Add one step with its drafts and how many were accepted, by position."""
@@ -95,21 +97,48 @@ class Result:
         return (len(self.ids) - 1) / self.steps if self.steps else 0.0
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one speculative step did for one request: drafts it might accept, drafts accepted, where it began."""
+
+    request: int
+    drafted: int
+    accepted: int
+    position: int
+
+
 @dataclass
 class _Slot:
     index: int
+    number: int
     request: Request
     result: Result
     position: int
     token: int
+    belief: Belief
 
 
 class Engine:
-    """Continuous batching over a runner; results do not depend on the order or the neighbours."""
+    """Continuous batching over a runner; results do not depend on the order or the neighbours.
 
-    def __init__(self, runner: Runner, shape: Shape, speculative: bool = True) -> None:
-        self.runner, self.shape = runner, shape
-        self.tag, self.k = (FUSED, shape.k) if speculative else (DECODE, 0)
+    With a tuner's table, steps speculate only while that is expected to gain; `record` is told of every
+    speculative step.
+    """
+
+    def __init__(
+        self, runner: Runner, shape: Shape, speculative: bool = True, table: Table | None = None,
+        record: Callable[[Step], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.runner, self.shape, self.speculative = runner, shape, speculative
+        self.table = table.on_graph(shape.k) if table else None
+        self.pause, self.record = Pause(), record or (lambda step: None)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The graphs that steps may run."""
+        if not self.speculative:
+            return (DECODE,)
+        return (FUSED, DECODE) if self.table else (FUSED,)
 
     def check(self, request: Request) -> None:
         """Refuse a request before any compute."""
@@ -135,54 +164,92 @@ class Engine:
             self.check(request)
         results = [Result() for _ in waiting]
         queue, slots, free = list(range(len(waiting))), dict[int, _Slot](), list(range(self.shape.batch))[::-1]
-        numbers: dict[int, int] = {}
         tell = on_tokens or (lambda index, ids: None)
         while queue or slots:
             while queue and free:
                 index, place = queue.pop(0), free.pop()
-                numbers[place] = index
-                slots[place] = self._prefill(place, waiting[index], results[index])
+                slots[place] = self._admit(place, index, waiting[index], results[index])
                 tell(index, results[index].ids[:])
             active = [s for s in slots.values() if not s.result.reason]
             if active:
                 for slot, new in self._step(active):
-                    tell(numbers[slot.index], new)
+                    tell(slot.number, new)
             for place in [p for p, s in slots.items() if s.result.reason]:
                 del slots[place]
                 free.append(place)
         return results
 
-    def _prefill(self, place: int, request: Request, result: Result) -> _Slot:
-        length = len(request.ids)
+    def _admit(self, place: int, number: int, request: Request, result: Result) -> _Slot:
+        most = self.shape.k if request.k_limit is None else request.k_limit
+        token = self._prefill(place, request, request.ids)
+        slot = _Slot(place, number, request, result, len(request.ids), token, Belief(most))
+        self._emit(slot, [token])
+        return slot
+
+    def _prefill(self, place: int, request: Request, known: tuple[int, ...]) -> int:
+        """Write all known ids into both caches; the id drawn after them."""
+        length = len(known)
         bucket = next(b for b in self.shape.buckets if b >= length)
         ids, mask = np.zeros((1, bucket), np.int32), np.zeros((1, bucket), np.int32)
-        ids[0, :length], mask[0, :length] = request.ids, 1
-        inputs = _inputs([(0, request)], 1, self.shape.k)._replace(
+        ids[0, :length], mask[0, :length] = known, 1
+        inputs = _inputs([(0, request, self.shape.k)], 1)._replace(
             input_ids=ids, attention_mask=mask, position_ids=np.arange(bucket, dtype=np.int32)[None],
             seq_ids=np.array([place], np.int32),
         )  # fmt: skip
-        accepted = self.runner.run(PREFILL, bucket, inputs)[0]
-        slot = _Slot(place, request, result, length, int(accepted[0, 0]))
-        self._emit(slot, [slot.token])
-        return slot
+        return int(self.runner.run(PREFILL, bucket, inputs)[0][0, 0])
+
+    def _limits(self, active: list[_Slot]) -> tuple[int, ...]:
+        """How many drafts each request may accept in the next step; nothing: the target runs alone."""
+        if not self.speculative:
+            return ()
+        if self.table is None:
+            return tuple(s.belief.most for s in active)
+        decision = decide(self.table, tuple(s.belief for s in active), self.pause)
+        self.pause = decision.pause
+        for slot, due in zip(active, decision.refresh, strict=False):
+            if due:
+                self._refresh(slot)
+        return decision.limits
+
+    def _refresh(self, slot: _Slot) -> None:
+        """Bring the draft's cache up to date: prefill all that the caches should hold."""
+        known = (*slot.request.ids, *slot.result.ids)[: slot.position]
+        slot.result.refreshes += 1
+        slot.belief = slot.belief.refreshed()
+        if self._prefill(slot.index, slot.request, known) != slot.token and self.table:
+            # the prompt's graph computes other bits than the steps: leave the target's cache to the steps
+            self.table = replace(self.table, refresh=None)
 
     def _step(self, active: list[_Slot]) -> list[tuple[_Slot, list[int]]]:
-        last = max(s.position for s in active) + self.k
+        limits = self._limits(active)
+        tag, k = (FUSED, self.shape.k) if limits else (DECODE, 0)
+        last = max(s.position for s in active) + k
         bucket = next((b for b in self.shape.buckets if last < b), self.shape.max_len)
-        inputs = _inputs([(s.index, s.request) for s in active], self.shape.batch, self.k)
+        rows = zip(active, limits or (0,) * len(active), strict=True)
+        inputs = _inputs([(s.index, s.request, limit) for s, limit in rows], self.shape.batch)
         for slot in active:
             inputs.input_ids[slot.index] = slot.token
             inputs.position_ids[slot.index] = slot.position
         mask = np.arange(bucket, dtype=np.int32) < inputs.position_ids
-        outputs = self.runner.run(self.tag, bucket, inputs._replace(attention_mask=mask.astype(np.int32)))
+        outputs = self.runner.run(tag, bucket, inputs._replace(attention_mask=mask.astype(np.int32)))
         emitted = []
         for slot in active:
             new = [int(t) for t in outputs[0][slot.index] if t >= 0]
-            limit = min(int(inputs.k_limits[slot.index]), self.shape.max_len - 2 - slot.position)
-            slot.result.count(max(0, limit), len(new) - 1)
+            room = max(0, self.shape.max_len - 2 - slot.position)
+            self._learn(slot, bool(limits), min(int(inputs.k_limits[slot.index]), room), len(new) - 1)
             slot.position, slot.token = int(outputs[3][slot.index, 0]), new[-1]
             emitted.append((slot, self._emit(slot, new)))
         return emitted
+
+    def _learn(self, slot: _Slot, speculated: bool, drafted: int, accepted: int) -> None:
+        slot.result.count(drafted, accepted)
+        if not speculated:
+            # without a way to refresh it, a stale cache is what acceptance is about
+            slot.belief = replace(slot.belief, stale=bool(self.table and self.table.refresh is not None))
+            return
+        slot.belief = slot.belief.after(drafted, accepted)
+        if drafted:
+            self.record(Step(slot.number, drafted, accepted, slot.position))
 
     def _emit(self, slot: _Slot, new: list[int]) -> list[int]:
         """Append new ids up to whatever ends the request; returns the ids kept."""
@@ -204,16 +271,15 @@ class Engine:
         return result.ids[before:]
 
 
-def _inputs(rows: list[tuple[int, Request]], batch: int, k: int) -> StepInputs:
-    """Inputs of a step with idle rows neutral; ids, mask and positions are the caller's to fill."""
+def _inputs(rows: list[tuple[int, Request, int]], batch: int) -> StepInputs:
+    """Inputs of a step: (row, request, its k limit), idle rows neutral; the caller fills ids, mask and positions."""
     params, min_p = np.zeros((batch, 3), np.float32), np.zeros(batch, np.float32)
     seeds, limits = np.zeros((batch, 2), np.uint32), np.zeros(batch, np.int32)
     params[:, 1] = 1
-    for row, request in rows:
+    for row, request, limit in rows:
         p = request.params
         params[row] = (p.top_k, p.top_p, p.temperature)
-        min_p[row], seeds[row] = p.min_p, (p.seed % _WORD, p.seed // _WORD)
-        limits[row] = k if request.k_limit is None else min(k, request.k_limit)
+        min_p[row], seeds[row], limits[row] = p.min_p, (p.seed % _WORD, p.seed // _WORD), limit
     zeros = np.zeros((batch, 1), np.int32)
     return StepInputs(zeros, zeros, zeros.copy(), np.arange(batch, dtype=np.int32), params, min_p,
                       seeds.view(np.int32), limits)  # fmt: skip

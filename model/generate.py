@@ -13,10 +13,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.artifact import DECODE, FUSED, PREFILL, Bundle, read_bundle
-from model.engine import Engine, Params, Request, Result, Shape
+from model.artifact import PREFILL, Bundle, read_bundle
+from model.engine import Engine, Params, Request, Result, Shape, Step
 from model.errors import UserError, run_cli
 from model.runtime import Graphs
+from model.switching import find_table
 from model.text import Stream, load_tokenizer, read_prompt, stop_cut
 
 
@@ -33,7 +34,7 @@ def shape_of(bundle: Bundle) -> Shape:
     return Shape(bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
 
 
-def compile_graphs(graphs: Graphs, request: Request, speculative: bool) -> None:
+def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     """Compile every graph that the request may reach, so that the first token waits for none."""
     shape = shape_of(graphs.bundle)
     length = len(request.ids)
@@ -43,18 +44,48 @@ def compile_graphs(graphs: Graphs, request: Request, speculative: bool) -> None:
     lower = 0
     for bucket in shape.buckets:
         if bucket > length and lower <= last:
-            graphs.prepare(FUSED if speculative else DECODE, bucket)
+            for tag in engine.tags:
+                graphs.prepare(tag, bucket)
+            if engine.table and engine.table.refresh is not None:
+                graphs.prepare(PREFILL, bucket)
         lower = bucket
 
 
 def serve(graphs: Graphs, request: Request, speculative: bool, told: Callable[[list[int]], None] | None = None) -> Run:
     """Serve one request alone, with or without speculation."""
-    engine = Engine(graphs, shape_of(graphs.bundle), speculative)
+    return serve_by(Engine(graphs, shape_of(graphs.bundle), speculative), graphs, request, told)
+
+
+def serve_by(engine: Engine, graphs: Graphs, request: Request, told: Callable[[list[int]], None] | None = None) -> Run:
+    """Serve one request alone by an engine over these graphs."""
     engine.check(request)
-    compile_graphs(graphs, request, speculative)
+    compile_graphs(graphs, request, engine)
     begin = time.perf_counter()
     (result,) = engine.run([request], (lambda _, ids: told(ids)) if told else None)
     return Run(result, time.perf_counter() - begin)
+
+
+def recorder(file: Path, draft: str) -> Callable[[Step], None]:
+    """Appends speculative steps to a file of JSON lines; its prompts are numbered on from the last one there.
+
+    UserError if the file holds something else or cannot be written.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        first = max((json.loads(line)["prompt"] for line in lines), default=-1) + 1
+        file.touch()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot take a record of steps ({error}); give a new file") from error
+
+    def record(step: Step) -> None:
+        row = {
+            "prompt": first + step.request, "draft": draft, "drafted": step.drafted, "accepted": step.accepted,
+            "position": step.position,
+        }  # fmt: skip
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+
+    return record
 
 
 def _statistics(run: Run) -> dict[str, Any]:
@@ -64,6 +95,7 @@ def _statistics(run: Run) -> dict[str, Any]:
         "tokens": len(result.ids), "finish_reason": result.reason, "target_steps": result.steps,
         "tokens_per_target_step": round(result.tokens_per_step, 3),
         "acceptance_per_position": [round(r, 3) for r in rates],
+        "draft_refreshes": result.refreshes,
         "seconds_wall": round(run.seconds, 4),
         "ms_per_token_wall": round(1e3 * run.seconds / max(1, len(result.ids)), 3),
     }  # fmt: skip
@@ -83,6 +115,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--stop", action="append", default=[], help="cut the text before this; may be repeated")
     parser.add_argument("--no-speculation", action="store_true", help="run the target alone")
     parser.add_argument("--k-limit", type=int, help="accept at most this many drafts a step")
+    parser.add_argument("--tuning", type=Path, help="table that says when to speculate (default: the bundle's, if any)")
+    parser.add_argument("--record", type=Path, help="append a JSON line for each speculative step to this file")
     parser.add_argument("--compare", action="store_true", help="run both ways and say whether they agree")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -112,11 +146,15 @@ def main(arguments: list[str]) -> None:
     tokenizer = load_tokenizer(options.bundle)
     request = _request(options, bundle, tokenizer)
     Engine(_Refused(), shape_of(bundle)).check(request)
+    table = find_table(options.bundle, options.tuning)
+    record = recorder(options.record, bundle["models"]["draft"]["name"]) if options.record else None
     graphs = Graphs(bundle)
+    engine = Engine(graphs, shape_of(bundle), not options.no_speculation, table, record)
     stream = Stream(tokenizer, lambda text: print(text, end="", flush=True)) if options.stream else None
-    run = serve(graphs, request, not options.no_speculation, stream.feed if stream else None)
+    run = serve_by(engine, graphs, request, stream.feed if stream else None)
     other = serve(graphs, request, options.no_speculation) if options.compare else None
     report = _statistics(run) | {"k": bundle["k"], "speculation": not options.no_speculation}
+    report["switching"] = table.source if table and not options.no_speculation else None
     if other:
         same = run.result.ids == other.result.ids
         report["identical_to_target_alone"] = same

@@ -26,6 +26,6 @@ def launch_on_device(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tenso
             "nki is the simulator, a device launch needs the vendor's: run on a trn2 machine with the Neuron SDK, "
             "or let model.simulated serve the launch"
         )
-    found = KERNELS[launch.kernel](*filled(launch.arguments, tensors))
+    found = KERNELS[launch.kernel][1](*filled(launch.arguments, tensors))
     results = found if isinstance(found, tuple) else (found,)
     return (*results, *(tensors[i] for i in launch.changed))

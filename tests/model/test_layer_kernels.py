@@ -158,7 +158,7 @@ def test_a_device_launch_gives_the_kernel_its_tensors(monkeypatch: pytest.Monkey
         return arguments[0] + 1
 
     monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))
-    monkeypatch.setitem(simulated.KERNELS, "uniform", kernel)
+    monkeypatch.setitem(simulated.KERNELS, "uniform", {1: kernel})
     x, y = torch.zeros(2), torch.ones(3)
     out = launch_on_device(Launch("uniform", ["#0", ["#1", 5]], (Result((2,), "float32"),), (1,)), (x, y))
     assert torch.equal(out[0], x + 1)

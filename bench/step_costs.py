@@ -1,0 +1,125 @@
+"""`python -m bench.step_costs --bundle DIR --out FILE`: what this machine pays for a step, as a table for switching.
+
+Times every step graph and the prompt's graph of a bundle side by side, by bucket and by count of active sequences,
+and turns the ratios into expected gains: tokens of a step at an acceptance rate, times the time of a step of the
+target alone, over the time of a fused step. The times are wall times of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from model.artifact import DECODE, FUSED, PREFILL, read_bundle
+from model.engine import Engine, Params, Request, Runner
+from model.errors import run_cli
+from model.generate import shape_of
+from model.runtime import Graphs
+from model.speculative import StepInputs
+from model.switching import FORMAT, TABLE_FILE, expected_tokens
+
+_STEPS = 8
+_ALPHAS = tuple(i / 10 for i in range(11))
+
+
+@dataclass
+class Timed:
+    """A runner that notes the seconds of each run by graph."""
+
+    graphs: Runner
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
+        begin = time.perf_counter()
+        outputs = self.graphs.run(tag, bucket, inputs)
+        self.seconds[tag].append(time.perf_counter() - begin)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Median wall milliseconds of a run of each graph, at one bucket with so many active sequences."""
+
+    bucket: int
+    active: int
+    alone_ms: float
+    fused_ms: float
+    prefill_ms: float
+
+
+def measure(graphs: Graphs, repeats: int, seed: int) -> list[Cost]:
+    """The costs of every bucket and every count of active sequences, each pair of graphs in random order."""
+    shape, rng = shape_of(graphs.bundle), random.Random(seed)
+    for bucket in shape.buckets:
+        for tag in (PREFILL, DECODE, FUSED):
+            graphs.prepare(tag, bucket)
+    cells, lower = [], 0
+    for bucket in shape.buckets:
+        cells += [(bucket, (lower + bucket) // 2, active) for active in range(1, shape.batch + 1)]
+        lower = bucket
+    times = {cell: Timed(graphs) for cell in cells}
+    for _ in track(range(repeats), "step costs", transient=True):
+        for cell in rng.sample(cells, len(cells)):
+            _, length, active = cell
+            for speculative in rng.sample((False, True), 2):
+                Engine(times[cell], shape, speculative).run(_requests(graphs, length, active, rng))
+    return [_cost(cell[0], cell[2], timed) for cell, timed in times.items()]
+
+
+def _requests(graphs: Graphs, length: int, count: int, rng: random.Random) -> list[Request]:
+    # the limit 0 lets a fused step emit one token; its cost does not depend on the limit
+    vocabulary, params = graphs.bundle.config("target").vocab_size, Params(temperature=rng.choice([0.0, 1.0]))
+    return [
+        Request(tuple(rng.randrange(vocabulary) for _ in range(length)), params, _STEPS + 1, k_limit=0)
+        for _ in range(count)
+    ]
+
+
+def _cost(bucket: int, active: int, timed: Timed) -> Cost:
+    return Cost(bucket, active, *(1e3 * statistics.median(timed.seconds[t]) for t in (DECODE, FUSED, PREFILL)))
+
+
+def tuning(costs: list[Cost], k: int) -> dict[str, object]:
+    """The table for model.switching: buckets weigh the same."""
+    rows: list[dict[str, float]] = []
+    for active in sorted({c.active for c in costs}):
+        ratio = statistics.mean(c.alone_ms / c.fused_ms for c in costs if c.active == active)
+        rows += [
+            {"batch": active, "alpha": alpha, "k": few, "gain": round(ratio * expected_tokens(alpha, few), 5)}
+            for few in range(1, k + 1)
+            for alpha in _ALPHAS
+        ]
+    refresh = statistics.mean(c.prefill_ms / c.alone_ms for c in costs)
+    return {"format": FORMAT, "rows": rows, "source": "wall", "refresh": round(refresh, 4)}
+
+
+def main(arguments: list[str]) -> None:
+    """Measure, print the costs, write the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.step_costs", description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True, help="folder of the bundle")
+    parser.add_argument("--out", type=Path, help=f"file of the table (default: {TABLE_FILE} in the bundle)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, each of some steps per graph")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the measurements")
+    options = parser.parse_args(arguments)
+    graphs = Graphs(read_bundle(options.bundle))
+    costs = measure(graphs, options.repeats, options.seed)
+    out = options.out or options.bundle / TABLE_FILE
+    out.write_text(json.dumps(tuning(costs, graphs.bundle["k"])) + "\n", encoding="utf-8")
+    print("| bucket | active | target alone ms | fused ms | prompt ms (wall, p50) |\n|---|---|---|---|---|")
+    for c in costs:
+        print(f"| {c.bucket} | {c.active} | {c.alone_ms:.2f} | {c.fused_ms:.2f} | {c.prefill_ms:.2f} |")
+    print(out)
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))
