@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bench import kernels
-from bench.cases import CASES, Case
+from bench.case import Case
+from bench.cases import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.full_name)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import nkisim
-from bench.cases import CASES, Case
+from bench.case import Case
+from bench.cases import CASES
 from model.errors import UserError, run_cli
 from nkisim.recording_file import save
 from nkisim.timeline import hbm_peak, schedule

@@ -1,0 +1,127 @@
+"""How long a pass takes: the kernels of a layer on nkisim's timeline, all-reduces by its law, head and sampling.
+
+Every time is simulated. A pass is what bench.draft_cost calls a step, and on top of it the drawing of one token per
+row (noise, choice, and one exchange between the ranks). The host, launches and the embedding's rows are not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import nkisim
+from bench.case import Case
+from bench.cases_layer import BF16, Shard, attention_case, mlp_case
+from bench.cases_sampling import FP32, draw_arguments, noise_arguments
+from nki_kernels import roofline
+from nki_kernels.coupled_sample import coupled_sample_kernel
+from nki_kernels.gumbel_noise import gumbel_noise_kernel
+from nkisim.chip import CASES, Chip
+from nkisim.timeline import schedule
+from nkisim.trn2 import TRN2
+
+MOST_ROWS = 128
+_KNOTS = (1, 2, 8, 16)
+# bytes of a row's winner, its value and its id
+_WINNER = 2 * FP32
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Microseconds of one pass by part, all simulated, and the bytes that a rank must read from HBM."""
+
+    attention: float
+    mlp: float
+    collectives: float
+    head: float
+    sampling: float
+    hbm_bytes: float
+
+    @property
+    def total(self) -> float:
+        """The whole pass in microseconds."""
+        return self.attention + self.mlp + self.collectives + self.head + self.sampling
+
+
+def chip_at(case: str) -> Chip:
+    """Trainium2 with every uncertain constant at the given end of its band."""
+    changed: dict[str, Any] = {name: replace(c, value=c.at(case)) for name, c in TRN2.constants().items()}
+    return replace(TRN2, **changed)
+
+
+def chip_with(name: str, case: str) -> Chip:
+    """Trainium2 with one constant at the given end of its band."""
+    constant = TRN2.constants()[name]
+    changed: dict[str, Any] = {name: replace(constant, value=constant.at(case))}
+    return replace(TRN2, **changed)
+
+
+CHIPS = {case: chip_at(case) for case in CASES}
+
+
+def _sampling_cases(shard: Shard, lnc: int) -> tuple[Case, Case]:
+    rows, columns = shard.rows, shard.config.vocab_size // shard.tp
+    name = f"R{rows}-V{columns}"
+    draw = partial(roofline.coupled_sample, rows, columns, itemsize=FP32)
+    noise = partial(roofline.gumbel_noise, rows, columns)
+    return (
+        Case(name, gumbel_noise_kernel, partial(noise_arguments, rows, columns), noise, lnc),
+        Case(name, coupled_sample_kernel, partial(draw_arguments, rows, columns), draw, lnc),
+    )
+
+
+def _case(shard: Shard, part: str, lnc: int) -> Case:
+    if part in ("noise", "draw"):
+        return _sampling_cases(shard, lnc)[part == "draw"]
+    return {"attention": attention_case, "mlp": mlp_case}[part](shard, lnc)
+
+
+@cache
+def _events(shard: Shard, part: str, lnc: int) -> tuple[Any, ...]:
+    """What the kernel of a part did, recorded once: chips differ only in how long it takes."""
+    case = _case(shard, part, lnc)
+    policy = nkisim.Policy(recording=True)
+    return tuple(nkisim.run(case.kernel[lnc], case.arguments(), policy=policy).recording.events)
+
+
+@cache
+def _kernel_us(shard: Shard, part: str, lnc: int, chip: Chip) -> float:
+    return schedule(_events(shard, part, lnc), chip, band=False).latency_ns / 1e3
+
+
+@cache
+def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2) -> Pass:
+    """One pass of a shard's model over its rows."""
+    layers, hidden = shard.config.num_hidden_layers, shard.config.hidden_size
+    attention, mlp, noise, draw = (_kernel_us(shard, part, lnc, chip) for part in ("attention", "mlp", "noise", "draw"))
+    head_bytes = shard.config.vocab_size // shard.tp * hidden * BF16
+    rate = min(lnc * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
+    read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in ("attention", "mlp")) + head_bytes
+    reduces = 2 * layers * collective_us(chip, shard.rows * hidden * BF16)
+    drawn = noise + draw + collective_us(chip, shard.rows * _WINNER)
+    return Pass(layers * attention, layers * mlp, reduces, head_bytes / rate / 1e3, drawn, read)
+
+
+def collective_us(chip: Chip, size_bytes: int) -> float:
+    """One collective by nkisim's law, a latency and a rate whatever the degree: the stated assumption."""
+    return (chip.collective_latency_ns.value + size_bytes / chip.collective_bytes_per_ns.value) / 1e3
+
+
+def longest(batch: int) -> int:
+    """The most draft tokens whose rows the kernels take for this many sequences."""
+    return min(_KNOTS[-1], MOST_ROWS // batch) - 1
+
+
+def target_us(shard: Shard, lnc: int, chip: Chip = TRN2) -> float:
+    """A pass over shard.candidates rows per sequence, between simulated points by a straight line."""
+    rows = shard.candidates
+    # sizes of a pass that are simulated: one row, two, and then far apart, for the time is nearly straight there
+    knots = sorted({min(knot, longest(shard.batch) + 1) for knot in _KNOTS})
+    above = next(knot for knot in knots if knot >= rows)
+    high = simulated_pass(replace(shard, candidates=above), lnc, chip).total
+    if above == rows:
+        return high
+    below = max(knot for knot in knots if knot < rows)
+    low = simulated_pass(replace(shard, candidates=below), lnc, chip).total
+    return low + (high - low) * (rows - below) / (above - below)
