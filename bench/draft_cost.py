@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.cases_layer import BF16, Shard, attention_case, mlp_case
 from bench.kernels import simulate
-from model.errors import run_cli
+from model.errors import UserError, run_cli
 from nkisim.trn2 import TRN2
 
 DEGREES = (4, 8, 32)
@@ -43,6 +43,10 @@ class Step:
     def total(self) -> float:
         """The whole pass."""
         return self.attention + self.mlp + self.collectives + self.head
+
+
+# the target verifies eight rows a sequence, and a launch holds 128
+_MOST_SEQUENCES = 16
 
 
 def all_reduce_us(size_bytes: int, case: str = "nominal") -> float:
@@ -129,6 +133,10 @@ def main(arguments: list[str]) -> None:
                         help="which end of the all-reduce's assumed band")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON row per pair")
     options = parser.parse_args(arguments)
+    if not 1 <= options.batch <= _MOST_SEQUENCES:
+        raise UserError(
+            f"batch is {options.batch}, 1 to {_MOST_SEQUENCES} sequences of 8 rows fit the kernels' 128 rows"
+        )
     found = rows(options.batch, options.lnc, options.all_reduce)
     print("\n".join(map(json.dumps, found)) if options.json else table(found))
 

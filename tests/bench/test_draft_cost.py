@@ -9,6 +9,7 @@ import pytest
 
 from bench import draft_cost
 from bench.cases_layer import Shard
+from model.errors import UserError
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.95, 1.0])
@@ -60,3 +61,9 @@ def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     out = capsys.readouterr().out
     assert "(simulated)" in out
     assert len(out.splitlines()) == 2 + len(rows)
+
+
+@pytest.mark.parametrize("batch", ["0", "17"])
+def test_a_batch_that_does_not_fit_is_one_sentence(batch: str) -> None:
+    with pytest.raises(UserError, match=f"batch is {batch}, 1 to 16"):
+        draft_cost.main(["--batch", batch])

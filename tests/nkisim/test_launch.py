@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import nkisim
 import nkisim.isa as nisa
@@ -56,7 +57,6 @@ def test_refused_inputs() -> None:
 
 
 def test_torch_in_torch_out_and_in_place() -> None:
-    torch = pytest.importorskip("torch")
     a = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     found = nkisim.simulate(double)(a)
     assert found.dtype == torch.bfloat16
