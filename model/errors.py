@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 from collections.abc import Callable
@@ -23,9 +22,9 @@ def quiet_start() -> None:
 
 
 def _not_swallowed(raised: Any) -> None:
-    """Raise Ctrl-C again when it met a callback that cannot pass it on, such as the garbage collector's."""
+    """Raise Ctrl-C again, shortly after it met a callback that cannot pass it on (the garbage collector's)."""
     if issubclass(raised.exc_type, KeyboardInterrupt):
-        _thread.interrupt_main()
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
         sys.__unraisablehook__(raised)
 
@@ -33,6 +32,7 @@ def _not_swallowed(raised: Any) -> None:
 def run_cli(main: Callable[[], None]) -> None:
     """Run a command: a UserError ends with its sentence on stderr and exit code 2, Ctrl-C with 130."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
     sys.unraisablehook = _not_swallowed
     try:
         main()
