@@ -10,7 +10,7 @@ from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.nki_backing import BACKINGS
 from model.parallel import HeadMap, Parallel
-from model.weights import hf_shapes, table
+from model.weights import RANK, hf_shapes, table
 
 _DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -70,6 +70,7 @@ def _weights(prefix: str, config: Qwen3Config, tp: int, dtype: str) -> tuple[Ten
         if axis is not None:
             shape[axis] = shape[axis] // tp if by == "even" else counted[by] * config.head_dim
         specs.append(TensorSpec(f"{prefix}.{weight.bundle}", tuple(shape), dtype))
+    specs.append(TensorSpec(f"{prefix}.{RANK}", (1,), "int32"))
     return tuple(specs)
 
 

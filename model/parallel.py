@@ -124,6 +124,14 @@ class Head(nn.Module):
         return self.ops.all_gather(F.linear(x, self.weight).float())
 
 
+class Rank(nn.Module):
+    """This rank's number within its group, as a weight: the graph is the same for every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
+
+
 @dataclass(frozen=True)
 class Parallel:
     """The tensor-parallel degree that a model is built for, and the operations it is built on."""

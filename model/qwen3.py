@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model.cache import Cache, Rows
 from model.config import Qwen3Config
 from model.kernels import REFERENCE, Kernels
-from model.parallel import ColumnLinear, Embedding, Head, Parallel, RowLinear
+from model.parallel import ColumnLinear, Embedding, Head, Parallel, Rank, RowLinear
 from model.sampling import Sampling
 
 
@@ -115,6 +115,7 @@ class Qwen3(nn.Module):
         self.layers = nn.ModuleList(Layer(config, self.parallel, kernels) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops)
+        self.rank_util = Rank()
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""

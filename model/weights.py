@@ -20,6 +20,8 @@ from model.errors import UserError
 from model.parallel import HeadMap
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# the one weight that no checkpoint has: int32 (1,), the rank's number; ours and the bundle's name
+RANK = "rank_util.rank"
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class Checkpoint:
                 )
             # a copy: safetensors refuses the two cuts of a tied tensor to share memory
             yield weight.bundle, tensor.to(dtype, copy=True).contiguous()
+        yield RANK, torch.tensor([rank], dtype=torch.int32)
 
 
 def _files_of(path: Path) -> list[str]:
@@ -178,7 +181,8 @@ def _cut(slice_: Any, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> Ten
 
 def bundle_names(prefix: str, config: Qwen3Config) -> dict[str, str]:
     """Our parameter name -> the bundle's name, both under the prefix of the model in the pair."""
-    return {f"{prefix}.{w.ours}": f"{prefix}.{w.bundle}" for w in table(config)}
+    names = {w.ours: w.bundle for w in table(config)} | {RANK: RANK}
+    return {f"{prefix}.{ours}": f"{prefix}.{bundle}" for ours, bundle in names.items()}
 
 
 def shard_file(rank: int) -> str:

@@ -16,7 +16,8 @@ def test_full_pair_at_tp_32() -> None:
     # 1.7B: 16 heads over 32 ranks: one head a rank, zero on half of them
     layer = 2 * 2048 * 128 + 2 * 2048 * 128 + 3 * 2048 * 192 + 2 * 2048 + 2 * 128
     draft = 28 * layer + 151936 * 64 + 4748 * 2048 + 2048
-    assert plan.weight_bytes == 2 * (target + draft)
+    # and each model's int32 number of the rank
+    assert plan.weight_bytes == 2 * (target + draft) + 2 * 4
     assert plan.cache_bytes == 2 * 2 * 4 * 1024 * 128 * (64 + 28)
     assert [g.bucket for g in plan.graphs[::3]] == [128, 256, 512, 1024]
     fused = plan.graphs[1]

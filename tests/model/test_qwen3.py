@@ -10,6 +10,7 @@ from model.config import PRESETS, config_from_dict
 from model.errors import UserError
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
+from model.weights import RANK
 
 CASES = [  # heads, kv heads, head dim, layers, prompt lengths, tied; odd shapes first
     (6, 3, 10, 3, (37, 5, 1), False),
@@ -34,7 +35,8 @@ def _pair(heads: int, kv: int, dim: int, layers: int, tied: bool) -> tuple[Qwen3
     )  # fmt: skip
     hf = Qwen3ForCausalLM(theirs).eval()
     ours = Qwen3(config_from_dict(theirs.to_dict(), "test")).eval()
-    ours.load_state_dict({k.removeprefix("model."): v for k, v in hf.state_dict().items()})
+    weights = {k.removeprefix("model."): v for k, v in hf.state_dict().items()}
+    ours.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
     return hf, ours
 
 
