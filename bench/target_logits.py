@@ -12,6 +12,7 @@ from model.artifact import Bundle
 from model.cache import Rows, empty_caches
 from model.engine import Params
 from model.ops import Ops
+from model.packing import Packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling as Rule
@@ -38,10 +39,11 @@ class Gap:
 
 
 class TargetLogits:
-    """The eager target of a bundle of one rank; `available` is False for more ranks."""
+    """The eager target of a bundle of one rank; `available` is False for more ranks and for packed weights."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self.bundle, self.available = bundle, bundle["tp"] == 1
+        packed = any(bundle["weights"]["packed"]["target_model"].values())
+        self.bundle, self.available = bundle, bundle["tp"] == 1 and not packed
         self._model: Qwen3 | None = None
 
     def gap(self, known: tuple[int, ...], own: int, other: int, params: Params) -> Gap | None:
@@ -68,7 +70,7 @@ class TargetLogits:
         if self._model is None:
             config = self.bundle.config("target")
             stored = load_file(self.bundle.path / shard_file(0))
-            named = {ours: stored[name] for ours, name in bundle_names("target_model", config).items()}
+            named = {ours: stored[name] for ours, name in bundle_names("target_model", config, Packing()).items()}
             model = Qwen3(config, Parallel()).to(DTYPES[self.bundle["dtype"]])
             model.load_state_dict({k.removeprefix("target_model."): v for k, v in named.items()})
             self._model = model.eval()

@@ -30,7 +30,7 @@ from compile.toolchain_files import compiled
 from compile.trace import lower_graph
 from model.artifact import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
 from model.errors import UserError, run_cli
-from model.weights import DTYPES, Checkpoint, shard_file
+from model.weights import DTYPES, Checkpoint, cut_label, shard_file
 
 _ROOT = Path(__file__).resolve().parent.parent
 # what a graph is made by, beside its plan
@@ -98,17 +98,27 @@ def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
 
 def _shard(spec: BuildSpec, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
     sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
+    layout = _layout(spec)
 
     def write(path: Path) -> None:
         tensors = {
             f"{prefix}.{name}": tensor
             for prefix, checkpoint in checkpoints.items()
-            for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype])
+            for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype], spec.packing(checkpoint.config))
         }
-        save_file(tensors, path)
+        save_file(tensors, path, cut_label(layout, rank))
 
-    recipe = canonical_hash([sources, rank, spec.tp, spec.dtype])
+    recipe = canonical_hash([sources, rank, layout])
     return Artifact(shard_file(rank), recipe, write)
+
+
+def _layout(spec: BuildSpec) -> dict[str, Any]:
+    """How the weights are cut and laid out; every shard carries it."""
+    models = {"target_model": spec.target_config, "draft_model": spec.draft_config}
+    return {
+        "ranks": spec.tp, "dtype": spec.dtype, "fused_qkv": False, "transposed": False,
+        "packed": {prefix: spec.packing(config)._asdict() for prefix, config in models.items()},
+    }  # fmt: skip
 
 
 def _traced_by() -> dict[str, str]:
@@ -151,8 +161,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "tp": spec.tp, "draft_tp": spec.draft_tp or spec.tp, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "graphs": [graph_as_json(g) for g in plan.graphs],
-        "weights": {"layout": "nxdi", "ranks": spec.tp, "fused_qkv": False, "transposed": False}
-        if spec.checkpoint else None,
+        "weights": _layout(spec) if spec.checkpoint else None,
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
         "toolchain": "cpu", "neff": "none",
         "versions": {n: importlib.metadata.version(n) for n in (*_TRACED_WITH, "safetensors", "trnspec")}

@@ -9,8 +9,8 @@ from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
 from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.nki_backing import BACKINGS
-from model.parallel import HeadMap, Parallel
-from model.weights import RANK, hf_shapes, table
+from model.parallel import Parallel
+from model.weights import RANK, bundle_names, local_shapes
 
 _DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -40,8 +40,8 @@ def make_plan(spec: BuildSpec) -> Plan:
     """The plan of a checked spec."""
     target, draft = spec.target_config, spec.draft_config
     dtype = _DTYPE[spec.dtype]
-    target_weights = _weights("target_model", target, spec.tp, dtype)
-    draft_weights = _weights("draft_model", draft, spec.tp, dtype)
+    target_weights = _weights("target_model", target, spec, dtype)
+    draft_weights = _weights("draft_model", draft, spec, dtype)
     draft_state = _state("draft_model", draft, spec, dtype)
     target_state = _state("target_model", target, spec, dtype)
     both = draft_weights + target_weights
@@ -60,18 +60,17 @@ def make_plan(spec: BuildSpec) -> Plan:
     return Plan(spec, tuple(graphs), target_weights, draft_weights, draft_state + target_state)
 
 
-def _weights(prefix: str, config: Qwen3Config, tp: int, dtype: str) -> tuple[TensorSpec, ...]:
-    heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
-    counted = {"query": heads.heads_per_rank, "kv": heads.kv_per_rank}
-    shapes, specs = hf_shapes(config), []
-    for weight in table(config):
-        shape = list(shapes[weight.hf])
-        axis, by = weight.cut.axis, weight.cut.by
-        if axis is not None:
-            shape[axis] = shape[axis] // tp if by == "even" else counted[by] * config.head_dim
-        specs.append(TensorSpec(f"{prefix}.{weight.bundle}", tuple(shape), dtype))
-    specs.append(TensorSpec(f"{prefix}.{RANK}", (1,), "int32"))
-    return tuple(specs)
+def _weights(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:
+    shapes = local_shapes(config, spec.tp, spec.packing(config))
+    number = TensorSpec(f"{prefix}.{RANK}", (1,), "int32")
+    return (*(TensorSpec(f"{prefix}.{name}", shape, dtype) for name, shape in shapes.items()), number)
+
+
+def parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
+    """Parameter of a pair -> its name in the bundle."""
+    target, draft = spec.target_config, spec.draft_config
+    names = bundle_names("target_model", target, spec.packing(target))
+    return names | bundle_names("draft_model", draft, spec.packing(draft)) if drafting else names
 
 
 def _state(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:

@@ -15,6 +15,7 @@ from model.attention import KEY_TILE
 from model.config import Qwen3Config, load_config
 from model.errors import UserError
 from model.nki_backing import BACKINGS
+from model.packing import Packing
 from model.parallel import check_tp
 from model.weights import DTYPES
 
@@ -65,6 +66,10 @@ class BuildSpec:
             sizes.append(size)
             size *= 2
         return (*sizes, self.max_len)
+
+    def packing(self, config: Qwen3Config) -> Packing:
+        """The halves of this model's layers whose weights are packed."""
+        return BACKINGS[self.kernels].packing(config, self.tp)
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.plan import Plan
+from compile.plan import Plan, parameter_names
 from model.artifact import PREFILL, GraphSpec, TensorSpec
 from model.cache import Cache
 from model.kernels import Kernels
@@ -23,7 +23,7 @@ from model.ops import Ops
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair, StepInputs
-from model.weights import DTYPES, bundle_names
+from model.weights import DTYPES
 
 _TORCH = {"float32": torch.float32, "int32": torch.int32, "bfloat16": torch.bfloat16}
 Collective = Callable[[Tensor], Tensor]
@@ -67,8 +67,7 @@ class StepModule(nn.Module):
         self.state_names = [t.name for t in graph.state]
         drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
         self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
-        self.names = bundle_names("target_model", spec.target_config)
-        self.names |= bundle_names("draft_model", spec.draft_config) if drafting else {}
+        self.names = parameter_names(spec, drafting)
         parallel = Parallel(spec.tp, ops)
         with torch.device("meta"):
             draft = Qwen3(spec.draft_config, parallel, kernels) if drafting else None

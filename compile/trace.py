@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from compile import collectives, hlo
 from compile.custom_call import kernels_of_graph
-from compile.plan import Plan
-from compile.spec import BuildSpec
+from compile.plan import Plan, parameter_names
 from compile.torchax_seam import interop
 from model.artifact import PREFILL, GraphSpec, TensorSpec
 from model.cache import Cache
@@ -25,7 +24,7 @@ from model.ops import Ops, State
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair, StepInputs
-from model.weights import DTYPES, bundle_names
+from model.weights import DTYPES
 
 
 class TracedOps(Ops):
@@ -91,7 +90,7 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
         kernels = kernels_of_graph(spec.kernels)
         draft = Qwen3(spec.draft_config, parallel, kernels) if drafting else None
         pair = Pair(Qwen3(spec.target_config, parallel, kernels), draft, ops).to(DTYPES[spec.dtype])
-    theirs = _parameter_names(spec, drafting)
+    theirs = parameter_names(spec, drafting)
     stage = Pair.prefill if graph.tag == PREFILL else Pair.step
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument
@@ -110,11 +109,6 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
     module: Any = lowered.compiler_ir("hlo")
     return hlo.canonical(module.as_serialized_hlo_module_proto())
-
-
-def _parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
-    names = bundle_names("target_model", spec.target_config)
-    return names | bundle_names("draft_model", spec.draft_config) if drafting else names
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from model import attention, rejection, sampling
 from model.cache import Cache, Layout, Rows
+from model.config import Qwen3Config
 from model.ops import Ops
+from model.packing import Packing
 from model.rejection import Drafted
 from model.sampling import Sampling
 
@@ -21,6 +23,15 @@ class Kernels:
     """The reference backing: torch alone."""
 
     layout = Layout()
+
+    @staticmethod
+    def packing(config: Qwen3Config, tp: int) -> Packing:
+        """The weights that this backing wants packed."""
+        return Packing()
+
+    def halves(self, config: Qwen3Config, parallel: Any) -> tuple[Any, Any] | None:
+        """The two halves of a layer on one rank, if this backing's differ from the plain ones."""
+        return None
 
     def length(self, cache: Cache) -> int:
         """Positions that a cache can hold."""

@@ -2,7 +2,7 @@
 
 Who serves a launch is the backing's one field: nkisim at once (`model/simulated.py`), a custom call of a graph
 (`compile/custom_call.py`), or the device. What a kernel cannot take is left to the reference, piece by piece.
-The fused layers' weights are packed where they are used; a bundle for a device must hold them packed.
+The fused layers' weights are packed in the bundle (`model/packing.py`).
 """
 
 from __future__ import annotations
@@ -14,27 +14,36 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Layout, Rows
+from model.config import Qwen3Config
 from model.filter_floor import NO_FLOOR, filter_floor
 from model.kernels import Kernels
 from model.launches import Argument, Launch, Result, numbered
 from model.ops import Ops
+from model.packed_layers import PackedAttention, PackedMLP
+from model.packing import fused_packing
+from model.parallel import Parallel
+from model.qwen3 import MLP, Attention
 from model.rejection import ACCEPT_DOMAIN, NOTHING, RESIDUAL_DOMAIN, Drafted
 from model.sampling import GUMBEL_DOMAIN, Sampling
-from nki_kernels.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 
 # rows of noise, draws and layers, and of sums, that a launch takes; new rows of a sequence for attention
 _ROWS, _SUM_ROWS, _CANDIDATES = 128, 32, 32
 _PARTITIONS = 128
-_HIDDEN_UNIT, _FUSED_DIM = 128, 128
 
 
 class NkiKernels(Kernels):
     """The NKI kernels, launched by `launch`."""
 
     layout = Layout(transposed_keys=True, margin=_CANDIDATES)
+    packing = staticmethod(fused_packing)
 
     def __init__(self, launch: Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> None:
         self.launch = launch
+
+    def halves(self, config: Qwen3Config, parallel: Parallel) -> tuple[Attention, MLP]:
+        packed = self.packing(config, parallel.tp)
+        attention = (PackedAttention if packed.attention else Attention)(config, parallel, self)
+        return attention, (PackedMLP if packed.mlp else MLP)(config, parallel)
 
     def _run(
         self, kernel: str, arguments: tuple[Argument, ...], *results: Result, changed: tuple[int, ...] = ()
@@ -164,26 +173,20 @@ class NkiKernels(Kernels):
         return torch.stack((scale, -best * scale - torch.log(mass), floor), 1)
 
     def mlp_half(self, ops: Ops, norm: Any, half: Any, x_BNE: Tensor) -> Tensor:
-        if not _few_rows(x_BNE):
+        if not isinstance(half, PackedMLP) or not _few_rows(x_BNE):
             return super().mlp_half(ops, norm, half, x_BNE)
-        gate, up, down = (getattr(half, name).weight for name in ("gate_proj", "up_proj", "down_proj"))
-        x_RE = x_BNE.flatten(0, 1)
-        packed = (pack_gate_up(gate, up), pack(down))
+        x_RE, packed = x_BNE.flatten(0, 1), (half.gate_up_packed, half.down_packed)
         result = Result(tuple(x_RE.shape), str(x_RE.dtype).removeprefix("torch."))
         (part,) = self._run("decode_mlp", (x_RE, norm.weight, *packed, norm.eps), result)
         return ops.all_reduce(part.reshape(x_BNE.shape))
 
     def attention_half(self, ops: Ops, norm: Any, half: Any, x_BNE: Tensor, *rows: Any) -> tuple[Tensor, Cache]:
         angles, cache, at = rows
-        count, dim = x_BNE.shape[1], half.head_dim
-        heads = half.q_proj.weight.shape[0] // dim // cache.v.shape[1]
-        fits = _few_rows(x_BNE) and dim == _FUSED_DIM and at.slots_B is None
-        if not fits or count > _CANDIDATES or heads * count > _PARTITIONS:
+        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit_attention(half, x_BNE, at):
             return super().attention_half(ops, norm, half, x_BNE, *rows)
-        q, k, v, out = (getattr(half, name).weight for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
         x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights = (pack_qkv(q, k, v, dim), pack_out(out, dim))
+        weights = (half.qkv_packed, half.out_packed)
         given = (x_RE, norms, weights, (angles.cos(), angles.sin()), tuple(cache), at.positions_BN, norm.eps)
         result = Result(tuple(x_RE.shape), str(x_RE.dtype).removeprefix("torch."))
         part, keys, values = self._run("decode_attention", given, result, changed=(8, 9))
@@ -192,7 +195,13 @@ class NkiKernels(Kernels):
 
 def _few_rows(x_BNE: Tensor) -> bool:
     """Whether the fused layer kernels take these rows."""
-    return x_BNE.shape[0] * x_BNE.shape[1] <= _ROWS and x_BNE.shape[2] % _HIDDEN_UNIT == 0
+    return x_BNE.shape[0] * x_BNE.shape[1] <= _ROWS
+
+
+def _fit_attention(half: PackedAttention, x_BNE: Tensor, at: Rows) -> bool:
+    """Whether the rows of a sequence fit beside each other, and stand in a cache of their own."""
+    count, heads_per_kv = x_BNE.shape[1], half.out_packed.shape[1] // half.kv_features
+    return at.slots_B is None and count <= _CANDIDATES and heads_per_kv * count <= _PARTITIONS
 
 
 BACKINGS: dict[str, type[Kernels]] = {"reference": Kernels, "nki": NkiKernels}

@@ -52,24 +52,36 @@ class Attention(nn.Module):
 
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
+        self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
+        self.make_weights(config, parallel)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def make_weights(self, config: Qwen3Config, parallel: Parallel) -> None:
+        """The parameters of the projections on one rank."""
         heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
-        self.ops, self.kernels, self.head_dim = parallel.ops, kernels, d
         self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
         self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.v_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.o_proj = RowLinear(heads.heads_per_rank * d, e, parallel.ops)
-        self.q_norm = RMSNorm(d, config.rms_norm_eps)
-        self.k_norm = RMSNorm(d, config.rms_norm_eps)
+
+    def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of normed rows, (B, N, heads * D) each."""
+        return self.q_proj(x_BNE), self.k_proj(x_BNE), self.v_proj(x_BNE)
+
+    def out(self, o_BNF: Tensor) -> Tensor:
+        """(B, N, E) of the heads' results, summed over the ranks."""
+        summed: Tensor = self.o_proj(o_BNF)
+        return summed
 
     def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
         def split(y: Tensor) -> Tensor:
             return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        q_BHND = rotate(self.q_norm(split(self.q_proj(x_BNE))), angles)
-        k_BGND = rotate(self.k_norm(split(self.k_proj(x_BNE))), angles)
-        v_BGND = split(self.v_proj(x_BNE))
+        q, k, v = (split(y) for y in self.qkv(x_BNE))
+        q_BHND, k_BGND, v_BGND = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
         o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, (k_BGND, v_BGND), cache, rows)
-        return self.o_proj(o_BHND.transpose(1, 2).flatten(2)), cache
+        return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
 class MLP(nn.Module):
@@ -77,12 +89,17 @@ class MLP(nn.Module):
 
     def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
         super().__init__()
+        self.make_weights(config, parallel)
+
+    def make_weights(self, config: Qwen3Config, parallel: Parallel) -> None:
+        """The parameters of the projections on one rank."""
         e, i = config.hidden_size, config.intermediate_size // parallel.tp
         self.gate_proj, self.up_proj = ColumnLinear(e, i), ColumnLinear(e, i)
         self.down_proj = RowLinear(i, e, parallel.ops)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
 
 
 class Layer(nn.Module):
@@ -92,9 +109,11 @@ class Layer(nn.Module):
         super().__init__()
         self.kind = config
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, parallel, kernels)
+        halves = kernels.halves(config, parallel)
+        attention, mlp = halves or (Attention(config, parallel, kernels), MLP(config, parallel))
+        self.self_attn: Attention = attention
+        self.mlp: MLP = mlp
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config, parallel)
 
     def forward(self, x: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
         kernels, ops = self.self_attn.kernels, self.self_attn.ops

@@ -6,7 +6,7 @@ The bundle's names and cuts are NxDI's, so that its loader finds what it expects
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from model.config import Qwen3Config
 from model.errors import UserError
+from model.packing import Packing
 from model.parallel import HeadMap
+from nki_kernels.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # the one weight that no checkpoint has: int32 (1,), the rank's number; ours and the bundle's name
@@ -47,31 +49,58 @@ _LAYER = (
     ("mlp.up_proj", "mlp.up_proj", _ROWS),
     ("mlp.down_proj", "mlp.down_proj", _COLUMNS),
 )
+# by the half of a layer that is packed: ours and the bundle's name | its parts in a layer | how, given the head dim
+_PACKED: dict[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...]] = {
+    "attention": (
+        ("self_attn.qkv_packed", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), pack_qkv),
+        ("self_attn.out_packed", ("self_attn.o_proj",), pack_out),
+    ),
+    "mlp": (
+        ("mlp.gate_up_packed", ("mlp.gate_proj", "mlp.up_proj"), lambda gate, up, _: pack_gate_up(gate, up)),
+        ("mlp.down_packed", ("mlp.down_proj",), lambda down, _: pack(down)),
+    ),
+}
+
+
+def _first(tensor: Tensor, _: int) -> Tensor:
+    return tensor
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One row of the table for one model."""
+    """One weight of a bundle: its parts, Hugging Face's name and cut of each, made one by `join` with the head dim."""
 
     ours: str
-    hf: str
     bundle: str
-    cut: Cut
+    parts: tuple[tuple[str, Cut], ...]
+    join: Callable[..., Tensor] = _first
 
 
-def table(config: Qwen3Config) -> list[Weight]:
+def table(config: Qwen3Config, packing: Packing) -> list[Weight]:
     """Every weight of a model; a tied head is a second cut of the embedding."""
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     rows = [
-        Weight("embed_tokens.weight", "model.embed_tokens.weight", "embed_tokens.weight", _COLUMNS),
-        Weight("norm.weight", "model.norm.weight", "norm.weight", _COPY),
-        Weight("lm_head.weight", head, "lm_head.weight", _ROWS),
+        Weight("embed_tokens.weight", "embed_tokens.weight", (("model.embed_tokens.weight", _COLUMNS),)),
+        Weight("norm.weight", "norm.weight", (("model.norm.weight", _COPY),)),
+        Weight("lm_head.weight", "lm_head.weight", ((head, _ROWS),)),
     ]
     for i in range(config.num_hidden_layers):
-        for name, bundle, cut in _LAYER:
-            ours = f"layers.{i}.{name}.weight"
-            rows.append(Weight(ours, f"model.{ours}", f"layers.{i}.{bundle}.weight", cut))
+        rows += _layer(f"layers.{i}", packing)
     return rows
+
+
+def _layer(layer: str, packing: Packing) -> list[Weight]:
+    packed = [row for half, rows in _PACKED.items() if getattr(packing, half) for row in rows]
+    inside = {part for _, parts, _ in packed for part in parts}
+    cuts = {name: cut for name, _, cut in _LAYER}
+    return [
+        Weight(f"{layer}.{name}.weight", f"{layer}.{bundle}.weight", ((f"model.{layer}.{name}.weight", cut),))
+        for name, bundle, cut in _LAYER
+        if name not in inside
+    ] + [
+        Weight(f"{layer}.{name}", f"{layer}.{name}", tuple((f"model.{layer}.{p}.weight", cuts[p]) for p in parts), join)
+        for name, parts, join in packed
+    ]
 
 
 def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
@@ -124,23 +153,23 @@ class Checkpoint:
     def _slice(self, name: str) -> Any:
         return self._where[name].get_slice(name)
 
-    def shard(self, rank: int, tp: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def shard(self, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> Iterator[tuple[str, Tensor]]:
         """(bundle name, tensor) of every weight of one rank; UserError names a tensor with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
-        for weight in table(self.config):
-            try:
-                tensor = _cut(self._slice(weight.hf), weight.cut, rank, heads, self.config.head_dim)
-            except SafetensorError as error:
-                raise UserError(
-                    f"{weight.hf} in {self.path} cannot be read ({error}); fetch the checkpoint again"
-                ) from error
-            if not torch.isfinite(tensor).all():
-                raise UserError(
-                    f"{weight.hf} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"
-                )
+        for weight in table(self.config, packing):
+            parts = [self._part(name, cut, rank, heads) for name, cut in weight.parts]
             # a copy: safetensors refuses the two cuts of a tied tensor to share memory
-            yield weight.bundle, tensor.to(dtype, copy=True).contiguous()
+            yield weight.bundle, weight.join(*parts, self.config.head_dim).to(dtype, copy=True).contiguous()
         yield RANK, torch.tensor([rank], dtype=torch.int32)
+
+    def _part(self, name: str, cut: Cut, rank: int, heads: HeadMap) -> Tensor:
+        try:
+            tensor = _cut(self._slice(name), cut, rank, heads, self.config.head_dim)
+        except SafetensorError as error:
+            raise UserError(f"{name} in {self.path} cannot be read ({error}); fetch the checkpoint again") from error
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{name} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again")
+        return tensor
 
 
 def _files_of(path: Path) -> list[str]:
@@ -179,12 +208,45 @@ def _cut(slice_: Any, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> Ten
     return torch.cat([p for p in parts if p is not None], cut.axis)
 
 
-def bundle_names(prefix: str, config: Qwen3Config) -> dict[str, str]:
+def local_shapes(config: Qwen3Config, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:
+    """The bundle's name -> the shape of every weight of a rank but its number."""
+    heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
+    counted = {"query": heads.heads_per_rank * config.head_dim, "kv": heads.kv_per_rank * config.head_dim}
+    whole = hf_shapes(config)
+
+    def part(name: str, cut: Cut) -> Tensor:
+        shape = list(whole[name])
+        if cut.axis is not None:
+            shape[cut.axis] = counted.get(cut.by, shape[cut.axis] // tp)
+        return torch.empty(shape, device="meta")
+
+    return {
+        w.bundle: tuple(w.join(*(part(name, cut) for name, cut in w.parts), config.head_dim).shape)
+        for w in table(config, packing)
+    }
+
+
+def bundle_names(prefix: str, config: Qwen3Config, packing: Packing) -> dict[str, str]:
     """Our parameter name -> the bundle's name, both under the prefix of the model in the pair."""
-    names = {w.ours: w.bundle for w in table(config)} | {RANK: RANK}
+    names = {w.ours: w.bundle for w in table(config, packing)} | {RANK: RANK}
     return {f"{prefix}.{ours}": f"{prefix}.{bundle}" for ours, bundle in names.items()}
 
 
 def shard_file(rank: int) -> str:
     """The bundle's file of one rank's weights, as NxDI names it."""
     return f"weights/tp{rank}_sharded_checkpoint.safetensors"
+
+
+def cut_label(layout: dict[str, Any], rank: int) -> dict[str, str]:
+    """What a shard's file says about itself: the layout and the rank that it was cut for."""
+    return {key: json.dumps(value, sort_keys=True) for key, value in (layout | {"rank": rank}).items()}
+
+
+def check_cut(file: str, found: dict[str, str] | None, expected: dict[str, str]) -> None:
+    """Refuse a shard that was cut for another rank, degree or layout than the graphs'."""
+    for key, value in expected.items():
+        if (found or {}).get(key) != value:
+            raise UserError(
+                f"{file} was cut for {key} {(found or {}).get(key)}, the graphs of its bundle need {value}; "
+                "build the bundle again"
+            )

@@ -16,6 +16,7 @@ from compile.build import build, guarded
 from compile.spec import BuildSpec
 from model.engine import Engine, Params, Request, Shape
 from model.errors import UserError
+from model.packing import Packing
 from model.text import read_prompt
 from model.weights import Checkpoint
 from tests.compile.tiny import spec, write_model, write_pair
@@ -81,7 +82,7 @@ def test_checkpoints(base: Path, fault: str) -> None:
         file.unlink()
 
     def read() -> None:
-        list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32))
+        list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32, Packing()))
 
     word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model.safetensors")
     _refused(read, word)

@@ -20,10 +20,12 @@ from model.launches import Launch, Result
 from model.nki_backing import NkiKernels
 from model.on_device import launch_on_device
 from model.ops import EAGER
+from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.rejection import Drafted, rejection_sample
 from model.sampling import Sampling
+from model.weights import table
 from nki_kernels import reference_sampling as law
 from tests.nki_kernels.sampling_inputs import key
 
@@ -40,9 +42,18 @@ def models(dtype: torch.dtype) -> tuple[Qwen3, Qwen3]:
     torch.manual_seed(1)
     made = [Qwen3(CONFIG, kernels=kernels).to(dtype) for kernels in (REFERENCE, SIMULATED)]
     for name, p in made[0].named_parameters():
-        torch.nn.init.normal_(p, 1.0 if name.endswith("norm.weight") else 0.0, 0.06)
-    made[1].load_state_dict(made[0].state_dict())
+        if p.is_floating_point():
+            torch.nn.init.normal_(p, 1.0 if name.endswith("norm.weight") else 0.0, 0.06)
+    made[1].load_state_dict(packed(made[0].state_dict()))
     return made[0], made[1]
+
+
+def packed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights in the layout of the fused kernels."""
+    names = ((w, [name.removeprefix("model.") for name, _ in w.parts]) for w in table(CONFIG, fused_packing(CONFIG, 1)))
+    made = {w.ours: w.join(*(state[n] for n in parts), CONFIG.head_dim) for w, parts in names if w.ours not in state}
+    inside = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    return {n: t for n, t in state.items() if n.split(".")[-2] not in inside} | made
 
 
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -102,15 +102,6 @@ def test_the_device_entry_is_the_kernel() -> None:
     assert launched[0].__name__ == decode_mlp_kernel.__name__
 
 
-def test_packing_keeps_torch_tensors() -> None:
-    gate, up = torch.arange(24.0).reshape(6, 4), -torch.arange(24.0).reshape(6, 4)
-    packed = pack_gate_up(gate, up)
-    assert np.array_equal(packed.numpy(), pack_gate_up(gate.numpy(), up.numpy()))
-    assert packed.shape == (2, 4, 6)
-    assert torch.equal(packed[1, :, :3], gate[3:].T)
-    assert torch.equal(packed[1, :, 3:], up[3:].T)
-
-
 BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "1 to 128 rows": lambda a: a.update(x=np.zeros((129, 256), np.float32)),
     "multiple of 128": lambda a: a.update(x=np.zeros((2, 200), np.float32)),
