@@ -113,7 +113,9 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
 
 
 def _parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
-    names = bundle_names("target_model", spec.target_config)
+    names = {
+        ours: spec.stored_name(name) for ours, name in bundle_names("target_model", spec.target_config).items()
+    }
     return names | bundle_names("draft_model", spec.draft_config) if drafting else names
 
 
