@@ -34,7 +34,8 @@ from model.weights import DTYPES, Checkpoint, shard_file
 
 _ROOT = Path(__file__).resolve().parent.parent
 # what a graph is made by, beside its plan
-_TRACED_BY = ("model", "compile/trace.py", "compile/collectives.py", "compile/hlo.py", "compile/torchax_seam.py")
+_TRACED_BY = ("model", "compile/trace.py", "compile/collectives.py", "compile/custom_call.py", "compile/hlo.py",
+              "compile/torchax_seam.py")  # fmt: skip
 _TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 

@@ -113,9 +113,7 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
 
 
 def _parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
-    names = {
-        ours: spec.stored_name(name) for ours, name in bundle_names("target_model", spec.target_config).items()
-    }
+    names = {ours: spec.stored_name(name) for ours, name in bundle_names("target_model", spec.target_config).items()}
     return names | bundle_names("draft_model", spec.draft_config) if drafting else names
 
 
