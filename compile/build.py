@@ -34,7 +34,8 @@ from model.weights import DTYPES, Checkpoint, cut_label, shard_file
 
 _ROOT = Path(__file__).resolve().parent.parent
 # what a graph is made by, beside its plan
-_TRACED_BY = ("model", "compile/trace.py", "compile/collectives.py", "compile/hlo.py", "compile/torchax_seam.py")
+_TRACED_BY = ("model", "compile/trace.py", "compile/collectives.py", "compile/custom_call.py", "compile/hlo.py",
+              "compile/torchax_seam.py")  # fmt: skip
 _TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
@@ -64,10 +65,7 @@ def _artifacts(plan: Plan) -> list[Artifact]:
     config = neuron_config.render(spec)
     artifacts = [_text("neuron_config.json", config), *map(functools.partial(_graph, plan, _traced_by()), plan.graphs)]
     if spec.checkpoint:
-        checkpoints = {
-            "target_model": Checkpoint(Path(spec.checkpoint), spec.target_config),
-            "draft_model": Checkpoint(Path(spec.draft_checkpoint), spec.draft_config),
-        }
+        checkpoints = {f"{m.role}_model": Checkpoint(Path(m.checkpoint), m.config) for m in spec.models}
         artifacts += [_shard(spec, checkpoints, rank) for rank in range(spec.tp)]
         artifacts += [
             _copy(f"tokenizer/{name}", Path(spec.checkpoint) / name)
@@ -91,7 +89,7 @@ def _ignore(result: object) -> None:
 
 def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
     spec = plan.spec
-    configs = [dataclasses.asdict(c) for c in (spec.target_config, spec.draft_config)]
+    configs = [dataclasses.asdict(m.config) for m in spec.models]
     recipe = canonical_hash([graph_as_json(graph), configs, spec.dtype, spec.inline, traced_by])
     return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
@@ -102,7 +100,7 @@ def _shard(spec: BuildSpec, checkpoints: dict[str, Checkpoint], rank: int) -> Ar
 
     def write(path: Path) -> None:
         tensors = {
-            f"{prefix}.{name}": tensor
+            spec.stored_name(f"{prefix}.{name}"): tensor
             for prefix, checkpoint in checkpoints.items()
             for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype], spec.packing(checkpoint.config))
         }
@@ -114,10 +112,9 @@ def _shard(spec: BuildSpec, checkpoints: dict[str, Checkpoint], rank: int) -> Ar
 
 def _layout(spec: BuildSpec) -> dict[str, Any]:
     """How the weights are cut and laid out; every shard carries it."""
-    models = {"target_model": spec.target_config, "draft_model": spec.draft_config}
     return {
         "ranks": spec.tp, "dtype": spec.dtype, "fused_qkv": False, "transposed": False,
-        "packed": {prefix: spec.packing(config)._asdict() for prefix, config in models.items()},
+        "packed": {f"{m.role}_model": spec.packing(m.config)._asdict() for m in spec.models},
     }  # fmt: skip
 
 
@@ -145,20 +142,17 @@ def _check_disk(plan: Plan) -> None:
 
 def _manifest(plan: Plan) -> dict[str, Any]:
     spec = plan.spec
-    models = {
-        role: {"name": name, "config": json.loads(json.dumps(dataclasses.asdict(config)))}
-        for role, name, config in (
-            ("target", _model_name(spec.target), spec.target_config),
-            ("draft", _model_name(spec.draft), spec.draft_config),
-        )
+    models: dict[str, dict[str, Any]] = {"draft": {"name": "none"}} | {
+        m.role: {"name": _model_name(m.name), "config": json.loads(json.dumps(dataclasses.asdict(m.config)))}
+        for m in spec.models
     }
-    what = spec.what_is_built() | {"target": models["target"]["name"], "draft": models["draft"]["name"]}
+    what = spec.what_is_built() | {role: model["name"] for role, model in models.items()}
     return {
         "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True,
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
-        "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1,
-        "tp": spec.tp, "draft_tp": spec.draft_tp or spec.tp, "batch": spec.batch,
+        "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1 if spec.k else 0,
+        "tp": spec.tp, "draft_tp": (spec.draft_tp or spec.tp) if spec.k else 0, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "weights": _layout(spec) if spec.checkpoint else None,

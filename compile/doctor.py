@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from compile.contract import violations
 from model.artifact import Bundle, damage, read_bundle
 from model.errors import UserError, run_cli
 from model.weights import shard_file
@@ -16,10 +17,13 @@ from model.weights import shard_file
 def findings(bundle: Bundle) -> list[str]:
     """One sentence for each thing that keeps the bundle from being served, worst first."""
     found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
-    listed = bundle["files"]
+    listed, whole = bundle["files"], not found
     for graph in bundle.graphs:
         if graph.file not in listed:
             found.append(f"{graph.file} is in no list of files; build the bundle again")
+        elif whole:
+            proto = (bundle.path / graph.file).read_bytes()
+            found += [f"{graph.file}: {s}; build the bundle again" for s in violations(graph, proto, bundle["tp"])]
     if bundle["weights"] is None:
         found.append("the bundle has no weights; build it with --checkpoint and --draft-checkpoint")
     else:

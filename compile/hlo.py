@@ -1,10 +1,11 @@
-"""HLO protos: ids and names renumbered, the tracer's source places dropped, what a graph declares.
+"""HLO protos: ids and names renumbered, the tracer's source places dropped, replica groups where all readers look.
 
 jaxlib writes 64-bit instruction ids; readers built on an older XLA expect 32 bits, with the ids of
 computations and instructions in one number space. Its names count what the process has lowered
 before, and its stack frames hold the builder's own paths: names are numbered anew and frames
-dropped, so that one plan gives the same bytes in every build. Only the fields that hold these are
-described here; protobuf carries all others through unread.
+dropped, so that one plan gives the same bytes in every build. It writes replica groups in a field that
+an older XLA does not know; one that finds no groups takes all ranks as one. So they stand in the old
+field too. Only the fields that we read or write are described here; protobuf carries all others through unread.
 """
 
 from __future__ import annotations
@@ -17,24 +18,36 @@ _Field = descriptor_pb2.FieldDescriptorProto
 # source: the field numbers of xla/service/hlo.proto (openxla/xla)
 _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
     "Frames": [],
+    "Shape": [("element_type", 2, "int64"), ("dimensions", 3, "int64s"), ("tuple_shapes", 4, "Shape")],
+    "Literal": [("s32s", 4, "int64s"), ("s64s", 5, "int64s")],
+    "ReplicaGroup": [("replica_ids", 1, "int64s")],
+    "Devices": [("replica_groups", 1, "ReplicaGroup")],
     "Alias": [
         ("output_shape_index", 1, "int64s"),
         ("parameter_number", 2, "int64"),
     ],
     "Aliases": [("entries", 1, "Alias")],
     "Metadata": [
+        ("op_name", 2, "string"),
         ("source_file", 3, "string"),
         ("source_line", 4, "int64"),
         ("stack_frame_id", 15, "int64"),
     ],
     "Instruction": [
         ("name", 1, "string"),
-        ("metadata", 7, "Metadata"),
         ("opcode", 2, "string"),
+        ("shape", 3, "Shape"),
+        ("metadata", 7, "Metadata"),
+        ("literal", 8, "Literal"),
+        ("parameter_number", 9, "int64"),
+        ("tuple_index", 13, "int64"),
         ("id", 35, "int64"),
         ("operand_ids", 36, "int64s"),
         ("control_predecessor_ids", 37, "int64s"),
         ("called_computation_ids", 38, "int64s"),
+        ("replica_groups", 49, "ReplicaGroup"),
+        ("comparison_direction", 63, "string"),
+        ("collective_device_list", 87, "Devices"),
     ],
     "Computation": [
         ("name", 1, "string"),
@@ -54,7 +67,8 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
 }
 
 _SOURCE_PLACE = ("source_file", "source_line", "stack_frame_id")
-_SINGLE = ("Aliases", "Metadata", "Frames")
+# messages that a field holds once; ShapeProto is both, by the field's name
+_SINGLE = ("Aliases", "Metadata", "Frames", "Literal", "Devices")
 
 
 def _message_classes() -> dict[str, Any]:
@@ -69,7 +83,8 @@ def _message_classes() -> dict[str, Any]:
                 field.type = _Field.TYPE_STRING
             else:
                 field.type, field.type_name = _Field.TYPE_MESSAGE, f".hlo_ids.{kind}"
-            if kind == "int64s" or (field.type == _Field.TYPE_MESSAGE and kind not in _SINGLE):
+            once = kind in _SINGLE or name == "shape"
+            if kind == "int64s" or (field.type == _Field.TYPE_MESSAGE and not once):
                 field.label = _Field.LABEL_REPEATED
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -79,9 +94,14 @@ def _message_classes() -> dict[str, Any]:
 _CLASSES = _message_classes()
 
 
+def parse(proto: bytes) -> Any:
+    """The module of a serialized HloModuleProto, as far as its fields are described here."""
+    return _CLASSES["Module"].FromString(proto)
+
+
 def canonical(proto: bytes) -> bytes:
     """The same module with ids 1, 2, 3, ..., names that end in them, and no trace of the tracer's source."""
-    module = _CLASSES["Module"].FromString(proto)
+    module = parse(proto)
     _renumber(module)
     for computation in module.computations:
         computation.name = _numbered(computation)
@@ -89,6 +109,8 @@ def canonical(proto: bytes) -> bytes:
             module.entry_computation_name = computation.name
         for instruction in computation.instructions:
             instruction.name = _numbered(instruction)
+            if not instruction.replica_groups:
+                instruction.replica_groups.extend(instruction.collective_device_list.replica_groups)
             if instruction.HasField("metadata"):
                 for field in _SOURCE_PLACE:
                     instruction.metadata.ClearField(field)
@@ -118,32 +140,3 @@ def _renumber(module: Any) -> None:
 
 def _numbered(named: Any) -> str:
     return f"{named.name.split('.')[0]}.{named.id}"
-
-
-def aliases(proto: bytes) -> dict[int, int]:
-    """Output index -> parameter number of each aliased pair."""
-    module = _CLASSES["Module"].FromString(proto)
-    return {
-        (entry.output_shape_index[0] if entry.output_shape_index else 0): entry.parameter_number
-        for entry in module.input_output_alias.entries
-    }
-
-
-def opcode_counts(proto: bytes) -> dict[str, int]:
-    """How often each opcode runs in one execution, calls followed."""
-    module = _CLASSES["Module"].FromString(proto)
-    bodies = {c.id: c.instructions for c in module.computations}
-    known: dict[int, dict[str, int]] = {}
-
-    def count(computation: int) -> dict[str, int]:
-        if computation not in known:
-            total: dict[str, int] = {}
-            for instruction in bodies[computation]:
-                total[instruction.opcode] = total.get(instruction.opcode, 0) + 1
-                if instruction.opcode == "call":
-                    for opcode, times in count(instruction.called_computation_ids[0]).items():
-                        total[opcode] = total.get(opcode, 0) + times
-            known[computation] = total
-        return known[computation]
-
-    return count(module.entry_computation_id)

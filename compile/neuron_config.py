@@ -19,8 +19,14 @@ _LONG_CONTEXT = 32 * 1024
 
 def render(spec: BuildSpec) -> str:
     """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
-    value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=True))
-    value["fused_spec_config"] = {
+    value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=spec.k > 0))
+    if spec.k:
+        value["fused_spec_config"] = _fused(spec)
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
+
+
+def _fused(spec: BuildSpec) -> dict[str, Any]:
+    return {
         "draft_config": _model(spec.draft_config, _name(spec.draft), _neuron(spec, speculation=False)),
         "draft_model_cls": None,
         "draft_model_path": _name(spec.draft),
@@ -29,7 +35,6 @@ def render(spec: BuildSpec) -> str:
             "__name__": "NeuronQwen3Model",
         },
     }
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def _name(name_or_path: str) -> str:
@@ -78,7 +83,8 @@ def _neuron(spec: BuildSpec, speculation: bool) -> dict[str, Any]:
             "buckets": [spec.max_len],
             "enable_fused_speculation": speculation,
             "enable_long_context_mode": spec.max_len >= _LONG_CONTEXT,
-            "kv_cache_tiling": spec.max_len > 128 and spec.max_len % 128 == 0,
+            # NxDI tiles for fused speculation alone, and the draft's config is a copy of the pair's
+            "kv_cache_tiling": spec.k > 0 and spec.max_len > 128 and spec.max_len % 128 == 0,
             # NxDI counts the verified rows, the target's own token included
             "speculation_length": spec.k + 1 if speculation else 0,
             "torch_dtype": _TORCH_DTYPE[spec.dtype],

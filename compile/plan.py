@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compile.spec import BuildSpec
 from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
@@ -41,9 +41,10 @@ def make_plan(spec: BuildSpec) -> Plan:
     target, draft = spec.target_config, spec.draft_config
     dtype = _DTYPE[spec.dtype]
     target_weights = _weights("target_model", target, spec, dtype)
-    draft_weights = _weights("draft_model", draft, spec, dtype)
-    draft_state = _state("draft_model", draft, spec, dtype)
+    draft_weights = _weights("draft_model", draft, spec, dtype) if spec.k else ()
+    draft_state = _state("draft_model", draft, spec, dtype) if spec.k else ()
     target_state = _state("target_model", target, spec, dtype)
+    target_weights = tuple(replace(t, name=spec.stored_name(t.name)) for t in target_weights)
     both = draft_weights + target_weights
     graphs = []
     for bucket in spec.buckets:
@@ -51,12 +52,14 @@ def make_plan(spec: BuildSpec) -> Plan:
         state = draft_state + target_state
         graphs += [
             GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, _outputs(1, spec.k, spec.max_len),
-                      _collectives(spec, prompt_passes=True)),
+                      _collectives(spec, prompt_passes=spec.k > 0)),
             GraphSpec(FUSED, bucket, spec.k, both, step, state, _outputs(spec.batch, spec.k, bucket),
                       _collectives(spec, draft_passes=spec.k + 1)),
             GraphSpec(DECODE, bucket, 0, target_weights, step, target_state, _outputs(spec.batch, 0, bucket),
                       _collectives(spec)),
         ]  # fmt: skip
+    if not spec.k:
+        graphs = [g for g in graphs if g.tag != FUSED]
     return Plan(spec, tuple(graphs), target_weights, draft_weights, draft_state + target_state)
 
 
@@ -70,6 +73,7 @@ def parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
     """Parameter of a pair -> its name in the bundle."""
     target, draft = spec.target_config, spec.draft_config
     names = bundle_names("target_model", target, spec.packing(target))
+    names = {ours: spec.stored_name(name) for ours, name in names.items()}
     return names | bundle_names("draft_model", draft, spec.packing(draft)) if drafting else names
 
 

@@ -21,10 +21,12 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
 def plan_as_text(plan: Plan) -> str:
     """A few lines: the pair, what a step is, the graphs, bytes on a rank."""
     spec = plan.spec
-    target, draft = spec.target_config, spec.draft_config
     lines = [
-        f"target {spec.target}: {target.parameter_count / 1e9:.3g} B parameters, {target.num_hidden_layers} layers",
-        f"draft  {spec.draft}: {draft.parameter_count / 1e9:.3g} B parameters, {draft.num_hidden_layers} layers",
+        *(
+            f"{m.role:<6} {m.name}: {m.config.parameter_count / 1e9:.3g} B parameters, "
+            f"{m.config.num_hidden_layers} layers"
+            for m in spec.models
+        ),
         f"step   k = {spec.k} drafts, {spec.k + 1} verified rows, 1 to {spec.k + 1} tokens; "
         f"batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",

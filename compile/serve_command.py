@@ -1,7 +1,8 @@
 """`python -m compile.serve_command --bundle DIR`: the command and environment with which vLLM loads this bundle.
 
-Flags and variables are those of the NxDI loader of vLLM's V0 engine. It compares nothing that it loads
-with its flags, and recompiles for hours when it finds no artifact: what would go wrong is refused here.
+Flags and variables are those of the NxDI loaders of vLLM's V0 engine and, for a target alone, of its V1 engine.
+They compare nothing that they load with their flags, and recompile for hours when they find no artifact: what
+would go wrong is refused here.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from model.errors import UserError, run_cli
 from model.weights import shard_file
 
 MODEL, CONFIG = "model.pt", "neuron_config.json"
-# why an engine cannot load a pair's bundle; None where it can
+# why an engine cannot load a pair's bundle; nothing where it can
 ENGINES = {
-    "v0": None,
+    "v0": "",
     "v1": "its loader takes an EAGLE draft alone: the method draft_model is refused and eagle builds another graph",
     "native": "it compiles its own graphs, reads no NxDI artifact and takes EAGLE3 drafts alone",
 }
@@ -62,10 +63,16 @@ def engine_arguments(served: Served) -> dict[str, Any]:
     return asked
 
 
-def engine_environment(artifacts: str, lnc: int) -> dict[str, str]:
+def arguments_of_v1(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same for the V1 engine, whose plugin takes what is its own in one object."""
+    named = {name: value for name, value in asked.items() if name != "override_neuron_config"}
+    return named | {"additional_config": {"override_neuron_config": asked["override_neuron_config"]}}
+
+
+def engine_environment(artifacts: str, lnc: int, v1: bool = False) -> dict[str, str]:
     """The engine and its artifacts, named rather than left to the image; nothing is fetched from a hub."""
     return {
-        "VLLM_USE_V1": "0",
+        "VLLM_USE_V1": str(int(v1)),
         "VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference",
         "NEURON_COMPILED_ARTIFACTS": artifacts,
         "NEURON_LOGICAL_NC_CONFIG": str(lnc),
@@ -95,8 +102,9 @@ def neuron_fields(tp: int, batch: int, max_len: int, k: int, lnc: int) -> dict[s
 
 def check_servable(bundle: Bundle, engine: str) -> int:
     """The bundle's cores per logical core; UserError says in one sentence why it cannot be served."""
-    if ENGINES[engine] and bundle["k"]:
-        raise UserError(f"the {engine} engine cannot load a bundle with a draft model: {ENGINES[engine]}; use v0")
+    if engine == "native" or (ENGINES[engine] and bundle["k"]):
+        what = "with a draft model" if bundle["k"] else "of NxDI"
+        raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
     if bundle["neff"] == "none":
         raise UserError(
             f"{bundle.path} cannot be served: it was built without the Neuron SDK (neff: none) and has no {MODEL}; "
@@ -157,8 +165,10 @@ def main(arguments: list[str]) -> None:
     target, draft = (f"/models/{Path(name).name}" for name in names)
     sizes = (bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"])
     served = Served(options.target or target, options.draft or draft, *sizes)
-    environment = engine_environment(str(options.bundle.resolve()), lnc)
-    command = engine_command(engine_arguments(served), names[0], options.port)
+    v1 = options.engine == "v1"
+    environment = engine_environment(str(options.bundle.resolve()), lnc, v1)
+    asked = engine_arguments(served)
+    command = engine_command(arguments_of_v1(asked) if v1 else asked, names[0], options.port)
     if options.json:
         print(json.dumps({"environment": environment, "command": command}, indent=1))
     else:

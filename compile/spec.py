@@ -20,6 +20,8 @@ from model.parallel import check_tp
 from model.weights import DTYPES
 
 MAX_K = 31
+# what has no meaning without a draft
+_OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
 
 
 def _flag(default: Any, help: str) -> Any:
@@ -28,12 +30,12 @@ def _flag(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """One build. k counts draft tokens per step: the target verifies k + 1 rows."""
+    """One build. k counts draft tokens per step: the target verifies k + 1 rows. With k 0 there is no draft."""
 
     target: str = _flag("Qwen/Qwen3-32B", "target: a preset name or a Hugging Face checkpoint folder")
     draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset name or a Hugging Face checkpoint folder")
     tp: int = _flag(32, "tensor-parallel ranks")
-    k: int = _flag(7, "draft tokens per step, 1 to 31")
+    k: int = _flag(7, "draft tokens per step, 0 to 31; 0 builds the target alone, without a draft")
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle")
@@ -59,6 +61,18 @@ class BuildSpec:
         return load_config(self.draft)
 
     @property
+    def models(self) -> tuple[PartModel, ...]:
+        """The target, and the draft if there is one."""
+        target = PartModel("target", self.target, self.checkpoint, self.target_config)
+        if not self.k:
+            return (target,)
+        return (target, PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config))
+
+    def stored_name(self, name: str) -> str:
+        """A weight's name in the bundle. NxDI puts `target_model.` before it in a pair alone."""
+        return name if self.k else name.removeprefix("target_model.")
+
+    @property
     def buckets(self) -> tuple[int, ...]:
         """Powers of two from the key tile up to max_len, and max_len itself."""
         sizes, size = [], KEY_TILE
@@ -74,41 +88,45 @@ class BuildSpec:
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
         how = ("out", "dry_run", "json", "force", "checkpoint", "draft_checkpoint", "toolchain", "compiler_flags", "s3")
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in how}
+        without = () if self.k else _OF_DRAFT
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in how and k not in without}
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         self._check_numbers()
-        target, draft = self.target_config, self.draft_config
+        target = self.target_config
         check_tp(target, self.tp, "target")
-        check_tp(draft, self.tp, "draft")
         if target.num_attention_heads % self.tp:
             raise UserError(
                 f"tp {self.tp} does not divide the target's {target.num_attention_heads} query heads; "
                 "choose a tp that does"
             )
+        if self.k:
+            self._check_pair(target, self.draft_config)
+        elif given := [f for f in _OF_DRAFT if getattr(self, f) != BuildSpec.__dataclass_fields__[f].default]:
+            flags = ", ".join("--" + f.replace("_", "-") for f in given)
+            raise UserError(f"k is 0, which builds the target alone, and {flags} was given; leave it out, or raise k")
+        longest = min(m.config.max_position_embeddings for m in self.models)
+        if self.max_len > longest:
+            raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
+        for model in self.models:
+            model.check()
+        if self.checkpoint and self.k:
+            same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
+
+    def _check_pair(self, target: Qwen3Config, draft: Qwen3Config) -> None:
+        check_tp(draft, self.tp, "draft")
         if target.vocab_size != draft.vocab_size:
             raise UserError(
                 f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; "
                 "a draft must share the target's vocabulary"
             )
-        longest = min(target.max_position_embeddings, draft.max_position_embeddings)
-        if self.max_len > longest:
-            raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
         if bool(self.checkpoint) != bool(self.draft_checkpoint):
             raise UserError("only one of --checkpoint and --draft-checkpoint was given; give both, or neither")
-        if self.checkpoint:
-            for folder, config in ((self.checkpoint, target), (self.draft_checkpoint, draft)):
-                if load_config(folder) != config:
-                    raise UserError(
-                        f"{folder}/config.json describes another model than the one to build; "
-                        f"give the same folder as the model: --target or --draft {folder}"
-                    )
-            same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
 
     def _check_numbers(self) -> None:
-        if not 1 <= self.k <= MAX_K:
-            raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens")
+        if not 0 <= self.k <= MAX_K:
+            raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens, and 0 builds the target alone")
         if self.batch < 1:
             raise UserError(f"batch is {self.batch}; it must be at least 1")
         if self.max_len < KEY_TILE or self.max_len % KEY_TILE:
@@ -125,6 +143,24 @@ class BuildSpec:
         if self.draft_tp not in (0, self.tp):
             raise UserError(
                 f"draft-tp {self.draft_tp} differs from tp {self.tp}, which is not supported yet; leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class PartModel:
+    """One model of a build: its role, its preset or folder, the folder of its weights (or nothing), its sizes."""
+
+    role: str
+    name: str
+    checkpoint: str
+    config: Qwen3Config
+
+    def check(self) -> None:
+        """Refuse a folder of weights that are another model's."""
+        if self.checkpoint and load_config(self.checkpoint) != self.config:
+            raise UserError(
+                f"{self.checkpoint}/config.json describes another model than the one to build; "
+                f"give the same folder as the model: --{self.role} {self.checkpoint}"
             )
 
 

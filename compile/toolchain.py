@@ -23,7 +23,7 @@ import torch
 from compile.plan import Plan
 from compile.toolchain_flags import LNC, TARGET
 from compile.toolchain_module import StaticOps, StepModule, example_inputs
-from model.artifact import FUSED, PREFILL, GraphSpec
+from model.artifact import DECODE, FUSED, PREFILL, GraphSpec
 from model.errors import UserError
 from model.kernels import REFERENCE, Kernels
 from model.nki_backing import NkiKernels
@@ -32,6 +32,7 @@ from model.on_device import launch_on_device
 COMPILER = "neuronx-cc"
 # NxDI routes by the list of input shapes, where a step of the target alone would equal the fused one
 NXDI_TAGS = (PREFILL, FUSED)
+NXDI_TAGS_ALONE = (PREFILL, DECODE)
 
 
 class Level(enum.IntEnum):
@@ -155,8 +156,13 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
         )
 
 
+def nxdi_tags(plan: Plan) -> tuple[str, ...]:
+    """The tags of model.pt."""
+    return NXDI_TAGS if plan.spec.k else NXDI_TAGS_ALONE
+
+
 def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> None:
-    """Trace and compile the plan's prompt and fused graphs with ModelBuilder; save them as NxDI's model.pt.
+    """Trace and compile the plan's graphs of a prompt and of a step with ModelBuilder; save them as NxDI's model.pt.
 
     The compiler's files stay in `work`, `{tag}/_tp0_bk{bucket index}` each; the builder empties it first.
     """
@@ -167,12 +173,12 @@ def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> Non
         router=None, tp_degree=tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=tp, world_size=tp,
         compiler_workdir=str(work), logical_nc_config=LNC,
     )  # fmt: skip
-    for tag in NXDI_TAGS:
+    for tag in nxdi_tags(plan):
         graphs = [g for g in plan.graphs if g.tag == tag]
         builder.add(
             key=tag, model_instance=_instance(plan, graphs[0], vendor.BaseModelInstance),
             example_inputs=[example_inputs(g) for g in graphs], compiler_args=flags[tag], bucket_config=None,
-            priority_model_idx=0 if tag == FUSED else None,
+            priority_model_idx=None if tag == PREFILL else 0,
         )  # fmt: skip
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
 

@@ -14,7 +14,7 @@ from typing import Any
 from compile import toolchain
 from compile.bundle import Artifact
 from compile.plan import Plan
-from compile.toolchain import NXDI_TAGS, Found, Level
+from compile.toolchain import Found, Level, nxdi_tags
 from compile.toolchain_flags import LNC, TARGET, flags_of
 from model.artifact import GraphSpec, canonical_hash
 from model.errors import UserError
@@ -38,7 +38,7 @@ def compiled(plan: Plan, graphs: list[Artifact]) -> tuple[list[Artifact], dict[s
     if found.level is Level.NONE:
         return [], {}
     flags = flags_of(plan.spec.compiler_flags)
-    tags = sorted({g.tag for g in plan.graphs}) if found.level is Level.COMPILER else sorted(NXDI_TAGS)
+    tags = sorted({g.tag for g in plan.graphs}) if found.level is Level.COMPILER else sorted(nxdi_tags(plan))
     recipe = [found.versions, {t: flags[t] for t in tags}, sorted((g.name, g.recipe) for g in graphs)]
     if found.level is Level.COMPILER:
         artifacts, neff = _neffs(plan, {g.name: g.recipe for g in graphs}, flags, found), "neff"
@@ -90,7 +90,7 @@ def _copy_of(source: Path) -> Callable[[Path], None]:
 def _model(plan: Plan, recipe: str, flags: dict[str, str]) -> list[Artifact]:
     work = _work(plan)
     made = [Artifact(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
-    for tag in NXDI_TAGS:
+    for tag in nxdi_tags(plan):
         for index, graph in enumerate(g for g in plan.graphs if g.tag == tag):
             folder = work / tag / f"_tp0_bk{index}"
             made += [

@@ -63,7 +63,7 @@ class StepModule(nn.Module):
     def __init__(self, plan: Plan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
         super().__init__()
         spec = plan.spec
-        self.k, self.stage = graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
+        self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
         self.state_names = [t.name for t in graph.state]
         drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
         self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
@@ -81,7 +81,10 @@ class StepModule(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, seq_ids: Tensor,
         sampling_params: Tensor, hidden: Tensor, adapter_ids: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """NxDI's inputs; the graph's four outputs, then the caches in the plan's order."""
+        """NxDI's inputs; the graph's four outputs, then the caches in the plan's order.
+
+        For a target alone NxDI knows one output: the next ids (B,).
+        """
         # the two that no graph of ours needs stay inputs: routing goes by the whole list of shapes
         unused = 0 * (hidden.to(torch.int32) + adapter_ids)
         slots = seq_ids + unused
@@ -96,12 +99,14 @@ class StepModule(nn.Module):
         named = {ours: given[name] for ours, name in self.names.items()}
         state = (layers[: self.draft_layers], layers[self.draft_layers :])
         out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
-        return (*out[:4], *(t for caches in out[4:] for cache in caches for t in cache))
+        visible = (out.next_ids[:, 0],) if self.alone else out[:4]
+        return (*visible, *(t for caches in out[4:] for cache in caches for t in cache))
 
     def aliases(self) -> dict[Tensor, int]:
         """Cache parameter -> the index of the output that replaces it."""
         given: dict[str, Tensor] = dict(self.named_parameters())
-        return {given[name]: 4 + i for i, name in enumerate(self.state_names)}
+        first = 1 if self.alone else 4
+        return {given[name]: first + i for i, name in enumerate(self.state_names)}
 
 
 def _place(module: nn.Module, tensor: TensorSpec) -> None:

@@ -129,7 +129,8 @@ class Engine:
         self, runner: Runner, shape: Shape, speculative: bool = True, table: Table | None = None,
         record: Callable[[Step], None] | None = None,
     ) -> None:  # fmt: skip
-        self.runner, self.shape, self.speculative = runner, shape, speculative
+        # a bundle of k 0 is the target alone
+        self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self.table = table.on_graph(shape.k) if table else None
         self.pause, self.record = Pause(), record or (lambda step: None)
 

@@ -143,6 +143,8 @@ def main(arguments: list[str]) -> None:
     if options.stream and options.json:
         raise UserError("--stream and --json exclude each other; leave one out")
     bundle = read_bundle(options.bundle)
+    if not bundle["k"] and (options.compare or options.record):
+        raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare and --record, or give a pair")
     tokenizer = load_tokenizer(options.bundle)
     request = _request(options, bundle, tokenizer)
     Engine(_Refused(), shape_of(bundle)).check(request)
@@ -152,9 +154,10 @@ def main(arguments: list[str]) -> None:
     engine = Engine(graphs, shape_of(bundle), not options.no_speculation, table, record)
     stream = Stream(tokenizer, lambda text: print(text, end="", flush=True)) if options.stream else None
     run = serve_by(engine, graphs, request, stream.feed if stream else None)
+    off = not engine.speculative
     other = serve(graphs, request, options.no_speculation) if options.compare else None
-    report = _statistics(run) | {"k": bundle["k"], "speculation": not options.no_speculation}
-    report["switching"] = table.source if table and not options.no_speculation else None
+    report = _statistics(run) | {"k": bundle["k"], "speculation": not off}
+    report["switching"] = table.source if table and not off else None
     if other:
         same = run.result.ids == other.result.ids
         report["identical_to_target_alone"] = same
@@ -164,7 +167,7 @@ def main(arguments: list[str]) -> None:
         print(json.dumps({"text": text, "ids": run.result.ids} | report))
     else:
         print("" if stream else text)
-        _print_report(run, other, options.no_speculation)
+        _print_report(run, other, off)
     if other and run.result.ids != other.result.ids:
         raise SystemExit(1)
 

@@ -41,7 +41,9 @@ def _refused(work: object, *words: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"k": 0}, "k is 0"), ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "divide"),
+    [({"k": -1}, "k is -1"), ({"k": 0, "draft": "Qwen/Qwen3-0.6B"}, "--draft was given"),
+     ({"k": 0, "draft_checkpoint": "x"}, "--draft-checkpoint was given"),
+     ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "divide"),
      ({"target": "Qwen/Qwen3-14B", "tp": 32}, "40 query heads"), ({"max_len": 1000}, "1024"),
      ({"max_len": 65536}, "40960"), ({"dtype": "int4"}, "bf16"), ({"target": "Qwen/Nothing"}, "Qwen/Nothing"),
      ({"batch": 0}, "batch"), ({"draft_tp": 4}, "draft-tp"), ({"checkpoint": "x"}, "draft-checkpoint")],
@@ -136,8 +138,8 @@ def test_prompt_files(tmp_path: Path) -> None:
 
 
 def test_a_user_sees_a_sentence_and_no_traceback() -> None:
-    command = [sys.executable, "-m", "compile.build", "--k", "0"]
+    command = [sys.executable, "-m", "compile.build", "--k", "32"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("error: k is 0")
+    assert ran.stderr.startswith("error: k is 32")
     assert "Traceback" not in ran.stderr

@@ -42,10 +42,12 @@ def write_pair(base: Path) -> tuple[str, str]:
 
 
 def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
-    """A spec of the pair that write_pair(base) has written."""
+    """A spec of the pair that write_pair(base) has written; of its target alone for k 0."""
     target, draft = str(base / "target"), str(base / "draft")
     values = {
-        "target": target, "draft": draft, "checkpoint": target, "draft_checkpoint": draft, "tp": 1, "k": 3,
-        "batch": 2, "max_len": 128, "dtype": "fp32", "out": str(base / out),
+        "target": target, "checkpoint": target, "tp": 1, "k": 3, "batch": 2, "max_len": 128, "dtype": "fp32",
+        "out": str(base / out),
     }  # fmt: skip
+    if changes.get("k") != 0:
+        values |= {"draft": draft, "draft_checkpoint": draft}
     return BuildSpec(**(values | changes))  # type: ignore[arg-type]

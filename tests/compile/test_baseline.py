@@ -1,0 +1,132 @@
+"""`--k 0`: the target alone as a bundle of its own, which no draft is needed for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from compile import neuron_config
+from compile.build import build
+from compile.build import main as build_command
+from compile.doctor import main as doctor
+from compile.serve_command import main as serve_command
+from compile.spec import BuildSpec
+from compile.toolchain_flags import DEFAULT_FLAGS
+from model.artifact import DECODE, PREFILL, read_bundle
+from model.engine import Engine, Params, Request
+from model.errors import UserError
+from model.generate import main as generate
+from model.generate import shape_of
+from model.runtime import Graphs
+from model.weights import shard_file
+from tests.compile import fake_sdk
+from tests.compile.tiny import spec, write_model, write_pair
+
+REQUESTS = [
+    Request((5, 9, 2, 7), max_new_tokens=12), Request((8, 1), Params(0.9, seed=3), max_new_tokens=9),
+    Request((3, 3, 4), Params(1.2, top_k=9, top_p=0.8, min_p=0.02, seed=2**40), max_new_tokens=12),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    build(spec(folder, "alone", k=0))
+    return folder
+
+
+def _run(graphs: Graphs, speculative: bool) -> list[list[int]]:
+    return [r.ids for r in Engine(graphs, shape_of(graphs.bundle), speculative).run(REQUESTS)]
+
+
+def test_it_emits_the_tokens_of_a_pair_s_target(base: Path) -> None:
+    pair, alone = (Graphs(read_bundle(path)) for path in (build(spec(base, "pair")), base / "alone"))
+    expected = _run(pair, speculative=False)
+    assert _run(alone, speculative=False) == expected
+    assert _run(alone, speculative=True) == expected, "there is nothing to speculate with"
+    assert len({tuple(ids) for ids in expected}) == len(REQUESTS)
+
+
+def test_a_target_s_folder_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(write_model(tmp_path / "only", 1))
+    sizes = ["--k", "0", "--tp", "2", "--batch", "1", "--max-len", "128", "--dtype", "fp32", "--out"]
+    build_command(["--target", target, "--checkpoint", target, *sizes, str(tmp_path / "made")])
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "made")
+    doctor([str(tmp_path / "made")])
+    with pytest.raises(UserError, match="k is 0, which builds the target alone, and --draft-checkpoint was given"):
+        build_command(["--target", target, "--checkpoint", target, "--draft-checkpoint", target, *sizes, "x"])
+
+
+def test_it_holds_the_target_under_nxdis_names(base: Path) -> None:
+    bundle = read_bundle(base / "alone")
+    assert {g.tag for g in bundle.graphs} == {PREFILL, DECODE}
+    assert (bundle["k"], bundle["rows"], bundle["speculation_length"], bundle["draft_tp"]) == (0, 1, 0, 0)
+    assert bundle["models"]["draft"] == {"name": "none"}
+    with safe_open(bundle.path / shard_file(0), framework="np") as shard:
+        names = set(shard.keys())
+    assert names == {t.name for t in bundle.graph(DECODE, 128).weights}
+    assert {"embed_tokens.weight", "norm.weight", "layers.1.self_attn.qkv_proj.k_proj.weight"} <= names
+    assert not [n for n in names if n.startswith(("target_model", "draft_model"))]
+
+
+def _flat(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    neuron = value.pop("neuron_config")
+    return value | {f"neuron/{k}": v for k, v in neuron.items()}
+
+
+def test_its_config_differs_from_the_pair_s_in_speculation_alone() -> None:
+    alone, pair = (_flat(neuron_config.render(BuildSpec(k=k))) for k in (0, 7))
+    assert alone.keys() == pair.keys()
+    assert {k: alone[k] for k in alone if alone[k] != pair[k]} == {
+        "fused_spec_config": None, "neuron/enable_fused_speculation": False, "neuron/speculation_length": 0,
+        "neuron/kv_cache_tiling": False,
+    }  # fmt: skip
+
+
+def test_generate_runs_it(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--bundle", str(base / "alone"), "--prompt", "w5 w9 w2", "--max-new-tokens", "5"]
+    generate([*arguments, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["tokens"], report["k"], report["speculation"]) == (5, 0, False)
+    assert report["target_steps"] == 4
+    generate(arguments)
+    assert "wall without speculation:" in capsys.readouterr().err
+    for flag in (["--compare"], ["--record", str(base / "steps")]):
+        with pytest.raises(UserError, match=r"is a target alone \(k 0\)"):
+            generate([*arguments, *flag])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_with_the_sdk_it_is_served_without_speculation(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_sdk.write_compiler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    fake_sdk.install(monkeypatch)
+    out = build(spec(base, "served", k=0))
+    builder = fake_sdk.ModelBuilder.built[-1]
+    assert {key: e["priority"] for key, e in builder.added.items()} == {PREFILL: None, DECODE: 0}
+    assert {key: e["flags"] for key, e in builder.added.items()} == {t: DEFAULT_FLAGS[t] for t in (PREFILL, DECODE)}
+    outputs = builder.added[DECODE]["instance"].module(*builder.added[DECODE]["inputs"][0])
+    assert list(outputs[0].shape) == [2], "one id a sequence, as NxDI's host indexes it"
+    for engine, variable in (("v0", "0"), ("v1", "1")):
+        serve_command(["--bundle", str(out), "--engine", engine, "--json"])
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["environment"]["VLLM_USE_V1"] == variable
+        command = printed["command"]
+        assert "--speculative-config" not in command
+        override = {"save_sharded_checkpoint": True}
+        if engine == "v0":
+            assert json.loads(command[command.index("--override-neuron-config") + 1]) == override
+        else:
+            assert "--override-neuron-config" not in command
+            own = json.loads(command[command.index("--additional-config") + 1])
+            assert own == {"override_neuron_config": override}
+    with pytest.raises(UserError, match="the native engine cannot load a bundle of NxDI"):
+        serve_command(["--bundle", str(out), "--engine", "native"])

@@ -1,0 +1,206 @@
+"""What NxDI's host relies on, read back from the graphs: order, shapes, aliases, collectives, weights outside."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+from compile import collectives, hlo
+from compile.build import build
+from compile.contract import CONSTANT_BYTES, declared, violations
+from compile.doctor import main as doctor
+from compile.plan import Plan, make_plan
+from compile.torchax_seam import interop
+from compile.trace import lower_graph
+from model import qwen3
+from model.artifact import FUSED, GraphSpec, manifest_digest, read_bundle, sha256_of
+from model.parallel import Embedding
+from tests.compile.tiny import spec, write_model, write_pair
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    return folder
+
+
+CASES: list[dict[str, Any]] = [
+    {}, {"tp": 2, "max_len": 256}, {"tp": 8}, {"tp": 8, "inline": True}, {"tp": 2, "dtype": "bf16", "batch": 1},
+    {"tp": 2, "kernels": "nki"}, {"tp": 2, "k": 0}, {"k": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_every_graph_is_what_the_plan_says(base: Path, changes: dict[str, Any]) -> None:
+    plan = make_plan(spec(base, **changes))
+    tp = plan.spec.tp
+    for graph in plan.graphs:
+        proto = lower_graph(plan, graph)
+        assert violations(graph, proto, tp) == []
+        found = declared(proto)
+        # draft and target alike: nothing but caches is aliased, every cache is, and in its own order
+        names = [t.name for t in (*graph.weights, *graph.inputs, *graph.state)]
+        assert [names[found.aliases[i]] for i in sorted(found.aliases)] == [t.name for t in graph.state]
+        assert min(found.aliases) == 4, "NxDI reads four results before the caches"
+        # one group of all ranks, in a field for each age of reader
+        assert {groups for _, groups in found.collectives} <= {(tuple(range(tp)),)}
+        assert bool(found.collectives) == (tp > 1)
+        for instruction in _instructions(proto):
+            assert instruction.replica_groups == instruction.collective_device_list.replica_groups
+        assert str(ROOT).encode() not in proto, "a graph must not depend on the place of its build"
+
+
+def _instructions(proto: bytes) -> list[Any]:
+    return [i for c in hlo.parse(proto).computations for i in c.instructions]
+
+
+@functools.cache
+def _fused(base: Path) -> tuple[Plan, GraphSpec, bytes]:
+    plan = make_plan(spec(base, tp=2))
+    graph = next(g for g in plan.graphs if g.tag == FUSED)
+    return plan, graph, lower_graph(plan, graph)
+
+
+def _entry(module: Any) -> Any:
+    return next(c for c in module.computations if c.id == module.entry_computation_id)
+
+
+def _swap_parameters(module: Any) -> None:
+    one, other = [i for i in _entry(module).instructions if i.opcode == "parameter"][5:7]
+    one.parameter_number, other.parameter_number = other.parameter_number, one.parameter_number
+
+
+def _swap_results(module: Any) -> None:
+    root = next(i for i in _entry(module).instructions if i.id == _entry(module).root_id)
+    root.operand_ids[0], root.operand_ids[2] = root.operand_ids[2], root.operand_ids[0]
+    shapes = root.shape.tuple_shapes
+    first = shapes[0].SerializeToString()
+    shapes[0].CopyFrom(shapes[2])
+    shapes[2].ParseFromString(first)
+
+
+def _alias_an_input(module: Any) -> None:
+    module.input_output_alias.entries.add(output_shape_index=[1], parameter_number=39)
+
+
+def _cross_aliases(module: Any) -> None:
+    one, other = module.input_output_alias.entries[:2]
+    one.parameter_number, other.parameter_number = other.parameter_number, one.parameter_number
+
+
+def _drop_a_layer(module: Any) -> None:
+    # a layer is a computation of its own: its call becomes the tuple of what it is given
+    call = next(i for i in _entry(module).instructions if i.opcode == "call")
+    call.opcode = "tuple"
+    del call.called_computation_ids[:]
+
+
+def _one_rank_s_groups(module: Any) -> None:
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "all-gather":
+                del instruction.replica_groups[1:]
+                instruction.replica_groups[0].replica_ids[:] = [0]
+
+
+MUTATIONS: dict[Callable[[Any], None], str] = {
+    _swap_parameters: "parameter ", _swap_results: "result 0 is  int32 (2, 128), expected  int32 (2, 4)",
+    _alias_an_input: "its aliases", lambda module: module.input_output_alias.entries.pop(): "its aliases",
+    _cross_aliases: "its aliases", _drop_a_layer: "it runs the collectives",
+    _one_rank_s_groups: "an all-gather has the groups ((0,),), which do not share out 2 ranks",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("mutation", "said"), MUTATIONS.items(), ids=lambda v: getattr(v, "__name__", ""))
+def test_each_departure_is_named(base: Path, mutation: Callable[[Any], None], said: str) -> None:
+    plan, graph, proto = _fused(base)
+    module = hlo.parse(proto)
+    mutation(module)
+    found = violations(graph, module.SerializeToString(), plan.spec.tp)
+    assert [s for s in found if s.startswith(said)], found
+    assert violations(graph, b"no proto", plan.spec.tp)[0].startswith("it cannot be followed")
+
+
+def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(spec(base, tp=2))
+    graph = next(g for g in plan.graphs if g.tag == FUSED)
+    values = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
+
+    def folded(self: Embedding, ids: Tensor) -> Tensor:
+        return self.ops.all_gather(interop.call_jax(lambda i: jnp.asarray(values)[i], ids))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedding, "forward", folded)
+        assert violations(graph, lower_graph(plan, graph), 2) == [
+            "nothing reads draft_model.embed_tokens.weight", "nothing reads target_model.embed_tokens.weight",
+            f"a constant of {values.nbytes} bytes is folded in, the largest may have {CONSTANT_BYTES}",
+        ]  # fmt: skip
+
+    # too small for the bound, but then nothing reads the parameter, in no layer
+    def ones(self: nn.Module, x: Tensor) -> Tensor:
+        return interop.call_jax(lambda a: a * jnp.asarray(values[:1, : a.shape[-1]]), x) if x.shape[-1] == 8 else x
+
+    monkeypatch.setattr(qwen3.RMSNorm, "forward", ones)
+    found = violations(graph, lower_graph(plan, graph), 2)
+    assert "nothing reads target_model.layers.1.self_attn.q_layernorm.weight" in found
+    assert not [s for s in found if "constant" in s]
+
+
+def _proto(function: Callable[..., Any], *arguments: Any) -> bytes:
+    module: Any = jax.jit(function).lower(*arguments).compiler_ir("hlo")
+    return hlo.canonical(module.as_serialized_hlo_module_proto())
+
+
+def _summed(x: jax.Array) -> jax.Array:
+    return jax.jit(lambda y: collectives.all_reduce(y, 4))(x)
+
+
+def test_calls_and_loops_are_counted_and_a_branch_by_its_larger_side() -> None:
+    x = jnp.ones(3)
+    key = ("all-reduce", ((0, 1, 2, 3),))
+
+    def nested(x: jax.Array) -> jax.Array:
+        inner = lambda y: jax.lax.fori_loop(0, 5, lambda _, z: _summed(_summed(z)), y)  # noqa: E731
+        return _summed(jax.lax.fori_loop(0, 3, lambda _, y: inner(y) + 1, x))
+
+    assert declared(_proto(nested, x)).collectives == {key: 31}
+
+    def branches(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0] > 0, lambda y: _summed(_summed(y)), _summed, x)
+
+    assert declared(_proto(branches, x)).collectives == {key: 2}
+    with pytest.raises(ValueError, match="runs a number of times that cannot be told"):
+        declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, _summed, y), x))
+    assert declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, lambda z: z + 1, y), x)).collectives == {}
+
+
+def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "target", 1)
+    out = build(spec(tmp_path, k=0))
+    doctor([str(out)])
+    bundle = read_bundle(out)
+    graph = bundle.graphs[0]
+    module = hlo.parse((out / graph.file).read_bytes())
+    _cross_aliases(module)
+    (out / graph.file).write_bytes(module.SerializeToString())
+    manifest = bundle.manifest
+    file = out / graph.file
+    manifest["files"][graph.file] |= {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    (out / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        doctor([str(out)])
+    assert f"NOT SERVABLE: {graph.file}: its aliases" in capsys.readouterr().out
