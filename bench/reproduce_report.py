@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
-from bench.reproduce_claims import CLAIMS, ratio, swept, wall
+from bench.provenance import said
+from bench.reproduce_claims import CLAIMS, chosen, spread, swept, wall
+from bench.serving.plots import COLOURS, Axes, Series, lines
 from bench.tune.text import h100_sentence, markdown
 
 Results = dict[str, Any]
+MODELLED, MEASURED = "reproduce_modelled.svg", "reproduce_measured.svg"
+ENTROPIES = ("structured", "open")
+_K = "k, draft tokens per step"
 _INTRODUCTION = (
     "# The article's claims, one by one", "",
     "Made by `python -m bench.reproduce`; rerun it to measure again, or with `--report` to write this page again from",
@@ -15,11 +21,6 @@ _INTRODUCTION = (
     "four sequences) and were measured nowhere. Wall figures are of the demo pair, stand-ins of a few million",
     "parameters on one CPU thread, and say nothing about Qwen3-32B. [a, b] is the band of all uncertain constants.", "",
 )  # fmt: skip
-
-
-def _made(part: dict[str, Any]) -> str:
-    how = "; a quick sweep (`--quick`)" if part.get("quick") else ""
-    return f"source {part['source']}, commit {part['commit']}, {part['machine']}, {part['date']}{how}"
 
 
 def _claims(results: Results) -> str:
@@ -41,48 +42,72 @@ def _modelled(results: Results) -> str:
 
 
 def _measured(results: Results) -> str:
-    heads = ["draft", "k", "prompts", "target alone, ms per token (wall)", "with drafts, ms per token (wall)", "gain",
-             "tokens a step", "TTFT alone, ms (wall)", "TTFT with drafts, ms (wall)"]  # fmt: skip
+    heads = ["draft", "k", "prompts", "ms per token (wall)", "gain [p20, p80] (wall)", "tokens a step (wall)",
+             "TTFT, ms (wall)"]  # fmt: skip
     rows = []
-    for draft in dict.fromkeys(r["draft"] for r in results["wall"]["rows"]):
-        for k in swept(results, draft):
-            for entropy in ("structured", "open"):
-                at = {"draft": draft, "bundle_k": k, "entropy": entropy}
-                ms = [wall(results, "itl_ms", k=n, **at) for n in (0, k)]
-                first = [wall(results, "ttft_ms", k=n, **at) for n in (0, k)]
-                gain = f"{ratio(results, entropy, k, draft=draft):.2f}x"
-                rows.append([
-                    draft, str(k), entropy, *(f"{v:.3f}" for v in ms), gain,
-                    f"{wall(results, 'tokens_per_step', k=k, **at):.2f}", *(f"{v:.2f}" for v in first)
-                ])  # fmt: skip
+    for draft, k in sorted({(r["draft"], r["k"]) for r in results["wall"]["rows"]}, key=lambda d: (d[1] > 0, d)):
+        for entropy in ENTROPIES:
+            at = {"draft": draft, "k": k, "entropy": entropy}
+            low, gain, high = spread(results, entropy, k, draft=draft)
+            rows.append([
+                draft if k else "target alone", str(k), entropy, f"{wall(results, 'itl_ms', **at):.3f}",
+                f"{gain:.2f}x [{low:.2f}, {high:.2f}]" if k else "", f"{wall(results, 'tokens_per_step', **at):.2f}",
+                f"{wall(results, 'ttft_ms', **at):.1f}"
+            ])  # fmt: skip
     return markdown(heads, rows)
 
 
 def _load(results: Results) -> str:
-    alone = {
-        (r["draft"], r["bundle_k"]): wall(results, "itl_ms", k=0, draft=r["draft"], bundle_k=r["bundle_k"])
-        for r in results["wall"]["rows"]
-    }
-    low, high = min(alone.values()), max(alone.values())
+    cuts = statistics.quantiles((r["itl_ms"] for r in chosen(results, k=0)), n=10)
     return (
-        f"The target alone, the same work every time, took {low:.1f} to {high:.1f} ms per token beside the\n"
-        "different bundles: that is the other load of this machine. Both ways of a bundle run in random order, so a\n"
-        "gain compares like with like within that load; times of different rows don't."
+        f"The target alone took {cuts[1]:.1f} to {cuts[7]:.1f} ms per token (p20, p80): this machine's other load.\n"
+        "A gain is the median of ratios, each of one prompt in one round: all ways serve it there within seconds of\n"
+        "each other, in random order. The target alone is a bundle of its own (`--k 0`), without a draft to prefill."
     )
 
 
 def report(results: Results) -> str:
     """All of it; modelled and measured figures stand in different columns everywhere."""
-    sweep = results["wall"]["sweep"]
+    sweep, quick = results["wall"]["sweep"], "; a quick sweep (`--quick`)" if results["wall"]["quick"] else ""
     return "\n".join(
         [
-            *_INTRODUCTION, f"- modelled: {_made(results['model'])}",
-            f"- measured: {_made(results['wall'])}; {sweep['prompts']} prompts a class, {sweep['tokens']} tokens, "
-            f"{sweep['rounds']} rounds, medians", "",
+            *_INTRODUCTION, f"- modelled: {said(results['model'])}",
+            f"- measured: {said(results['wall'])}{quick}; {sweep['prompts']} prompts a class, "
+            f"{sweep['tokens']} tokens, {sweep['rounds']} rounds, medians", "",
             _claims(results), "", "## Modelled: both drafts on the article's hardware", "", _modelled(results), "",
             "The two assumed rates are no measurements: 0.60 stands for open prose, 0.95 for near-copying. For the",
             "0.6B no acceptance table is published, so only the assumed rates are shown.", "",
             h100_sentence({"h100": results["model"]["h100"]}), "",
-            "## Measured: the demo pair on this machine", "", _load(results), "", _measured(results), "",
+            f"![gain over k, simulated]({MODELLED})", "",
+            "## Measured: the demo pair on this machine", "", _load(results), "",
+            f"![gain over k, wall]({MEASURED})", "", _measured(results), "",
         ]
     )  # fmt: skip
+
+
+def plots(results: Results) -> dict[str, str]:
+    """The two k sweeps as SVG by file name, modelled and measured apart."""
+    return {MODELLED: _modelled_plot(results), MEASURED: _measured_plot(results)}
+
+
+def _modelled_plot(results: Results) -> str:
+    named: dict[str, list[dict[str, Any]]] = {}
+    for row in results["model"]["sweep"]:
+        named.setdefault(f"{row['workload']}, {row['draft']}", []).append(row)
+    series = [
+        Series(name, colour, tuple((r["k"], r["gain"]) for r in rows), marks=True)
+        for (name, rows), colour in zip(named.items(), COLOURS, strict=False)
+    ]
+    title = "Simulated gain on eight Trainium2 chips, batch 4"
+    return lines(Axes(title, _K, "times the target alone", 620, 320, whole=True), series)
+
+
+def _measured_plot(results: Results) -> str:
+    series = []
+    for number, (draft, entropy) in enumerate((d, e) for d in ("draft", "draft_small") for e in ENTROPIES):
+        found = {k: spread(results, entropy, k, draft=draft) for k in swept(results, draft)}
+        points = tuple((k, gain) for k, (_, gain, _) in found.items())
+        bands = tuple((k + 0.06 * (number - 1.5), low, high) for k, (low, _, high) in found.items())
+        series.append(Series(f"{entropy} prompts, {draft}", COLOURS[number], points, bands, marks=True))
+    title = "Wall gain of the demo pair, p20 to p80 (stand-in models, one CPU thread)"
+    return lines(Axes(title, _K, "times the target alone", 620, 320, whole=True), series)

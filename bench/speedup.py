@@ -35,6 +35,8 @@ _WAYS = ("ours, speculation", "ours, target alone", "transformers greedy", "tran
 
 
 def _ways(graphs: Graphs, tokens: int) -> dict[str, Callable[[Request], tuple[list[int], float, float]]]:
+    target: Any
+    draft: Any
     target, draft = (
         AutoModelForCausalLM.from_pretrained(_ROOT / "demo" / name, dtype=torch.float32) for name in ("target", "draft")
     )

@@ -140,6 +140,6 @@ def _definitions() -> str:
 
 def _settings(summary: dict[str, Any]) -> str:
     run = summary["run"]
-    said = {"source": run["source"], "commit": run["commit"], "client": run["client"], **run["settings"]}
+    said = {"source": run["source"], "commit": run["commit"], "client": run["machine"], **run["settings"]}
     shown = ", ".join(f"{name} {json.dumps(value)}" for name, value in said.items())
     return f'<p class="settings">{escape(shown)}</p>'

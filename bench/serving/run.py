@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx2
 
+from bench.provenance import header
 from bench.serving import acceptance
 from bench.serving.client import Endpoint, Prompt, ask, body, find_endpoint, http_client
 from bench.serving.figures import ratio, summary_row, values
@@ -150,15 +147,7 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> list[str]:
 def _header(options: Options, endpoints: dict[str, Endpoint], k: int) -> dict[str, Any]:
     settings = {n: v for n, v in dataclasses.asdict(options).items() if n not in _NOT_SETTINGS}
     return {
-        "source": "wall", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **header("wall"),
         "endpoints": {v: {"host": httpx2.URL(e.url).netloc.decode(), "model": e.model} for v, e in endpoints.items()},
-        "settings": settings | {"k": k}, "client": f"{platform.system()} {platform.machine()}", "commit": _commit(),
+        "settings": settings | {"k": k},
     }  # fmt: skip
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:
-        return None

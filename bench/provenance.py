@@ -1,0 +1,44 @@
+"""Where a result comes from: commit, date and machine, as they stand in every file of results."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def commit() -> str | None:
+    """This checkout's commit, marked when it has changes; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def machine() -> str:
+    """System, processor, its threads, and Python."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    processor = named[0] if named else platform.processor() or "unknown processor"
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{system}, {processor}, {os.cpu_count()} threads, Python {platform.python_version()}"
+
+
+def header(source: str) -> dict[str, Any]:
+    """What every file of results begins with; `source` is simulated or wall."""
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"source": source, "commit": commit(), "machine": machine(), "date": date}
+
+
+def said(made: dict[str, Any]) -> str:
+    """A header in words."""
+    return f"source {made['source']}, commit {made['commit']}, {made['machine']}, {made['date']}"
