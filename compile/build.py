@@ -211,8 +211,9 @@ def _address(spec: BuildSpec) -> str:
     """Where the bundle will be pushed; what is wrong with it is said before anything is built."""
     if not spec.s3:
         return ""
+    open_remote(spec.s3)
     address = f"{spec.s3.rstrip('/')}/{Path(spec.out).resolve().name}"
-    open_remote(split(address)[0])
+    split(address)
     return address
 
 

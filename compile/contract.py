@@ -74,9 +74,11 @@ class _Walk:
     def __init__(self, module: Any) -> None:
         self.bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
         self.roots = {c.id: c.root_id for c in module.computations}
+        # a layer is called many times and read once
+        self.collectives = functools.cache(self._collectives)
+        self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
 
-    @functools.cache  # noqa: B019  (the walk lives as long as one reading)
-    def collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
+    def _collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
         """How often each collective runs: calls followed, loops counted, of a branch the larger side."""
         total: Counter[tuple[str, Groups]] = Counter()
         for instruction in self.bodies[computation].values():
@@ -113,11 +115,8 @@ class _Walk:
                 return times
         raise ValueError(f"{loop.name} holds collectives and runs a number of times that cannot be told")
 
-    def read(self, computation: int) -> frozenset[int]:
-        """The parameters of a computation that an instruction reads, calls followed."""
-        return frozenset(self._read(computation))
-
     def _read(self, computation: int) -> Iterator[int]:
+        """The parameters of a computation that an instruction reads, calls followed."""
         body = self.bodies[computation]
         numbers = {i.id: i.parameter_number for i in body.values() if i.opcode == "parameter"}
         for instruction in body.values():

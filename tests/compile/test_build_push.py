@@ -77,11 +77,15 @@ def test_a_failed_push_leaves_the_bundle_and_the_command(
     assert verify("s3://elsewhere/team/tiny") == []
 
 
-@pytest.mark.parametrize(("address", "said"), [("s3://", "does not name a bundle"), ("http://x/y", "neither s3://")])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["build", "dry-run"])
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("s3://", "names no bucket"), ("http://x/y", "neither s3://"), ("nope://", "neither s3://")],
+)
 def test_a_wrong_address_is_refused_before_the_build(
-    arguments: list[str], tmp_path: Path, address: str, said: str
+    arguments: list[str], tmp_path: Path, address: str, said: str, dry: list[str]
 ) -> None:
     out = tmp_path / "none"
     with pytest.raises(UserError, match=said):
-        build([*arguments[:-1], str(out), "--s3", address])
+        build([*arguments[:-1], str(out), "--s3", address, *dry])
     assert not out.exists()

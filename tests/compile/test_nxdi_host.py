@@ -1,0 +1,167 @@
+"""A bundle driven by a host as NxDI's: the tokens are the target's alone, in batches that fill and empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compile.build import build
+from compile.plan import make_plan
+from compile.toolchain import nxdi_tags
+from compile.toolchain_module import StaticOps, StepModule
+from model.artifact import GraphSpec, read_bundle
+from model.engine import Engine, Params, Request
+from model.generate import shape_of
+from model.kernels import REFERENCE
+from model.runtime import Graphs
+from model.speculative import StepInputs
+from model.weights import shard_file
+from tests.compile.fake_sdk import same
+from tests.compile.nxdi_host import Host, Model, Sequence, Tensors
+from tests.compile.tiny import spec, write_model
+
+SIZES = {"batch": 3, "max_len": 256, "k": 2}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair whose draft is the target with noise, so that steps accept anything from none to all."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = (write_model(folder / name, 1, num_hidden_layers=1) for name in ("target", "draft"))
+    generator = torch.Generator().manual_seed(2)
+    tensors = load_file(target / "model.safetensors")
+    noisy = {n: t + 0.03 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
+    save_file(noisy, draft / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(base: Path) -> Graphs:
+    return Graphs(read_bundle(build(spec(base, "pair", **SIZES))))
+
+
+def sequences() -> list[Sequence]:
+    """Of several lengths; two sampled, one past the first bucket, one to the end of the cache."""
+    return [
+        Sequence((5, 9, 2, 7), 9), Sequence((8, 1), 21, (0, 1.0, 0.9)), Sequence((6, 2, 1, 1, 9) * 25, 7),
+        Sequence((3, 3, 4), 12, (9, 0.8, 1.2)), Sequence((4,), 30), Sequence((7, 7) * 122, 40), Sequence((1, 2), 5),
+    ]  # fmt: skip
+
+
+class OwnGraphs:
+    """The bundle's graphs behind NxDI's inputs, which name no min-p, no limit and no seed but the cache line."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+
+    def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
+        lines = given[3]
+        limits = np.full(lines.shape, graph.k, np.int32)
+        seeds = np.stack([lines, np.zeros_like(lines)], -1)
+        inputs = StepInputs(*given[:5], np.zeros(lines.shape, np.float32), seeds, limits)
+        return self.graphs.run(graph.tag, graph.bucket, inputs)
+
+
+class ModelPt:
+    """The modules that ModelBuilder would trace for model.pt, on one rank; caches follow the alias map."""
+
+    def __init__(self, base: Path, path: Path, **changes: Any) -> None:
+        plan = make_plan(spec(base, **(SIZES | changes)))
+        self.modules = {
+            tag: StepModule(plan, next(g for g in plan.graphs if g.tag == tag), StaticOps(same, same), REFERENCE)
+            for tag in nxdi_tags(plan)
+        }
+        self.state: dict[str, torch.Tensor] = {}
+        for module in self.modules.values():
+            module.load_state_dict(load_file(path / shard_file(0)), strict=False)
+
+    @torch.no_grad()
+    def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
+        module = self.modules[graph.tag]
+        module.load_state_dict(self.state, strict=False)
+        results = module(*map(torch.from_numpy, given))
+        names, aliases = {id(p): n for n, p in module.named_parameters()}, module.aliases()
+        self.state = {names[id(p)]: results[i].clone() for p, i in aliases.items()}
+        return [r.numpy() for r in results[: len(results) - len(aliases)]]
+
+
+def _served(graphs: list[GraphSpec], model: Model, k: int, arrive: int, host: type[Host] = Host) -> list[Sequence]:
+    asked, served = sequences(), host(graphs, model, k, SIZES["max_len"])
+    asked[0].end = asked[4].end = 41
+    served.serve(asked, arrive)
+    assert {1, arrive} < set(served.batches), "whole and partial batches"
+    assert set(served.counts) == set(range(1, k + 2)), "steps that emit any number of tokens"
+    return asked
+
+
+def _alone(graphs: Graphs, served: list[Sequence]) -> list[list[int]]:
+    """The target's own tokens, with the noise of the lines that the sequences had."""
+    engine = Engine(graphs, shape_of(graphs.bundle), speculative=False)
+    requests = []
+    for s in served:
+        top_k, top_p, temperature = s.params
+        params = Params() if top_k == 1 else Params(temperature, int(top_k), top_p, seed=s.line)
+        requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
+    return [r.ids for r in engine.run(requests)]
+
+
+def _agree(graphs: Graphs, served: list[Sequence]) -> bool:
+    expected = _alone(graphs, served)
+    # the host ends a sequence whose next step would not fit; the engine emits what still fits
+    assert len(served[5].ids) < 15
+    return all(s.ids and s.ids == ids[: len(s.ids)] for s, ids in zip(served, expected, strict=True)) and all(
+        len(s.ids) == len(ids) for i, (s, ids) in enumerate(zip(served, expected, strict=True)) if i != 5
+    )
+
+
+def _routed(graphs: Graphs) -> list[GraphSpec]:
+    plan_tags = {g.tag for g in graphs.bundle.graphs if g.k == graphs.bundle["k"]}
+    return [g for g in graphs.bundle.graphs if g.tag in plan_tags]
+
+
+@pytest.mark.parametrize("arrive", [2, 3])
+def test_the_bundle_s_graphs_emit_the_target_s_tokens(pair: Graphs, arrive: int) -> None:
+    served = _served(_routed(pair), OwnGraphs(pair), 2, arrive)
+    assert _agree(pair, served)
+    assert len({s.line for s in served}) == 3
+
+
+def test_so_does_the_module_for_model_pt(base: Path, pair: Graphs) -> None:
+    assert _agree(pair, _served(_routed(pair), ModelPt(base, pair.bundle.path), 2, 2))
+
+
+def test_and_the_target_alone_with_one_result_a_step(base: Path, pair: Graphs) -> None:
+    alone = read_bundle(build(spec(base, "alone", **(SIZES | {"k": 0}))))
+    served = _served(list(alone.graphs), ModelPt(base, alone.path, k=0), 0, 3)
+    assert _agree(pair, served)
+
+
+class PaddedAtTheEnd(Host):
+    """Rows in the order of the sequences, and the idle ones after them."""
+
+    def pad(self, given: Tensors) -> Tensors:
+        *rows, lines, params = given
+        idle = self.batch - len(lines)
+        whole = [np.concatenate([x, np.repeat(x[:1], idle, 0)]) for x in (*rows, lines, params)]
+        return whole[0], whole[1], whole[2], whole[3], whole[4]
+
+    def pick(self, result: np.ndarray, lines: np.ndarray) -> np.ndarray:
+        return result[: len(lines)]
+
+
+class TakesAll(Host):
+    """Takes every row of a step as emitted."""
+
+    def count(self, following: int, position: int) -> int:
+        return self.rows
+
+
+def test_a_host_of_another_contract_would_be_noticed(pair: Graphs) -> None:
+    assert not _agree(pair, _served(_routed(pair), OwnGraphs(pair), 2, 3, PaddedAtTheEnd))
+    with pytest.raises(AssertionError, match="the next id is the last accepted"):
+        _served(_routed(pair), OwnGraphs(pair), 2, 3, TakesAll)
