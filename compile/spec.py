@@ -96,11 +96,6 @@ class BuildSpec:
         self._check_numbers()
         target = self.target_config
         check_tp(target, self.tp, "target")
-        if target.num_attention_heads % self.tp:
-            raise UserError(
-                f"tp {self.tp} does not divide the target's {target.num_attention_heads} query heads; "
-                "choose a tp that does"
-            )
         if self.k:
             self._check_pair(target, self.draft_config)
         elif given := [f for f in _OF_DRAFT if getattr(self, f) != BuildSpec.__dataclass_fields__[f].default]:

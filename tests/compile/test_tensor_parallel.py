@@ -1,7 +1,7 @@
 """Tensor parallelism executed: 2, 4, 8 and 32 virtual ranks emit the tokens of one.
 
-Head counts are those of Qwen3-32B and its drafts in small: 8 kv heads, so that 32 ranks hold each four times, and a
-draft of 16 query heads, which 32 ranks pad with zero heads.
+Head counts are those of Qwen3-14B and the drafts: 8 kv heads, so that 32 ranks hold each four times, 40 query heads,
+whose groups of five fill the places of eight, and a draft of 16, which 32 ranks pad with zero heads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 8}
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    write_model(folder / "target", 1, 0.2, num_attention_heads=32, **SIZES)
+    write_model(folder / "target", 1, 0.2, num_attention_heads=40, **SIZES)
     changes = {"num_attention_heads": 16, "num_hidden_layers": 1, "tie_word_embeddings": True}
     write_model(folder / "draft", 2, 0.2, **changes, **SIZES)
     return folder
