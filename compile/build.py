@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import importlib.metadata
 import json
@@ -11,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from compile.store import push, shown, split
 from compile.toolchain_files import compiled
 from compile.trace import lower_graph
 from model.artifact import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
-from model.errors import UserError, run_cli
+from model.errors import UserError, guarded, run_cli
 from model.weights import DTYPES, Checkpoint, cut_label, shard_file
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -219,22 +218,10 @@ def _address(spec: BuildSpec) -> str:
 
 def _push(path: Path, address: str) -> None:
     try:
-        shown(lambda progress: push(path, address, progress))
+        guarded(lambda: shown(lambda progress: push(path, address, progress)), address)
     except UserError as error:
         command = f"python -m compile.store push {path} {address}"
         raise UserError(f"{error}. The bundle is whole in {path}; to go on, run: {command}") from error
-
-
-def guarded(work: Callable[[], Path], out: str) -> Path:
-    """Run a build; an operating-system error becomes a sentence."""
-    try:
-        return work()
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise UserError(f"the disk of {out} is full; free some space and run the same command to go on") from error
-        raise UserError(
-            f"{error.filename or out}: {error.strerror}; mend this and run the same command to go on"
-        ) from error
 
 
 if __name__ == "__main__":

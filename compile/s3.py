@@ -108,7 +108,8 @@ _BY_KIND = {
     "NoCredentialsError": "no credentials were found in the AWS chain (environment, profile, instance role)",
     "PartialCredentialsError": "the credentials are incomplete; check environment and profile",
     "EndpointConnectionError": "the server could not be reached; check network, region and endpoint",
-    "FlexibleChecksumError": "the bytes that arrived are not those that were stored; the connection damages data",
+    "FlexibleChecksumError": "the bytes that arrived have another checksum than those that were sent there; "
+    "if that stays so, push the bundle with --again",
 }  # fmt: skip
 
 

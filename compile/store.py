@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from compile.bundle import Staging
 from compile.remote import Remote, Told, free_space, open_remote
 from model.artifact import MANIFEST, Bundle, damage, manifest_digest, parse_manifest, read_bundle, sha256_of
-from model.errors import UserError, run_cli
+from model.errors import UserError, guarded, run_cli
 
 _WORKERS = 4
 
@@ -39,8 +39,8 @@ def _object(sha256: str) -> str:
     return f"objects/{sha256}"
 
 
-def push(bundle: Path, address: str, progress: Progress | None = None) -> str:
-    """Copy a whole bundle to an address; returns the address. What is there already is not sent again.
+def push(bundle: Path, address: str, progress: Progress | None = None, again: bool = False) -> str:
+    """Copy a whole bundle to an address; returns the address. What is there already is not sent, but with `again`.
 
     Raises UserError when the bundle is damaged, another bundle has the address, or the remote fails.
     """
@@ -56,7 +56,7 @@ def push(bundle: Path, address: str, progress: Progress | None = None) -> str:
 
     def send(sha256: str, told: Told) -> None:
         file, size = wanted[sha256]
-        if remote.size(_object(sha256)) == size:
+        if not again and remote.size(_object(sha256)) == size:
             told(size)
             return
         remote.put(file, _object(sha256), told)
@@ -99,7 +99,7 @@ def pull(address: str, out: Path, progress: Progress | None = None) -> Path:
             part.unlink()
             raise UserError(
                 f"{address}: {name} did not arrive as it was built (its sha256 differs); "
-                "pull again, and if it stays so, push the bundle again"
+                "pull again, and if it stays so, push the bundle with --again, which sends every object anew"
             )
         part.replace(file)
 
@@ -201,13 +201,18 @@ def main(arguments: list[str]) -> None:
         command = commands.add_parser(name)
         command.add_argument(first, help="folder of the bundle" if first == "bundle" else "s3://bucket/folder/name")
         command.add_argument(second, help="local folder" if second == "out" else "s3://bucket/folder/name")
+    commands.choices["push"].add_argument("--again", action="store_true", help="send also what is there already")
     for name in ("ls", "verify"):
         command = commands.add_parser(name)
         command.add_argument("address", help="s3://bucket/folder" + ("/name" if name == "verify" else ""))
         command.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
+    guarded(lambda: _run(options), getattr(options, "out", options.address))
+
+
+def _run(options: argparse.Namespace) -> None:
     if options.command == "push":
-        print(shown(lambda p: push(Path(options.bundle), options.address, p)))
+        print(shown(lambda p: push(Path(options.bundle), options.address, p, options.again)))
     elif options.command == "pull":
         print(shown(lambda p: pull(options.address, Path(options.out), p)))
     elif options.command == "ls":

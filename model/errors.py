@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class UserError(Exception):
     """A mistake of the user's: what came, what was expected, what to do, in one sentence."""
+
+
+def guarded(work: Callable[[], T], place: str) -> T:
+    """Run work on files; an operating-system error becomes a sentence that names the file, or the place."""
+    try:
+        return work()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            said = f"the disk of {place} is full; free some space and run the same command to go on"
+        else:
+            said = f"{error.filename or place}: {error.strerror or error}; mend this and run the same command to go on"
+        raise UserError(said) from error
 
 
 def quiet_start() -> None:

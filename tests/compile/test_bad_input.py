@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compile.build import build, guarded
+from compile.build import build
 from compile.spec import BuildSpec
 from model.engine import Engine, Params, Request, Shape
-from model.errors import UserError
+from model.errors import UserError, guarded
 from model.packing import Packing
 from model.text import read_prompt
 from model.weights import Checkpoint

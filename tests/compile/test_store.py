@@ -1,5 +1,6 @@
 """Bundles to S3 and back: two real servers on loopback and a folder, with faults between them and us."""
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from compile.build import build
 from compile.doctor import main as doctor
+from compile.remote import Folder
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
 from model.artifact import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
@@ -105,6 +107,15 @@ def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -
     push(bundle, address)
     pull(address, tmp_path / "copy")
     assert not [s for s in server.seen if s[0] in ("PUT", "POST")], "a second push sends nothing"
+    # another build shares what is equal: here its weights, tokenizer and the graph of the target alone
+    other = build(spec(bundle.parent, "other", k=2, batch=1))
+    server.seen.clear()
+    push(other, address + "-other")
+    sent = {p.rpartition("/")[2].partition("?")[0] for m, p in server.seen if m == "PUT" and "objects" in p}
+    files = read_bundle(other)["files"]
+    assert {n for n, e in files.items() if e["sha256"] in sent} == {
+        "neuron_config.json", "hlo/context_encoding_model_bk128.hlo.pb", "hlo/fused_speculation_model_bk128.hlo.pb",
+    }  # fmt: skip
     # a copy is a bundle of its own standing: it goes anywhere else, and shares every object
     server.seen.clear()
     push(tmp_path / "copy", address + "-again")
@@ -157,10 +168,11 @@ def test_a_push_that_fails_says_why_and_goes_on(
 
 
 PULLS = [
-    ("flip", "objects", "sha256 differs|damages data"), ("truncate", "objects", "connection was lost"),
+    ("flip", "objects", "sha256 differs|another checksum"), ("truncate", "objects", "connection was lost"),
     ("drop", "objects", "connection was lost"), ("AccessDenied", "objects", "denied"),
     ("SlowDown", "objects", "slow down|busy"), ("RequestTimeTooSkewed", "objects", "clock"),
-    ("flip", MANIFEST, "not a bundle's manifest|garbles|changed|damages"), ("AccessDenied", MANIFEST, "denied"),
+    ("flip", MANIFEST, "not a bundle's manifest|garbles|changed|another checksum"),
+    ("AccessDenied", MANIFEST, "denied"),
 ]  # fmt: skip
 
 
@@ -232,6 +244,21 @@ def test_large_objects_go_in_parts(address: str, bundle: Path, tmp_path: Path, s
     assert server.faults[0].met == 1
 
 
+def test_a_wrong_byte_on_the_way_up_is_found_by_the_pull_and_mended(
+    bundle: Path, address: str, server: Proxy, tmp_path: Path
+) -> None:
+    """AWS refuses it at once, by the checksum that boto3 sends; these two servers do not look at it."""
+    weights = read_bundle(bundle)["files"]["weights/tp0_sharded_checkpoint.safetensors"]["sha256"]
+    server.faults = [Fault("flip upload", "PUT", weights)]
+    push(bundle, address)
+    server.faults = []
+    with pytest.raises(UserError, match=r"if (that|it) stays so, push the bundle with --again"):
+        pull(address, tmp_path / "copy")
+    assert not (tmp_path / "copy" / MANIFEST).exists()
+    store(["push", str(bundle), address, "--again"])
+    assert _same(bundle, pull(address, tmp_path / "copy"))
+
+
 def test_a_missing_object_is_named(address: str, bundle: Path, tmp_path: Path) -> None:
     push(bundle, address)
     entry = read_bundle(bundle)["files"]["neuron_config.json"]
@@ -261,8 +288,15 @@ def test_a_folder_serves_as_well(bundle: Path, tmp_path: Path, monkeypatch: pyte
     def refused(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
+    opened = Path.open
+
+    def whole_files_alone(path: Path, mode: str = "r", *rest: object, **named: object) -> object:
+        assert not {"a", "+"} & set(mode), "a mounted bucket knows no append and no change in place"
+        return opened(path, mode, *rest, **named)  # type: ignore[call-overload]
+
     address = str(tmp_path / "mount" / "pair")
     with monkeypatch.context() as mounted:
+        mounted.setattr(Path, "open", whole_files_alone)
         mounted.setattr(Path, "replace", refused)
         mounted.setattr(Path, "rename", refused)
         push(bundle, address)
@@ -275,6 +309,29 @@ def test_a_folder_serves_as_well(bundle: Path, tmp_path: Path, monkeypatch: pyte
         verify(address)
     push(bundle, address)
     assert verify(address) == []
+
+
+def test_disks_that_are_full_or_closed_end_in_a_sentence(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = str(tmp_path / "store" / "pair")
+    store(["push", str(bundle), address])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+        with pytest.raises(UserError, match=r"GB are needed and .* has 0.00 GB free; free some space"):
+            store(["pull", address, str(tmp_path / "copy")])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "get", full)
+        with pytest.raises(UserError, match=f"the disk of {tmp_path}/copy is full; free some space and run the same"):
+            store(["pull", address, str(tmp_path / "copy")])
+    store(["pull", address, str(tmp_path / "copy")])
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match=r"file.*; mend this and run the same command to go on"):
+        store(["push", str(bundle), str(tmp_path / "file" / "pair")])
 
 
 def test_a_manifest_may_not_leave_its_folder(bundle: Path, tmp_path: Path) -> None:
