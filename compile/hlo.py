@@ -130,7 +130,7 @@ def aliases(proto: bytes) -> dict[int, int]:
 
 
 def opcode_counts(proto: bytes) -> dict[str, int]:
-    """How often each opcode runs in one execution, calls followed."""
+    """How often each opcode runs in one execution, calls followed; "conditional x" is x in a branch."""
     module = _CLASSES["Module"].FromString(proto)
     bodies = {c.id: c.instructions for c in module.computations}
     known: dict[int, dict[str, int]] = {}
@@ -140,9 +140,12 @@ def opcode_counts(proto: bytes) -> dict[str, int]:
             total: dict[str, int] = {}
             for instruction in bodies[computation]:
                 total[instruction.opcode] = total.get(instruction.opcode, 0) + 1
-                if instruction.opcode == "call":
-                    for opcode, times in count(instruction.called_computation_ids[0]).items():
-                        total[opcode] = total.get(opcode, 0) + times
+                if instruction.opcode in ("call", "conditional"):
+                    prefix = "conditional " if instruction.opcode == "conditional" else ""
+                    for called in instruction.called_computation_ids:
+                        for opcode, times in count(called).items():
+                            name = prefix + opcode.removeprefix(prefix)
+                            total[name] = total.get(name, 0) + times
             known[computation] = total
         return known[computation]
 
