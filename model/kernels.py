@@ -55,9 +55,7 @@ class Kernels:
         ids_R = sampling.coupled_sample(ops, logits_RV, drawn, positions_R)
         return Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
-    def accept(
-        self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's draws (M, B, N)."""
         return sampling.accept(drafts_BK, draws.merged(), limit_B)
 

@@ -94,9 +94,7 @@ class NkiKernels(Kernels):
             parts.append(self._run("weights_above", (logits_RV[part], *columns, thresholds_RJ[part]), result)[0][0].T)
         return torch.cat(parts)
 
-    def accept(
-        self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, count = draws.ids.shape[1:]
         column = torch.zeros_like(limit_B)[:, None]
         steps = (drafts_BK, column, limit_B[:, None]) if count > 1 else (None, column, None)

@@ -137,9 +137,7 @@ class Qwen3(nn.Module):
         """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""
         return self.lm_head(self.norm(x_BNE))
 
-    def forward(
-        self, ids_BN: Tensor, caches: list[Cache], rows: Rows, sampling: Sampling
-    ) -> tuple[Draws, list[Cache]]:
+    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, sampling: Sampling) -> tuple[Draws, list[Cache]]:
         """What is drawn after each row, (M, B, N), and the updated caches."""
         x, caches = self.hidden(ids_BN, caches, rows)
         batch, count = ids_BN.shape
