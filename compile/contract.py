@@ -79,7 +79,7 @@ class _Walk:
         self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
 
     def _collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
-        """How often each collective runs: calls followed, loops counted, of a branch the larger side."""
+        """How often each collective runs: calls followed, loops counted; "conditional x" is x in a branch."""
         total: Counter[tuple[str, Groups]] = Counter()
         for instruction in self.bodies[computation].values():
             inner = [self.collectives(c) for c in instruction.called_computation_ids]
@@ -92,7 +92,7 @@ class _Walk:
             elif instruction.opcode == "conditional":
                 largest: Counter[tuple[str, Groups]] = Counter()
                 for part in inner:
-                    largest |= part
+                    largest |= Counter({(_conditional(opcode), groups): n for (opcode, groups), n in part.items()})
                 total += largest
             else:
                 for part in inner:
@@ -124,6 +124,10 @@ class _Walk:
             for at, operand in enumerate(instruction.operand_ids):
                 if operand in numbers and (called is None or at in called):
                     yield numbers[operand]
+
+
+def _conditional(opcode: str) -> str:
+    return f"conditional {opcode.removeprefix('conditional ')}"
 
 
 def _groups(instruction: Any) -> Groups:

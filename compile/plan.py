@@ -8,6 +8,7 @@ from compile.spec import BuildSpec
 from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
 from model.cache import cache_shapes
 from model.config import Qwen3Config
+from model.filter_floor import ALL_GATHERS
 from model.nki_backing import BACKINGS
 from model.parallel import Parallel
 from model.weights import RANK, bundle_names, local_shapes
@@ -109,14 +110,18 @@ def _outputs(batch: int, k: int, mask: int) -> tuple[TensorSpec, ...]:
 
 
 def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False) -> dict[str, int]:
-    """Collectives of one execution: two all-reduces a layer, one gather an embedding and a head."""
+    """Collectives of one execution: two all-reduces a layer, one gather an embedding and a draw.
+
+    Conditional ones run if a row filters: kernels that draw from shards search for its floor.
+    """
     if spec.tp == 1:
         return {"all-reduce": 0, "all-gather": 0}
     draft_layers, target_layers = spec.draft_config.num_hidden_layers, spec.target_config.num_hidden_layers
     passes = 1 if prompt_passes else draft_passes
     # the last draft pass, and a prompt's, only write the cache: no head
     heads = 1 + max(0, passes - 1)
+    searched = {"conditional all-gather": ALL_GATHERS * heads} if BACKINGS[spec.kernels].sharded else {}
     return {
         "all-reduce": 2 * (target_layers + passes * draft_layers),
         "all-gather": 1 + passes + heads,
-    }
+    } | searched

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from model import attention, rejection, sampling
@@ -15,14 +16,17 @@ from model.cache import Cache, Layout, Rows
 from model.config import Qwen3Config
 from model.ops import Ops
 from model.packing import Packing
+from model.parallel import Shard
 from model.rejection import Drafted
-from model.sampling import Sampling
+from model.sampling import Draws, Sampling
 
 
 class Kernels:
     """The reference backing: torch alone."""
 
     layout = Layout()
+    # whether logits stay on their ranks: a draw is then a merge of the shards' best
+    sharded = False
 
     @staticmethod
     def packing(config: Qwen3Config, tp: int) -> Packing:
@@ -37,8 +41,8 @@ class Kernels:
         """Positions that a cache can hold."""
         return cache.v.shape[2] - self.layout.margin
 
-    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, vocabulary: int) -> Sampling:
-        """The parameters with what the draws at these positions of a step can share."""
+    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
+        """The parameters with what the draws at these positions of a step share: those from this shard alone."""
         return drawn
 
     def attention_half(self, ops: Ops, norm: Any, half: Any, x_BNE: Tensor, *rows: Any) -> tuple[Tensor, Cache]:
@@ -57,13 +61,14 @@ class Kernels:
         """See `model.attention.verify_attention`."""
         return attention.verify_attention(ops, q_BHND, new, cache, rows)
 
-    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Tensor:
-        """See `model.sampling.coupled_sample`."""
-        return sampling.coupled_sample(ops, logits_RV, drawn, positions_R)
+    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
+        """See `model.sampling.coupled_sample`; `drawn` comes from `prepare`."""
+        ids_R = sampling.coupled_sample(ops, logits_RV, drawn, positions_R)
+        return Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
-    def accept(self, ops: Ops, drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:
-        """See `model.sampling.accept`."""
-        return sampling.accept(drafts_BK, targets_BN, limit_B)
+    def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `model.sampling.accept`; the target's draws (M, B, N)."""
+        return sampling.accept(drafts_BK, draws.merged(), limit_B)
 
     def rejection_sample(
         self, ops: Ops, target_BNV: Tensor, drafted: Drafted, drawn: Sampling, positions_B1: Tensor

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from model.cache import Cache, Layout, Rows
 from model.config import Qwen3Config
-from model.filter_floor import NO_FLOOR, filter_floor
+from model.filter_floor import NO_FLOOR, best_logit, filter_floor, over_ranks
 from model.kernels import Kernels
 from model.launches import Argument, Launch, Result, numbered
 from model.ops import Ops
 from model.packed_layers import PackedAttention, PackedMLP
 from model.packing import fused_packing
-from model.parallel import Parallel
+from model.parallel import Parallel, Shard
 from model.qwen3 import MLP, Attention
 from model.rejection import ACCEPT_DOMAIN, NOTHING, RESIDUAL_DOMAIN, Drafted
-from model.sampling import GUMBEL_DOMAIN, Sampling
+from model.sampling import GUMBEL_DOMAIN, Draws, Sampling
 
 # rows of noise, draws and layers, and of sums, that a launch takes; new rows of a sequence for attention
 _ROWS, _SUM_ROWS, _CANDIDATES = 128, 32, 32
@@ -36,6 +36,7 @@ class NkiKernels(Kernels):
 
     layout = Layout(transposed_keys=True, margin=_CANDIDATES)
     packing = staticmethod(fused_packing)
+    sharded = True
 
     def __init__(self, launch: Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> None:
         self.launch = launch
@@ -51,29 +52,26 @@ class NkiKernels(Kernels):
         plain, tensors = numbered(arguments)
         return self.launch(Launch(kernel, plain, results, changed), tensors)
 
-    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, vocabulary: int) -> Sampling:
-        """The noise of all positions of a step, which draft and target share."""
+    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
+        """The shard's first id, and its noise at all positions of a step."""
         noisy = drawn.temperature_R > 0
         positions_R, seeds = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
         noise = ops.cond(
             noisy.any(),
-            lambda: self._noise(seeds, positions_R, vocabulary),
-            lambda: torch.zeros(positions_R.shape[0], vocabulary, device=positions_R.device),
+            lambda: self._noise(seeds, positions_R, shard),
+            lambda: torch.zeros(positions_R.shape[0], shard.width, device=positions_R.device),
         )
-        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape))
+        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape), start_11=shard.start)
 
-    def _noise(self, seeds_R2: Tensor, positions_R: Tensor, vocabulary: int, domain: int = GUMBEL_DOMAIN) -> Tensor:
+    def _noise(self, seeds_R2: Tensor, positions_R: Tensor, shard: Shard, domain: int = GUMBEL_DOMAIN) -> Tensor:
         parts: list[Tensor] = []
         for seeds, positions in zip(seeds_R2.split(_ROWS), positions_R[:, None].split(_ROWS), strict=True):
-            start = torch.zeros(1, 1, dtype=torch.int32, device=positions.device)
-            result = Result((positions.shape[0], vocabulary), "float32")
-            parts += self._run("gumbel_noise", (seeds, positions, start, vocabulary, domain), result)
+            result = Result((positions.shape[0], shard.width), "float32")
+            parts += self._run("gumbel_noise", (seeds, positions, *shard, domain), result)
         return torch.cat(parts)
 
-    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Tensor:
-        if drawn.noise_BNV is None:
-            drawn = self.prepare(ops, drawn, positions_R[:, None], logits_RV.shape[1])
-        assert drawn.noise_BNV is not None
+    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
+        assert drawn.noise_BNV is not None, "draws need what prepare gives"
         filtering = (drawn.top_k_R > 0) | (drawn.top_p_R < 1) | (drawn.min_p_R > 0)
         filtering &= drawn.temperature_R > 0
         lowest = torch.full_like(drawn.temperature_R, NO_FLOOR)
@@ -81,14 +79,17 @@ class NkiKernels(Kernels):
             filtering.any(), lambda: filter_floor(ops, logits_RV, drawn, self._weights_above), lambda: lowest
         )
         floor = torch.where(filtering, floor, lowest)
-        noise_RV, ids = drawn.noise_BNV.flatten(0, 1), []
+        noise_RV, found = drawn.noise_BNV.flatten(0, 1), []
         for first in range(0, logits_RV.shape[0], _ROWS):
             part = slice(first, first + _ROWS)
-            start = torch.zeros(1, 1, dtype=torch.int32, device=logits_RV.device)
-            arguments = (logits_RV[part], noise_RV[part], drawn.temperature_R[part, None], floor[part, None], start)
-            shape = (1, arguments[0].shape[0])
-            ids.append(self._run("coupled_sample", arguments, Result(shape, "float32"), Result(shape, "int32"))[1][0])
-        return torch.cat(ids)
+            given = (logits_RV[part], noise_RV[part], drawn.temperature_R[part, None], floor[part, None])
+            shape = (1, given[0].shape[0])
+            results = (Result(shape, "float32"), Result(shape, "int32"))
+            values, ids = self._run("coupled_sample", (*given, drawn.start_11), *results)
+            found.append(torch.cat((values, ids.float())))
+        # a collective for both: ids are exact in fp32
+        best = _of_shards(ops, torch.cat(found, 1))
+        return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
     def _weights_above(
         self, logits_RV: Tensor, scale_R: Tensor, bias_R: Tensor, floor_R: Tensor, thresholds_RJ: Tensor
@@ -101,13 +102,13 @@ class NkiKernels(Kernels):
             parts.append(self._run("weights_above", (logits_RV[part], *columns, thresholds_RJ[part]), result)[0][0].T)
         return torch.cat(parts)
 
-    def accept(self, ops: Ops, drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:
-        batch, count = targets_BN.shape
-        column, values = torch.zeros_like(limit_B)[:, None], torch.zeros(1, batch, count, device=limit_B.device)
+    def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, count = draws.ids.shape[1:]
+        column = torch.zeros_like(limit_B)[:, None]
         steps = (drafts_BK, column, limit_B[:, None]) if count > 1 else (None, column, None)
         results = (Result((batch, count), "int32"), *(Result((batch, 1), "int32"),) * 3)
-        accepted, counts, _, _ = self._run("accept_drafts", (values, targets_BN[None], *steps), *results)
-        return accepted, counts
+        accepted, counts, following, _ = self._run("accept_drafts", (*draws, *steps), *results)
+        return accepted, counts, following
 
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows
@@ -138,7 +139,7 @@ class NkiKernels(Kernels):
     def rejection_sample(
         self, ops: Ops, target_BNV: Tensor, drafted: Drafted, drawn: Sampling, positions_B1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        batch, count, vocabulary = target_BNV.shape
+        batch, count, width = target_BNV.shape
         rows, index = drawn.rows(count), torch.arange(count, dtype=torch.int32, device=target_BNV.device)
         positions_BN = positions_B1 + index
         target = target_BNV.flatten(0, 1)
@@ -148,17 +149,17 @@ class NkiKernels(Kernels):
         scales = [self._probabilities(ops, x, rows) for x in (target, draft)]
         scales[1] = torch.where(alone[:, None] & (torch.arange(3) == 1), NOTHING, scales[1])
         ids = torch.nn.functional.pad(drafted.ids_BK, (0, 1)).flatten()[:, None]
-        noise = self._noise(rows.seed_R2, positions_BN.flatten(), vocabulary, RESIDUAL_DOMAIN)
+        start = torch.zeros_like(index[:1, None]) if drawn.start_11 is None else drawn.start_11
+        noise = self._noise(rows.seed_R2, positions_BN.flatten(), Shard(start, width), RESIDUAL_DOMAIN)
         column = torch.ones_like(rows.temperature_R)[:, None]
-        start = torch.zeros(1, 1, dtype=torch.int32, device=target.device)
         total = batch * count
         given = (target, draft, torch.cat(scales, 1), column, ids, noise, start)
         shapes = (Result((1, 3, total), "float32"), Result((1, total), "float32"), Result((1, total), "int32"))
         sums, values, draws = self._run("rejection_sample", given, *shapes)
         at = (rows.seed_R2, positions_BN.flatten()[:, None], ACCEPT_DOMAIN)
         u = self._run("uniform", at, Result((total, 1), "float32"))
-        shape = (1, batch, count)
-        parts = (sums.reshape(1, 3, batch, count), values.reshape(shape), draws.reshape(shape), u[0].reshape(shape[1:]))
+        shards = _of_shards(ops, torch.cat((sums[0], values, draws.float()))).unflatten(2, (batch, count))
+        parts = (shards[:, :3], shards[:, 3], shards[:, 4].to(torch.int32), u[0].reshape(batch, count))
         step = (drafted.ids_BK, torch.zeros_like(positions_B1), drafted.limit_B[:, None])
         results = (Result((batch, count), "int32"), *(Result((batch, 1), "int32"),) * 3)
         accepted, counts, _, _ = self._run("accept_rejection", (*parts, *step), *results)
@@ -167,9 +168,9 @@ class NkiKernels(Kernels):
     def _probabilities(self, ops: Ops, logits_RV: Tensor, rows: Sampling) -> Tensor:
         """(R, 3): factor, bias and floor that turn logits into the probabilities that are drawn from."""
         floor = filter_floor(ops, logits_RV, rows, self._weights_above)
-        scale, best = 1 / rows.temperature_R, logits_RV.float().amax(-1)
+        scale, best = 1 / rows.temperature_R, best_logit(ops, logits_RV)
         lowest = torch.full_like(best, NO_FLOOR)[:, None]
-        mass = self._weights_above(logits_RV, scale, -best * scale, floor, lowest)[:, 0]
+        mass = over_ranks(ops, self._weights_above(logits_RV, scale, -best * scale, floor, lowest))[:, 0]
         return torch.stack((scale, -best * scale - torch.log(mass), floor), 1)
 
     def mlp_half(self, ops: Ops, norm: Any, half: Any, x_BNE: Tensor) -> Tensor:
@@ -191,6 +192,12 @@ class NkiKernels(Kernels):
         result = Result(tuple(x_RE.shape), str(x_RE.dtype).removeprefix("torch."))
         part, keys, values = self._run("decode_attention", given, result, changed=(8, 9))
         return ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
+
+
+def _of_shards(ops: Ops, columns_CR: Tensor) -> Tensor:
+    """(M, C, R): the C numbers of each row on every rank, in rank order, by one collective."""
+    gathered = ops.all_gather(columns_CR.T)
+    return gathered.unflatten(-1, (-1, columns_CR.shape[0])).permute(1, 2, 0)
 
 
 def _few_rows(x_BNE: Tensor) -> bool:

@@ -10,6 +10,7 @@ head over the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -113,15 +114,16 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits in fp32 with the vocabulary split over the ranks, gathered for the reference sampler."""
+    """Logits in fp32 with the vocabulary split over the ranks, gathered unless the kernels draw from shards."""
 
-    def __init__(self, hidden: int, vocab_local: int, ops: Ops) -> None:
+    def __init__(self, hidden: int, vocab_local: int, ops: Ops, sharded: bool = False) -> None:
         super().__init__()
-        self.ops = ops
+        self.ops, self.sharded = ops, sharded
         self.weight = nn.Parameter(torch.empty(vocab_local, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ops.all_gather(F.linear(x, self.weight).float())
+        logits = F.linear(x, self.weight).float()
+        return logits if self.sharded else self.ops.all_gather(logits)
 
 
 class Rank(nn.Module):
@@ -130,6 +132,13 @@ class Rank(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
+
+
+class Shard(NamedTuple):
+    """The ids whose logits a rank holds: `width` of them from `start` on, (1, 1) int32."""
+
+    start: Tensor
+    width: int
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from model.cache import Cache, Rows
 from model.config import Qwen3Config
 from model.kernels import REFERENCE, Kernels
-from model.parallel import ColumnLinear, Embedding, Head, Parallel, Rank, RowLinear
-from model.sampling import Sampling
+from model.parallel import ColumnLinear, Embedding, Head, Parallel, Rank, RowLinear, Shard
+from model.sampling import Draws, Sampling
 
 
 class RMSNorm(nn.Module):
@@ -133,8 +133,14 @@ class Qwen3(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // tp, ops)
         self.layers = nn.ModuleList(Layer(config, self.parallel, kernels) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops)
+        self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops, kernels.sharded)
         self.rank_util = Rank()
+
+    @property
+    def shard(self) -> Shard:
+        """The ids that kernels which draw from shards see on this rank."""
+        width = self.lm_head.weight.shape[0]
+        return Shard(self.rank_util.rank[:, None] * width, width)
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
@@ -147,16 +153,14 @@ class Qwen3(nn.Module):
         return x, written
 
     def logits(self, x_BNE: Tensor) -> Tensor:
-        """(B, N, V) fp32 logits of hidden rows."""
+        """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""
         return self.lm_head(self.norm(x_BNE))
 
-    def forward(
-        self, ids_BN: Tensor, caches: list[Cache], rows: Rows, sampling: Sampling
-    ) -> tuple[Tensor, list[Cache]]:
-        """(B, N) int32: the token drawn after each row, and the updated caches."""
+    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, sampling: Sampling) -> tuple[Draws, list[Cache]]:
+        """What is drawn after each row, (M, B, N), and the updated caches."""
         x, caches = self.hidden(ids_BN, caches, rows)
         batch, count = ids_BN.shape
         positions_R = (rows.positions_BN + 1).flatten()
         logits_RV, drawn = self.logits(x).flatten(0, 1), sampling.rows(count)
-        drawn_R = self.kernels.coupled_sample(self.parallel.ops, logits_RV, drawn, positions_R)
-        return drawn_R.unflatten(0, (batch, count)), caches
+        draws = self.kernels.coupled_sample(self.parallel.ops, logits_RV, drawn, positions_R)
+        return Draws(*(t.unflatten(1, (batch, count)) for t in draws)), caches

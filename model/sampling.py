@@ -18,12 +18,15 @@ from model.threefry import threefry2x32
 # the domain word keeps this stream apart from those of other sampling rules
 GUMBEL_DOMAIN = 0
 _INFINITY_BITS = 0x7F800000
+# above all ids
+_PAST_IDS = 1 << 24
 
 
 class Sampling(NamedTuple):
     """The sampling parameters of each row; the neutral values switch a filter off.
 
-    `noise_BNV` is the noise of a step's positions, if a backing makes it once for all draws of the step.
+    `noise_BNV` is the noise of a step's positions, if a backing makes it once for all draws of the step;
+    `start_11` is the first id of the shard that it draws from, int32, or None for 0.
     """
 
     temperature_R: Tensor
@@ -32,15 +35,31 @@ class Sampling(NamedTuple):
     min_p_R: Tensor
     seed_R2: Tensor
     noise_BNV: Tensor | None = None
+    start_11: Tensor | None = None
 
     def rows(self, count: int) -> Sampling:
         """The same parameters for `count` rows of each sequence, sequence-major, with the noise of the first ones."""
-        each = {name: t.repeat_interleave(count, 0) for name, t in self._asdict().items() if name != "noise_BNV"}
-        return Sampling(**each, noise_BNV=None if self.noise_BNV is None else self.noise_BNV[:, :count])
+        whole = ("noise_BNV", "start_11")
+        each = {name: t.repeat_interleave(count, 0) for name, t in self._asdict().items() if name not in whole}
+        noise = None if self.noise_BNV is None else self.noise_BNV[:, :count]
+        return Sampling(**each, noise_BNV=noise, start_11=self.start_11)
 
     def at(self, row: int) -> Sampling:
         """The parameters of a pass whose only row is the step's row `row`."""
         return self if self.noise_BNV is None else self._replace(noise_BNV=self.noise_BNV[:, row : row + 1])
+
+
+class Draws(NamedTuple):
+    """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32."""
+
+    values: Tensor
+    ids: Tensor
+
+    def merged(self) -> Tensor:
+        """The drawn ids: those of the best scores over the shards, the smallest among equals."""
+        if len(self.ids) == 1:
+            return self.ids[0]
+        return torch.where(self.values == self.values.amax(0), self.ids, _PAST_IDS).amin(0)
 
 
 def coupled_sample(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R: Tensor) -> Tensor:
@@ -122,15 +141,16 @@ def uniform(seed_R2: Tensor, positions_R: Tensor, count: int, domain: int) -> Te
     return (mantissa.float() + 0.5) * 2.0**-23
 
 
-def accept(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:
+def accept(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Accept drafts while they equal the target's draws, at most `limit_B` of them.
 
-    Returns the emitted ids (B, N) padded with -1, and their counts (B, 1): the accepted drafts and
-    one more draw of the target's.
+    Returns the emitted ids (B, N) padded with -1, their counts (B, 1) and the last of them (B, 1):
+    the accepted drafts and one more draw of the target's.
     """
     k = drafts_BK.shape[1]
     index_N = torch.arange(k + 1, dtype=torch.int32, device=targets_BN.device)
     accepted_BN = torch.nn.functional.pad(drafts_BK == targets_BN[:, :k], (0, 1))
     first_miss_B1 = torch.where(accepted_BN, k, index_N).amin(-1, keepdim=True)
     count_B1 = torch.minimum(first_miss_B1, limit_B[:, None]).to(torch.int32) + 1
-    return torch.where(index_N < count_B1, targets_BN, -1), count_B1
+    last_B1 = torch.where(index_N == count_B1 - 1, targets_BN, 0).sum(-1, keepdim=True).to(torch.int32)
+    return torch.where(index_N < count_B1, targets_BN, -1), count_B1, last_B1

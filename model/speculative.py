@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from model.cache import Cache, Rows
 from model.ops import Ops
 from model.qwen3 import Qwen3
-from model.sampling import Sampling
+from model.sampling import Draws, Sampling
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
@@ -72,21 +72,27 @@ class Pair(nn.Module):
         position_B1, keys_S = inputs.position_ids, _iota(inputs.attention_mask.shape[1], inputs.position_ids)
         padding = max(0, MIN_TARGET_ROWS - k - 1)
         rows = Rows(position_B1 + _iota(k + 1 + padding, position_B1), keys_S)
-        kernels, vocabulary = self.target_model.kernels, self.target_model.config.vocab_size
-        sampling = kernels.prepare(self.ops, inputs.sampling, rows.positions_BN + 1, vocabulary)
-        candidates_BN, draft_caches = self._draft(k, inputs, sampling, keys_S, draft_caches)
+        kernels = self.target_model.kernels
+        sampling, drafting = self._prepared(inputs.sampling, rows.positions_BN + 1)
+        candidates_BN, draft_caches = self._draft(k, inputs, drafting, keys_S, draft_caches)
         rows_BN = torch.nn.functional.pad(candidates_BN, (0, padding))
-        drawn_BN, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, sampling)
-        drawn_BN = drawn_BN[:, : k + 1]
+        draws, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, sampling)
+        draws = Draws(*(t[..., : k + 1] for t in draws))
         # the last position that a token may take is S - 1: what lies beyond is not emitted
         room_B = kernels.length(target_caches[0]) - 2 - position_B1[:, 0]
         limit_B = torch.minimum(inputs.k_limits, room_B).clamp(min=0)
-        accepted_BN, count_B1 = kernels.accept(self.ops, candidates_BN[:, 1:], drawn_BN, limit_B)
-        last = _iota(k + 1, position_B1) == count_B1 - 1
-        next_ids = torch.where(last, drawn_BN, 0).sum(-1, keepdim=True).to(torch.int32)
+        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
         next_pos = position_B1 + count_B1
         next_mask = (keys_S < next_pos).to(torch.int32)
         return StepOutputs(accepted_BN, next_ids, next_mask, next_pos, draft_caches, target_caches)
+
+    def _prepared(self, sampling: Sampling, positions_BN: Tensor) -> tuple[Sampling, Sampling]:
+        """What the target and the draft draw with at a step's positions: the same where their shards are."""
+        target, draft = self.target_model, self.draft_model
+        prepared = target.kernels.prepare(self.ops, sampling, positions_BN, target.shard)
+        if draft is None or draft.shard.width == target.shard.width:
+            return prepared, prepared
+        return prepared, draft.kernels.prepare(self.ops, sampling, positions_BN, draft.shard)
 
     def _draft(
         self, k: int, inputs: StepInputs, sampling: Sampling, keys_S: Tensor, caches: list[Cache]
@@ -97,8 +103,8 @@ class Pair(nn.Module):
             return candidates[0], caches
         rows = Rows(inputs.position_ids, keys_S)
         for i in range(k):
-            token, caches = self.ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
-            candidates.append(token)
+            draws, caches = self.ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
+            candidates.append(draws.merged())
             rows = rows._replace(positions_BN=rows.positions_BN + 1)
         _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
         return torch.cat(candidates, 1), caches
@@ -112,7 +118,8 @@ class Pair(nn.Module):
         last_BE = x_BSE[_iota(1, length_B), length_B - 1]
         logits_BV = self.target_model.logits(last_BE)
         kernels = self.target_model.kernels
-        token_B1 = kernels.coupled_sample(self.ops, logits_BV, inputs.sampling, length_B)[:, None]
+        sampling = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
+        token_B1 = kernels.coupled_sample(self.ops, logits_BV, sampling, length_B).merged()[:, None]
         if self.draft_model is not None:
             _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, rows)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)

@@ -1,8 +1,9 @@
-"""`python -m tests.compile.run_requests BUNDLE`: the tokens of a few requests, as JSON; a process of its own because
-the number of CPU devices is chosen once in a process."""
+"""`python -m tests.compile.run_requests BUNDLE [MOST]`: the tokens of a few requests, at most so many each, as JSON; a
+process of its own because the number of CPU devices is chosen once in a process."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -21,5 +22,7 @@ REQUESTS = [
 if __name__ == "__main__":
     bundle = read_bundle(Path(sys.argv[1]))
     engine = Engine(Graphs(bundle), shape_of(bundle))
-    results = engine.run(REQUESTS)
+    most = int(sys.argv[2]) if len(sys.argv) > 2 else max(r.max_new_tokens for r in REQUESTS)
+    shortened = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, most)) for r in REQUESTS]
+    results = engine.run(shortened)
     print(json.dumps({"ids": [r.ids for r in results], "ranks": bundle["tp"]}))

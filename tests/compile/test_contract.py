@@ -180,7 +180,7 @@ def test_calls_and_loops_are_counted_and_a_branch_by_its_larger_side() -> None:
     def branches(x: jax.Array) -> jax.Array:
         return jax.lax.cond(x[0] > 0, lambda y: _summed(_summed(y)), _summed, x)
 
-    assert declared(_proto(branches, x)).collectives == {key: 2}
+    assert declared(_proto(branches, x)).collectives == {(f"conditional {key[0]}", key[1]): 2}
     with pytest.raises(ValueError, match="runs a number of times that cannot be told"):
         declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, _summed, y), x))
     assert declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, lambda z: z + 1, y), x)).collectives == {}

@@ -38,8 +38,8 @@ class Pass(nn.Module):
     def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
         rows = Rows(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
         x, _ = self.model.hidden(ids, caches, rows)
-        drawn, caches = self.model(ids, caches, rows, sampling)
-        return self.model.logits(x), drawn, caches
+        draws, caches = self.model(ids, caches, rows, sampling)
+        return self.model.logits(x), draws.merged(), caches
 
 
 def _config(**changes: int) -> Qwen3Config:

@@ -10,7 +10,6 @@ one row of a batch, and the weighted text counts must equal the target's own law
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,7 +22,8 @@ from model import sampling
 from model.cache import Cache, Rows
 from model.kernels import REFERENCE
 from model.ops import EAGER
-from model.sampling import Sampling, coupled_sample
+from model.parallel import Shard
+from model.sampling import Draws, Sampling, coupled_sample
 from model.speculative import Pair, StepInputs
 from tests.model.test_sampling import law_of_filter
 
@@ -60,7 +60,7 @@ class Table(nn.Module):
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
         self.size, self.kind, self.kernels = size, seed, REFERENCE
-        self.config = SimpleNamespace(vocab_size=size.vocabulary)
+        self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
         self.logits = [
             torch.from_numpy(rng.normal(0, 1.2, (size.vocabulary**n, size.vocabulary)).astype(np.float32))
@@ -73,14 +73,15 @@ class Table(nn.Module):
         )
         return ids_BN, [Cache(written, caches[0].v)]
 
-    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, params: Sampling) -> tuple[Tensor, list[Cache]]:
+    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, params: Sampling) -> tuple[Draws, list[Cache]]:
         _, caches = self.hidden(ids_BN, caches, rows)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
         for n in range(ids_BN.shape[1]):
             position = rows.positions_BN[:, n]
             drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params, position + 1))
-        return torch.stack(drawn, 1), caches
+        ids_BN = torch.stack(drawn, 1)
+        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -204,7 +205,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 _ACCEPT = sampling.accept
 
 
-def _one_more(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor]:
+def _one_more(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A wrong acceptance: what is emitted first is the draft's own draw."""
     forged = torch.cat((drafts_BK[:, :1], targets_BN[:, 1:]), 1)
     return _ACCEPT(drafts_BK, forged, limit_B)

@@ -145,6 +145,8 @@ def test_noise_is_finite_and_gumbel() -> None:
 )  # fmt: skip
 def test_acceptance(drafts: list, targets: list, limit: int, emitted: list) -> None:
     given = torch.tensor([drafts], dtype=torch.int32)
-    ids, count = accept(given, torch.tensor([targets], dtype=torch.int32), torch.tensor([limit], dtype=torch.int32))
+    drawn = torch.tensor([targets], dtype=torch.int32)
+    ids, count, last = accept(given, drawn, torch.tensor([limit], dtype=torch.int32))
     assert ids[0].tolist() == emitted
     assert int(count) == sum(i >= 0 for i in emitted)
+    assert int(last) == emitted[int(count) - 1]

@@ -1,0 +1,100 @@
+"""The graphs of `--kernels nki` draw from vocabulary shards: the tokens of one rank, and no logit on its way.
+
+Kernels are simulated, ranks are virtual devices. Requests are greedy, drawn and filtered, side by side in a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from jaxlib import xla_client
+from safetensors.torch import load_file, save_file
+
+from compile.build import build
+from compile.plan import make_plan
+from compile.trace import lower_graph
+from model.artifact import FUSED
+from model.weights import RANK, shard_file
+from tests.compile.tiny import spec, write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+# the attention kernel's smallest head, and a vocabulary that is no other size
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 320}
+MOST = "4"
+# sums of a row and rank in one pass of a filter's search: the most that a draw exchanges
+MOST_NUMBERS = 15
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and a draft that has its first layer, so that some drafts are accepted."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_model(folder / "target", 1, 0.2, **SIZES)
+    write_model(folder / "draft", 1, 0.2, num_hidden_layers=1, **SIZES)
+    return folder
+
+
+def run(bundle: Path) -> list[list[int]]:
+    command = [sys.executable, "-m", "tests.compile.run_requests", str(bundle), MOST]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    ids: list[list[int]] = json.loads(done.stdout.splitlines()[-1])["ids"]
+    return ids
+
+
+def built(base: Path, kernels: str, tp: int) -> Path:
+    out = f"{kernels}{tp}"
+    return base / out if (base / out).exists() else build(spec(base, out, kernels=kernels, tp=tp, k=1, batch=3))
+
+
+@pytest.fixture(scope="module")
+def expected(base: Path) -> list[list[int]]:
+    """The reference's tokens on one rank."""
+    ids = run(built(base, "reference", 1))
+    assert len({tuple(i) for i in ids}) == 3
+    return ids
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_tokens_are_the_reference_s_on_one_rank(base: Path, expected: list[list[int]], tp: int) -> None:
+    assert run(built(base, "nki", tp)) == expected
+
+
+def test_a_wrong_first_id_gives_other_tokens(base: Path, expected: list[list[int]]) -> None:
+    """Every rank is told that it is the first."""
+    wrong = shutil.copytree(built(base, "nki", 2), base / "wrong")
+    for rank in range(2):
+        file = wrong / shard_file(rank)
+        tensors = load_file(file)
+        numbers = {name: torch.zeros_like(t) for name, t in tensors.items() if name.endswith(RANK)}
+        assert len(numbers) == 2
+        save_file(tensors | numbers, file)
+    assert run(wrong) != expected
+
+
+def gathered(base: Path, kernels: str, tp: int) -> list[list[int]]:
+    """The result's shape of every all-gather of the fused graph."""
+    plan = make_plan(spec(base, kernels=kernels, tp=tp, k=3, batch=2))
+    graph = next(g for g in plan.graphs if g.tag == FUSED)
+    text = xla_client.XlaComputation(lower_graph(plan, graph)).as_hlo_text()
+    found = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)
+    assert len(found) == text.count(" all-gather(")
+    return [[int(n) for n in shape.split(",")] for shape in found]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_no_logit_crosses_the_ranks(base: Path, tp: int) -> None:
+    """Beside the embedding's, a gather has a few numbers of each row and rank; the reference's has the vocabulary."""
+    draws = [s for s in gathered(base, "nki", tp) if s[-1] != SIZES["hidden_size"]]
+    assert draws
+    for shape in draws:
+        assert math.prod(shape) <= 2 * 4 * tp * MOST_NUMBERS
+        assert shape[-1] <= tp * MOST_NUMBERS < SIZES["vocab_size"]
+    assert any(s[-1] == SIZES["vocab_size"] for s in gathered(base, "reference", tp))

@@ -1,0 +1,52 @@
+"""Several tensor-parallel ranks in eager torch: a thread each, which meet at every collective."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from model.ops import Ops
+
+T = TypeVar("T")
+
+
+class RankOps(Ops):
+    """The operations of one rank; `meeting` holds what each rank brought."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, meeting: list[Tensor]) -> None:
+        self.rank, self.barrier, self.meeting, self.gathered = rank, barrier, meeting, 0
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        self.gathered += 1
+        self.meeting[self.rank] = x
+        self.barrier.wait(timeout=60)
+        found = torch.cat(self.meeting, -1)
+        self.barrier.wait(timeout=60)
+        return found
+
+
+def on_ranks(count: int, work: Callable[[RankOps], T]) -> list[T]:
+    """The results of work on each rank, in rank order."""
+    barrier, meeting = threading.Barrier(count), [torch.empty(0)] * count
+
+    def run(rank: int) -> T:
+        try:
+            return work(RankOps(rank, barrier, meeting))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(run, rank) for rank in range(count)]
+        failures = [f.exception() for f in futures if f.exception() is not None]
+        # a rank that fails breaks the others' barrier: its own failure is the one to see
+        failures.sort(key=lambda e: isinstance(e, threading.BrokenBarrierError))
+        for failure in failures:
+            assert failure is not None
+            raise failure
+    return [f.result() for f in futures]

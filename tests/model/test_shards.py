@@ -1,0 +1,164 @@
+"""Draws from vocabulary shards: each rank sees its own ids, all come to the tokens of the whole vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model import sampling, simulated
+from model.config import PRESETS
+from model.filter_floor import ALL_GATHERS, filter_floor, over_ranks
+from model.kernels import REFERENCE
+from model.nki_backing import NkiKernels
+from model.ops import EAGER
+from model.parallel import Parallel, Shard
+from model.qwen3 import Qwen3
+from model.rejection import rejection_sample
+from model.sampling import Draws, Sampling
+from model.speculative import Pair
+from tests.model.ranks import RankOps, on_ranks
+from tests.model.test_layer_kernels import _case
+from tests.model.test_simulated_kernels import _filters
+
+SIMULATED = NkiKernels(simulated.serve)
+
+
+def shard(rank: int, width: int) -> Shard:
+    return Shard(torch.tensor([[rank * width]], dtype=torch.int32), width)
+
+
+def part(whole: Tensor, ops: RankOps, ranks: int) -> Tensor:
+    return whole.chunk(ranks, -1)[ops.rank].contiguous()
+
+
+def drawn(logits_RV: Tensor, params: Sampling, positions_R: Tensor, ranks: int, shift: int = 0) -> list[Draws]:
+    """What every rank knows of the draws; with `shift`, from a first id that is as much too high."""
+
+    def work(ops: RankOps) -> Draws:
+        logits = part(logits_RV, ops, ranks)
+        held = shard(ops.rank, logits.shape[1])
+        held = held._replace(start=held.start + shift)
+        prepared = SIMULATED.prepare(ops, params, positions_R[:, None], held)
+        return SIMULATED.coupled_sample(ops, logits, prepared, positions_R)
+
+    return on_ranks(ranks, work)
+
+
+def rows(count: int, vocabulary: int) -> tuple[Tensor, Sampling, Tensor]:
+    """Greedy, drawn and filtered rows in turn, some of them with ties."""
+    rng = np.random.default_rng(count)
+    logits = np.round(4 * rng.standard_normal((count, vocabulary))).astype(np.float32) / 2
+    params = _filters(count, 1)
+    seeds = torch.from_numpy(rng.integers(-(2**31), 2**31, (count, 2)).astype(np.int32))
+    greedy = torch.arange(count) % 3 == 0
+    params = params._replace(temperature_R=torch.where(greedy, 0.0, params.temperature_R), seed_R2=seeds)
+    return torch.from_numpy(logits), params, torch.arange(5, 5 + count, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_the_merged_draws_are_those_of_the_whole_vocabulary(ranks: int) -> None:
+    case = rows(12, 8 * 23)
+    expected = sampling.coupled_sample(EAGER, *case)
+    found = drawn(*case, ranks)
+    assert all(torch.equal(d.merged(), expected) for d in found)
+    assert {tuple(d.ids.shape) for d in found} == {(ranks, 12)}
+    assert not torch.equal(drawn(*case, ranks, shift=2)[0].merged(), expected), "the first id has a say"
+
+
+def test_more_rows_than_a_launch_takes() -> None:
+    case = rows(130, 64)
+    assert torch.equal(drawn(*case, 2)[1].merged(), sampling.coupled_sample(EAGER, *case))
+
+
+def test_equal_scores_go_to_the_smallest_id() -> None:
+    logits = torch.zeros(2, 64)
+    logits[0, [17, 33, 50]] = 1.0
+    params = Sampling(torch.zeros(2), torch.zeros(2), torch.ones(2), torch.zeros(2), torch.zeros(2, 2).int())
+    for ranks in (2, 4):
+        assert drawn(logits, params, torch.zeros(2, dtype=torch.int32), ranks)[0].merged().tolist() == [17, 0]
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+def test_acceptance_merges_the_shards(k: int) -> None:
+    """The kernel and plain torch, over values with ties between shards."""
+    generator = torch.Generator().manual_seed(k)
+    values = torch.randint(0, 3, (4, 6, k + 1), generator=generator).float()
+    ids = torch.randint(0, 16, (4, 6, k + 1), generator=generator).int() + 16 * torch.arange(4).int()[:, None, None]
+    draws, limit = Draws(values, ids), torch.tensor([k, k, k, 2, 1, 0], dtype=torch.int32)
+    drafts = draws.merged()[:, :k].clone()
+    drafts[1::2, k // 2 :] += 1
+    found = SIMULATED.accept(EAGER, drafts, draws, limit)
+    for ours, theirs in zip(found, REFERENCE.accept(EAGER, drafts, draws, limit), strict=True):
+        assert torch.equal(ours, theirs)
+    highest = values.argmax(0, keepdim=True)
+    assert torch.equal(draws.merged(), ids.gather(0, highest)[0]), "argmax takes the first shard, ids ascend"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_rank_finds_the_same_floor(ranks: int) -> None:
+    """That of one rank, by as many collectives as the plan says; masses round differently, no near-tie is here."""
+    logits, params, _ = rows(9, 4 * 31)
+
+    def work(ops: RankOps) -> tuple[Tensor, int]:
+        return filter_floor(ops, part(logits, ops, ranks), params, SIMULATED._weights_above), ops.gathered
+
+    found = on_ranks(ranks, work)
+    alone = filter_floor(EAGER, logits, params, SIMULATED._weights_above)
+    assert all(torch.equal(floor, alone) and gathered == ALL_GATHERS for floor, gathered in found)
+
+
+def test_sums_of_ranks_have_one_order() -> None:
+    """By halves, whatever the number of rows; another order gives other bits."""
+    parts = torch.randn(4, 40, 3, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 6, 40)[:, None]
+    found = on_ranks(4, lambda ops: over_ranks(ops, parts[ops.rank]))
+    a, b, c, d = parts
+    assert all(torch.equal(x, (a + c) + (b + d)) for x in found)
+    assert not torch.equal(found[0], ((a + b) + c) + d)
+    few = on_ranks(4, lambda ops: over_ranks(ops, parts[ops.rank, 7:9]))
+    assert torch.equal(few[0], found[0][7:9])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_classic_rule_over_shards(ranks: int) -> None:
+    """Token for token that of the whole vocabulary; a wrong first id is not."""
+    target, drafted, params, positions = _case(5, 3, 4 * 17, 2)
+
+    def served(shift: int) -> list[tuple[Tensor, Tensor]]:
+        def work(ops: RankOps) -> tuple[Tensor, Tensor]:
+            local = part(target, ops, ranks)
+            mine = drafted._replace(logits_BKV=part(drafted.logits_BKV, ops, ranks))
+            held = params._replace(start_11=shard(ops.rank, local.shape[-1]).start + shift)
+            return SIMULATED.rejection_sample(ops, local, mine, held, positions)
+
+        return on_ranks(ranks, work)
+
+    accepted, counts = rejection_sample(EAGER, target, drafted, params, positions)
+    assert all(torch.equal(a, accepted) and torch.equal(c, counts) for a, c in served(0))
+    assert len(set(counts.flatten().tolist())) > 1
+    assert not torch.equal(served(1)[0][0], accepted)
+
+
+CONFIG = dataclasses.replace(
+    PRESETS["Qwen/Qwen3-0.6B"], hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=96,
+    num_attention_heads=4, num_key_value_heads=4, head_dim=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("draft_tp", [1, 2])
+def test_noise_is_shared_by_models_of_the_same_shards(draft_tp: int) -> None:
+    target, draft = (Qwen3(CONFIG, Parallel(tp), SIMULATED) for tp in (2, draft_tp))
+    target.rank_util.rank.data += 1
+    draft.rank_util.rank.data += draft_tp - 1
+    off = torch.zeros(3)
+    params = Sampling(off + 1, off, off + 1, off, torch.arange(6, dtype=torch.int32).view(3, 2))
+    positions = torch.arange(6, dtype=torch.int32).view(3, 2)
+    of_target, of_draft = Pair(target, draft, EAGER)._prepared(params, positions)
+    assert of_target.noise_BNV is not None
+    assert of_draft.noise_BNV is not None
+    assert (of_target.start_11.item(), of_draft.start_11.item()) == (48, 48 * (draft_tp - 1))  # type: ignore[union-attr]
+    assert torch.equal(of_target.noise_BNV, of_draft.noise_BNV[..., -48:])
+    assert (of_target is of_draft) == (draft_tp == 2)
