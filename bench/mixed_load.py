@@ -1,9 +1,10 @@
 """`python -m bench.mixed_load`: a mixed load with switching against every fixed k, wall time, side by side.
 
-Structured prompts are answered greedily, open ones sampled at `--open-temperature`. Every way serves the same requests
-in the same order with 1, 2, ... active sequences; the ways run in random order, several times. A fixed k has a bundle
-of its own, compiled for it: more than switching has, which runs the graphs of one bundle. Describes the demo pair on
-this machine and says nothing about Qwen3-32B.
+Structured prompts are answered greedily; beside them stand open ones, sampled at `--open-temperature`, or with `--hard`
+those of 64 prompts of random letters whose drafts are rejected most. Every way serves the same requests in the same
+order; the ways run in random order, several times. A fixed k has a bundle of its own, compiled for it: more than
+switching has, which runs the graphs of one bundle. Describes the demo pair on this machine and says nothing about
+Qwen3-32B.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
-from bench.quality import PROMPTS, load_prompts
+from bench.mixed_requests import Load, kinds, ordered
+from bench.provenance import header, said, write_result
 from model.artifact import DECODE, FUSED, PREFILL, read_bundle
-from model.engine import Engine, Params, Request, Result
+from model.engine import Engine, Request, Result
 from model.errors import UserError, run_cli
 from model.generate import shape_of
 from model.runtime import Graphs
 from model.switching import Table, find_table
-from model.text import load_tokenizer
 
 _RESAMPLES = 2000
+SWITCHING = "switching"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """One pass of the load: wall milliseconds per token over all sequences, and whether the tokens are the target's."""
+    """One pass of the load: milliseconds per token over all sequences, and whether the tokens are the target's.
+
+    The process's own processor time is beside the wall time: other load on the machine hardly lengthens it.
+    """
 
     way: str
     active: int
@@ -52,91 +58,90 @@ class Row:
     order: str
     tokens: int
     ms_per_token: float
+    cpu_ms_per_token: float
     steps: int
     refreshes: int
     identical: bool
     source: str = "wall"
 
 
-def load(graphs: Graphs, options: argparse.Namespace, order: str) -> list[Request]:
-    """The requests of the prompt file; `grouped` keeps the kinds together, `mixed` takes them in turns."""
-    tokenizer, stops = load_tokenizer(graphs.bundle.path), graphs.bundle.config("target").eos_token_ids
-    kinds = [[p for p in load_prompts(PROMPTS) if p[1] == kind][:: options.every] for kind in ("structured", "open")]
-    turns = [p for pair in zip(*kinds, strict=True) for p in pair]
-    prompts = turns if order == "mixed" else [*kinds[0], *kinds[1]]
-    params = {"structured": 0.0, "open": options.open_temperature}
-    return [
-        Request(tuple(tokenizer.encode(text).ids), Params(params[kind], seed=i), options.tokens, stops)
-        for i, (_, kind, text) in enumerate(prompts)
-    ]
-
-
-def run(way: Way, requests: Sequence[Request], active: int) -> tuple[list[Result], float]:
-    """Serve the requests, so many at a time; the results and the wall seconds."""
+def run(way: Way, requests: Sequence[Request], active: int) -> tuple[list[Result], float, float]:
+    """Serve the requests, so many at a time; the results, the wall seconds and the processor's."""
     engine = Engine(way.graphs, shape_of(way.graphs.bundle), way.speculative, way.table)
-    begin = time.perf_counter()
+    begin, busy = time.perf_counter(), time.process_time()
     results = [r for at in range(0, len(requests), active) for r in engine.run(requests[at : at + active])]
-    return results, time.perf_counter() - begin
+    return results, time.perf_counter() - begin, time.process_time() - busy
 
 
-def measure(ways: Sequence[Way], loads: dict[str, list[Request]], repeats: int, seed: int) -> list[Row]:
-    """Every way on every load with 1 to 4 active sequences, in random order, after each graph has run once."""
-    rng, rows = random.Random(seed), list[Row]()
+def measure(
+    ways: Sequence[Way], loads: dict[str, list[Request]], counts: Sequence[int], repeats: int, rng: random.Random
+) -> list[Row]:
+    """Every way on every load with each count of active sequences, in random order, after each graph has run once."""
+    rows = list[Row]()
     for way in ways:
         for bucket in way.graphs.bundle["buckets"]:
             for tag in (PREFILL, DECODE, FUSED):
                 way.graphs.prepare(tag, bucket)
     alone = next(w for w in ways if not w.speculative)
     expected = {order: [r.ids for r in run(alone, requests, 1)[0]] for order, requests in loads.items()}
-    most = min(w.graphs.bundle["batch"] for w in ways)
-    cells = [(way, order, active) for way in ways for order in loads for active in range(1, most + 1)]
-    passes = [(cell, repeat) for repeat in range(repeats) for cell in rng.sample(cells, len(cells))]
-    for (way, order, active), repeat in track(passes, "passes", transient=True):
-        results, seconds = run(way, loads[order], active)
+    cells = [(order, active, repeat) for repeat in range(repeats) for order in loads for active in counts]
+    # all ways of a cell run one after the other, so that they share the machine's other load
+    passes = [(way, *cell) for cell in rng.sample(cells, len(cells)) for way in rng.sample(list(ways), len(ways))]
+    for way, order, active, repeat in track(passes, "passes", transient=True):
+        results, seconds, busy = run(way, loads[order], active)
         tokens = sum(len(r.ids) for r in results)
         rows.append(
-            Row(way.name, active, repeat, order, tokens, 1e3 * seconds / tokens, sum(r.steps for r in results),
-                sum(r.refreshes for r in results), [r.ids for r in results] == expected[order])
+            Row(way.name, active, repeat, order, tokens, round(1e3 * seconds / tokens, 5),
+                round(1e3 * busy / tokens, 5), sum(r.steps for r in results), sum(r.refreshes for r in results),
+                [r.ids for r in results] == expected[order])
         )  # fmt: skip
     return rows
 
 
-def total(rows: Sequence[Row], way: str, order: str, pick: Callable[[list[float]], float]) -> float:
-    """Milliseconds per token, each count of active sequences weighing the same."""
-    own = [r for r in rows if (r.way, r.order) == (way, order)]
-    counts = sorted({r.active for r in own})
-    return statistics.mean(pick([r.ms_per_token for r in own if r.active == n]) for n in counts)
+def ratio(
+    rows: Sequence[Row], way: str, other: str, order: str, figure: str = "ms_per_token"
+) -> tuple[float, float, float]:
+    """Time of the other way over the time of this way, and its 95 % bootstrap interval.
 
-
-def ratio(rows: Sequence[Row], way: str, other: str, order: str) -> tuple[float, float, float]:
-    """Time of the other way over the time of this way, and its 95 % bootstrap interval over repeats."""
+    A ratio is of two passes of one cell, which ran side by side; cells are drawn again.
+    """
+    cells = {(r.way, r.active, r.repeat): getattr(r, figure) for r in rows if r.order == order}
+    found = [cells[other, active, repeat] / ms for (own, active, repeat), ms in cells.items() if own == way]
     rng = random.Random(0)
+    drawn = sorted(statistics.mean(rng.choices(found, k=len(found))) for _ in range(_RESAMPLES))
+    return statistics.mean(found), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES)]
 
-    def resampled(values: list[float]) -> float:
-        return statistics.mean(rng.choices(values, k=len(values)))
 
-    drawn = sorted(total(rows, other, order, resampled) / total(rows, way, order, resampled) for _ in range(_RESAMPLES))
-    plain = total(rows, other, order, statistics.mean) / total(rows, way, order, statistics.mean)
-    return plain, drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES)]
+def _rank(way: str) -> tuple[bool, int]:
+    return (False, 0) if way == SWITCHING else (True, int(way.removeprefix("k ")))
 
 
 def table(rows: Sequence[Row]) -> str:
     """A line per order and way; no time is shown beside tokens that differ from the target's."""
-    lines = ["| order | way | ms/token by active sequences, p50 (wall) | all | its time over switching's | identical |"]
-    lines.append("|---|---|---|---|---|---|")
-    for order in dict.fromkeys(r.order for r in rows):
-        for way in sorted({r.way for r in rows}):
+    counts = sorted({r.active for r in rows})
+    shown_counts = " and ".join(map(str, counts))
+    lines = [
+        f"| order | way | ms/token with {shown_counts} active, p50 (wall) | its time over switching's (wall) "
+        "| the same (processor) | identical |",
+        "|---|---|---|---|---|---|",
+    ]
+    for order in sorted({r.order for r in rows}):
+        for way in sorted({r.way for r in rows}, key=_rank):
             own = [r for r in rows if (r.way, r.order) == (way, order)]
             if not all(r.identical for r in own):
                 lines.append(f"| {order} | {way} | - | - | - | no |")
                 continue
-            counts = sorted({r.active for r in own})
             each = [statistics.median(r.ms_per_token for r in own if r.active == n) for n in counts]
-            value, low, high = ratio(rows, "switching", way, order)
-            shown = " ".join(f"{v:.2f}" for v in each)
-            mean = total(rows, way, order, statistics.mean)
-            lines.append(f"| {order} | {way} | {shown} | {mean:.2f} | {value:.3f} [{low:.3f}, {high:.3f}] | yes |")
+            times = (ratio(rows, SWITCHING, way, order, f) for f in ("ms_per_token", "cpu_ms_per_token"))
+            over = " | ".join(f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in times)
+            shown = ", ".join(f"{v:.2f}" for v in each)
+            lines.append(f"| {order} | {way} | {shown} | {over} | yes |")
     return "\n".join(lines)
+
+
+def show(result: dict[str, Any]) -> str:
+    """A file of results as text: where it comes from, what was served, and the table."""
+    return f"{said(result)}; {result['load']}\n\n{table([Row(**row) for row in result['rows']])}"
 
 
 def _ways(options: argparse.Namespace) -> list[Way]:
@@ -144,33 +149,53 @@ def _ways(options: argparse.Namespace) -> list[Way]:
     tuned = find_table(options.bundle, options.tuning)
     if tuned is None:
         raise UserError(f"{options.bundle} has no tuning table; make one with python -m bench.step_costs")
-    k = own.bundle["k"]
-    ways = [Way("switching", own, True, tuned), Way("k 0, target alone", own, False), Way(f"k {k}", own, True)]
+    ways = [Way(SWITCHING, own, True, tuned), Way("k 0", own, False), Way(f"k {own.bundle['k']}", own, True)]
     for other in options.fixed:
         graphs = Graphs(read_bundle(other))
         ways.append(Way(f"k {graphs.bundle['k']}", graphs, True))
     return ways
 
 
-def main(arguments: list[str]) -> None:
-    """Print the table; write the rows if a file is given."""
+def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.mixed_load", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="bundle that switches, with a batch of several")
+    parser.add_argument("--show", type=Path, help="print the table of this file of results, and measure nothing")
+    parser.add_argument("--bundle", type=Path, help="bundle that switches, with a batch of several")
     parser.add_argument("--fixed", type=Path, nargs="*", default=[], help="bundles of other k to compare with")
     parser.add_argument("--tuning", type=Path, help="table (default: the bundle's)")
+    parser.add_argument("--active", type=int, nargs="+", default=[1, 4], help="active sequences (default: 1 4)")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt of each kind")
     parser.add_argument("--open-temperature", type=float, default=1.0)
+    parser.add_argument("--hard", type=int, default=0, help="so many hard prompts instead of the open ones")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the order of the passes")
-    parser.add_argument("--rows", type=Path, help="file for the rows, JSON lines")
+    parser.add_argument("--out", type=Path, help="file for the results, JSON")
     options = parser.parse_args(arguments)
-    ways = _ways(options)
-    loads = {order: load(ways[0].graphs, options, order) for order in ("grouped", "mixed")}
-    rows = measure(ways, loads, options.repeats, options.seed)
-    if options.rows:
-        options.rows.write_text("".join(json.dumps(asdict(r)) + "\n" for r in rows), encoding="utf-8")
-    print(table(rows))
+    if not (options.bundle or options.show):
+        raise UserError("there is nothing to do; give --bundle, or --show with a file of results")
+    return options
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table; write the results if a file is given."""
+    options = _options(arguments)
+    if options.show:
+        print(show(json.loads(options.show.read_text(encoding="utf-8"))))
+        return
+    result, ways = header("wall"), _ways(options)
+    most = min(w.graphs.bundle["batch"] for w in ways)
+    if not all(1 <= n <= most for n in options.active):
+        raise UserError(f"--active is {options.active}; these bundles serve 1 to {most} sequences at once")
+    load = Load(options.tokens, options.every, options.open_temperature, options.hard)
+    of_kinds = kinds(ways[0].graphs, load)
+    loads = {order: ordered(of_kinds, order) for order in ("grouped", "mixed")}
+    others = f"the hardest of 64 prompts: {len(of_kinds[1])}" if load.hard else f"open: {len(of_kinds[1])}"
+    result["load"] = f"structured: {len(of_kinds[0])}, {others}; {load}; switching on the graphs of {ways[2].name}"
+    rows = measure(ways, loads, options.active, options.repeats, random.Random(options.seed))
+    result["rows"] = [asdict(r) for r in rows]
+    if options.out:
+        write_result(options.out, result)
+    print(show(result))
 
 
 if __name__ == "__main__":

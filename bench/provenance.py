@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
@@ -42,3 +43,13 @@ def header(source: str) -> dict[str, Any]:
 def said(made: dict[str, Any]) -> str:
     """A header in words."""
     return f"source {made['source']}, commit {made['commit']}, {made['machine']}, {made['date']}"
+
+
+def write_result(file: Path, value: dict[str, Any]) -> None:
+    """A JSON object with a line for each row of a list of rows: a changed result is readable as a difference."""
+    parts = []
+    for name, part in value.items():
+        rows = isinstance(part, list) and part and isinstance(part[0], dict)
+        shown = "[\n" + ",\n".join(json.dumps(r) for r in part) + "\n]" if rows else json.dumps(part)
+        parts.append(f"{json.dumps(name)}: {shown}")
+    file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench import reproduce_model, reproduce_report, reproduce_wall
-from bench.provenance import header
+from bench.provenance import header, write_result
 from bench.reproduce_wall import Sweep
 from model.errors import UserError, run_cli
 
@@ -38,16 +38,6 @@ def measure(sweep: Sweep, quick: bool) -> dict[str, Any]:
     made = reproduce_wall.measure(sweep, console.print)
     rows = list(track(made, "demo pair", total=_steps(sweep), transient=True, console=console))
     return made_by | {"quick": quick, "sweep": dataclasses.asdict(sweep), "rows": rows}
-
-
-def _write(file: Path, value: dict[str, Any]) -> None:
-    # a line for each row keeps a changed result readable as a difference
-    parts = []
-    for name, part in value.items():
-        rows = isinstance(part, list) and part and isinstance(part[0], dict)
-        shown = "[\n" + ",\n".join(json.dumps(r) for r in part) + "\n]" if rows else json.dumps(part)
-        parts.append(f"{json.dumps(name)}: {shown}")
-    file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -82,7 +72,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     options.results.mkdir(parents=True, exist_ok=True)
     for name, value in _made(options).items():
-        _write(options.results / name, value)
+        write_result(options.results / name, value)
     page, found = options.results / REPORT, read(options.results)
     for name, text in {REPORT: reproduce_report.report(found), **reproduce_report.plots(found)}.items():
         (options.results / name).write_text(text, encoding="utf-8")

@@ -8,7 +8,6 @@ target alone, over the time of a fused step. The times are wall times of this ma
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
+from bench.provenance import header, write_result
 from model.artifact import DECODE, FUSED, PREFILL, read_bundle
 from model.engine import Engine, Params, Request, Runner
 from model.errors import run_cli
@@ -48,7 +48,10 @@ class Timed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Median wall milliseconds of a run of each graph, at one bucket with so many active sequences."""
+    """Least wall milliseconds of a run of each graph, at one bucket with so many active sequences.
+
+    The least, because other load on the machine only adds.
+    """
 
     bucket: int
     active: int
@@ -86,7 +89,7 @@ def _requests(graphs: Graphs, length: int, count: int, rng: random.Random) -> li
 
 
 def _cost(bucket: int, active: int, timed: Timed) -> Cost:
-    return Cost(bucket, active, *(1e3 * statistics.median(timed.seconds[t]) for t in (DECODE, FUSED, PREFILL)))
+    return Cost(bucket, active, *(1e3 * min(timed.seconds[t]) for t in (DECODE, FUSED, PREFILL)))
 
 
 def tuning(costs: list[Cost], k: int) -> dict[str, object]:
@@ -100,7 +103,7 @@ def tuning(costs: list[Cost], k: int) -> dict[str, object]:
             for alpha in _ALPHAS
         ]
     refresh = statistics.mean(c.prefill_ms / c.alone_ms for c in costs)
-    return {"format": FORMAT, "rows": rows, "source": "wall", "refresh": round(refresh, 4)}
+    return {"format": FORMAT, **header("wall"), "refresh": round(refresh, 4), "rows": rows}
 
 
 def main(arguments: list[str]) -> None:
@@ -114,8 +117,8 @@ def main(arguments: list[str]) -> None:
     graphs = Graphs(read_bundle(options.bundle))
     costs = measure(graphs, options.repeats, options.seed)
     out = options.out or options.bundle / TABLE_FILE
-    out.write_text(json.dumps(tuning(costs, graphs.bundle["k"])) + "\n", encoding="utf-8")
-    print("| bucket | active | target alone ms | fused ms | prompt ms (wall, p50) |\n|---|---|---|---|---|")
+    write_result(out, tuning(costs, graphs.bundle["k"]))
+    print("| bucket | active | target alone ms | fused ms | prompt ms (wall, least) |\n|---|---|---|---|---|")
     for c in costs:
         print(f"| {c.bucket} | {c.active} | {c.alone_ms:.2f} | {c.fused_ms:.2f} | {c.prefill_ms:.2f} |")
     print(out)

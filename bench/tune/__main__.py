@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.draft_cost import DRAFTS
+from bench.provenance import header, write_result
 from bench.tune import acceptance, choose, page, published, study, text
 from model.errors import UserError, run_cli
+from model.switching import FORMAT
 
 DEGREES = (4, 8, 16, 32)
 
@@ -84,7 +86,7 @@ def run(plan: study.Plan, with_sensitivity: bool = True) -> dict[str, Any]:
     with console.status("simulating the passes"):
         rows = study.candidates(plan)
         found: dict[str, Any] = {
-            "source": "simulated", "setup": vars_of(at), "candidates": rows, "choices": study.choices(plan, rows),
+            "setup": vars_of(at), "candidates": rows, "choices": study.choices(plan, rows),
             "curves": study.curves(plan, at), "stops": study.stops(plan), "h100": study.h100(),
             "workloads": [{"name": w.name, "draft": w.draft, "rate": w.rate, "reach": w.reach, "source": w.source,
                            "steps": w.steps} for w in plan.workloads],
@@ -104,10 +106,12 @@ def main(arguments: list[str]) -> None:
     """Print the tables, or one JSON object; write the page and the switching table where asked."""
     options = _options(arguments)
     plan = _plan(options)
-    found = run(plan, not options.no_sensitivity)
+    made_by = header("simulated")
+    found = made_by | run(plan, not options.no_sensitivity)
     if options.table:
-        table = study.switch_table(plan.latencies["nominal"], reference_setup(plan), options.batch)
-        options.table.write_text(text.by_row(table), encoding="utf-8")
+        at = reference_setup(plan)
+        rows = study.switch_rows(plan.latencies["nominal"], at, options.batch)
+        write_result(options.table, {"format": FORMAT, **made_by, "setup": vars_of(at), "rows": rows})
     if options.html:
         options.html.write_text(page.page(found), encoding="utf-8")
     print(json.dumps(found) if options.json else text.tables(found))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from bench.provenance import said
 from bench.serving.plots import COLOURS, Axes, Bar, Series, bars, lines
 from bench.serving.report import _STYLE
 from bench.tune import text
@@ -62,10 +63,10 @@ def swings(found: Found) -> str:
     rows = [r for r in found["sensitivity"] if r["swing_ms"] > 1e-3][:_SHOWN]
     groups = []
     for row in rows:
-        said = " to ".join(f"{v:.4g}" for v in row["ends"])
+        name, ends = text.assumption(row)
         words = f"{row['ms'][0]:.2f} to {row['ms'][1]:.2f} ms"
         bar = Bar(COLOURS[0], row["swing_ms"], row["swing_ms"], row["swing_ms"], words)
-        groups.append((f"{row['assumption'].replace('_', ' ')} ({said})", [bar]))
+        groups.append((f"{name} ({' to '.join(ends)})", [bar]))
     return bars("How far one assumption alone moves the time per token", "ms", groups, [])
 
 
@@ -103,6 +104,7 @@ def page(found: Found) -> str:
             parts += [f"<h2>{title}</h2>", table(heads, rows)]
     sources = "".join(f"<li>{escape(w['name'])}: {escape(w['source'])}</li>" for w in found["workloads"])
     parts.append(f"<h2>Where acceptance comes from</h2><ul>{sources}</ul>")
+    parts.append(f'<p class="note">{escape(said(found))}</p>')
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tuner</title>'
         f"<style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><h1>What to compile</h1>"

@@ -151,7 +151,6 @@ def h100() -> dict[str, Any]:
             "cost_ratio_published": separate, "source": published.SOURCE}  # fmt: skip
 
 
-def switch_table(latency: Latency, setup: Setup, batches: Iterable[int]) -> dict[str, Any]:
+def switch_rows(latency: Latency, setup: Setup, batches: Iterable[int]) -> Rows:
     """For batch-aware switching: the gain of every k per batch and acceptance rate; the largest row is the best k."""
-    grid = [(batch, rate) for batch in batches for rate in RATES]
-    return {"format": 1, "rows": gains(grid, latency, setup), "source": "simulated"}
+    return gains([(batch, rate) for batch in batches for rate in RATES], latency, setup)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -67,12 +66,21 @@ def stops(found: Found) -> tuple[list[str], list[list[str]]]:
     ]
 
 
+def assumption(row: Found) -> tuple[str, list[str]]:
+    """An assumption's name in words, and its two ends with their unit; long nanoseconds as microseconds."""
+    unit, ends = row["unit"], row["ends"]
+    if unit == "ns" and max(ends) >= 1000:
+        unit, ends = "us", [v / 1000 for v in ends]
+    name = row["assumption"].removesuffix(f"_{row['unit']}").replace("_", " ")
+    return name, [f"{v:,.4g} {unit}".strip() if v < 1e4 else f"{v:,.0f} {unit}".strip() for v in ends]
+
+
 def sensitivity(found: Found) -> tuple[list[str], list[list[str]]]:
     """The assumptions that move the time most."""
     heads = ["assumption", "from", "to", "ms per token (simulated)", "gain (simulated)", "best k"]
     rows = [r for r in found["sensitivity"] if r["swing_ms"] > 1e-3][:_MOST]
     return heads, [
-        [r["assumption"], *(f"{v:.4g} {r['unit']}".strip() for v in r["ends"]),
+        [assumption(r)[0], *assumption(r)[1],
          *(" to ".join(f"{v:.2f}" for v in r[key]) for key in ("ms", "gain")), " to ".join(map(str, r["k"]))]
         for r in rows
     ]  # fmt: skip
@@ -117,13 +125,6 @@ SECTIONS = (
     ("Best choice", choices), ("Every setup at its best k", candidates), ("When speculation should be off", stops),
     ("Which assumption matters most", sensitivity), ("The other draft", others), ("Published H100 series", h100),
 )  # fmt: skip
-
-
-def by_row(table: Found) -> str:
-    """A switching table as JSON, one line a row."""
-    rows = ",\n".join(json.dumps(row) for row in table["rows"])
-    rest = json.dumps({name: value for name, value in table.items() if name != "rows"})
-    return f'{rest[:-1]}, "rows": [\n{rows}\n]}}\n'
 
 
 def tables(found: Found) -> str:

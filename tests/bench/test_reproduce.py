@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench import reproduce, reproduce_claims, reproduce_report, reproduce_wall
+from bench.provenance import write_result
 from bench.reproduce_claims import CLAIMS, OPEN, STRUCTURED
 from bench.tune import acceptance
 from model.engine import Request, Result
@@ -161,7 +162,7 @@ def test_the_report_is_made_again_from_the_files(
     results: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, file in (("model", reproduce.MODEL), ("wall", reproduce.WALL)):
-        reproduce._write(tmp_path / file, results[name])
+        write_result(tmp_path / file, results[name])
     reproduce.main(["--report", "--results", str(tmp_path)])
     assert capsys.readouterr().out.strip() == str(tmp_path / reproduce.REPORT)
     assert reproduce.read(tmp_path) == results
@@ -193,7 +194,7 @@ def test_the_committed_report_is_that_of_the_committed_results() -> None:
 
 
 def test_results_are_json_by_line(results: dict[str, Any], tmp_path: Path) -> None:
-    reproduce._write(tmp_path / "x.json", results["wall"])
+    write_result(tmp_path / "x.json", results["wall"])
     text = (tmp_path / "x.json").read_text()
     assert json.loads(text) == results["wall"]
     assert len(text.splitlines()) > len(results["wall"]["rows"])

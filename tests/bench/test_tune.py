@@ -13,10 +13,11 @@ import pytest
 from bench import draft_cost
 from bench.cases_layer import Shard
 from bench.tune import __main__ as command
-from bench.tune import choose, passes, sensitivity, study
+from bench.tune import choose, passes, sensitivity, study, text
 from bench.tune.acceptance import Acceptance, at_rate, from_steps
 from bench.tune.choose import Setup
 from model.errors import UserError
+from model.switching import parse_table
 from nkisim.timeline import schedule
 from nkisim.trn2 import TRN2
 
@@ -182,7 +183,9 @@ def test_the_command_its_page_and_its_table(tmp_path: Path, capsys: pytest.Captu
     assert all(row["ms_low"] < row["ms"] < row["ms_high"] for row in found["candidates"])
     assert {row["draft"] for row in found["other_drafts"]} == {"0.6B"}
     made = json.loads(table.read_text())
-    assert set(made) == {"format", "rows", "source"}
+    assert set(made) == {"format", "source", "commit", "machine", "date", "setup", "rows"}
+    assert made["commit"] == found["commit"]
+    assert parse_table(table.read_bytes(), "table").source == "simulated"
     assert (made["format"], made["source"]) == (1, "simulated")
     assert len(made["rows"]) == 3 * len(study.RATES) * MOST
     setup = command.reference_setup(command._plan(command._options([])))
@@ -194,9 +197,20 @@ def test_the_command_its_page_and_its_table(tmp_path: Path, capsys: pytest.Captu
             assert (largest["k"], largest["gain"]) == (best.k, round(best.gain, 4))
         else:
             assert largest["gain"] <= 1.0
-    text = page.read_text()
-    assert text.count("<svg") == 4
-    assert "nothing here was measured" in text
+    shown = page.read_text()
+    assert shown.count("<svg") == 4
+    assert "nothing here was measured" in shown
+    assert f"commit {found['commit']}, " in shown
+
+
+def test_an_assumption_is_shown_with_its_unit() -> None:
+    """No exponents: a latency of 15000 ns is 15 us, as a person says it."""
+    ends = [("collective_latency_ns", "ns", (1000, 15000)), ("register_ns", "ns", (10, 200)),
+            ("rate", "", (0.81, 0.71)), ("vector_strided_bytes", "bytes", (1e9, 16))]  # fmt: skip
+    assert [text.assumption({"assumption": n, "unit": u, "ends": e}) for n, u, e in ends] == [
+        ("collective latency", ["1 us", "15 us"]), ("register", ["10 ns", "200 ns"]), ("rate", ["0.81", "0.71"]),
+        ("vector strided", ["1,000,000,000 bytes", "16 bytes"]),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("made")
