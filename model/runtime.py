@@ -21,6 +21,7 @@ from model import custom_calls
 from model.artifact import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.errors import UserError
 from model.launches import NUMPY, TARGET
+from model.shards import faults as shard_faults
 from model.speculative import StepInputs
 from model.weights import shard_file
 
@@ -92,11 +93,10 @@ class Graphs:
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
+        if fault := next(shard_faults(self.bundle), None):
+            raise UserError(f"{self.bundle.path} cannot run: {fault}; build the bundle again")
         shards = [_read_shard(self.bundle.path / shard_file(rank)) for rank in range(self.tp)]
         needed = {t.name for g in self.bundle.graphs for t in g.weights}
-        missing = sorted(needed - shards[0].keys())
-        if missing:
-            raise UserError(f"{self.bundle.path}/weights lacks {', '.join(missing[:8])}; build the bundle again")
         return {name: self._put([shard[name] for shard in shards]) for name in needed}
 
     def _zeros(self, tensor: TensorSpec) -> Any:
@@ -123,8 +123,6 @@ def _cpu_devices(count: int) -> list[Any]:
 
 
 def _read_shard(file: Path) -> dict[str, np.ndarray]:
-    if not file.is_file():
-        raise UserError(f"{file} is missing; build the bundle again")
     with safe_open(file, framework="np") as shard:
         return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
 

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from compile.build import build
+from compile.doctor import main as doctor
+from compile.serve_command import _LAYOUT_SWITCHES, neuron_fields
 from compile.serve_command import main as serve_command
 from deploy import server
 from deploy.values import load_values
-from model.artifact import MANIFEST
+from model.artifact import MANIFEST, manifest_digest, read_bundle, sha256_of
 from model.errors import UserError
+from model.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -80,6 +83,8 @@ def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixt
         speculation_length=m.k + 1,
     )  # fmt: skip
     _change(full, lambda manifest: manifest["models"]["target"].update(name=m.target))
+    # the sizes of the cluster without its graphs: the shards are those of a tiny pair
+    _change(full, lambda manifest: manifest.update(graphs=[], weights=manifest["weights"] | {"ranks": m.tp}))
     _change(full, lambda manifest: manifest["files"].update(_shards(full, m.tp)))
     folders = [
         "--target",
@@ -92,9 +97,10 @@ def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixt
 
 def _shards(bundle: Path, tp: int) -> dict[str, Any]:
     names = [f"weights/tp{rank}_sharded_checkpoint.safetensors" for rank in range(tp)]
+    content = (bundle / names[0]).read_bytes()
     for name in names:
-        (bundle / name).write_bytes(b"")
-    return {name: {"sha256": "", "bytes": 0} for name in names}
+        (bundle / name).write_bytes(content)
+    return {name: {"sha256": "", "bytes": len(content)} for name in names}
 
 
 def _change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -103,10 +109,15 @@ def _change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
+# what target and draft have in common
+_SHARED = ("tp_degree", "batch_size", "max_batch_size", "seq_len", "max_length")
+
+
 def _change_config(bundle: Path, **changes: object) -> None:
     file = bundle / "neuron_config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     config["neuron_config"] |= changes
+    config["fused_spec_config"]["draft_config"]["neuron_config"] |= {k: v for k, v in changes.items() if k in _SHARED}
     file.write_text(json.dumps(config), encoding="utf-8")
     entry = {"sha256": "", "bytes": file.stat().st_size}
     _change(bundle, lambda manifest: manifest["files"].update({file.name: entry}))
@@ -140,6 +151,60 @@ def test_engines_that_take_no_plain_draft_are_refused(full: Path, engine: str, s
 def test_a_config_of_another_shape_is_refused(full: Path, changes: dict[str, object], said: str) -> None:
     _change_config(full, **changes)
     with pytest.raises(UserError, match=said):
+        serve_command(["--bundle", str(full)])
+
+
+def _edit_config(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    file = bundle / "neuron_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    edit(config)
+    file.write_text(json.dumps(config), encoding="utf-8")
+    _change(bundle, lambda m: m["files"]["neuron_config.json"].update(bytes=file.stat().st_size))
+
+
+def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path) -> None:
+    names = [*neuron_fields(2, 2, 128, 3, 2), *_LAYOUT_SWITCHES]
+    for of in (lambda c: c["neuron_config"], lambda c: c["fused_spec_config"]["draft_config"]["neuron_config"]):
+        for name in names:
+            kept = (full / "neuron_config.json").read_bytes()
+            _edit_config(full, lambda c, of=of, name=name: of(c).update({name: 77}))  # type: ignore[misc]
+            with pytest.raises(UserError, match=f"has {name} 77"):
+                serve_command(["--bundle", str(full)])
+            (full / "neuron_config.json").write_bytes(kept)
+    _edit_config(full, lambda c: c.update(fused_spec_config=None))
+    with pytest.raises(UserError, match="has no draft and its k is 3"):
+        serve_command(["--bundle", str(full)])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [({"tp": 4}, "as float32 (64, 8), the graphs take float32 (64, 16)"), ({"dtype": "bf16"}, "as bfloat16 (64, 16)"),
+     ({"k": 0}, "it lacks draft_model.embed_tokens.weight")],
+    ids=str,
+)  # fmt: skip
+def test_shards_of_another_build_are_refused(
+    base: Path, full: Path, other: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file under its right name, with the right digest in the manifest."""
+    made = base / f"other-{'-'.join(map(str, other))}"
+    build(spec(base, made.name, **({"tp": 2} | other)))
+    for shard in (full / "weights").iterdir():
+        shutil.copyfile(made / "weights" / shard.name, shard)
+        entry = {"sha256": sha256_of(shard), "bytes": shard.stat().st_size}
+        _change(full, lambda m, n=f"weights/{shard.name}", e=entry: m["files"].update({n: e}))  # type: ignore[misc]
+    for refuse in (lambda: serve_command(["--bundle", str(full)]), lambda: Graphs(read_bundle(full))):
+        with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, tp or layout") as caught:
+            refuse()
+        assert said in str(caught.value)
+    _change(full, lambda m: m.update(manifest_sha256=manifest_digest(m)))
+    with pytest.raises(SystemExit):
+        doctor([str(full)])
+    assert "NOT SERVABLE: weights/tp1_sharded" in capsys.readouterr().out
+
+
+def test_a_manifest_whose_ranks_are_not_its_tp_is_refused(full: Path) -> None:
+    _change(full, lambda m: m["weights"].update(ranks=4))
+    with pytest.raises(UserError, match="its weights were cut for 4 ranks and its graphs for 2"):
         serve_command(["--bundle", str(full)])
 
 
