@@ -11,6 +11,7 @@ from typing import Any
 from compile.contract import violations
 from model.artifact import Bundle, damage, read_bundle
 from model.errors import UserError, run_cli
+from model.shards import faults
 from model.weights import shard_file
 
 
@@ -30,6 +31,8 @@ def findings(bundle: Bundle) -> list[str]:
         missing = [r for r in range(bundle["tp"]) if shard_file(r) not in listed]
         if missing:
             found.append(f"the weights of ranks {missing} are in no list of files; build the bundle again")
+        elif whole:
+            found += [f"{fault}; build the bundle again" for fault in faults(bundle)]
         if "tokenizer/tokenizer.json" not in listed:
             found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
     return found

@@ -6,6 +6,8 @@ from typing import Any
 
 from compile.plan import Plan
 from model.artifact import graph_as_json
+from model.config import Qwen3Config
+from model.parallel import HeadMap
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def plan_as_text(plan: Plan) -> str:
     lines = [
         *(
             f"{m.role:<6} {m.name}: {m.config.parameter_count / 1e9:.3g} B parameters, "
-            f"{m.config.num_hidden_layers} layers"
+            f"{m.config.num_hidden_layers} layers{_padding(m.config, spec.tp)}"
             for m in spec.models
         ),
         f"step   k = {spec.k} drafts, {spec.k + 1} verified rows, 1 to {spec.k + 1} tokens; "
@@ -36,3 +38,8 @@ def plan_as_text(plan: Plan) -> str:
         counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
         lines.append(f"       {graph.tag}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)
+
+
+def _padding(config: Qwen3Config, tp: int) -> str:
+    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp).heads_per_rank * tp
+    return "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"

@@ -17,6 +17,7 @@ from typing import Any
 
 from model.artifact import Bundle, read_bundle
 from model.errors import UserError, run_cli
+from model.shards import faults
 from model.weights import shard_file
 
 MODEL, CONFIG = "model.pt", "neuron_config.json"
@@ -26,10 +27,11 @@ ENGINES = {
     "v1": "its loader takes an EAGLE draft alone: the method draft_model is refused and eagle builds another graph",
     "native": "it compiles its own graphs, reads no NxDI artifact and takes EAGLE3 drafts alone",
 }
-# switches of NxDI that change the layout of the weights
+# switches of NxDI that change the layout of the weights or the caches
 _LAYOUT_SWITCHES = (
     "fused_qkv", "qkv_kernel_enabled", "qkv_nki_kernel_enabled", "attn_block_tkg_nki_kernel_enabled",
-    "mlp_kernel_enabled", "out_proj_kernel_enabled", "quantized",
+    "attn_block_tkg_nki_kernel_cache_update", "mlp_kernel_enabled", "quantized_mlp_kernel_enabled",
+    "out_proj_kernel_enabled", "quantized", "kv_cache_quant", "k_cache_transposed", "flash_decoding_enabled",
 )  # fmt: skip
 
 
@@ -129,24 +131,37 @@ def _check_files(bundle: Bundle) -> None:
         file = bundle.path / name
         if not file.is_file() or file.stat().st_size != entry["bytes"]:
             raise UserError(f"{bundle.path} cannot be served: {name} is missing or cut short; pull or build it again")
+    if fault := next(faults(bundle), None):
+        raise UserError(f"{bundle.path} cannot be served: {fault}; build it again")
 
 
 def _check_config(bundle: Bundle) -> int:
     file = bundle.path / CONFIG
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["neuron_config"]
+        written = json.loads(file.read_text(encoding="utf-8"))
+        found, fused = written["neuron_config"], written.get("fused_spec_config") or {}
         # a bundle that the engine compiled for itself does not say by which flags
         lnc = int(bundle.manifest.get("compiler", {"lnc": found["logical_nc_config"]})["lnc"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read ({type(error).__name__}); build the bundle again") from error
-    sizes = neuron_fields(bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"], lnc)
-    for name, value in (sizes | dict.fromkeys(_LAYOUT_SWITCHES, False)).items():
-        if found.get(name) != value:
-            raise UserError(
-                f"{bundle.path} cannot be served: {CONFIG} has {name} {found.get(name)!r} and the bundle was built "
-                f"for {value!r}; build it again"
-            )
+    if bool(fused) != bool(bundle["k"]):
+        of = "no draft" if bundle["k"] else "a draft"
+        raise UserError(f"{bundle.path} cannot be served: {CONFIG} has {of} and its k is {bundle['k']}; build it again")
+    _compare(bundle, found, bundle["k"], lnc)
+    if fused:
+        _compare(bundle, fused.get("draft_config", {}).get("neuron_config", {}), 0, lnc, " for the draft")
     return lnc
+
+
+def _compare(bundle: Bundle, found: dict[str, Any], k: int, lnc: int, whose: str = "") -> None:
+    sizes = neuron_fields(bundle["tp"], bundle["batch"], bundle["max_len"], k, lnc)
+    for name, value in (sizes | dict.fromkeys(_LAYOUT_SWITCHES, False)).items():
+        # a file that lacks a switch has it off
+        if found.get(name, False) != value:
+            raise UserError(
+                f"{bundle.path} cannot be served: {CONFIG} has {name} {found.get(name)!r}{whose} and the bundle was "
+                f"built for {value!r}; build it again"
+            )
 
 
 def main(arguments: list[str]) -> None:

@@ -20,6 +20,8 @@ from model.parallel import check_tp
 from model.weights import DTYPES
 
 MAX_K = 31
+# a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
+MAX_TP = 64
 # what has no meaning without a draft
 _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
 
@@ -122,6 +124,8 @@ class BuildSpec:
     def _check_numbers(self) -> None:
         if not 0 <= self.k <= MAX_K:
             raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens, and 0 builds the target alone")
+        if self.tp > MAX_TP:
+            raise UserError(f"tp is {self.tp}; a trn2 machine has {MAX_TP} logical cores, choose 1 to {MAX_TP}")
         if self.batch < 1:
             raise UserError(f"batch is {self.batch}; it must be at least 1")
         if self.max_len < KEY_TILE or self.max_len % KEY_TILE:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,8 +21,9 @@ from model import custom_calls
 from model.artifact import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.errors import UserError
 from model.launches import NUMPY, TARGET
+from model.shards import faults as shard_faults
 from model.speculative import StepInputs
-from model.weights import check_cut, cut_label, shard_file
+from model.weights import shard_file
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 os.environ.setdefault("NPROC", "1")
@@ -91,20 +93,11 @@ class Graphs:
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
-        shards = [self._read_shard(rank) for rank in range(self.tp)]
+        if fault := next(shard_faults(self.bundle), None):
+            raise UserError(f"{self.bundle.path} cannot run: {fault}; build the bundle again")
+        shards = [_read_shard(self.bundle.path / shard_file(rank)) for rank in range(self.tp)]
         needed = {t.name for g in self.bundle.graphs for t in g.weights}
-        missing = sorted(needed - shards[0].keys())
-        if missing:
-            raise UserError(f"{self.bundle.path}/weights lacks {', '.join(missing[:8])}; build the bundle again")
         return {name: self._put([shard[name] for shard in shards]) for name in needed}
-
-    def _read_shard(self, rank: int) -> dict[str, np.ndarray]:
-        file = self.bundle.path / shard_file(rank)
-        if not file.is_file():
-            raise UserError(f"{file} is missing; build the bundle again")
-        with safe_open(file, framework="np") as shard:
-            check_cut(str(file), shard.metadata(), cut_label(self.bundle["weights"], rank))
-            return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
 
     def _zeros(self, tensor: TensorSpec) -> Any:
         return self._put([np.zeros(tensor.shape, NUMPY[tensor.dtype])] * self.tp)
@@ -127,6 +120,11 @@ def _cpu_devices(count: int) -> list[Any]:
     if len(devices) < count:
         raise UserError(f"this process has {len(devices)} CPU devices, the bundle needs {count}; start a new process")
     return list(devices[:count])
+
+
+def _read_shard(file: Path) -> dict[str, np.ndarray]:
+    with safe_open(file, framework="np") as shard:
+        return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
 
 
 def compile_hlo(proto: bytes, devices: list[Any]) -> Any:

@@ -235,22 +235,3 @@ def bundle_names(prefix: str, config: Qwen3Config, packing: Packing) -> dict[str
 def shard_file(rank: int) -> str:
     """The bundle's file of one rank's weights, as NxDI names it."""
     return f"weights/tp{rank}_sharded_checkpoint.safetensors"
-
-
-def cut_label(layout: dict[str, Any], rank: int) -> dict[str, str]:
-    """What a shard's file says about itself: the layout and the rank that it was cut for.
-
-    One entry, because a header's entries come in another order in every file.
-    """
-    return {"cut": json.dumps(layout | {"rank": rank}, sort_keys=True)}
-
-
-def check_cut(file: str, found: dict[str, str] | None, expected: dict[str, str]) -> None:
-    """Refuse a shard that was cut for another rank, degree or layout than the graphs'."""
-    was, needed = json.loads((found or {}).get("cut", "{}")), json.loads(expected["cut"])
-    for key in sorted(needed):
-        if was.get(key) != needed[key]:
-            raise UserError(
-                f"{file} was cut for {key} {was.get(key)}, the graphs of its bundle need {needed[key]}; "
-                "build the bundle again"
-            )

@@ -43,7 +43,7 @@ def _refused(work: object, *words: str) -> None:
     ("changes", "word"),
     [({"k": -1}, "k is -1"), ({"k": 0, "draft": "Qwen/Qwen3-0.6B"}, "--draft was given"),
      ({"k": 0, "draft_checkpoint": "x"}, "--draft-checkpoint was given"),
-     ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 256}, "divide"),
+     ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "64 logical cores"),
      ({"max_len": 1000}, "1024"),
      ({"max_len": 65536}, "40960"), ({"dtype": "int4"}, "bf16"), ({"target": "Qwen/Nothing"}, "Qwen/Nothing"),
      ({"batch": 0}, "batch"), ({"draft_tp": 4}, "draft-tp"), ({"checkpoint": "x"}, "draft-checkpoint")],
@@ -52,6 +52,28 @@ def _refused(work: object, *words: str) -> None:
 def test_specs(changes: dict, word: str) -> None:
     BuildSpec().check()
     _refused(lambda: BuildSpec(**changes).check(), word)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "said"),
+    [({"hidden_size": 40}, 16, "hidden_size 40 does not divide by tp 16; choose a smaller tp"),
+     ({"intermediate_size": 50}, 4, "intermediate_size 50 does not divide by tp 4"),
+     ({"vocab_size": 66}, 4, "vocab_size 66 does not divide by tp 4"),
+     ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "3 kv heads, which tp 2 neither divides nor")],
+    ids=str,
+)  # fmt: skip
+def test_sizes_that_do_not_divide_are_refused_for_target_and_draft(
+    tmp_path: Path, changes: dict, tp: int, said: str
+) -> None:
+    write_model(tmp_path / "odd", 1, **changes)
+    write_model(tmp_path / "even", 1, vocab_size=changes.get("vocab_size", 64))
+    for what, pair in (("target", ("odd", "even")), ("draft", ("even", "odd"))):
+        target, draft = (str(tmp_path / name) for name in pair)
+        BuildSpec(target=target, draft=draft, tp=1, max_len=128).check()
+        # a vocabulary is shared: there the target is named first
+        named = "target" if "vocab_size" in changes else what
+        wrong = BuildSpec(target=target, draft=draft, tp=tp, max_len=128)
+        _refused(wrong.check, f"the {named}", said)
 
 
 def test_pair_must_share_vocabulary_and_tokenizer(base: Path) -> None:

@@ -70,5 +70,5 @@ def test_a_step_s_graph_takes_them_as_they_are(bundles: dict[str, Bundle]) -> No
 def test_weights_of_another_layout_are_refused(bundles: dict[str, Bundle], tmp_path: Path) -> None:
     shutil.copytree(bundles["nki"].path, tmp_path / "mixed")
     shutil.copy(bundles["reference"].path / shard_file(0), tmp_path / "mixed" / shard_file(0))
-    with pytest.raises(UserError, match=r"was cut for packed .*build the bundle again"):
+    with pytest.raises(UserError, match=r"it lacks .*_packed; build the bundle again"):
         Graphs(read_bundle(tmp_path / "mixed"))

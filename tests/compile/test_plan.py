@@ -1,9 +1,14 @@
 """The plan of the full pair by independent arithmetic, and the head map of every preset."""
 
+import json
+from typing import Any
+
 import pytest
 
+from compile.build import main as build
 from compile.plan import make_plan
 from compile.spec import BuildSpec
+from model.artifact import FUSED
 from model.config import PRESETS
 from model.parallel import HeadMap
 
@@ -22,6 +27,63 @@ def test_full_pair_at_tp_32() -> None:
     assert [g.bucket for g in plan.graphs[::3]] == [128, 256, 512, 1024]
     fused = plan.graphs[1]
     assert fused.collectives == {"all-reduce": 2 * (64 + 8 * 28), "all-gather": 1 + 8 + 1 + 7}
+
+
+# hidden, intermediate, layers, query heads of each model card; 8 kv heads of 128 and 151936 tokens everywhere
+CARDS = {
+    "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16), "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16),
+    "Qwen/Qwen3-4B": (2560, 9728, 36, 32), "Qwen/Qwen3-8B": (4096, 12288, 36, 32),
+    "Qwen/Qwen3-14B": (5120, 17408, 40, 40), "Qwen/Qwen3-32B": (5120, 25600, 64, 64),
+}  # fmt: skip
+
+
+def _numbers(name: str, tp: int) -> tuple[int, int]:
+    """Numbers of weights and, for one token of one sequence, of caches on one rank."""
+    hidden, intermediate, layers, queries = CARDS[name]
+    if tp <= 8:
+        kv, q = 8 // tp, queries // tp
+    else:
+        # a kv head lies on tp / 8 ranks, which share out its query heads, rounded up with zero heads
+        kv, q = 1, -(-(queries // 8) // (tp // 8))
+    attention = 2 * hidden * 128 * (q + kv) + 2 * 128
+    layer = attention + 3 * hidden * (intermediate // tp) + 2 * hidden
+    embeddings = 151936 * (hidden // tp) + (151936 // tp) * hidden
+    return layers * layer + embeddings + hidden, layers * 2 * kv * 128
+
+
+def _bytes(tensors: list[Any]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for _, shape, dtype in tensors:
+        size = {"bfloat16": 2, "int32": 4}[dtype]
+        for extent in shape:
+            size *= extent
+        total[dtype] = total.get(dtype, 0) + size
+    return total
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("name", CARDS)
+def test_bytes_of_a_rank_are_those_of_arithmetic(name: str, tp: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every model as target, and as draft, where 16 heads are padded at tp 32 and 64 (40 heads from tp 16 on)."""
+    target, draft = (name, "Qwen/Qwen3-1.7B") if name != "Qwen/Qwen3-1.7B" else ("Qwen/Qwen3-32B", name)
+    build(["--target", target, "--draft", draft, "--tp", str(tp), "--batch", "3", "--max-len", "512", "--dry-run",
+           "--json"])  # fmt: skip
+    printed = json.loads(capsys.readouterr().out)
+    fused = next(g for g in printed["graphs"] if g["tag"] == FUSED)
+    weights, cached = (sum(n) for n in zip(_numbers(target, tp), _numbers(draft, tp), strict=True))
+    stored = _bytes(fused["weights"])
+    assert stored["bfloat16"] == 2 * weights
+    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": 2 * 3 * 512 * cached}
+    assert _bytes(fused["state"]) == {"bfloat16": 2 * 3 * 512 * cached}
+
+
+def test_a_plan_for_people_names_padded_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    build(["--target", "Qwen/Qwen3-14B", "--tp", "32", "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("14.8 B parameters, 40 layers, 40 heads padded to 64")
+    assert lines[1].endswith("28 layers, 16 heads padded to 32")
+    build(["--tp", "8", "--dry-run"])
+    assert "padded" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64])

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from compile.build import build
+from compile.doctor import main as doctor
+from compile.serve_command import _LAYOUT_SWITCHES, neuron_fields
 from compile.serve_command import main as serve_command
 from deploy import server
 from deploy.values import load_values
-from model.artifact import MANIFEST
+from model.artifact import MANIFEST, manifest_digest, read_bundle, sha256_of
 from model.errors import UserError
+from model.runtime import Graphs
+from model.shards import cut_label
+from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -80,7 +86,10 @@ def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixt
         speculation_length=m.k + 1,
     )  # fmt: skip
     _change(full, lambda manifest: manifest["models"]["target"].update(name=m.target))
-    _change(full, lambda manifest: manifest["files"].update(_shards(full, m.tp)))
+    # the sizes of the cluster without its graphs: the shards are those of a tiny pair
+    _change(full, lambda manifest: manifest.update(graphs=[], weights=manifest["weights"] | {"ranks": m.tp}))
+    shards = _shards(full, m.tp)
+    _change(full, lambda manifest: manifest["files"].update(shards))
     folders = [
         "--target",
         command[2],
@@ -91,10 +100,12 @@ def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixt
 
 
 def _shards(bundle: Path, tp: int) -> dict[str, Any]:
-    names = [f"weights/tp{rank}_sharded_checkpoint.safetensors" for rank in range(tp)]
-    for name in names:
-        (bundle / name).write_bytes(b"")
-    return {name: {"sha256": "", "bytes": 0} for name in names}
+    """The first rank's tensors as the shards of so many ranks, and their entries in the list of files."""
+    tensors, layout = load_file(bundle / shard_file(0)), read_bundle(bundle)["weights"]
+    for rank in range(tp):
+        save_file(tensors, bundle / shard_file(rank), cut_label(layout, rank))
+    files = {shard_file(rank): bundle / shard_file(rank) for rank in range(tp)}
+    return {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()}
 
 
 def _change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -103,10 +114,15 @@ def _change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
+# what target and draft have in common
+_SHARED = ("tp_degree", "batch_size", "max_batch_size", "seq_len", "max_length")
+
+
 def _change_config(bundle: Path, **changes: object) -> None:
     file = bundle / "neuron_config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     config["neuron_config"] |= changes
+    config["fused_spec_config"]["draft_config"]["neuron_config"] |= {k: v for k, v in changes.items() if k in _SHARED}
     file.write_text(json.dumps(config), encoding="utf-8")
     entry = {"sha256": "", "bytes": file.stat().st_size}
     _change(bundle, lambda manifest: manifest["files"].update({file.name: entry}))
@@ -143,6 +159,70 @@ def test_a_config_of_another_shape_is_refused(full: Path, changes: dict[str, obj
         serve_command(["--bundle", str(full)])
 
 
+def _edit_config(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    file = bundle / "neuron_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    edit(config)
+    file.write_text(json.dumps(config), encoding="utf-8")
+    _change(bundle, lambda m: m["files"]["neuron_config.json"].update(bytes=file.stat().st_size))
+
+
+def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path) -> None:
+    names = [*neuron_fields(2, 2, 128, 3, 2), *_LAYOUT_SWITCHES]
+    for of in (lambda c: c["neuron_config"], lambda c: c["fused_spec_config"]["draft_config"]["neuron_config"]):
+        for name in names:
+            kept = (full / "neuron_config.json").read_bytes()
+            _edit_config(full, lambda c, of=of, name=name: of(c).update({name: 77}))  # type: ignore[misc]
+            with pytest.raises(UserError, match=f"has {name} 77"):
+                serve_command(["--bundle", str(full)])
+            (full / "neuron_config.json").write_bytes(kept)
+    _edit_config(full, lambda c: c.update(fused_spec_config=None))
+    with pytest.raises(UserError, match="has no draft and its k is 3"):
+        serve_command(["--bundle", str(full)])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [({"tp": 4}, "as float32 (64, 8), the graphs take float32 (64, 16)"), ({"dtype": "bf16"}, "as bfloat16 (64, 16)"),
+     ({"k": 0}, "it lacks draft_model.embed_tokens.weight")],
+    ids=str,
+)  # fmt: skip
+def test_shards_of_another_build_are_refused(
+    base: Path, full: Path, other: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file under its right name, with the right digest in the manifest."""
+    made = base / f"other-{'-'.join(map(str, other))}"
+    build(spec(base, made.name, **({"tp": 2} | other)))
+    for shard in (full / "weights").iterdir():
+        shutil.copyfile(made / "weights" / shard.name, shard)
+        entry = {"sha256": sha256_of(shard), "bytes": shard.stat().st_size}
+        _change(full, lambda m, n=f"weights/{shard.name}", e=entry: m["files"].update({n: e}))  # type: ignore[misc]
+    for refuse in (lambda: serve_command(["--bundle", str(full)]), lambda: Graphs(read_bundle(full))):
+        with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, rank or layout") as caught:
+            refuse()
+        assert said in str(caught.value)
+    _change(full, lambda m: m.update(manifest_sha256=manifest_digest(m)))
+    with pytest.raises(SystemExit):
+        doctor([str(full)])
+    assert "NOT SERVABLE: weights/tp1_sharded" in capsys.readouterr().out
+
+
+def test_shards_under_each_other_s_names_are_refused(full: Path) -> None:
+    """Of one layout and one size: nothing but the file's own word tells one rank from another."""
+    first, second = (full / shard_file(rank) for rank in range(2))
+    kept = first.read_bytes()
+    shutil.copyfile(second, first)
+    second.write_bytes(kept)
+    with pytest.raises(UserError, match=r"tp0_sharded.*its rank is 1, the graphs take 0"):
+        Graphs(read_bundle(full))
+
+
+def test_a_manifest_whose_ranks_are_not_its_tp_is_refused(full: Path) -> None:
+    _change(full, lambda m: m["weights"].update(ranks=4))
+    with pytest.raises(UserError, match="its weights were cut for 4 ranks and its graphs for 2"):
+        serve_command(["--bundle", str(full)])
+
+
 def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:
     shard = "weights/tp1_sharded_checkpoint.safetensors"
     (full / shard).write_bytes((full / shard).read_bytes()[:-1])
@@ -152,6 +232,7 @@ def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:
     with pytest.raises(UserError, match=r"lacks the weights of ranks \[1\]"):
         serve_command(["--bundle", str(full)])
     (full / "neuron_config.json").write_text("{", encoding="utf-8")
-    _change(full, lambda m: m.update(files=_shards(full, 2) | {"model.pt": m["files"]["model.pt"]}))
+    shards = _shards(full, 2)
+    _change(full, lambda m: m.update(files=shards | {"model.pt": m["files"]["model.pt"]}))
     with pytest.raises(UserError, match=r"neuron_config.json cannot be read \(JSONDecodeError\)"):
         serve_command(["--bundle", str(full)])
