@@ -23,6 +23,7 @@ import torch
 from rich.progress import track
 from transformers import AutoModelForCausalLM
 
+from bench.provenance import header, write_result
 from model.artifact import read_bundle
 from model.engine import Request
 from model.errors import run_cli
@@ -31,7 +32,10 @@ from model.runtime import Graphs
 from model.text import load_tokenizer
 
 _ROOT = Path(__file__).resolve().parent.parent
-_WAYS = ("ours, speculation", "ours, target alone", "transformers greedy", "transformers assisted")
+OURS, ALONE, GREEDY, ASSISTED = _WAYS = (
+    "ours, speculation", "ours, target alone", "transformers greedy", "transformers assisted",
+)  # fmt: skip
+ENTROPIES = ("structured", "open")
 
 
 def _ways(graphs: Graphs, tokens: int) -> dict[str, Callable[[Request], tuple[list[int], float, float]]]:
@@ -75,12 +79,13 @@ def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
         request = replace(template, ids=tuple(tokenizer.encode(prompt["text"]).ids))
         order = rng.sample(_WAYS, len(_WAYS))
         runs = {name: ways[name](request) for name in order}
-        expected = runs["ours, target alone"][0]
+        expected = runs[ALONE][0]
         for name in _WAYS:
             ids, seconds, per_step = runs[name]
             rows.append(
                 {"prompt": prompt["name"], "entropy": prompt["entropy"], "way": name, "source": "wall",
-                 "ms_per_token": 1e3 * seconds / max(1, len(ids)), "tokens_per_step": per_step,
+                 "ms_per_token": round(1e3 * seconds / max(1, len(ids)), 5),
+                 "tokens_per_step": None if math.isnan(per_step) else round(per_step, 4),
                  "identical": ids == expected}
             )  # fmt: skip
     return rows
@@ -90,14 +95,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Medians by entropy class and way; no time is shown beside a text that differs."""
     lines = ["| prompts | way | ms/token p50 (wall) | tokens/step | identical to the target alone |"]
     lines.append("|---|---|---|---|---|")
-    for entropy in ("structured", "open"):
+    for entropy in ENTROPIES:
         for way in _WAYS:
             chosen = [r for r in rows if (r["entropy"], r["way"]) == (entropy, way)]
             same = sum(r["identical"] for r in chosen)
             milliseconds = statistics.median(r["ms_per_token"] for r in chosen)
-            per_step = statistics.median(r["tokens_per_step"] for r in chosen)
+            per_step = [r["tokens_per_step"] for r in chosen if r["tokens_per_step"] is not None]
             shown = f"{milliseconds:.2f}" if same == len(chosen) else "-"
-            steps = "" if math.isnan(per_step) else f"{per_step:.2f}"
+            steps = f"{statistics.median(per_step):.2f}" if per_step else ""
             lines.append(f"| {entropy} | {way} | {shown} | {steps} | {same} of {len(chosen)} |")
     return "\n".join(lines)
 
@@ -109,8 +114,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per prompt")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which the ways run")
     parser.add_argument("--json", action="store_true", help="print one JSON row per prompt and way")
+    parser.add_argument("--out", type=Path, help="write the results here, JSON; bench.readme reads bench/results/")
     options = parser.parse_args(arguments)
+    made_by = header("wall")
     rows = measure(options.bundle, options.tokens, options.seed)
+    if options.out:
+        spec = read_bundle(options.bundle)
+        settings = f"k {spec['k']}, batch {spec['batch']}, {spec['dtype']}, greedy, {options.tokens} new tokens"
+        write_result(options.out, made_by | {"settings": settings, "rows": rows})
     print("\n".join(json.dumps(r) for r in rows) if options.json else table(rows))
 
 

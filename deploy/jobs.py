@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from deploy.iam import BENCH, COMPILE
 from deploy.pods import (
     RESULTS,
     SCRATCH,
     Manifest,
-    claims,
     environment,
     job,
     mount,
@@ -17,30 +14,26 @@ from deploy.pods import (
     pod,
     resources,
     scratch,
-    shared_memory,
     small,
     tool,
 )
-from deploy.server import BASELINE, SPECULATIVE, engine, engine_environment, expected
+from deploy.server import BASELINE, SPECULATIVE, expected
 from deploy.storage import MOUNT, bucket_mount, bucket_volume
 from deploy.values import Values
 
-# the engine's image runs as root: what it writes must be open to the group that seals it
-_COMPILE_AND_LEAVE = (
-    "import json, os; os.umask(0o002); from vllm import LLM; LLM(**json.loads(os.environ['ENGINE_ARGUMENTS']))"
-)
 _DAY = 86400
 # the prompts of the equality check: every set there is
 _EVERY_PROMPT = "pod,article,synthetic"
 
 
-def build_command(values: Values) -> list[str]:
-    """compile.build for the pair, onto local disk."""
+def build_command(values: Values, variant: str) -> list[str]:
+    """compile.build for the pair, or for the target alone, onto local disk; nothing else differs."""
     m = values.model
+    drafted = {"draft": m.draft, "draft-checkpoint": f"{MOUNT}/{m.draft_folder}"} if variant == SPECULATIVE else {}
     flags = {
-        "target": m.target, "draft": m.draft, "checkpoint": f"{MOUNT}/{m.target_folder}",
-        "draft-checkpoint": f"{MOUNT}/{m.draft_folder}", "tp": m.tp, "k": m.k, "batch": m.batch,
-        "max-len": m.max_len, "dtype": m.dtype, "out": f"{SCRATCH}/{values.bundle_name(SPECULATIVE)}",
+        "target": m.target, "checkpoint": f"{MOUNT}/{m.target_folder}", **drafted, "tp": m.tp,
+        "k": expected(values, variant).k, "batch": m.batch, "max-len": m.max_len, "dtype": m.dtype,
+        "out": f"{SCRATCH}/{values.bundle_name(variant)}",
     }  # fmt: skip
     return ["python", "-m", "compile.build", *(p for n, v in flags.items() for p in (f"--{n}", str(v)))]
 
@@ -51,51 +44,22 @@ def _push(values: Values, variant: str) -> Manifest:
     return tool(values, "push", called, [mount("scratch", SCRATCH)], _sized(values, 8, 32))
 
 
-def _sized(values: Values, cpu: int, memory_gib: int, devices: bool = False) -> Manifest:
+def _sized(values: Values, cpu: int, memory_gib: int) -> Manifest:
     # a scratch volume counts against its containers' disk
-    return resources(cpu, f"{memory_gib}Gi", f"{values.compile.disk_gib}Gi", devices)
+    return resources(cpu, f"{memory_gib}Gi", f"{values.compile.disk_gib}Gi")
 
 
-def compile_pair(values: Values) -> Manifest:
-    """Build the speculative bundle, then push it; the store's manifest is the last thing written."""
+def compile_bundle(values: Values, variant: str) -> Manifest:
+    """Build a server's bundle, then push it; the store's manifest is the last thing written."""
     mounts = [mount("scratch", SCRATCH), bucket_mount()]
-    build = tool(
-        values, "build", build_command(values), mounts, _sized(values, values.compile.cpu, values.compile.memory_gib)
-    )
+    sized = _sized(values, values.compile.cpu, values.compile.memory_gib)
+    build = tool(values, "build", build_command(values, variant), mounts, sized)
     spec = pod(
-        values, COMPILE, [_push(values, SPECULATIVE)],
+        values, COMPILE, [_push(values, variant)],
         [scratch("scratch", values.compile.disk_gib), bucket_volume(values)],
         initContainers=[build], **on_device_node(values),
     )  # fmt: skip
-    return job(values, "compile-speculative", spec, values.compile.deadline_seconds)
-
-
-def compile_baseline(values: Values) -> Manifest:
-    """Let the engine compile the target alone with the server's own arguments, seal it and push it."""
-    folder = f"{SCRATCH}/{values.bundle_name(BASELINE)}"
-    arguments = environment({"ENGINE_ARGUMENTS": json.dumps(engine(values, BASELINE))})
-    build = {
-        "name": "build",
-        "image": values.images.server,
-        "command": ["python3", "-c", _COMPILE_AND_LEAVE],
-        "env": engine_environment(values, folder) + arguments,
-        "resources": _sized(values, values.compile.cpu, values.compile.memory_gib, devices=True),
-        "volumeMounts": [mount("scratch", SCRATCH), mount("shm", "/dev/shm"), bucket_mount()],
-    }
-    sealed = ["python", "-m", "deploy.seal", folder, "--target", values.model.target, "--dtype", values.model.dtype]
-    seal = tool(
-        values,
-        "seal",
-        sealed + expected(values, BASELINE).arguments,
-        [mount("scratch", SCRATCH)],
-        _sized(values, 8, 32),
-    )
-    volumes = [scratch("scratch", values.compile.disk_gib), shared_memory(values.server.shm_gib), bucket_volume(values)]
-    spec = pod(
-        values, COMPILE, [_push(values, BASELINE)], volumes,
-        initContainers=[build, seal], resourceClaims=claims(values), **on_device_node(values),
-    )  # fmt: skip
-    return job(values, "compile-baseline", spec, values.compile.deadline_seconds)
+    return job(values, f"compile-{variant}", spec, values.compile.deadline_seconds)
 
 
 def _serving(values: Values, out: str, **more: str | int) -> list[str]:

@@ -44,8 +44,7 @@ def base(values: Values) -> dict[str, list[Manifest]]:
 def once(values: Values) -> dict[str, list[Manifest]]:
     """The Jobs by file name."""
     return {
-        "compile-baseline.yaml": [jobs.compile_baseline(values)],
-        "compile-speculative.yaml": [jobs.compile_pair(values)],
+        **{f"compile-{v}.yaml": [jobs.compile_bundle(values, v)] for v in server.VARIANTS},
         "load-test.yaml": [jobs.load_test(values)],
         "quality.yaml": [jobs.quality(values)],
     }

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import yaml
 
+from compile.toolchain_flags import LNC
 from model.errors import UserError
 
 CLAIM_APIS = ("v1", "v1beta1")
@@ -225,6 +226,8 @@ def _check_devices(values: Values) -> None:
     lnc, per_device = values.device.lnc, values.device.physical_cores_per_device
     if lnc not in (1, 2):
         raise UserError(f"device.lnc is {lnc}; Trainium2 has logical cores of 1 or 2 physical ones")
+    if lnc != LNC:
+        raise UserError(f"device.lnc is {lnc}; compile.build compiles for {LNC} alone, so set it to {LNC}")
     if values.model.tp * lnc % per_device or values.devices not in CONNECTED_DEVICES:
         raise UserError(
             f"tp {values.model.tp} at lnc {lnc} is {values.model.tp * lnc / per_device:g} devices, and connected sets "

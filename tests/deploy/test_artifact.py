@@ -1,4 +1,4 @@
-"""What runs in the pods: the check before a server starts, the seal over an engine's folder, the keeping of results."""
+"""What runs in the pods: the check before a server starts, the keeping of results."""
 
 from __future__ import annotations
 
@@ -14,31 +14,40 @@ import pytest
 from compile.store import pull, push
 from deploy import fetch as fetch_command
 from deploy import keep as keep_command
-from deploy import seal as seal_command
-from deploy.artifact import CONFIG, MODEL, Expected
+from deploy.artifact import CONFIG, MODEL, Expected, check_config, check_manifest
 from deploy.fetch import fetch
-from deploy.seal import seal
-from model.artifact import MANIFEST, manifest_digest, read_bundle
+from model.artifact import FORMAT, FORMAT_VERSION, MANIFEST, manifest_digest, read_bundle, sha256_of
 from model.errors import UserError
 
 PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2)
 ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2)
 
 
-def engine_folder(folder: Path, expected: Expected, **config: Any) -> Path:
-    """What an engine leaves behind: its configuration, its program, a shard for each rank."""
+def built(folder: Path, expected: Expected, **config: Any) -> Path:
+    """A bundle as compile.build leaves it where the SDK is: its configuration, its program, a shard for each rank."""
     (folder / "weights").mkdir(parents=True)
     written = {"neuron_config": expected.neuron_config | config}
     (folder / CONFIG).write_text(json.dumps(written), encoding="utf-8")
     (folder / MODEL).write_bytes(b"program")
     for rank in range(expected.tp):
         (folder / f"weights/tp{rank}_sharded_checkpoint.safetensors").write_bytes(bytes([rank]) * 100)
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    manifest = {
+        "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True, "spec": {"target": "t"},
+        "models": {"target": {"name": "t"}, "draft": {"name": "none"}}, "k": expected.k, "rows": expected.k + 1,
+        "speculation_length": 0, "tp": expected.tp, "draft_tp": 0, "batch": expected.batch,
+        "max_len": expected.max_len, "buckets": [expected.max_len], "dtype": "bf16", "graphs": [],
+        "weights": {"layout": "nxdi", "ranks": expected.tp}, "toolchain": "neuron", "neff": MODEL,
+        "files": {n: {"sha256": sha256_of(p), "bytes": p.stat().st_size} for n, p in files.items()},
+    }  # fmt: skip
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     return folder
 
 
 def stored(tmp_path: Path, expected: Expected = ALONE, **manifest: Any) -> Path:
-    """A sealed bundle pushed to a folder that stands for the mounted bucket."""
-    folder = seal(engine_folder(tmp_path / "made", expected), "Qwen/Qwen3-32B", "bf16", expected)
+    """A bundle pushed to a folder that stands for the mounted bucket."""
+    folder = built(tmp_path / "made", expected)
     if manifest:
         changed = read_bundle(folder).manifest | manifest
         changed["manifest_sha256"] = manifest_digest(changed)
@@ -49,7 +58,7 @@ def stored(tmp_path: Path, expected: Expected = ALONE, **manifest: Any) -> Path:
 
 
 @pytest.mark.parametrize("expected", [ALONE, PAIR], ids=["alone", "pair"])
-def test_a_sealed_folder_is_a_bundle_that_is_pushed_and_fetched_whole(expected: Expected, tmp_path: Path) -> None:
+def test_a_bundle_is_pushed_and_fetched_whole(expected: Expected, tmp_path: Path) -> None:
     out = fetch(stored(tmp_path, expected), tmp_path / "local", expected)
     assert (out / MODEL).read_bytes() == b"program"
     assert read_bundle(out)["k"] == expected.k
@@ -88,9 +97,9 @@ def test_another_lnc_or_an_unsharded_checkpoint_is_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match="logical_nc_config 2 and the server needs 1"):
         fetch(address, tmp_path / "local", Expected(2, 4, 256, 0, lnc=1))
     with pytest.raises(UserError, match="save_sharded_checkpoint"):
-        seal(engine_folder(tmp_path / "b", ALONE, save_sharded_checkpoint=False), "t", "bf16", ALONE)
+        check_config(built(tmp_path / "b", ALONE, save_sharded_checkpoint=False), ALONE)
     with pytest.raises(UserError, match="enable_fused_speculation"):
-        seal(engine_folder(tmp_path / "c", PAIR), "t", "bf16", ALONE)
+        check_config(built(tmp_path / "c", PAIR), ALONE)
 
 
 def test_a_wrong_byte_is_refused(tmp_path: Path) -> None:
@@ -102,16 +111,27 @@ def test_a_wrong_byte_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "local" / MANIFEST).exists()
 
 
-UNFINISHED = {"config": CONFIG, "model": MODEL, "shard": "weights/tp1_sharded_checkpoint.safetensors"}
+UNFINISHED = {
+    "model": (MODEL, "has no model.pt"), "shard": ("weights/tp1_sharded_checkpoint.safetensors", "ranks \\[1\\]"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNFINISHED)
-def test_an_unfinished_compilation_is_not_sealed(name: str, tmp_path: Path) -> None:
-    folder = engine_folder(tmp_path / "made", ALONE)
-    (folder / UNFINISHED[name]).unlink()
-    with pytest.raises(UserError):
-        seal(folder, "t", "bf16", ALONE)
-    assert not (folder / MANIFEST).exists()
+def test_a_bundle_that_cannot_be_served_is_refused(name: str, tmp_path: Path) -> None:
+    file, part = UNFINISHED[name]
+    manifest = read_bundle(built(tmp_path / "made", ALONE)).manifest
+    check_manifest(manifest, ALONE, "made")
+    del manifest["files"][file]
+    with pytest.raises(UserError, match=part):
+        check_manifest(manifest, ALONE, "made")
+
+
+def test_a_bundle_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    folder = built(tmp_path / "made", ALONE)
+    check_config(folder, ALONE)
+    (folder / CONFIG).unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        check_config(folder, ALONE)
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -128,11 +148,10 @@ def test_a_pod_without_its_artifact_fails_at_once_with_one_sentence(tmp_path: Pa
 
 
 def test_the_commands_print_where_things_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = engine_folder(tmp_path / "made", ALONE)
-    seal_command.main([str(folder), "--target", "t", *ALONE.arguments])
+    folder = built(tmp_path / "made", ALONE)
     push(folder, str(tmp_path / "store/name"))
     fetch_command.main([str(tmp_path / "store/name"), str(tmp_path / "local"), *ALONE.arguments])
-    assert capsys.readouterr().out.splitlines() == [str(folder), str(tmp_path / "local")]
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "local")]
     assert pull(str(tmp_path / "store/name"), tmp_path / "again") == tmp_path / "again"
 
 

@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from bench.serving.options import parse as parse_serving
+from compile import neuron_config
 from compile.spec import parse as parse_build
 from compile.store import split
+from compile.toolchain_flags import LNC
 from deploy.render import main, render
 from deploy.schema import validate
 from deploy.values import Values, load_values
@@ -25,7 +27,7 @@ from tests.deploy.rendered import VALUES, changed, container, containers, enviro
 CASES: dict[str, dict[str, Any]] = {
     "as-shipped": {},
     "k5-tp64-lnc2": {"model": {"k": 5, "tp": 64}},
-    "k3-tp8-lnc1-b1": {"model": {"k": 3, "tp": 8, "batch": 1, "max_len": 2048}, "device": {"lnc": 1}},
+    "k3-tp4-b1": {"model": {"k": 3, "tp": 4, "batch": 1, "max_len": 2048}},
     "v1beta1-port-replicas": {"claim_api": "v1beta1", "server": {"port": 9000, "replicas": 2}},
     "small-draft": {"model": {"draft": "Qwen/Qwen3-0.6B", "draft_folder": "hub/0.6B"}, "storage": {"prefix": "a/b"}},
 }
@@ -91,24 +93,18 @@ def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
         "max_len": [served["max-model-len"], fetch["max-len"], name[3]],
         "lnc": [lnc, fetch["lnc"], environment(server)["NEURON_LOGICAL_NC_CONFIG"]],
     }
+    build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
+    found["tp"].append(build.tp)
+    found["batch"].append(build.batch)
+    found["max_len"].append(build.max_len)
+    found["lnc"].append(LNC)
+    found["k"] = [fetch["k"], build.k, name[4] or 0]
     if variant == "speculative":
-        build = parse_build(container(out, "compile-speculative", "build")["command"][3:])
         draft = json.loads(served["speculative-config"])
         load = flags(container(out, "load-test", "load-test")["command"])
-        found["tp"].append(build.tp)
-        found["batch"].append(build.batch)
-        found["max_len"] += [build.max_len, draft["max_model_len"]]
-        found["k"] = [fetch["k"], name[4], build.k, draft["num_speculative_tokens"] - 1, load["k"],
-                      flags(container(out, "quality", "equality")["command"])["k"]]  # fmt: skip
-    else:
-        build_container = container(out, "compile-baseline", "build")
-        engine = json.loads(environment(build_container)["ENGINE_ARGUMENTS"])
-        seal = flags(container(out, "compile-baseline", "seal")["command"])
-        found["tp"] += [engine["tensor_parallel_size"], seal["tp"]]
-        found["batch"] += [engine["max_num_seqs"], seal["batch"]]
-        found["max_len"] += [engine["max_model_len"], seal["max-len"]]
-        found["lnc"] += [environment(build_container)["NEURON_LOGICAL_NC_CONFIG"], seal["lnc"]]
-        found["k"] = [fetch["k"], seal["k"]]
+        found["max_len"].append(draft["max_model_len"])
+        found["k"] += [draft["num_speculative_tokens"] - 1, load["k"],
+                       flags(container(out, "quality", "equality")["command"])["k"]]  # fmt: skip
     return found
 
 
@@ -137,23 +133,61 @@ def test_paths_agree_from_the_compile_job_to_the_server(case: tuple[Values, Path
         assert split(pushed_to)[1] == split(local)[1] == split(pushed_from)[1]
         folder = server["command"][2]
         assert folder == f"{mounts['bucket']}/{values.model.target_folder}"
-    build = parse_build(container(out, "compile-speculative", "build")["command"][3:])
-    assert build.out == container(out, "compile-speculative", "push")["command"][4]
-    assert build.checkpoint == container(out, "-speculative", "server")["command"][2]
+        build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
+        assert build.out == pushed_from
+        assert build.checkpoint == folder
     assert build.draft_checkpoint == rendered.speculative_config(out)["model"]
-    baseline = container(out, "compile-baseline", "build")
-    assert (
-        environment(baseline)["NEURON_COMPILED_ARTIFACTS"] == container(out, "compile-baseline", "push")["command"][4]
-    )
-    assert (
-        container(out, "compile-baseline", "seal")["command"][3] == environment(baseline)["NEURON_COMPILED_ARTIFACTS"]
-    )
+
+
+def test_the_compile_jobs_differ_in_the_draft_alone(case: tuple[Values, Path]) -> None:
+    """Both bundles come from compile.build on the same machine with the same flags, and take the same way."""
+    _, out = case
+    jobs = {v: one(out, "Job", f"compile-{v}")["spec"] for v in ("baseline", "speculative")}
+    asked = {v: flags(container(out, f"compile-{v}", "build")["command"]) for v in jobs}
+    assert set(asked["speculative"]) - set(asked["baseline"]) == {"draft", "draft-checkpoint"}
+    assert {n for n in asked["baseline"] if asked["baseline"][n] != asked["speculative"][n]} == {"k", "out"}
+    for spec in jobs.values():
+        spec["template"]["metadata"]["labels"].pop("app.kubernetes.io/component")
+        for named in containers(spec["template"]["spec"]):
+            # what comes after the subcommand is compared above, or is the bundle's name
+            named["command"] = named["command"][:4]
+    assert jobs["baseline"] == jobs["speculative"]
+
+
+def counts_agree(out: Path) -> bool:
+    """The engine hands num_speculative_tokens to NxDI as speculation_length, one to one, and that counts rows."""
+    found = []
+    for variant in ("baseline", "speculative"):
+        build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
+        whole = json.loads(neuron_config.render(build))
+        served = flags(container(out, f"-{variant}", "server")["command"])
+        asked = json.loads(served.get("speculative-config", "{}")).get("num_speculative_tokens", 0)
+        fused = json.loads(served["override-neuron-config"]).get("enable_fused_speculation", False)
+        built = whole["neuron_config"]
+        found.append((built["speculation_length"], built["enable_fused_speculation"]) == (asked, fused))
+    return all(found)
+
+
+def test_the_server_asks_for_the_rows_that_the_bundle_verifies(case: tuple[Values, Path]) -> None:
+    values, out = case
+    assert counts_agree(out)
+    assert rendered.speculative_config(out)["num_speculative_tokens"] == values.model.k + 1
+
+
+def test_a_server_that_counts_drafts_is_found(tmp_path: Path) -> None:
+    render(changed(), tmp_path)
+    file = tmp_path / "base/speculative.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert '"num_speculative_tokens": 8' in text
+    file.write_text(text.replace('"num_speculative_tokens": 8', '"num_speculative_tokens": 7'), encoding="utf-8")
+    assert not counts_agree(tmp_path)
 
 
 def test_commands_are_ones_that_our_own_parsers_take(case: tuple[Values, Path]) -> None:
     _, out = case
-    build = parse_build(container(out, "compile-speculative", "build")["command"][3:])
-    dataclasses.replace(build, checkpoint="", draft_checkpoint="").check()
+    for variant in ("baseline", "speculative"):
+        build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
+        dataclasses.replace(build, checkpoint="", draft_checkpoint="").check()
     for owner, name in (("load-test", "load-test"), ("quality", "equality")):
         command = container(out, owner, name)["command"]
         options = parse_serving(command[command.index("bench.serving") + 1 :])
@@ -229,6 +263,7 @@ UNFILLED = {
     "latest": ({"images": {"tools": "specdec-tools:latest"}}, "may change"),
     "no-tag": ({"images": {"server": "host:5000/server"}}, "may change"),
     "lnc": ({"device": {"lnc": 4}}, "logical cores of 1 or 2"),
+    "lnc-1": ({"device": {"lnc": 1}, "model": {"tp": 64}}, "compile.build compiles for 2 alone"),
     "devices": ({"model": {"tp": 24}}, "connected sets"),
     "half-a-device": ({"model": {"tp": 2}}, "connected sets"),
     "claim-api": ({"claim_api": "v1alpha3"}, "must be one of"),
