@@ -21,8 +21,12 @@ from safetensors.torch import load_file, save_file
 from compile.build import build
 from compile.plan import make_plan
 from compile.trace import lower_graph
-from model.artifact import FUSED
+from model.artifact import FUSED, read_bundle
+from model.engine import Engine, Params, Request
+from model.generate import shape_of
+from model.runtime import Graphs
 from model.weights import RANK, shard_file
+from tests.compile.test_toolchain import Ranks, SlotSeeds
 from tests.compile.tiny import spec, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,3 +105,18 @@ def test_no_logit_crosses_the_ranks(base: Path, tp: int) -> None:
         assert math.prod(shape) <= 2 * 4 * tp * MOST_NUMBERS
         assert shape[-1] <= tp * MOST_NUMBERS < SIZES["vocab_size"]
     assert any(s[-1] == SIZES["vocab_size"] for s in gathered(base, "reference", tp))
+
+
+def test_the_module_for_nxdi_draws_from_shards(base: Path) -> None:
+    """What model.pt is traced from, on two eager ranks, against the reference's graphs on one."""
+    one, two = (read_bundle(built(base, kernels, tp)) for kernels, tp in (("reference", 1), ("nki", 2)))
+    requests = [
+        Request((3, 5, 7), max_new_tokens=3), Request((9, 2), Params(1.2, top_k=9, top_p=0.8), max_new_tokens=3),
+        Request((11,), Params(0.9), max_new_tokens=3),
+    ]  # fmt: skip
+    runners = (SlotSeeds(Graphs(one)), Ranks(two.path, 2, base, kernels="nki", k=1, batch=3))
+    ids = [
+        [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]  # type: ignore[arg-type]
+        for runner, bundle in zip(runners, (one, two), strict=True)
+    ]
+    assert ids[0] == ids[1]

@@ -21,11 +21,13 @@ from compile.plan import make_plan
 from compile.toolchain import NXDI_TAGS, PROBES, Level
 from compile.toolchain_flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.toolchain_module import StaticOps, StepModule
+from model import simulated
 from model.artifact import DECODE, FUSED, PREFILL, damage, read_bundle
 from model.engine import Engine, Params, Request
 from model.errors import UserError
 from model.generate import shape_of
 from model.kernels import REFERENCE
+from model.nki_backing import NkiKernels
 from model.ops import EAGER
 from model.runtime import Graphs
 from model.weights import shard_file
@@ -182,7 +184,8 @@ class Ranks:
         self.local = threading.local()
         ops = StaticOps(lambda x: sum(self._all(x)), lambda x: torch.cat(self._all(x), -1))  # type: ignore[arg-type]
         graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
-        self.modules = [{t: StepModule(plan, g, ops, REFERENCE) for t, g in graphs.items()} for _ in range(tp)]
+        kernels = REFERENCE if plan.spec.kernels == "reference" else NkiKernels(simulated.serve)
+        self.modules = [{t: StepModule(plan, g, ops, kernels) for t, g in graphs.items()} for _ in range(tp)]
         self.state: list[dict[str, torch.Tensor]] = [{} for _ in range(tp)]
         for rank, of_rank in enumerate(self.modules):
             shard = load_file(path / shard_file(rank))
