@@ -7,22 +7,24 @@ import functools
 import importlib.metadata
 import json
 import platform
+import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors.torch import save_file
 
 from compile import neuron_config
 from compile.bundle import Artifact, Record, Staging
 from compile.plan import Plan, make_plan
 from compile.remote import open_remote
 from compile.report import plan_as_json, plan_as_text
+from compile.shard_writer import write_shard
 from compile.spec import BuildSpec, parse
 from compile.store import push, shown, split
 from compile.toolchain_files import compiled
@@ -40,8 +42,29 @@ _TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A bundle's folder, how many of its files this run made and how many it kept, and the time of it."""
+
+    path: Path
+    made: int
+    kept: int
+    seconds: float
+
+    def cost(self) -> dict[str, Any]:
+        """What it took on this machine; the peak counts the pages of the checkpoint's files that were looked at."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return {"made": self.made, "kept": self.kept, "wall_seconds": round(self.seconds, 2), "peak_bytes": peak}
+
+
 def build(spec: BuildSpec, progress: Progress | None = None) -> Path:
     """Build the bundle of a checked spec and return its folder; what has not changed is kept."""
+    return build_and_count(spec, progress).path
+
+
+def build_and_count(spec: BuildSpec, progress: Progress | None = None) -> Built:
+    """The same, with what was made and what was kept."""
+    begin, kept = time.perf_counter(), 0
     plan, staging = make_plan(spec), Staging(Path(spec.out))
     artifacts = _artifacts(plan)
     of_sdk, how_compiled = compiled(plan, [a for a in artifacts if a.name.startswith("hlo/")])
@@ -53,11 +76,12 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> Path:
         if progress and task is not None:
             progress.update(task, description=artifact.name)
         record = None if spec.force else staging.finished(artifact)
+        kept += record is not None
         records[artifact.name] = record or staging.make(artifact)
         if progress and task is not None:
             progress.advance(task)
     staging.finish(_manifest(plan) | how_compiled, records)
-    return Path(spec.out)
+    return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
 
 
 def _artifacts(plan: Plan) -> list[Artifact]:
@@ -66,7 +90,7 @@ def _artifacts(plan: Plan) -> list[Artifact]:
     artifacts = [_text("neuron_config.json", config), *map(functools.partial(_graph, plan, _traced_by()), plan.graphs)]
     if spec.checkpoint:
         checkpoints = {f"{m.role}_model": Checkpoint(Path(m.checkpoint), m.config) for m in spec.models}
-        artifacts += [_shard(spec, checkpoints, rank) for rank in range(spec.tp)]
+        artifacts += [_shard(plan, checkpoints, rank) for rank in range(spec.tp)]
         artifacts += [
             _copy(f"tokenizer/{name}", Path(spec.checkpoint) / name)
             for name in _TOKENIZER
@@ -94,17 +118,18 @@ def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
     return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
-def _shard(spec: BuildSpec, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
+def _shard(plan: Plan, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
+    spec = plan.spec
     sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
     layout = _layout(spec)
 
     def write(path: Path) -> None:
-        tensors = {
-            spec.stored_name(f"{prefix}.{name}"): tensor
+        tensors = (
+            (spec.stored_name(f"{prefix}.{name}"), tensor)
             for prefix, checkpoint in checkpoints.items()
             for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype], spec.packing(checkpoint.config))
-        }
-        save_file(tensors, path, cut_label(layout, rank))
+        )
+        write_shard(path, plan.target_weights + plan.draft_weights, tensors, cut_label(layout, rank))
 
     recipe = canonical_hash([sources, rank, layout])
     return Artifact(shard_file(rank), recipe, write)
@@ -198,13 +223,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        path = guarded(lambda: build(spec, progress), spec.out)
+        built = guarded(lambda: build_and_count(spec, progress), spec.out)
+    path, cost = built.path, built.cost()
+    print(f"{built.made} files made, {built.kept} kept; {built.seconds:.1f} s wall, "
+          f"peak memory {cost['peak_bytes'] / 1e9:.2f} GB", file=sys.stderr)  # fmt: skip
     if address:
         _push(path, address)
         if not spec.json:
             print(address)
     stored = {"s3": address} if address else {}
-    print(json.dumps({"bundle": str(path)} | stored | plan_as_json(plan)) if spec.json else path)
+    print(json.dumps({"bundle": str(path), "cost": cost} | stored | plan_as_json(plan)) if spec.json else path)
 
 
 def _address(spec: BuildSpec) -> str:

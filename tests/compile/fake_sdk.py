@@ -6,6 +6,7 @@ alias map against the outputs; the compiler's program takes the documented optio
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,7 @@ class ModelBuilder:
         self, initialize_model_weights: bool = True, dry_run: bool = False, disable_fail_fast: bool = False
     ) -> torch.jit.ScriptModule:
         assert not initialize_model_weights
+        shutil.rmtree(self.work, ignore_errors=True)
         for key, entry in self.added.items():
             entry["instance"].load_module()
             for index, inputs in enumerate(entry["inputs"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -76,6 +77,32 @@ def test_a_compiler_without_its_program_is_a_look_alike(monkeypatch: pytest.Monk
     found = toolchain.find()
     assert found.level is Level.NONE
     assert [s.partition(" ")[0] for s in found.look_alikes] == ["neuronx-cc"]
+
+
+# as NxDI 0.9 printed them, for a prompt and for a step
+OF_A_PROMPT = (
+    "--auto-cast=none --model-type=transformer  --tensorizer-options='--enable-ccop-compute-overlap "
+    "--cc-pipeline-tiling-factor=2 --vectorize-strided-dma ' --lnc=2 -O1  --internal-hlo2tensorizer-options='"
+    " --modular-flow-mac-threshold=10  --verify-hlo=true' "
+)
+OF_A_STEP = (
+    "--auto-cast=none --model-type=transformer  --tensorizer-options='--enable-ccop-compute-overlap "
+    "--cc-pipeline-tiling-factor=1 --vectorize-strided-dma ' --lnc=2 -O2  --internal-hlo2tensorizer-options='"
+    "--verify-hlo=true' "
+)
+
+
+def test_the_default_flags_are_nxdi_s_to_the_blank() -> None:
+    assert DEFAULT_FLAGS == {PREFILL: OF_A_PROMPT, FUSED: OF_A_STEP, DECODE: OF_A_STEP}
+
+
+def test_no_other_file_imports_the_sdk() -> None:
+    sdk = re.compile(r"import.*\b(torch_neuronx|torch_xla|libneuronxla|neuronxcc|neuronx_distributed\w*)\b")
+    root = Path(toolchain.__file__).parents[1]
+    rooms = ("model", "compile", "bench", "deploy", "nki_kernels")
+    sources = [f for room in rooms for f in (root / room).rglob("*.py")]
+    found = {str(f.relative_to(root)) for f in sources if sdk.search(f.read_text(encoding="utf-8"))}
+    assert found == {"compile/toolchain.py"}
 
 
 def test_flags_are_the_default_ones_one_line_or_by_tag() -> None:
@@ -169,6 +196,10 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
     assert [t.dtype for t in builder.added[FUSED]["inputs"][0]] == [torch.int32] * 4 + [torch.float32] + [
         torch.int32
     ] * 2
+    other = json.dumps({PREFILL: "-O3 --lnc=1"})
+    flags = read_bundle(build(spec(base, "model", max_len=256, compiler_flags=other)))["compiler"]["flags"]
+    assert flags == {PREFILL: "-O3 --lnc=1", FUSED: OF_A_STEP}
+    assert fake_sdk.ModelBuilder.built[-1].added[PREFILL]["flags"] == "-O3 --lnc=1"
     # the target alone has the fused step's input shapes, which the real builder would route to one of them
     monkeypatch.setattr(toolchain, "NXDI_TAGS", (FUSED, DECODE))
     with pytest.raises(AssertionError, match="two tags have one list of input shapes"):

@@ -1,0 +1,184 @@
+"""Sharding a checkpoint of many files: the right numbers, in little memory, resumed rank by rank."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compile.build import build, build_and_count
+from compile.build import main as build_command
+from compile.shard_writer import write_shard
+from compile.spec import BuildSpec
+from model.artifact import MANIFEST, TensorSpec
+from model.config import config_from_dict
+from model.packing import Packing
+from model.weights import Checkpoint, hf_shapes, shard_file
+from tests.compile.tiny import BASE, spec, write_pair
+
+ROOT = Path(__file__).resolve().parents[2]
+# Qwen3-32B and 0.6B with a tenth of their widths or less; 16 query heads are padded at tp 32
+TARGET = {"num_hidden_layers": 64, "num_attention_heads": 64, "tie_word_embeddings": False, "intermediate_size": 640}
+DRAFT = {"num_hidden_layers": 28, "num_attention_heads": 16, "tie_word_embeddings": True, "intermediate_size": 384}
+SHAPE = {"hidden_size": 128, "num_key_value_heads": 8, "head_dim": 16, "vocab_size": 4096}
+
+
+def _checkpoint(folder: Path, files: int, **changes: Any) -> str:
+    """A bf16 checkpoint as Hugging Face stores large ones: numbered files and an index."""
+    folder.mkdir()
+    raw = BASE | SHAPE | changes
+    shapes = list(hf_shapes(config_from_dict(raw, "synthetic")).items())
+    weight_map, total = {}, 0
+    for number in range(files):
+        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        tensors = {n: torch.full(s, i % 251, dtype=torch.bfloat16) for i, (n, s) in enumerate(shapes)
+                   if i % files == number}  # fmt: skip
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(t.nbytes for t in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> BuildSpec:
+    folder = tmp_path_factory.mktemp("large")
+    target, draft = _checkpoint(folder / "target", 17, **TARGET), _checkpoint(folder / "draft", 3, **DRAFT)
+    return BuildSpec(
+        target=target,
+        draft=draft,
+        checkpoint=target,
+        draft_checkpoint=draft,
+        tp=2,
+        max_len=128,
+        out=str(folder / "out"),
+    )
+
+
+# runs an expression and prints by how much the process's own memory grew at most, in bytes; mapped files do not count
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+from safetensors.torch import load_file
+from compile.build import _artifacts
+from compile.plan import make_plan
+from compile.spec import parse
+def own():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
+spec = parse(sys.argv[2:])
+shards = [a for a in _artifacts(make_plan(spec)) if a.name.startswith("weights/")]
+load_file(next(Path(spec.draft).glob("*.safetensors")))
+begin, peak, done = own(), 0, threading.Event()
+def watch():
+    global peak
+    while not done.wait(0.001):
+        peak = max(peak, own())
+watcher = threading.Thread(target=watch)
+watcher.start()
+exec(sys.argv[1])
+done.set()
+watcher.join()
+print(peak - begin)
+"""
+STREAMED = "[a.write(Path(spec.out + str(i))) for i, a in enumerate(shards)]"
+AT_ONCE = "held = [load_file(f, device='cpu') for f in sorted(Path(spec.target).glob('*.safetensors'))]\n"
+AT_ONCE += "held = [{n: t.clone() for n, t in tensors.items()} for tensors in held]"
+
+
+def _growth(spec_: BuildSpec, work: str) -> int:
+    flags = [f"--{n.replace('_', '-')}={getattr(spec_, n)}"
+             for n in ("target", "draft", "checkpoint", "draft_checkpoint", "tp", "max_len", "out")]  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, work, *flags], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return int(run.stdout)
+
+
+def test_memory_is_bounded_by_a_tensor_and_not_by_a_shard(large: BuildSpec) -> None:
+    stored = sum(f.stat().st_size for f in Path(large.checkpoint).glob("*.safetensors"))
+    bound = 16 << 20
+    assert stored > 4 * bound
+    # each of two shards is larger than the bound too
+    assert _growth(large, STREAMED) < bound < stored / 2
+    assert _growth(large, AT_ONCE) > stored / 2
+
+
+@pytest.mark.parametrize("tp", [1, 32])
+def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, tp: int, tmp_path: Path) -> None:
+    for folder, config in ((large.checkpoint, large.target_config), (large.draft_checkpoint, large.draft_config)):
+        checkpoint = Checkpoint(Path(folder), config)
+        source = {n: i % 251 for i, n in enumerate(hf_shapes(config))}
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        tensors = dict(checkpoint.shard(tp - 1, tp, torch.bfloat16, Packing()))
+        assert float(tensors["lm_head.weight"].float().mean()) == source[head]
+        assert list(tensors["lm_head.weight"].shape) == [4096 // tp, 128]
+        assert list(tensors["embed_tokens.weight"].shape) == [4096, 128 // tp]
+        last = f"layers.{config.num_hidden_layers - 1}"
+        # the last of 32 ranks holds zero heads of a draft with 16
+        value = 0 if tp == 32 and config.num_attention_heads == 16 else source[f"model.{last}.self_attn.q_proj.weight"]
+        assert tensors[f"{last}.self_attn.qkv_proj.q_proj.weight"].float().unique().tolist() == [value]
+
+
+def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path)
+    asked: list[int] = []
+    real = Checkpoint.shard
+
+    def counted(self: Checkpoint, rank: int, *how: Any) -> Iterator[tuple[str, Tensor]]:
+        asked.append(rank)
+        if stopped and rank == 2:
+            raise KeyboardInterrupt
+        return real(self, rank, *how)
+
+    monkeypatch.setattr(Checkpoint, "shard", counted)
+    stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        build(spec(tmp_path, tp=4, k=0))
+    out = tmp_path / "bundle"
+    assert not (out / MANIFEST).exists()
+    kept = {p.name: p.stat().st_mtime_ns for p in (out / "weights").glob("*.safetensors")}
+    assert sorted(kept) == [Path(shard_file(rank)).name for rank in (0, 1)]
+    stopped, asked = False, []
+    built = build_and_count(spec(tmp_path, tp=4, k=0))
+    assert asked == [2, 3], "finished ranks are not cut again"
+    assert all((out / "weights" / name).stat().st_mtime_ns == time for name, time in kept.items())
+    assert (built.made, built.kept) == (2 + 1, 2 + 1 + 2)
+
+
+def test_a_build_says_what_it_made_and_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pair(tmp_path)
+    flags = ["--target", str(tmp_path / "target"), "--k", "0", "--tp", "1", "--max-len", "128", "--json"]
+    for made, kept in ((3, 0), (0, 3)):
+        build_command([*flags, "--out", str(tmp_path / "out")])
+        said = capsys.readouterr()
+        cost = json.loads(said.out)["cost"]
+        assert (cost["made"], cost["kept"]) == (made, kept)
+        assert 0 < cost["wall_seconds"] < 600
+        assert 50e6 < cost["peak_bytes"] < 50e9
+        assert f"{made} files made, {kept} kept; " in said.err
+
+
+def test_the_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
+    """Beside it a file of mixed dtypes, with an odd number of bf16, which every reader must get back."""
+    specs = [TensorSpec("w", (3, 1), "bfloat16"), TensorSpec("rank", (1,), "int32"), TensorSpec("n", (2,), "float32")]
+    tensors = {"rank": torch.tensor([7], dtype=torch.int32), "w": torch.ones(3, 1).bfloat16(), "n": torch.rand(2)}
+    write_shard(tmp_path / "f", specs, tensors.items(), {"cut": "label"})
+    found = load_file(tmp_path / "f")
+    assert all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in tensors.items())
+    for wrong in ({"w": torch.ones(3, 1)}, {"w": torch.ones(1, 3).bfloat16()}):
+        with pytest.raises(AssertionError, match=r"w: {"):
+            write_shard(tmp_path / "g", specs, (tensors | wrong).items(), {})
+    with pytest.raises(AssertionError, match=r"rank.*were announced and not written"):
+        write_shard(tmp_path / "g", specs, [("w", tensors["w"]), ("n", tensors["n"])], {})
