@@ -92,22 +92,24 @@ def _ignore(result: object) -> None:
 def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
     spec = plan.spec
     configs = [dataclasses.asdict(c) for c in (spec.target_config, spec.draft_config)]
-    recipe = canonical_hash([graph_as_json(graph), configs, spec.dtype, spec.inline, traced_by])
+    split = [spec.tp, spec.draft_ranks, spec.kv_shard]
+    recipe = canonical_hash([graph_as_json(graph), configs, split, spec.dtype, spec.inline, traced_by])
     return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
 def _shard(spec: BuildSpec, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
     sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
+    ranks = {"target_model": spec.tp, "draft_model": spec.draft_ranks}
 
     def write(path: Path) -> None:
         tensors = {
             f"{prefix}.{name}": tensor
             for prefix, checkpoint in checkpoints.items()
-            for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype])
+            for name, tensor in checkpoint.shard(rank % ranks[prefix], ranks[prefix], DTYPES[spec.dtype])
         }
         save_file(tensors, path)
 
-    recipe = canonical_hash([sources, rank, spec.tp, spec.dtype])
+    recipe = canonical_hash([sources, rank, ranks, spec.dtype])
     return Artifact(shard_file(rank), recipe, write)
 
 
@@ -148,7 +150,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
         "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1,
-        "tp": spec.tp, "draft_tp": spec.draft_tp or spec.tp, "batch": spec.batch,
+        "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "weights": {"layout": "nxdi", "ranks": spec.tp, "fused_qkv": False, "transposed": False}

@@ -20,8 +20,9 @@ _LONG_CONTEXT = 32 * 1024
 def render(spec: BuildSpec) -> str:
     """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
     value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=True))
+    draft = _neuron(spec, speculation=False) | {"tp_degree": spec.draft_ranks}
     value["fused_spec_config"] = {
-        "draft_config": _model(spec.draft_config, _name(spec.draft), _neuron(spec, speculation=False)),
+        "draft_config": _model(spec.draft_config, _name(spec.draft), draft),
         "draft_model_cls": None,
         "draft_model_path": _name(spec.draft),
         "worker_cls": {

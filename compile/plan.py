@@ -41,9 +41,10 @@ def make_plan(spec: BuildSpec) -> Plan:
     target, draft = spec.target_config, spec.draft_config
     dtype = _DTYPE[spec.dtype]
     target_weights = _weights("target_model", target, spec.tp, dtype)
-    draft_weights = _weights("draft_model", draft, spec.tp, dtype)
-    draft_state = _state("draft_model", draft, spec, dtype)
-    target_state = _state("target_model", target, spec, dtype)
+    draft_weights = _weights("draft_model", draft, spec.draft_ranks, dtype)
+    of_target, of_draft = spec.parallel()
+    draft_state = _state("draft_model", draft, of_draft, spec)
+    target_state = _state("target_model", target, of_target, spec)
     both = draft_weights + target_weights
     graphs = []
     for bucket in spec.buckets:
@@ -74,10 +75,10 @@ def _weights(prefix: str, config: Qwen3Config, tp: int, dtype: str) -> tuple[Ten
     return tuple(specs)
 
 
-def _state(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(config, Parallel(spec.tp), spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
+def _state(prefix: str, config: Qwen3Config, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
+    shapes = cache_shapes(config, parallel, spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
     return tuple(
-        TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, dtype)
+        TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, _DTYPE[spec.dtype])
         for layer in range(config.num_hidden_layers)
         for which, shape in zip("kv", shapes, strict=True)
     )
@@ -106,14 +107,20 @@ def _outputs(batch: int, k: int, mask: int) -> tuple[TensorSpec, ...]:
 
 
 def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False) -> dict[str, int]:
-    """Collectives of one execution: two all-reduces a layer, one gather an embedding and a head."""
-    if spec.tp == 1:
-        return {"all-reduce": 0, "all-gather": 0}
-    draft_layers, target_layers = spec.draft_config.num_hidden_layers, spec.target_config.num_hidden_layers
+    """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups."""
+    of_target, of_draft = spec.parallel()
     passes = 1 if prompt_passes else draft_passes
     # the last draft pass, and a prompt's, only write the cache: no head
-    heads = 1 + max(0, passes - 1)
-    return {
-        "all-reduce": 2 * (target_layers + passes * draft_layers),
-        "all-gather": 1 + passes + heads,
-    }
+    drafted = max(0, passes - 1)
+    target = _collectives_of(spec.target_config, of_target, 1, 1)
+    draft = _collectives_of(spec.draft_config, of_draft, passes, drafted)
+    return {op: target[op] + draft[op] for op in target}
+
+
+def _collectives_of(config: Qwen3Config, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:
+    """Two all-reduces a layer, one gather an embedding and a head; two more a layer where slices are merged."""
+    if parallel.tp == 1:
+        return {"all-reduce": 0, "all-gather": 0}
+    merging = 2 if parallel.slices(config) > 1 else 0
+    layers = passes * config.num_hidden_layers
+    return {"all-reduce": 2 * layers, "all-gather": passes + heads + merging * layers}

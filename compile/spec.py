@@ -15,10 +15,13 @@ from model.attention import KEY_TILE
 from model.config import Qwen3Config, load_config
 from model.errors import UserError
 from model.nki_backing import BACKINGS
-from model.parallel import check_tp
+from model.ops import EAGER, Ops
+from model.parallel import Parallel, check_tp
 from model.weights import DTYPES
 
 MAX_K = 31
+DRAFT_GROUPS = (1, 2, 4, 8)
+KV_SHARDS = ("heads", "sequence")
 
 
 def _flag(default: Any, help: str) -> Any:
@@ -38,7 +41,8 @@ class BuildSpec:
     out: str = _flag("bundle", "folder of the bundle")
     checkpoint: str = _flag("", "folder with the target's weights and tokenizer")
     draft_checkpoint: str = _flag("", "folder with the draft's weights")
-    draft_tp: int = _flag(0, "tensor-parallel ranks of the draft; 0 means the same as --tp")
+    draft_tp: int = _flag(0, "ranks of the draft, 1, 2, 4 or 8 in groups inside of --tp; 0 means the same as --tp")
+    kv_shard: str = _flag("heads", "heads (a copy of a kv head a rank) or sequence (a slice of its positions a rank)")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
     toolchain: str = _flag("auto", "auto (what is on this machine), cpu (HLO alone) or neuron (refuse without it)")
@@ -56,6 +60,17 @@ class BuildSpec:
     @property
     def draft_config(self) -> Qwen3Config:
         return load_config(self.draft)
+
+    @property
+    def draft_ranks(self) -> int:
+        """Ranks that hold one copy of the draft."""
+        return self.draft_tp or self.tp
+
+    def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
+        """How target and draft are split, on operations that join all ranks."""
+        sequence, ranks = self.kv_shard == "sequence", self.draft_ranks
+        of_draft = ops if ranks == self.tp else ops.grouped(ranks)
+        return Parallel(self.tp, ops, sequence), Parallel(ranks, of_draft, sequence)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -76,7 +91,7 @@ class BuildSpec:
         self._check_numbers()
         target, draft = self.target_config, self.draft_config
         check_tp(target, self.tp, "target")
-        check_tp(draft, self.tp, "draft")
+        check_tp(draft, self.draft_ranks, "draft")
         if target.num_attention_heads % self.tp:
             raise UserError(
                 f"tp {self.tp} does not divide the target's {target.num_attention_heads} query heads; "
@@ -87,6 +102,8 @@ class BuildSpec:
                 f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; "
                 "a draft must share the target's vocabulary"
             )
+        if self.kv_shard == "sequence":
+            self._check_slices()
         longest = min(target.max_position_embeddings, draft.max_position_embeddings)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
@@ -100,6 +117,25 @@ class BuildSpec:
                         f"give the same folder as the model: --target or --draft {folder}"
                     )
             same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
+
+    def _check_slices(self) -> None:
+        of_target, of_draft = self.parallel()
+        slices = max(of_target.slices(self.target_config), of_draft.slices(self.draft_config))
+        if slices == 1:
+            raise UserError(
+                f"kv-shard sequence has nothing to cut: the target's {self.target_config.num_key_value_heads} kv heads "
+                f"are held once each by {self.tp} ranks; leave it out, or raise --tp"
+            )
+        if self.kernels != "reference":
+            raise UserError(
+                f"kv-shard sequence needs rows that stand outside of a rank's cache, which kernels {self.kernels} do "
+                "not take; use --kernels reference"
+            )
+        if self.max_len % (slices * KEY_TILE):
+            raise UserError(
+                f"max-len {self.max_len} cannot be cut into {slices} slices of whole tiles of {KEY_TILE} positions; "
+                f"use {-(-self.max_len // (slices * KEY_TILE)) * slices * KEY_TILE}"
+            )
 
     def _check_numbers(self) -> None:
         if not 1 <= self.k <= MAX_K:
@@ -115,11 +151,19 @@ class BuildSpec:
             raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
         if self.dtype not in DTYPES:
             raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.kv_shard not in KV_SHARDS:
+            raise UserError(f"kv-shard is {self.kv_shard!r}; it must be one of {', '.join(KV_SHARDS)}")
         if self.kernels not in BACKINGS:
             raise UserError(f"kernels is {self.kernels!r}; it must be one of {', '.join(BACKINGS)}")
-        if self.draft_tp not in (0, self.tp):
+        if self.draft_tp not in (0, self.tp, *DRAFT_GROUPS):
             raise UserError(
-                f"draft-tp {self.draft_tp} differs from tp {self.tp}, which is not supported yet; leave it out"
+                f"draft-tp is {self.draft_tp}; the draft's groups have {', '.join(map(str, DRAFT_GROUPS))} ranks, "
+                "or leave it out for all ranks"
+            )
+        if self.draft_tp and self.tp % self.draft_tp:
+            raise UserError(
+                f"draft-tp {self.draft_tp} does not divide tp {self.tp}, whose ranks form the draft's groups; "
+                "choose one that does"
             )
 
 

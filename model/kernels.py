@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from model import attention, rejection, sampling
+from model import attention, rejection, sampling, sequence
 from model.cache import Cache, Layout, Rows
 from model.ops import Ops
 from model.rejection import Drafted
@@ -43,7 +43,9 @@ class Kernels:
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows
     ) -> tuple[Tensor, Cache]:
-        """See `model.attention.verify_attention`."""
+        """See `model.attention.verify_attention`, and `model.sequence` for a cache that holds a slice."""
+        if rows.slice_1 is not None:
+            return sequence.verify_attention(ops, q_BHND, new, cache, rows)
         return attention.verify_attention(ops, q_BHND, new, cache, rows)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from model.config import Qwen3Config
 from model.kernels import REFERENCE, Kernels
 from model.parallel import ColumnLinear, Embedding, Head, Parallel, Rank, RowLinear
 from model.sampling import Sampling
+from model.sequence import placed
 
 
 class RMSNorm(nn.Module):
@@ -54,6 +55,7 @@ class Attention(nn.Module):
         super().__init__()
         heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
         self.ops, self.kernels, self.head_dim = parallel.ops, kernels, d
+        self.attention_ops = parallel.attention_ops(config)
         self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
         self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.v_proj = ColumnLinear(e, heads.kv_per_rank * d)
@@ -68,7 +70,7 @@ class Attention(nn.Module):
         q_BHND = rotate(self.q_norm(split(self.q_proj(x_BNE))), angles)
         k_BGND = rotate(self.k_norm(split(self.k_proj(x_BNE))), angles)
         v_BGND = split(self.v_proj(x_BNE))
-        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, (k_BGND, v_BGND), cache, rows)
+        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, (k_BGND, v_BGND), cache, rows)
         return self.o_proj(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
@@ -119,13 +121,21 @@ class Qwen3(nn.Module):
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
-        x = self.embed_tokens(ids_BN)
+        x, rows = self.embed_tokens(ids_BN), self._placed(rows)
         angles = rope_angles(rows.positions_BN, self.config.head_dim, self.config.rope_theta)
         written = []
         for layer, cache in zip(self.layers, caches, strict=True):
             x, cache = self.parallel.ops.call(layer, x, angles, cache, rows)
             written.append(cache)
         return x, written
+
+    def _placed(self, rows: Rows) -> Rows:
+        slices = self.parallel.slices(self.config)
+        return rows if slices == 1 else placed(rows, self.rank_util.rank % slices, slices)
+
+    def length(self, caches: list[Cache]) -> int:
+        """Positions that the caches of all ranks hold together."""
+        return self.kernels.length(caches[0]) * self.parallel.slices(self.config)
 
     def logits(self, x_BNE: Tensor) -> Tensor:
         """(B, N, V) fp32 logits of hidden rows."""
