@@ -1,4 +1,4 @@
-"""`python -m tests.compile.run_slices FILE`: attention over slices, as an executed graph of 8 ranks and by its definition.
+"""`python -m tests.compile.run_slices FILE`: attention over slices, as the executed graph of 8 ranks and as defined.
 
 Two kv heads, each shared by four ranks. The definition has no collectives: one process computes every slice and adds
 them in ascending order; XLA compiles it for one device. A process of its own because the number of CPU devices is

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from model.artifact import damage, read_bundle
+from model.weights import shard_file
 from tests.compile.run_sharded import RANKS
 from tests.compile.tiny import write_model
 
@@ -82,3 +85,21 @@ def test_slices_hold_the_first_layers_cache_between_them(
 def test_slices_in_another_order_of_ownership_are_noticed(found: Found) -> None:
     """Each rank numbered as the next one of its group: other places, and the heads of another rank."""
     assert found["slices rotated"]["ids"] != found["default"]["ids"]
+
+
+def test_a_bundle_says_how_the_draft_is_split(found: Found) -> None:
+    path = found.folder / "sliced"
+    bundle = read_bundle(path)
+    assert (bundle["tp"], bundle["draft_tp"], bundle["kv_shard"]) == (8, 2, "sequence")
+    assert damage(bundle) == []
+    shards = [load_file(path / shard_file(rank)) for rank in range(RANKS)]
+    for rank, shard in enumerate(shards):
+        assert (shard["target_model.rank_util.rank"], shard["draft_model.rank_util.rank"]) == (rank, rank % 2)
+        for name in (n for n in shard if n.startswith("draft_model")):
+            assert np.array_equal(shard[name], shards[rank % 2][name])
+    config = json.loads((path / "neuron_config.json").read_text(encoding="utf-8"))
+    draft = config["fused_spec_config"]["draft_config"]["neuron_config"]
+    assert [config["neuron_config"][n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [8, 8, 8]
+    assert [draft[n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [2, 8, 8]
+    recipes = [read_bundle(found.folder / n)["files"][shard_file(3)]["recipe"] for n in ("default", "sliced", "both")]
+    assert len(set(recipes)) == 3, "drafts on 8, 2 and 4 ranks are cut anew"
