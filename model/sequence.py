@@ -51,8 +51,9 @@ def verify_attention(
 def attended(q_BHND: Tensor, cache: Cache, rows: Rows) -> Tensor:
     """(B, H, N, D + 1) fp32: attention over this slice, and its log-sum-exp as the last column."""
     out, total_BGR, best_BGR = attention.weighted(q_BHND, cache, rows)
-    part = out / torch.where(total_BGR > 0, total_BGR, 1.0)[..., None]
-    lse = best_BGR + torch.log(total_BGR)
+    # the log of 0 is left to no device
+    total = torch.where(total_BGR > 0, total_BGR, 1.0)
+    part, lse = out / total[..., None], best_BGR + torch.log(total)
     return torch.cat((part, lse[..., None]), -1).reshape(*q_BHND.shape[:3], -1)
 
 
