@@ -119,6 +119,15 @@ def test_each_collective_joins_the_promised_ranks(base: Path, draft_tp: int, sli
             assert sum(n for (name, _), n in found.items() if name == op) == times
 
 
+def test_a_draft_of_the_targets_configuration_has_its_own_groups(base: Path) -> None:
+    """Layers and models of one kind share a trace: not between models whose collectives join other ranks."""
+    target = str(base / "target")
+    plan = make_plan(spec(base, tp=8, draft=target, draft_tp=2))
+    found = _collectives(lower_graph(plan, next(g for g in plan.graphs if g.tag == FUSED)))
+    assert found["all-reduce", _in(8)] == 2 * 2
+    assert found["all-reduce", _in(2)] == 2 * 2 * 4
+
+
 def test_the_default_config_is_untouched() -> None:
     assert render(BuildSpec(draft_tp=32)) == render(BuildSpec())
 
