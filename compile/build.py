@@ -114,20 +114,23 @@ def _ignore(result: object) -> None:
 def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
-    recipe = canonical_hash([graph_as_json(graph), configs, spec.dtype, spec.inline, traced_by])
+    split = [spec.tp, spec.draft_ranks, spec.kv_shard]
+    recipe = canonical_hash([graph_as_json(graph), configs, split, spec.dtype, spec.inline, traced_by])
     return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
 def _shard(plan: Plan, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
     spec = plan.spec
     sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
-    layout = _layout(spec)
+    layout, models = _layout(spec), {f"{m.role}_model": m for m in spec.models}
 
     def write(path: Path) -> None:
         tensors = (
             (spec.stored_name(f"{prefix}.{name}"), tensor)
             for prefix, checkpoint in checkpoints.items()
-            for name, tensor in checkpoint.shard(rank, spec.tp, DTYPES[spec.dtype], spec.packing(checkpoint.config))
+            for name, tensor in checkpoint.shard(
+                rank % models[prefix].ranks, models[prefix].ranks, DTYPES[spec.dtype], spec.packing(models[prefix])
+            )
         )
         write_shard(path, plan.target_weights + plan.draft_weights, tensors, cut_label(layout, rank))
 
@@ -139,7 +142,8 @@ def _layout(spec: BuildSpec) -> dict[str, Any]:
     """How the weights are cut and laid out; every shard carries it."""
     return {
         "ranks": spec.tp, "dtype": spec.dtype, "fused_qkv": False, "transposed": False,
-        "packed": {f"{m.role}_model": spec.packing(m.config)._asdict() for m in spec.models},
+        "draft_ranks": spec.draft_ranks,
+        "packed": {f"{m.role}_model": spec.packing(m)._asdict() for m in spec.models},
     }  # fmt: skip
 
 
@@ -177,7 +181,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
         "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1 if spec.k else 0,
-        "tp": spec.tp, "draft_tp": (spec.draft_tp or spec.tp) if spec.k else 0, "batch": spec.batch,
+        "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "weights": _layout(spec) if spec.checkpoint else None,

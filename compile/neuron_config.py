@@ -26,8 +26,9 @@ def render(spec: BuildSpec) -> str:
 
 
 def _fused(spec: BuildSpec) -> dict[str, Any]:
+    draft = _neuron(spec, speculation=False) | {"tp_degree": spec.draft_ranks}
     return {
-        "draft_config": _model(spec.draft_config, _name(spec.draft), _neuron(spec, speculation=False)),
+        "draft_config": _model(spec.draft_config, _name(spec.draft), draft),
         "draft_model_cls": None,
         "draft_model_path": _name(spec.draft),
         "worker_cls": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compile.spec import BuildSpec
+from compile.spec import BuildSpec, PartModel
 from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
 from model.cache import cache_shapes
 from model.config import Qwen3Config
@@ -40,11 +40,12 @@ class Plan:
 def make_plan(spec: BuildSpec) -> Plan:
     """The plan of a checked spec."""
     target, draft = spec.target_config, spec.draft_config
-    dtype = _DTYPE[spec.dtype]
-    target_weights = _weights("target_model", target, spec, dtype)
-    draft_weights = _weights("draft_model", draft, spec, dtype) if spec.k else ()
-    draft_state = _state("draft_model", draft, spec, dtype) if spec.k else ()
-    target_state = _state("target_model", target, spec, dtype)
+    models = {m.role: m for m in spec.models}
+    of_target, of_draft = spec.parallel()
+    target_weights = _weights(models["target"], spec)
+    draft_weights = _weights(models["draft"], spec) if spec.k else ()
+    draft_state = _state("draft_model", draft, of_draft, spec) if spec.k else ()
+    target_state = _state("target_model", target, of_target, spec)
     target_weights = tuple(replace(t, name=spec.stored_name(t.name)) for t in target_weights)
     both = draft_weights + target_weights
     graphs = []
@@ -64,24 +65,24 @@ def make_plan(spec: BuildSpec) -> Plan:
     return Plan(spec, tuple(graphs), target_weights, draft_weights, draft_state + target_state)
 
 
-def _weights(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:
-    shapes = local_shapes(config, spec.tp, spec.packing(config))
+def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
+    shapes, prefix = local_shapes(model.config, model.ranks, spec.packing(model)), f"{model.role}_model"
     number = TensorSpec(f"{prefix}.{RANK}", (1,), "int32")
-    return (*(TensorSpec(f"{prefix}.{name}", shape, dtype) for name, shape in shapes.items()), number)
+    return (*(TensorSpec(f"{prefix}.{name}", shape, _DTYPE[spec.dtype]) for name, shape in shapes.items()), number)
 
 
 def parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
     """Parameter of a pair -> its name in the bundle."""
-    target, draft = spec.target_config, spec.draft_config
-    names = bundle_names("target_model", target, spec.packing(target))
-    names = {ours: spec.stored_name(name) for ours, name in names.items()}
-    return names | bundle_names("draft_model", draft, spec.packing(draft)) if drafting else names
+    names: dict[str, str] = {}
+    for model in spec.models[: 1 + drafting]:
+        names |= bundle_names(f"{model.role}_model", model.config, spec.packing(model))
+    return {ours: spec.stored_name(name) for ours, name in names.items()}
 
 
-def _state(prefix: str, config: Qwen3Config, spec: BuildSpec, dtype: str) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(config, Parallel(spec.tp), spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
+def _state(prefix: str, config: Qwen3Config, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
+    shapes = cache_shapes(config, parallel, spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
     return tuple(
-        TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, dtype)
+        TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, _DTYPE[spec.dtype])
         for layer in range(config.num_hidden_layers)
         for which, shape in zip("kv", shapes, strict=True)
     )
@@ -110,18 +111,25 @@ def _outputs(batch: int, k: int, mask: int) -> tuple[TensorSpec, ...]:
 
 
 def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False) -> dict[str, int]:
-    """Collectives of one execution: two all-reduces a layer, one gather an embedding and a draw.
+    """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups.
 
     Conditional ones run if a row filters: kernels that draw from shards search for its floor.
     """
-    if spec.tp == 1:
-        return {"all-reduce": 0, "all-gather": 0}
-    draft_layers, target_layers = spec.draft_config.num_hidden_layers, spec.target_config.num_hidden_layers
+    of_target, of_draft = spec.parallel()
     passes = 1 if prompt_passes else draft_passes
     # the last draft pass, and a prompt's, only write the cache: no head
-    heads = 1 + max(0, passes - 1)
-    searched = {"conditional all-gather": ALL_GATHERS * heads} if BACKINGS[spec.kernels].sharded else {}
-    return {
-        "all-reduce": 2 * (target_layers + passes * draft_layers),
-        "all-gather": 1 + passes + heads,
-    } | searched
+    drafted = max(0, passes - 1)
+    target = _collectives_of(spec.target_config, of_target, 1, 1)
+    draft = _collectives_of(spec.draft_config, of_draft, passes, drafted)
+    draws = (of_target.tp > 1) + drafted * (of_draft.tp > 1)
+    searched = {"conditional all-gather": ALL_GATHERS * draws} if BACKINGS[spec.kernels].sharded and draws else {}
+    return {op: target[op] + draft[op] for op in target} | searched
+
+
+def _collectives_of(config: Qwen3Config, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:
+    """Two all-reduces a layer, one gather an embedding and a draw; two more a layer where slices are merged."""
+    if parallel.tp == 1:
+        return {"all-reduce": 0, "all-gather": 0}
+    merging = 2 if parallel.slices(config) > 1 else 0
+    layers = passes * config.num_hidden_layers
+    return {"all-reduce": 2 * layers, "all-gather": passes + heads + merging * layers}

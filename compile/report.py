@@ -31,6 +31,7 @@ def plan_as_text(plan: Plan) -> str:
         ),
         f"step   k = {spec.k} drafts, {spec.k + 1} verified rows, 1 to {spec.k + 1} tokens; "
         f"batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
+        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ]

@@ -15,8 +15,9 @@ from model.attention import KEY_TILE
 from model.config import Qwen3Config, load_config
 from model.errors import UserError
 from model.nki_backing import BACKINGS
+from model.ops import EAGER, Ops
 from model.packing import Packing
-from model.parallel import check_tp
+from model.parallel import Parallel, check_tp
 from model.weights import DTYPES
 
 MAX_K = 31
@@ -24,6 +25,8 @@ MAX_K = 31
 MAX_TP = 64
 # what has no meaning without a draft
 _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
+DRAFT_GROUPS = (1, 2, 4, 8)
+KV_SHARDS = ("heads", "sequence")
 
 
 def _flag(default: Any, help: str) -> Any:
@@ -43,7 +46,8 @@ class BuildSpec:
     out: str = _flag("bundle", "folder of the bundle")
     checkpoint: str = _flag("", "folder with the target's weights and tokenizer")
     draft_checkpoint: str = _flag("", "folder with the draft's weights")
-    draft_tp: int = _flag(0, "tensor-parallel ranks of the draft; 0 means the same as --tp")
+    draft_tp: int = _flag(0, "ranks of the draft, 1, 2, 4 or 8 in groups inside of --tp; 0 means the same as --tp")
+    kv_shard: str = _flag("heads", "heads (a copy of a kv head a rank) or sequence (a slice of its positions a rank)")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
     toolchain: str = _flag("auto", "auto (what is on this machine), cpu (HLO alone) or neuron (refuse without it)")
@@ -65,14 +69,26 @@ class BuildSpec:
     @property
     def models(self) -> tuple[PartModel, ...]:
         """The target, and the draft if there is one."""
-        target = PartModel("target", self.target, self.checkpoint, self.target_config)
+        target = PartModel("target", self.target, self.checkpoint, self.target_config, self.tp)
         if not self.k:
             return (target,)
-        return (target, PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config))
+        draft = PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config, self.draft_ranks)
+        return (target, draft)
 
     def stored_name(self, name: str) -> str:
         """A weight's name in the bundle. NxDI puts `target_model.` before it in a pair alone."""
         return name if self.k else name.removeprefix("target_model.")
+
+    @property
+    def draft_ranks(self) -> int:
+        """Ranks that hold one copy of the draft; 0 without one."""
+        return (self.draft_tp or self.tp) if self.k else 0
+
+    def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
+        """How target and draft are split, on operations that join all ranks."""
+        sequence, ranks = self.kv_shard == "sequence", self.draft_ranks or self.tp
+        of_draft = ops if ranks == self.tp else ops.grouped(ranks)
+        return Parallel(self.tp, ops, sequence), Parallel(ranks, of_draft, sequence)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -83,9 +99,9 @@ class BuildSpec:
             size *= 2
         return (*sizes, self.max_len)
 
-    def packing(self, config: Qwen3Config) -> Packing:
-        """The halves of this model's layers whose weights are packed."""
-        return BACKINGS[self.kernels].packing(config, self.tp)
+    def packing(self, model: PartModel) -> Packing:
+        """The halves of a model's layers whose weights are packed."""
+        return BACKINGS[self.kernels].packing(model.config, model.ranks)
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
@@ -103,6 +119,8 @@ class BuildSpec:
         elif given := [f for f in _OF_DRAFT if getattr(self, f) != BuildSpec.__dataclass_fields__[f].default]:
             flags = ", ".join("--" + f.replace("_", "-") for f in given)
             raise UserError(f"k is 0, which builds the target alone, and {flags} was given; leave it out, or raise k")
+        if self.kv_shard == "sequence":
+            self._check_slices()
         longest = min(m.config.max_position_embeddings for m in self.models)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
@@ -112,7 +130,7 @@ class BuildSpec:
             same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
 
     def _check_pair(self, target: Qwen3Config, draft: Qwen3Config) -> None:
-        check_tp(draft, self.tp, "draft")
+        check_tp(draft, self.draft_ranks, "draft")
         if target.vocab_size != draft.vocab_size:
             raise UserError(
                 f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; "
@@ -120,6 +138,27 @@ class BuildSpec:
             )
         if bool(self.checkpoint) != bool(self.draft_checkpoint):
             raise UserError("only one of --checkpoint and --draft-checkpoint was given; give both, or neither")
+
+    def _check_slices(self) -> None:
+        of_target, of_draft = self.parallel()
+        slices = of_target.slices(self.target_config)
+        if self.k:
+            slices = max(slices, of_draft.slices(self.draft_config))
+        if slices == 1:
+            raise UserError(
+                f"kv-shard sequence has nothing to cut: the target's {self.target_config.num_key_value_heads} kv heads "
+                f"are held once each by {self.tp} ranks; leave it out, or raise --tp"
+            )
+        if self.kernels != "reference":
+            raise UserError(
+                f"kv-shard sequence needs rows that stand outside of a rank's cache, which kernels {self.kernels} do "
+                "not take; use --kernels reference"
+            )
+        if self.max_len % (slices * KEY_TILE):
+            raise UserError(
+                f"max-len {self.max_len} cannot be cut into {slices} slices of whole tiles of {KEY_TILE} positions; "
+                f"use {-(-self.max_len // (slices * KEY_TILE)) * slices * KEY_TILE}"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 <= self.k <= MAX_K:
@@ -137,22 +176,31 @@ class BuildSpec:
             raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
         if self.dtype not in DTYPES:
             raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.kv_shard not in KV_SHARDS:
+            raise UserError(f"kv-shard is {self.kv_shard!r}; it must be one of {', '.join(KV_SHARDS)}")
         if self.kernels not in BACKINGS:
             raise UserError(f"kernels is {self.kernels!r}; it must be one of {', '.join(BACKINGS)}")
-        if self.draft_tp not in (0, self.tp):
+        if self.draft_tp not in (0, self.tp, *DRAFT_GROUPS):
             raise UserError(
-                f"draft-tp {self.draft_tp} differs from tp {self.tp}, which is not supported yet; leave it out"
+                f"draft-tp is {self.draft_tp}; the draft's groups have {', '.join(map(str, DRAFT_GROUPS))} ranks, "
+                "or leave it out for all ranks"
+            )
+        if self.draft_tp and self.tp % self.draft_tp:
+            raise UserError(
+                f"draft-tp {self.draft_tp} does not divide tp {self.tp}, whose ranks form the draft's groups; "
+                "choose one that does"
             )
 
 
 @dataclass(frozen=True)
 class PartModel:
-    """One model of a build: its role, its preset or folder, the folder of its weights (or nothing), its sizes."""
+    """One model of a build: role, preset or folder, folder of its weights (or nothing), sizes, ranks of a copy."""
 
     role: str
     name: str
     checkpoint: str
     config: Qwen3Config
+    ranks: int
 
     def check(self) -> None:
         """Refuse a folder of weights that are another model's."""

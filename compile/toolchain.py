@@ -22,7 +22,7 @@ import torch
 
 from compile.plan import Plan
 from compile.toolchain_flags import LNC, TARGET
-from compile.toolchain_module import StaticOps, StepModule, example_inputs
+from compile.toolchain_module import Collective, StaticOps, StepModule, example_inputs
 from model.artifact import DECODE, FUSED, PREFILL, GraphSpec
 from model.errors import UserError
 from model.kernels import REFERENCE, Kernels
@@ -186,6 +186,15 @@ def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> Non
 def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
     # vendor seam
     mappings: Any = importlib.import_module("neuronx_distributed.parallel_layers.mappings")
+    xla: Any = importlib.import_module("torch_xla.core.xla_model")
+
+    def within(ranks: int) -> tuple[Collective, Collective]:
+        """Collectives inside of each `ranks` consecutive ranks, whose replica groups the graph holds as they are."""
+        groups = [list(range(first, first + ranks)) for first in range(0, plan.spec.tp, ranks)]
+        return (
+            lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups, pin_layout=False),
+            lambda x: xla.all_gather(x, dim=x.dim() - 1, groups=groups, pin_layout=False),
+        )
 
     class Instance(base):  # type: ignore[misc]
         """One tag's module. Its buckets differ in the inputs alone, so all get the same parameters."""
@@ -195,7 +204,9 @@ def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
 
         def load_module(self) -> None:
             ops = StaticOps(
-                mappings.reduce_from_tensor_model_parallel_region, mappings.gather_from_tensor_model_parallel_region
+                mappings.reduce_from_tensor_model_parallel_region,
+                mappings.gather_from_tensor_model_parallel_region,
+                within,
             )
             self.module = StepModule(plan, graph, ops, device_kernels(plan.spec.kernels))
 

@@ -20,7 +20,6 @@ from model.artifact import PREFILL, GraphSpec, TensorSpec
 from model.cache import Cache
 from model.kernels import Kernels
 from model.ops import Ops
-from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair, StepInputs
 from model.weights import DTYPES
@@ -31,10 +30,19 @@ Collective = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass
 class StaticOps(Ops):
-    """The operations with shapes that are known before any value is: what a lazy tracer can follow."""
+    """The operations with shapes that are known before any value is: what a lazy tracer can follow.
+
+    `reduce` and `gather` join all ranks; `within(n)` gives those that join each n consecutive ones.
+    """
 
     reduce: Collective
     gather: Collective
+    within: Callable[[int], tuple[Collective, Collective]] | None = None
+    ranks: int = 0
+
+    def grouped(self, ranks: int) -> Ops:
+        assert self.within is not None
+        return StaticOps(*self.within(ranks), self.within, ranks)
 
     def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
         return torch.where(pred, if_true(), if_false())
@@ -51,10 +59,10 @@ class StaticOps(Ops):
         return padded.transpose(1, 2)[:, :, :length]
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return self.reduce(x)
+        return x if self.ranks == 1 else self.reduce(x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self.gather(x)
+        return x if self.ranks == 1 else self.gather(x)
 
 
 class StepModule(nn.Module):
@@ -68,10 +76,10 @@ class StepModule(nn.Module):
         drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
         self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
         self.names = parameter_names(spec, drafting)
-        parallel = Parallel(spec.tp, ops)
+        of_target, of_draft = spec.parallel(ops)
         with torch.device("meta"):
-            draft = Qwen3(spec.draft_config, parallel, kernels) if drafting else None
-            pair = Pair(Qwen3(spec.target_config, parallel, kernels), draft, ops).to(DTYPES[spec.dtype])
+            draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
+            pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
         # in a list, so that its empty parameters are none of this module's
         self._pair = [pair]
         for tensor in (*graph.weights, *graph.state):

@@ -21,7 +21,6 @@ from compile.torchax_seam import interop
 from model.artifact import PREFILL, GraphSpec, TensorSpec
 from model.cache import Cache
 from model.ops import Ops, State
-from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair, StepInputs
 from model.weights import DTYPES
@@ -30,9 +29,12 @@ from model.weights import DTYPES
 class TracedOps(Ops):
     """The graph's version of the operations, on torch tensors that stand for JAX values."""
 
-    def __init__(self, tp: int, inline: bool = False) -> None:
-        self.tp, self.inline = tp, inline
+    def __init__(self, ranks: int, inline: bool = False, world: int = 0) -> None:
+        self.ranks, self.inline, self.world = ranks, inline, world or ranks
         self._kinds: dict[Any, Callable[..., Any]] = {}
+
+    def grouped(self, ranks: int) -> Ops:
+        return TracedOps(ranks, self.inline, self.world)
 
     def call(self, module: nn.Module, *args: Any) -> Any:
         if self.inline:
@@ -70,10 +72,14 @@ class TracedOps(Ops):
         return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.float32), bits)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return x if self.tp == 1 else interop.call_jax(lambda a: collectives.all_reduce(a, self.tp), x)
+        if self.ranks == 1:
+            return x
+        return interop.call_jax(lambda a: collectives.all_reduce(a, self.ranks, self.world), x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return x if self.tp == 1 else interop.call_jax(lambda a: collectives.all_gather(a, self.tp), x)
+        if self.ranks == 1:
+            return x
+        return interop.call_jax(lambda a: collectives.all_gather(a, self.ranks, self.world), x)
 
 
 def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
@@ -84,12 +90,12 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     """
     spec = plan.spec
     ops = TracedOps(spec.tp, spec.inline)
-    parallel = Parallel(spec.tp, ops)
+    of_target, of_draft = spec.parallel(ops)
     drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
     with torch.device("meta"):
         kernels = kernels_of_graph(spec.kernels)
-        draft = Qwen3(spec.draft_config, parallel, kernels) if drafting else None
-        pair = Pair(Qwen3(spec.target_config, parallel, kernels), draft, ops).to(DTYPES[spec.dtype])
+        draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
+        pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
     theirs = parameter_names(spec, drafting)
     stage = Pair.prefill if graph.tag == PREFILL else Pair.step
 

@@ -15,6 +15,7 @@ from model.cache import Cache, Rows
 from model.ops import Ops
 
 KEY_TILE = 128
+_LOWEST = torch.finfo(torch.float32).min
 
 
 def verify_attention(
@@ -26,17 +27,31 @@ def verify_attention(
     Returns (B, H, N, D) in q's dtype and the updated cache. Softmax in fp32. H is a multiple of G;
     query head h reads kv head h // (H / G).
     """
+    cache = append(ops, new, cache, rows, rows.positions_BN)
+    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, rows)
+    o_BGRD = out_BGRD / total_BGR[..., None]
+    return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
+
+
+def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows, places_BN: Tensor) -> Cache:
+    """The cache with the rows' keys and values at these places of their slots."""
     slots = rows.slots_B
     if slots is None:
-        slots = torch.arange(q_BHND.shape[0], dtype=torch.int32, device=q_BHND.device)
-    cache = Cache(*(ops.append(c, n, slots, rows.positions_BN) for c, n in zip(cache, new, strict=True)))
+        slots = torch.arange(places_BN.shape[0], dtype=torch.int32, device=places_BN.device)
+    return Cache(*(ops.append(c, n, slots, places_BN) for c, n in zip(cache, new, strict=True)))
+
+
+def weighted(q_BHND: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """The values' weighted sum (B, G, R, D) of the rows, the weights' sum and the largest score (B, G, R), all fp32.
+
+    R are the (H / G) x N rows of a kv head. A row that sees no key has sums of 0 and the largest score -inf.
+    """
     k_BGSD, v_BGSD = (_seen(c, rows) for c in cache)
     batch, heads, count, dim = q_BHND.shape
     group = heads // k_BGSD.shape[1]
     q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
     position_BR = rows.positions_BN[:, None].expand(-1, group, -1).flatten(1)
-    o_BGRD = _attend(q_BGRD, k_BGSD, v_BGSD, rows.keys_S <= position_BR[:, None, :, None])
-    return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
+    return _weighted(q_BGRD, k_BGSD, v_BGSD, rows.keys_S <= position_BR[:, None, :, None])
 
 
 def _seen(cache_BGSD: Tensor, rows: Rows) -> Tensor:
@@ -45,11 +60,15 @@ def _seen(cache_BGSD: Tensor, rows: Rows) -> Tensor:
     return cache_BGSD[:, :, : rows.keys_S.shape[0]]
 
 
-def _attend(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> Tensor:
+def _weighted(
+    q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     # products of the cache's dtype, summed in fp32, as the matrix engine does
     scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
     scores = torch.where(visible_BGRS, scores, float("-inf"))
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True)).unflatten(-1, (-1, KEY_TILE))
+    best_BGR1 = scores.amax(-1, keepdim=True)
+    # without a visible key -inf - (-inf) would be NaN: a finite lowest score gives weights of 0
+    weights = torch.exp(scores - best_BGR1.clamp(min=_LOWEST)).unflatten(-1, (-1, KEY_TILE))
     tiles_v = v_BGSD.unflatten(2, (-1, KEY_TILE)).float()
     rounded = weights.to(v_BGSD.dtype).float()
     out_BGTRD = torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v)
@@ -57,4 +76,4 @@ def _attend(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor
     out, total = out_BGTRD[:, :, 0], sum_BGRT[..., 0]
     for t in range(1, sum_BGRT.shape[-1]):
         out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
-    return out / total[..., None]
+    return out, total, best_BGR1[..., 0]

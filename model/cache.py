@@ -23,12 +23,16 @@ class Rows(NamedTuple):
 
     Row n of sequence b is written at absolute position `positions_BN[b, n]` of its cache slot and
     attends the keys of that slot whose position, listed in `keys_S`, is not greater. Slots are
-    `slots_B`, or sequence b's own slot b when None.
+    `slots_B`, or sequence b's own slot b when None. Where the cache holds slice `slice_1` of the positions
+    (`model/sequence.py`), `keys_S` are that slice's and row n is written at its place `places_BN[b, n]`, if
+    that is not negative.
     """
 
     positions_BN: Tensor
     keys_S: Tensor
     slots_B: Tensor | None = None
+    places_BN: Tensor | None = None
+    slice_1: Tensor | None = None
 
 
 class Layout(NamedTuple):
@@ -50,7 +54,8 @@ def cache_shapes(
     config: Qwen3Config, parallel: Parallel, batch: int, length: int, layout: Layout = PLAIN
 ) -> tuple[Shape, Shape]:
     """The shapes of one key and one value cache on one rank."""
-    heads, slots, dim = parallel.heads(config).kv_per_rank, length + layout.margin, config.head_dim
+    heads, dim = parallel.heads(config).kv_per_rank, config.head_dim
+    slots = length // parallel.slices(config) + layout.margin
     values = (batch, heads, slots, dim)
     return ((batch, heads, dim, slots) if layout.transposed_keys else values), values
 

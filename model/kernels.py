@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model import attention, rejection, sampling
+from model import attention, rejection, sampling, sequence
 from model.cache import Cache, Layout, Rows
 from model.config import Qwen3Config
 from model.ops import Ops
@@ -58,7 +58,9 @@ class Kernels:
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows
     ) -> tuple[Tensor, Cache]:
-        """See `model.attention.verify_attention`."""
+        """See `model.attention.verify_attention`, and `model.sequence` for a cache that holds a slice."""
+        if rows.slice_1 is not None:
+            return sequence.verify_attention(ops, q_BHND, new, cache, rows)
         return attention.verify_attention(ops, q_BHND, new, cache, rows)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:

@@ -17,6 +17,13 @@ State = tuple[Tensor, ...]
 class Ops:
     """Eager torch on one rank: the definition that the traced version must equal."""
 
+    # consecutive ranks that a collective joins
+    ranks = 1
+
+    def grouped(self, ranks: int) -> Ops:
+        """The same operations, with collectives inside of each `ranks` consecutive ranks."""
+        return self
+
     def call(self, module: nn.Module, *args: Any) -> Any:
         """Run a module; a graph traces each kind of module once and calls it."""
         return module(*args)
@@ -51,11 +58,11 @@ class Ops:
         return bits.view(torch.float32)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of x over the tensor-parallel ranks."""
+        """The sum of x over the ranks of the group."""
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The ranks' x, concatenated along the last axis in rank order."""
+        """The group's x, concatenated along the last axis in rank order."""
         return x
 
 

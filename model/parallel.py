@@ -143,10 +143,23 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Parallel:
-    """The tensor-parallel degree that a model is built for, and the operations it is built on."""
+    """The tensor-parallel degree that a model is built for, and the operations it is built on.
+
+    With `sequence` the ranks that would hold copies of a kv head each hold a slice of the positions.
+    """
 
     tp: int = 1
     ops: Ops = EAGER
+    sequence: bool = False
 
     def heads(self, config: Qwen3Config) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
+
+    def slices(self, config: Qwen3Config) -> int:
+        """The slices that a kv head's positions are cut into; 1 where a rank's cache holds them all."""
+        return self.heads(config).replicas if self.sequence else 1
+
+    def attention_ops(self, config: Qwen3Config) -> Ops:
+        """The operations of attention: their collectives join the slices of a kv head."""
+        slices = self.slices(config)
+        return self.ops.grouped(slices) if slices > 1 else self.ops

@@ -16,6 +16,7 @@ from model.config import Qwen3Config
 from model.kernels import REFERENCE, Kernels
 from model.parallel import ColumnLinear, Embedding, Head, Parallel, Rank, RowLinear, Shard
 from model.sampling import Draws, Sampling
+from model.sequence import placed
 
 
 class RMSNorm(nn.Module):
@@ -53,6 +54,7 @@ class Attention(nn.Module):
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
         self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
+        self.attention_ops = parallel.attention_ops(config)
         self.make_weights(config, parallel)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -80,7 +82,7 @@ class Attention(nn.Module):
 
         q, k, v = (split(y) for y in self.qkv(x_BNE))
         q_BHND, k_BGND, v_BGND = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
-        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, (k_BGND, v_BGND), cache, rows)
+        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, (k_BGND, v_BGND), cache, rows)
         return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
@@ -144,13 +146,21 @@ class Qwen3(nn.Module):
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
-        x = self.embed_tokens(ids_BN)
+        x, rows = self.embed_tokens(ids_BN), self._placed(rows)
         angles = rope_angles(rows.positions_BN, self.config.head_dim, self.config.rope_theta)
         written = []
         for layer, cache in zip(self.layers, caches, strict=True):
             x, cache = self.parallel.ops.call(layer, x, angles, cache, rows)
             written.append(cache)
         return x, written
+
+    def _placed(self, rows: Rows) -> Rows:
+        slices = self.parallel.slices(self.config)
+        return rows if slices == 1 else placed(rows, self.rank_util.rank % slices, slices)
+
+    def length(self, caches: list[Cache]) -> int:
+        """Positions that the caches of all ranks hold together."""
+        return self.kernels.length(caches[0]) * self.parallel.slices(self.config)
 
     def logits(self, x_BNE: Tensor) -> Tensor:
         """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""

@@ -79,7 +79,7 @@ class Pair(nn.Module):
         draws, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, sampling)
         draws = Draws(*(t[..., : k + 1] for t in draws))
         # the last position that a token may take is S - 1: what lies beyond is not emitted
-        room_B = kernels.length(target_caches[0]) - 2 - position_B1[:, 0]
+        room_B = self.target_model.length(target_caches) - 2 - position_B1[:, 0]
         limit_B = torch.minimum(inputs.k_limits, room_B).clamp(min=0)
         accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
         next_pos = position_B1 + count_B1
@@ -101,9 +101,11 @@ class Pair(nn.Module):
         candidates = [inputs.input_ids]
         if k == 0 or self.draft_model is None:
             return candidates[0], caches
+        # a draft of other groups: its own operations, so that no trace of the target's is called for it
+        ops = self.draft_model.parallel.ops
         rows = Rows(inputs.position_ids, keys_S)
         for i in range(k):
-            draws, caches = self.ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
+            draws, caches = ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
             candidates.append(draws.merged())
             rows = rows._replace(positions_BN=rows.positions_BN + 1)
         _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
@@ -124,7 +126,7 @@ class Pair(nn.Module):
             _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, rows)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
-        next_mask = (_iota(kernels.length(target_caches[0]), length_B) < next_pos).to(torch.int32)
+        next_mask = (_iota(self.target_model.length(target_caches), length_B) < next_pos).to(torch.int32)
         return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_caches, target_caches)
 
 

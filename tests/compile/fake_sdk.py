@@ -87,6 +87,8 @@ class ModelBuilder:
         self.tp, self.lnc, self.work = tp_degree, logical_nc_config, Path(str(compiler_workdir))
         self.added: dict[str, dict[str, Any]] = {}
         self.shapes: dict[str, str] = {}
+        # sizes of the groups of torch_xla's collectives
+        self.groups: set[int] = set()
         self.built.append(self)
 
     def add(
@@ -135,10 +137,41 @@ def gather(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x] * ModelBuilder.built[-1].tp, -1)
 
 
+def reduce_groups(
+    reduce_type: str, inputs: torch.Tensor, scale: float = 1.0, groups: list[list[int]] | None = None, cctx: Any = None,
+    pin_layout: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """torch_xla's all_reduce, of one rank."""
+    _check_groups(reduce_type, groups, pin_layout)
+    return inputs
+
+
+def gather_groups(
+    value: torch.Tensor, dim: int = 0, groups: list[list[int]] | None = None, output: Any = None,
+    pin_layout: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """torch_xla's all_gather, where every rank has what this one has."""
+    return torch.cat([value] * _check_groups("sum", groups, pin_layout), dim)
+
+
+def _check_groups(reduce_type: str, groups: list[list[int]] | None, pin_layout: bool) -> int:
+    assert reduce_type == "sum"
+    assert not pin_layout
+    assert groups is not None
+    assert [r for g in groups for r in g] == list(range(ModelBuilder.built[-1].tp)), "every rank is in one group"
+    assert len({len(g) for g in groups}) == 1
+    ModelBuilder.built[-1].groups.add(len(groups[0]))
+    return len(groups[0])
+
+
 def install(patch: pytest.MonkeyPatch, look_alike: str = "") -> None:
     """Put the whole SDK into sys.modules; one package of it may be an empty look-alike."""
     members: dict[str, dict[str, Any]] = {
         "torch_neuronx": {}, "torch_neuronx.xla_impl": {}, "torch_neuronx.xla_impl.trace": {"generate_hlo": same},
+        "torch_xla": {}, "torch_xla.core": {},
+        "torch_xla.core.xla_model": {
+            "REDUCE_SUM": "sum", "all_reduce": reduce_groups, "all_gather": gather_groups,
+        },
         "libneuronxla": {"neuron_xla_compile": same},
         "neuronx_distributed": {}, "neuronx_distributed.parallel_layers": {}, "neuronx_distributed.trace": {},
         "neuronx_distributed.trace.model_builder": {

@@ -46,7 +46,7 @@ def _refused(work: object, *words: str) -> None:
      ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "64 logical cores"),
      ({"max_len": 1000}, "1024"),
      ({"max_len": 65536}, "40960"), ({"dtype": "int4"}, "bf16"), ({"target": "Qwen/Nothing"}, "Qwen/Nothing"),
-     ({"batch": 0}, "batch"), ({"draft_tp": 4}, "draft-tp"), ({"checkpoint": "x"}, "draft-checkpoint")],
+     ({"batch": 0}, "batch"), ({"draft_tp": 3}, "draft-tp is 3"), ({"checkpoint": "x"}, "draft-checkpoint")],
     ids=str,
 )  # fmt: skip
 def test_specs(changes: dict, word: str) -> None:

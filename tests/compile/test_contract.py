@@ -164,7 +164,7 @@ def _proto(function: Callable[..., Any], *arguments: Any) -> bytes:
 
 
 def _summed(x: jax.Array) -> jax.Array:
-    return jax.jit(lambda y: collectives.all_reduce(y, 4))(x)
+    return jax.jit(lambda y: collectives.all_reduce(y, 4, 4))(x)
 
 
 def test_calls_and_loops_are_counted_and_a_branch_by_its_larger_side() -> None:

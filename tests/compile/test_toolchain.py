@@ -187,7 +187,7 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
     assert {"model.pt", f"logs/{FUSED}_bk256.txt", f"logs/{FUSED}_bk256.hlo"} <= bundle["files"].keys()
     doctor([str(out)])
     torch.jit.load(str(out / "model.pt"))
-    assert (builder.tp, builder.lnc) == (1, LNC)
+    assert (builder.tp, builder.lnc, builder.groups) == (1, LNC, set())
     assert {key: e["flags"] for key, e in builder.added.items()} == {t: DEFAULT_FLAGS[t] for t in NXDI_TAGS}
     assert {key: e["priority"] for key, e in builder.added.items()} == {PREFILL: None, FUSED: 0}
     # NxDI's tuple: ids, mask, positions, slots, sampling parameters, and two that are not ours
@@ -213,7 +213,7 @@ class Ranks:
         plan = make_plan(spec(base, tp=tp, **changes))
         self.barrier, self.parts = threading.Barrier(tp), [torch.empty(0)] * tp
         self.local = threading.local()
-        ops = StaticOps(lambda x: sum(self._all(x)), lambda x: torch.cat(self._all(x), -1))  # type: ignore[arg-type]
+        ops = StaticOps(*self._within(tp), self._within)
         graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
         kernels = REFERENCE if plan.spec.kernels == "reference" else NkiKernels(simulated.serve)
         self.modules = [{t: StepModule(plan, g, ops, kernels) for t, g in graphs.items()} for _ in range(tp)]
@@ -231,6 +231,13 @@ class Ranks:
         found = list(self.parts)
         self.barrier.wait()
         return found
+
+    def _within(self, ranks: int) -> tuple[Any, Any]:
+        def group(x: torch.Tensor) -> list[torch.Tensor]:
+            first = self.local.rank // ranks * ranks
+            return self._all(x)[first : first + ranks]
+
+        return lambda x: sum(group(x)), lambda x: torch.cat(group(x), -1)
 
     def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
@@ -283,6 +290,32 @@ def test_the_module_for_nxdi_emits_what_the_bundle_emits(base: Path, tp: int) ->
     expected = ids(SlotSeeds(graphs))
     assert ids(Ranks(path, tp, base)) == expected
     assert ids(graphs) != expected, "seeds have a say"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_the_module_for_nxdi_carries_groups_of_ranks(
+    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft on 2 of 4 ranks, and each kv head's positions on 2: the tokens of the bundle on one rank."""
+    changes = {"tp": 4, "draft_tp": 2, "kv_shard": "sequence", "max_len": 256}
+    with monkeypatch.context() as patch:
+        fake_sdk.install(patch)
+        path = build(spec(base, "groups", **changes))
+        assert fake_sdk.ModelBuilder.built[-1].groups == {2}
+    alone = read_bundle(build(spec(base, "alone", max_len=256)))
+    requests = [
+        Request((5, 9, 2, 7), Params(0.9, seed=3), max_new_tokens=6),
+        # from the first tile into the second, which another rank holds
+        Request((6, 2, 1, 1, 9) * 25, max_new_tokens=12), Request((6, 2, 1, 8) * 40, Params(1.1), max_new_tokens=6),
+    ]  # fmt: skip
+
+    def ids(runner: Any) -> list[list[int]]:
+        return [r.ids for r in Engine(runner, shape_of(alone)).run(requests)]
+
+    ranks = Ranks(path, base=base, **changes)
+    expected = ids(SlotSeeds(Graphs(alone)))
+    assert ids(ranks) == expected
+    assert all(ranks.state[0][n].shape[2] == 128 for n in ranks.state[0] if n.startswith("target_model.kv"))
 
 
 class Nxd(torch.nn.Module):

@@ -1,0 +1,84 @@
+"""`python -m tests.compile.run_sharded FOLDER`: a tiny pair on 8 ranks, split in several ways.
+
+Prints a JSON object: the tokens and target steps of each run. Saves the caches of every rank to FOLDER/{run}.npz. A
+process of its own because the number of CPU devices is chosen once in a process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from compile.build import build
+from compile.spec import BuildSpec
+from model.artifact import read_bundle
+from model.engine import Engine, Params, Request
+from model.generate import shape_of
+from model.runtime import Graphs
+from tests.compile.tiny import spec
+
+RANKS = 8
+BUNDLES: dict[str, dict[str, Any]] = {
+    "default": {"k": 1, "batch": 1},
+    "two": {"tp": 2},
+    "sliced": {"draft_tp": 2, "kv_shard": "sequence"},
+    "both": {"draft_tp": 4, "kv_shard": "sequence"},
+}
+# weights of "sliced" that each rank takes from the next one in groups of so many
+ROTATED = {"draft rotated": ("draft_model", 2), "slices rotated": ("target_model.rank_util", 4)}
+
+
+def requests() -> list[Request]:
+    """Greedy, sampled and filtered; their rows stand in all four slices, and cross from one into the next."""
+    ids = np.random.default_rng(3).integers(1, 64, (3, 500)).tolist()
+    return [
+        Request(tuple(ids[0][:381]), Params(), 12),
+        Request(tuple(ids[1][:300]), Params(1.0, seed=5), 8),
+        Request(tuple(ids[2][:490]), Params(0.8, top_k=9, top_p=0.9, seed=2**40), 30),
+    ]
+
+
+def rotate(graphs: Graphs, prefix: str, size: int) -> None:
+    """Give each rank the weights of the next one of its group."""
+    for name in [n for n in graphs._weights if n.startswith(prefix)]:
+        shards = _shards(graphs._weights[name])
+        order = [r // size * size + (r + 1) % size for r in range(len(shards))]
+        graphs._weights[name] = graphs._put([shards[r] for r in order])
+
+
+def _shards(array: Any) -> list[np.ndarray]:
+    return [np.asarray(s.data) for s in sorted(array.addressable_shards, key=lambda s: s.device.id)]
+
+
+def run(folder: Path, name: str, graphs: Graphs) -> dict[str, Any]:
+    results = Engine(graphs, shape_of(graphs.bundle)).run(requests())
+    np.savez(folder / f"{name}.npz", **{n: np.stack(_shards(a)) for n, a in graphs._state.items()})
+    return {"ids": [r.ids for r in results], "steps": [r.steps for r in results], "reason": results[-1].reason}
+
+
+def main(folder: Path) -> None:
+    """Every bundle, and one of them with the wrong weights."""
+    jax.config.update("jax_num_cpu_devices", RANKS)
+    # no request fits a smaller bucket
+    BuildSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
+    found = {}
+    for name, changes in BUNDLES.items():
+        sizes = {"tp": RANKS, "max_len": 512} | changes
+        graphs = Graphs(read_bundle(build(spec(folder, name, **sizes))))
+        found[name] = run(folder, name, graphs)
+        if name == "sliced":
+            own = dict(graphs._weights)
+            for wrong, (prefix, size) in ROTATED.items():
+                graphs._weights = dict(own)
+                rotate(graphs, prefix, size)
+                found[wrong] = run(folder, wrong, graphs)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,105 @@
+"""Drafts in groups of ranks and slices of the sequence, executed on 8 virtual ranks: same tokens, promised caches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from model.artifact import damage, read_bundle
+from model.weights import shard_file
+from tests.compile.run_sharded import RANKS
+from tests.compile.tiny import write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+
+
+class Found:
+    """Tokens and caches of every run."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "tests.compile.run_sharded", str(folder)]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        self.folder, self.runs = folder, json.loads(done.stdout.splitlines()[-1])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.runs[name]
+
+    def caches(self, name: str) -> dict[str, np.ndarray]:
+        """(ranks, B, G, S, D) by name."""
+        return dict(np.load(self.folder / f"{name}.npz"))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("sharded")
+    write_model(folder / "target", 1, 0.2, num_attention_heads=8, **SIZES)
+    changes = {"num_attention_heads": 4, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    write_model(folder / "draft", 2, 0.2, **changes, **SIZES)
+    return Found(folder)
+
+
+@pytest.mark.parametrize("name", ["two", "sliced", "both"])
+def test_tokens_are_the_default_ones(found: Found, name: str) -> None:
+    """Greedy and sampled, to the end of the context; the default has another k and batch."""
+    assert found[name]["ids"] == found["default"]["ids"]
+    assert found[name]["reason"] == "context"
+    assert len({tuple(ids[:8]) for ids in found[name]["ids"]}) == 3
+
+
+def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
+    """A draft in groups of 2 inside of 8 ranks writes the caches of a draft on 2 ranks, in every group."""
+    alone, grouped, rotated = (found.caches(name) for name in ("two", "sliced", "draft rotated"))
+    names = [n for n in alone if n.startswith("draft_model")]
+    assert len(names) == 2
+    for name in names:
+        for rank in range(RANKS):
+            assert np.array_equal(grouped[name][rank], alone[name][rank % 2])
+            assert not np.array_equal(rotated[name][rank], alone[name][rank % 2]), "a wrong shard must show"
+    # what is emitted is the target's whatever the draft; how many steps it takes is not
+    assert found["draft rotated"]["ids"] == found["default"]["ids"]
+    assert found["sliced"]["steps"] == found["two"]["steps"]
+
+
+@pytest.mark.parametrize(("name", "model", "ranks", "slices"), [("sliced", "target", 8, 4), ("both", "draft", 4, 2)])
+def test_slices_hold_the_first_layers_cache_between_them(
+    found: Found, name: str, model: str, ranks: int, slices: int
+) -> None:
+    """Bit for bit, since keys and values of the first layer are made before any attention."""
+    whole, parts = found.caches("two"), found.caches(name)
+    for which in (f"{model}_model.kv.0.k", f"{model}_model.kv.0.v"):
+        assert parts[which].shape[3] * slices == whole[which].shape[3] == 512
+        for rank in range(RANKS):
+            first = rank // slices * slices
+            tiles = [parts[which][first + t % slices][:, :, t // slices * 128 :][:, :, :128] for t in range(4)]
+            assert np.array_equal(np.concatenate(tiles, 2), whole[which][rank % ranks // slices])
+
+
+def test_slices_in_another_order_of_ownership_are_noticed(found: Found) -> None:
+    """Each rank numbered as the next one of its group: other places, and the heads of another rank."""
+    assert found["slices rotated"]["ids"] != found["default"]["ids"]
+
+
+def test_a_bundle_says_how_the_draft_is_split(found: Found) -> None:
+    path = found.folder / "sliced"
+    bundle = read_bundle(path)
+    assert (bundle["tp"], bundle["draft_tp"], bundle["kv_shard"]) == (8, 2, "sequence")
+    assert damage(bundle) == []
+    shards = [load_file(path / shard_file(rank)) for rank in range(RANKS)]
+    for rank, shard in enumerate(shards):
+        assert (shard["target_model.rank_util.rank"], shard["draft_model.rank_util.rank"]) == (rank, rank % 2)
+        for name in (n for n in shard if n.startswith("draft_model")):
+            assert np.array_equal(shard[name], shards[rank % 2][name])
+    config = json.loads((path / "neuron_config.json").read_text(encoding="utf-8"))
+    draft = config["fused_spec_config"]["draft_config"]["neuron_config"]
+    assert [config["neuron_config"][n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [8, 8, 8]
+    assert [draft[n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [2, 8, 8]
+    recipes = [read_bundle(found.folder / n)["files"][shard_file(3)]["recipe"] for n in ("default", "sliced", "both")]
+    assert len(set(recipes)) == 3, "drafts on 8, 2 and 4 ranks are cut anew"

@@ -1,0 +1,157 @@
+"""Draft groups and slices of the sequence before anything runs: bytes, collectives and their groups, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jaxlib import xla_client
+
+from compile.build import main
+from compile.neuron_config import render
+from compile.plan import make_plan
+from compile.spec import BuildSpec
+from compile.trace import lower_graph
+from model.artifact import DECODE, FUSED, PREFILL
+from model.errors import UserError
+from tests.compile.tiny import spec, write_model
+
+BASIC = ["--tp", "32", "--k", "7", "--dry-run", "--json"]
+
+
+def _planned(capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
+    main([*BASIC, *flags])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_full_pair_with_the_draft_on_four_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = _planned(capsys, "--draft-tp", "4")
+    # 32B on 32 ranks: 2 of 64 query heads, one of 8 kv heads, 800 of 25600, 160 of 5120 embedded, 4748 logits
+    layer = 2 * 5120 * 256 + 2 * 5120 * 128 + 3 * 5120 * 800 + 2 * 5120 + 2 * 128
+    target = 64 * layer + 151936 * 160 + 4748 * 5120 + 5120
+    # 1.7B on 4 ranks: 4 of 16 query heads, 2 of 8 kv heads, 1536 of 6144, 512 of 2048 embedded, 37984 logits
+    layer = 2 * 2048 * 512 + 2 * 2048 * 256 + 3 * 2048 * 1536 + 2 * 2048 + 2 * 128
+    draft = 28 * layer + 151936 * 512 + 37984 * 2048 + 2048
+    assert planned["bytes_per_rank"]["weights"] == 2 * (target + draft) + 2 * 4
+    # keys and values, bf16, batch 4, 1024 positions, D 128: one kv head of the target, two of the draft
+    assert planned["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 1024 * 128 * (64 + 2 * 28)
+    fused = planned["graphs"][1]
+    assert fused["collectives"] == {"all-reduce": 2 * (64 + 8 * 28), "all-gather": 1 + 1 + 8 + 7}
+
+
+def test_full_pair_with_slices_of_the_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    planned, default = _planned(capsys, "--kv-shard", "sequence"), _planned(capsys)
+    assert planned["bytes_per_rank"]["weights"] == default["bytes_per_rank"]["weights"]
+    # four ranks share a kv head of either model: 256 positions each
+    assert planned["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 256 * 128 * (64 + 28)
+    assert default["bytes_per_rank"]["caches"] == 4 * planned["bytes_per_rank"]["caches"]
+    fused = planned["graphs"][1]["collectives"]
+    # a gather of queries and one of parts in every layer of every pass
+    assert fused == {"all-reduce": 2 * (64 + 8 * 28), "all-gather": 1 + 1 + 8 + 7 + 2 * (64 + 8 * 28)}
+    both = _planned(capsys, "--kv-shard", "sequence", "--draft-tp", "4")
+    # a draft on four ranks holds each kv head once: its cache stays whole
+    assert both["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 128 * (256 * 64 + 1024 * 2 * 28)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    write_model(folder / "target", 1, **sizes)
+    write_model(folder / "draft", 2, num_hidden_layers=1, tie_word_embeddings=True, **sizes)
+    return folder
+
+
+def _collectives(proto: bytes) -> Counter[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """How often each collective runs, by its opcode and replica groups, with calls followed."""
+    text = xla_client.XlaComputation(proto).as_hlo_text()
+    bodies: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+            bodies[name] = []
+        elif line.startswith("  "):
+            bodies[name].append(line)
+    entry = re.search(r"^ENTRY %?(\S+)", text, re.M)
+    assert entry is not None
+
+    def count(name: str) -> Counter[Any]:
+        total: Counter[Any] = Counter()
+        for line in bodies[name]:
+            if (found := re.search(r" (all-reduce|all-gather)\(", line)) is not None:
+                groups = re.search(r"replica_groups=\{(.*?\})\}", line)
+                assert groups is not None
+                listed = re.findall(r"\{([\d,]+)\}", groups[1])
+                total[found[1], tuple(tuple(map(int, g.split(","))) for g in listed)] += 1
+            elif " call(" in line:
+                called = re.search(r"to_apply=%?([\w.\-]+)", line)
+                assert called is not None
+                total += count(called[1])
+        return total
+
+    return count(entry[1])
+
+
+def _in(size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(first, first + size)) for first in range(0, 8, size))
+
+
+@pytest.mark.parametrize(("draft_tp", "slices_of_draft"), [(4, 2), (2, 1), (1, 1)])
+def test_each_collective_joins_the_promised_ranks(base: Path, draft_tp: int, slices_of_draft: int) -> None:
+    """k 3, a target of two layers in four slices on 8 ranks, a draft of one layer."""
+    plan = make_plan(spec(base, tp=8, draft_tp=draft_tp, kv_shard="sequence", max_len=512))
+    drafts = {PREFILL: (1, 0), FUSED: (4, 3), DECODE: (0, 0)}
+    for graph in plan.graphs[-3:]:
+        passes, heads = drafts[graph.tag]
+        expected = Counter({("all-reduce", _in(8)): 4, ("all-gather", _in(8)): 2, ("all-gather", _in(4)): 4})
+        if draft_tp > 1:
+            expected += Counter({("all-reduce", _in(draft_tp)): 2 * passes})
+            expected += Counter({("all-gather", _in(draft_tp)): passes + heads})
+        if slices_of_draft > 1:
+            expected += Counter({("all-gather", _in(slices_of_draft)): 2 * passes})
+        found = _collectives(lower_graph(plan, graph))
+        assert found == expected
+        for op, times in graph.collectives.items():
+            assert sum(n for (name, _), n in found.items() if name == op) == times
+
+
+def test_a_draft_of_the_targets_configuration_has_its_own_groups(base: Path) -> None:
+    """Layers and models of one kind share a trace: not between models whose collectives join other ranks."""
+    target = str(base / "target")
+    plan = make_plan(spec(base, tp=8, draft=target, draft_tp=2))
+    found = _collectives(lower_graph(plan, next(g for g in plan.graphs if g.tag == FUSED)))
+    assert found["all-reduce", _in(8)] == 2 * 2
+    assert found["all-reduce", _in(2)] == 2 * 2 * 4
+
+
+def test_the_default_config_is_untouched() -> None:
+    assert render(BuildSpec(draft_tp=32)) == render(BuildSpec())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"draft_tp": 16}, "draft-tp is 16; the draft's groups have 1, 2, 4, 8 ranks"),
+     ({"draft_tp": -1}, "draft-tp is -1"), ({"tp": 4, "draft_tp": 8}, "draft-tp 8 does not divide tp 4"),
+     ({"kv_shard": "batch"}, "kv-shard is 'batch'; it must be one of heads, sequence"),
+     ({"kv_shard": "sequence", "tp": 8}, "the target's 8 kv heads are held once each by 8 ranks"),
+     ({"kv_shard": "sequence", "kernels": "nki"}, "kernels nki do not take; use --kernels reference"),
+     ({"kv_shard": "sequence", "max_len": 1280}, "1280 cannot be cut into 4 slices .* use 1536")],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_split_is_refused(changes: dict[str, Any], said: str) -> None:
+    for allowed in ({"draft_tp": 8}, {"draft_tp": 32}, {"kernels": "nki"}, {"kv_shard": "sequence", "max_len": 1536}):
+        BuildSpec(**allowed).check()  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=said):
+        BuildSpec(**changes).check()
+
+
+def test_a_draft_whose_sizes_do_not_divide_is_refused(base: Path) -> None:
+    write_model(base / "odd", 3, intermediate_size=20)
+    odd = {"draft": str(base / "odd"), "draft_checkpoint": str(base / "odd")}
+    spec(base, tp=8, draft_tp=4, **odd).check()
+    with pytest.raises(UserError, match="the draft's intermediate_size 20 does not divide by tp 8"):
+        spec(base, tp=8, draft_tp=8, **odd).check()

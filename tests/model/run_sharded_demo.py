@@ -1,0 +1,42 @@
+"""`python -m tests.model.run_sharded_demo FOLDER`: the demo pair on 8 ranks, split both ways; its tokens as JSON.
+
+A process of its own because the number of CPU devices is chosen once in a process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from model.engine import Engine, Params, Request
+from model.runtime import Graphs
+from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
+
+RANKS = 8
+TEXT = " ".join(PROMPTS)
+
+
+def requests(g: Graphs) -> list[Request]:
+    """Prompts in the first tile of 128 positions, across its end, and behind it: greedy, sampled, filtered."""
+    return [
+        request(g, TEXT[:400], count=24), request(g, TEXT[400:700], Params(1.0, seed=5), 40),
+        request(g, TEXT[200:640], Params(0.8, top_k=40, top_p=0.9, seed=6), 24),
+    ]  # fmt: skip
+
+
+def main(folder: Path) -> None:
+    """The draft on 4 ranks: target and draft then have two slices of each kv head's positions."""
+    jax.config.update("jax_num_cpu_devices", RANKS)
+    changes: dict[str, Any] = {"tp": RANKS, "draft_tp": 4, "kv_shard": "sequence", "k": 3, "batch": 2}
+    g = graphs(folder, **changes)
+    results = Engine(g, shape_of(g.bundle)).run(requests(g))
+    slices = [g.bundle["max_len"] // t.shape[2] for t in g.bundle.graphs[0].state]
+    print(json.dumps({"ids": [r.ids for r in results], "slices": slices}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
