@@ -8,7 +8,7 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.verify_attention_rows import BANK, CHUNK, P, columns, hidden_candidates, row_limits, transposed
+from nki_kernels.verify_attention_rows import BANK, CHUNK, HALF, P, columns, hidden_candidates, row_limits, transposed
 from nki_kernels.verify_attention_softmax import add_sums, add_values, exponentials, scores, turn, weigh
 
 
@@ -111,6 +111,8 @@ def attend(rows, cache, slots, t, steps):
                 cache.append(steps[i - 1].pack)
         if 0 <= i - t.turn < count:
             turn(steps[i - t.turn])
+        if 0 <= i - t.weigh - 1 < count:
+            weigh(steps[i - t.weigh - 1], HALF, t)
         if 0 <= i < count:
             scores(steps[i], t)
         if i + t.ahead < count:
@@ -120,5 +122,5 @@ def attend(rows, cache, slots, t, steps):
         if 0 <= i - t.weigh - 1 < count:
             add_values(steps[i - t.weigh - 1], rows, t)
         if 0 <= i - t.weigh < count:
-            weigh(steps[i - t.weigh], t)
+            weigh(steps[i - t.weigh], 0, t)
             add_sums(steps[i - t.weigh], rows, t)

@@ -26,7 +26,8 @@ HIDDEN = -1.0e30
 class Tiling(nl.NKIObject):
     """The dims of a launch: `pack` groups share one pass over the engines, `queries` is (H / G) * N.
 
-    Lags are in steps: a chunk's keys travel `ahead` of its scores, which are turned `turn` and weighed `weigh` later.
+    Lags are in steps: a chunk's keys travel `ahead` of its scores, which are turned `turn` and weighed `weigh` later;
+    with `halves` the second half of the key tiles is weighed one step after the first.
     """
 
     groups: int
@@ -39,6 +40,7 @@ class Tiling(nl.NKIObject):
     ahead: int
     turn: int
     weigh: int
+    halves: bool
 
 
 def tiling(q, kv_heads, slots, gathered=False):
@@ -59,9 +61,11 @@ def tiling(q, kv_heads, slots, gathered=False):
         ahead = 2
     elif groups <= pack or pack * rows <= P // 2:
         ahead, turn, weigh = 3, 3, 4
-    if math.ceil(slots / CHUNK) * math.ceil(groups / pack) <= 2:
+    # of two steps the second's turns come between the first's products
+    halves = math.ceil(slots / CHUNK) * math.ceil(groups / pack) <= 2
+    if halves:
         ahead, turn, weigh = 1, 2, 2
-    return Tiling(groups, kv_heads, rows, count, slots, dim, pack, ahead, turn, weigh)
+    return Tiling(groups, kv_heads, rows, count, slots, dim, pack, ahead, turn, weigh, halves)
 
 
 def first_and_last(t):

@@ -104,12 +104,19 @@ def turn(step):
         nisa.tensor_copy(dst=step.turned[:, first : first + HALF, :], src=in_psum[:, :, 0:rows])
 
 
-def weigh(step, t):
-    """Weighted values, key tile after key tile: PSUM (rows, groups, D); a row's own are in its own group's block."""
-    step.part = nl.ndarray((step.turned.shape[2], step.pack.count, t.dim), dtype=nl.float32, buffer=nl.psum)
+def weigh(step, tile, t):
+    """Values weighted by the key tiles from `tile` on: PSUM (rows, groups, D); a row's own are in its group's block.
+
+    Half of the tiles if `t.halves`, else all of them when `tile` is 0.
+    """
+    tiles = range(tile, tile + HALF)
+    if not t.halves:
+        tiles = range(RUN - 2 * tile)
+    if tile == 0:
+        step.part = nl.ndarray((step.turned.shape[2], step.pack.count, t.dim), dtype=nl.float32, buffer=nl.psum)
     for span in step.spans:
         first, last = span[0], span[1]
-        for j in range(RUN):
+        for j in tiles:
             nisa.nc_matmul(dst=step.part[:, first:last, :], stationary=step.turned[:, j, :],
                            moving=step.values[:, first:last, j, :], accumulate=j > 0)  # fmt: skip
 
