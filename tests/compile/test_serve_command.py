@@ -66,7 +66,7 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     }  # fmt: skip
     neuron = json.loads(named["--override-neuron-config"])
     assert neuron == {"save_sharded_checkpoint": True, "enable_fused_speculation": True}
-    serve_command(["--bundle", str(full)])
+    serve_command([str(full)])
     text = capsys.readouterr().out
     assert text.startswith("VLLM_USE_V1=0 \\\n")
     assert "eagle" not in text
@@ -121,6 +121,12 @@ def _change_config(bundle: Path, **changes: object) -> None:
     file.write_text(json.dumps(config), encoding="utf-8")
     entry = {"sha256": "", "bytes": file.stat().st_size}
     _change(bundle, lambda manifest: manifest["files"].update({file.name: entry}))
+
+
+def test_one_bundle_is_named(full: Path) -> None:
+    for arguments in ([], [str(full), "--bundle", str(full)]):
+        with pytest.raises(SystemExit):
+            serve_command(arguments)
 
 
 def test_without_a_neff_it_says_why(base: Path) -> None:
