@@ -185,7 +185,7 @@ def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path
 @pytest.mark.parametrize(
     ("other", "said"),
     [({"tp": 4}, "as float32 (64, 8), the graphs take float32 (64, 16)"), ({"dtype": "bf16"}, "as bfloat16 (64, 16)"),
-     ({"k": 0}, "it lacks draft_model.embed_tokens.weight")],
+     ({"k": 0}, "it lacks draft_model.")],
     ids=str,
 )  # fmt: skip
 def test_shards_of_another_build_are_refused(
