@@ -29,7 +29,7 @@ def plan_as_text(plan: Plan) -> str:
             f"{m.config.num_hidden_layers} layers{_padding(m.config, spec.tp)}"
             for m in spec.models
         ),
-        f"step   k = {spec.k} drafts, {spec.k + 1} verified rows, 1 to {spec.k + 1} tokens; "
+        f"step   {_step(spec.k)}; "
         f"batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
         f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
@@ -39,6 +39,10 @@ def plan_as_text(plan: Plan) -> str:
         counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
         lines.append(f"       {graph.tag}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)
+
+
+def _step(k: int) -> str:
+    return f"k = {k} drafts, {k + 1} verified rows, 1 to {k + 1} tokens" if k else "k = 0: the target alone, 1 token"
 
 
 def _padding(config: Qwen3Config, tp: int) -> str:

@@ -1,4 +1,4 @@
-"""`python -m compile.serve_command --bundle DIR`: the command and environment with which vLLM loads this bundle.
+"""`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle.
 
 Flags and variables are those of the NxDI loaders of vLLM's V0 engine and, for a target alone, of its V1 engine.
 They compare nothing that they load with their flags, and recompile for hours when they find no artifact: what
@@ -167,21 +167,24 @@ def _compare(bundle: Bundle, found: dict[str, Any], k: int, lnc: int, whose: str
 def main(arguments: list[str]) -> None:
     """Print the command, or a JSON object with environment and command."""
     parser = argparse.ArgumentParser(prog="python -m compile.serve_command", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="folder of the bundle, on the server's machine")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder of the bundle, on the server's machine")
+    parser.add_argument("--bundle", type=Path, help="the same")
     parser.add_argument("--target", help="folder of the target's checkpoint (default: /models/ and its name)")
     parser.add_argument("--draft", help="folder of the draft's checkpoint (default: /models/ and its name)")
     parser.add_argument("--engine", choices=ENGINES, default="v0", help="vLLM's engine (default: v0)")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
-    bundle = read_bundle(options.bundle)
+    if bool(options.folder) == bool(options.bundle):
+        parser.error("give one folder of a bundle")
+    bundle = read_bundle(options.folder or options.bundle)
     lnc = check_servable(bundle, options.engine)
     names = [bundle["models"][role]["name"] for role in ("target", "draft")]
     target, draft = (f"/models/{Path(name).name}" for name in names)
     sizes = (bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"])
     served = Served(options.target or target, options.draft or draft, *sizes)
     v1 = options.engine == "v1"
-    environment = engine_environment(str(options.bundle.resolve()), lnc, v1)
+    environment = engine_environment(str(bundle.path.resolve()), lnc, v1)
     asked = engine_arguments(served)
     command = engine_command(arguments_of_v1(asked) if v1 else asked, names[0], options.port)
     if options.json:

@@ -178,7 +178,7 @@ def _files_of(path: Path) -> list[str]:
         return ["model.safetensors"]
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is not a checkpoint index ({error}); fetch the checkpoint again") from error
 
 

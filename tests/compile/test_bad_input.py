@@ -85,7 +85,13 @@ def test_pair_must_share_vocabulary_and_tokenizer(base: Path) -> None:
     _refused(lambda: spec(base).check(), "tokenizers")
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "shape", "nan", "truncated", "garbage", "absent"])
+INDICES = {
+    "index of nothing": "{}", "index that is no JSON": "{", "index of a list": '{"weight_map": ["a"]}',
+    "index of a lost file": '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "shape", "nan", "truncated", "garbage", "absent", *INDICES])
 def test_checkpoints(base: Path, fault: str) -> None:
     file = base / "target" / "model.safetensors"
     tensors, name = load_file(file), "model.layers.1.mlp.up_proj.weight"
@@ -104,11 +110,13 @@ def test_checkpoints(base: Path, fault: str) -> None:
         file.write_bytes(b"\xff" * 200)
     elif fault == "absent":
         file.unlink()
+    elif fault in INDICES:
+        (base / "target" / "model.safetensors.index.json").write_text(INDICES[fault], encoding="utf-8")
 
     def read() -> None:
         list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32, Packing()))
 
-    word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model.safetensors")
+    word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model")
     _refused(read, word)
 
 

@@ -131,6 +131,33 @@ def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, t
         assert tensors[f"{last}.self_attn.qkv_proj.q_proj.weight"].float().unique().tolist() == [value]
 
 
+def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
+    """A draft's weights cannot change a token, so what lies where is looked at: 16 query heads on 32 ranks."""
+    raw = BASE | {"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": 32}
+    config = config_from_dict(raw | {"intermediate_size": 32, "tie_word_embeddings": True}, "draft")
+    tensors = {n: torch.zeros(s) for n, s in hf_shapes(config).items()}
+    of = "model.layers.0.self_attn.{}_proj.weight"
+    heads, groups = torch.arange(1.0, 17).repeat_interleave(8), torch.arange(1.0, 9).repeat_interleave(8)
+    tensors[of.format("q")] += heads[:, None]
+    tensors[of.format("o")] += heads
+    for which in "kv":
+        tensors[of.format(which)] += groups[:, None]
+    tensors["model.layers.0.mlp.down_proj.weight"] += torch.arange(32.0)
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path, config)
+    for rank in range(32):
+        shard = dict(checkpoint.shard(rank, 32, torch.float32))
+        group, place = divmod(rank, 4)
+        head = 2 * group + place + 1 if place < 2 else 0
+        attention = "layers.0.self_attn."
+        assert torch.equal(shard[attention + "qkv_proj.q_proj.weight"], torch.full((8, 32), float(head)))
+        assert torch.equal(shard[attention + "o_proj.o_proj.weight"], torch.full((32, 8), float(head)))
+        for which in "kv":
+            kept = shard[attention + f"qkv_proj.{which}_proj.weight"]
+            assert torch.equal(kept, torch.full((8, 32), group + 1.0))
+        assert torch.equal(shard["layers.0.mlp.down_proj.weight"], torch.full((32, 1), float(rank)))
+
+
 def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pair(tmp_path)
     asked: list[int] = []

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from compile.build import build
 from compile.doctor import main as doctor
-from compile.remote import Folder
+from compile.remote import Folder, open_remote
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
 from model.artifact import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
@@ -257,6 +257,17 @@ def test_a_wrong_byte_on_the_way_up_is_found_by_the_pull_and_mended(
     assert not (tmp_path / "copy" / MANIFEST).exists()
     store(["push", str(bundle), address, "--again"])
     assert _same(bundle, pull(address, tmp_path / "copy"))
+
+
+# rclone's server knows no If-None-Match and takes the second too
+@pytest.mark.parametrize("server", ["moto"], indirect=True)
+def test_the_server_decides_between_two_writers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = open_remote(address)
+    assert remote.put_new("manifest.json", b"first")
+    # the other writer's object comes between our look and our write
+    monkeypatch.setattr(type(remote), "size", lambda *_: None)
+    assert not remote.put_new("manifest.json", b"second")
+    assert remote.read("manifest.json") == b"first"
 
 
 def test_a_missing_object_is_named(address: str, bundle: Path, tmp_path: Path) -> None:
