@@ -23,8 +23,9 @@ from typing import Any
 from rich.progress import track
 
 from bench.mixed_requests import Load, kinds, ordered
+from bench.pair import read_pair
 from bench.provenance import header, said, write_result
-from model.artifact import DECODE, FUSED, PREFILL, read_bundle
+from model.artifact import DECODE, FUSED, PREFILL
 from model.engine import Engine, Request, Result
 from model.errors import UserError, run_cli
 from model.generate import shape_of
@@ -145,13 +146,13 @@ def show(result: dict[str, Any]) -> str:
 
 
 def _ways(options: argparse.Namespace) -> list[Way]:
-    own = Graphs(read_bundle(options.bundle))
+    own = Graphs(read_pair(options.bundle))
     tuned = find_table(options.bundle, options.tuning)
     if tuned is None:
         raise UserError(f"{options.bundle} has no tuning table; make one with python -m bench.step_costs")
     ways = [Way(SWITCHING, own, True, tuned), Way("k 0", own, False), Way(f"k {own.bundle['k']}", own, True)]
     for other in options.fixed:
-        graphs = Graphs(read_bundle(other))
+        graphs = Graphs(read_pair(other))
         ways.append(Way(f"k {graphs.bundle['k']}", graphs, True))
     return ways
 
