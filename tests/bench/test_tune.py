@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from bench import draft_cost
 from bench.cases_layer import Shard
+from bench.reproduce import RESULTS
 from bench.tune import __main__ as command
 from bench.tune import choose, passes, sensitivity, study, text
 from bench.tune.acceptance import Acceptance, at_rate, from_steps
@@ -246,3 +248,13 @@ def test_traces_of_a_stand_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_refusals(arguments: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         command.main(arguments)
+
+
+def test_the_committed_study_says_where_it_comes_from() -> None:
+    """And its page shows no exponents, which a person would have to decode."""
+    table = json.loads((RESULTS / "switching_table.json").read_text(encoding="utf-8"))
+    shown = (RESULTS / "tune.html").read_text(encoding="utf-8")
+    assert table["source"] == "simulated"
+    assert not table["commit"].endswith("-dirty")
+    assert f"commit {table['commit']}, {table['machine']}, {table['date']}" in shown
+    assert not re.search(r"\de[+-]\d", shown)
