@@ -63,10 +63,9 @@ def swings(found: Found) -> str:
     rows = [r for r in found["sensitivity"] if r["swing_ms"] > 1e-3][:_SHOWN]
     groups = []
     for row in rows:
-        name, ends = text.assumption(row)
         words = f"{row['ms'][0]:.2f} to {row['ms'][1]:.2f} ms"
         bar = Bar(COLOURS[0], row["swing_ms"], row["swing_ms"], row["swing_ms"], words)
-        groups.append((f"{name} ({' to '.join(ends)})", [bar]))
+        groups.append((text.span(row), [bar]))
     return bars("How far one assumption alone moves the time per token", "ms", groups, [])
 
 
@@ -94,8 +93,7 @@ def _advice(found: Found) -> str:
     if not found["sensitivity"]:
         return advice
     first = found["sensitivity"][0]
-    name, ends = text.assumption(first)
-    return f"{advice} What is least certain: {name}, {' to '.join(ends)}, moves the time by {first['swing_ms']:.2f} ms."
+    return f"{advice} What matters most: {text.span(first)}, moves the time by {first['swing_ms']:.2f} ms."
 
 
 def page(found: Found) -> str:
