@@ -35,7 +35,7 @@ check: install
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 
 bench: install
-	$(RUN) -m bench.speedup
+	$(RUN) -m bench.speedup --out bench/results/speedup.json
 
 # on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
 device-check:

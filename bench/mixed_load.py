@@ -23,8 +23,9 @@ from typing import Any
 from rich.progress import track
 
 from bench.mixed_requests import Load, kinds, ordered
+from bench.pair import read_pair
 from bench.provenance import header, said, write_result
-from model.artifact import DECODE, FUSED, PREFILL, read_bundle
+from model.artifact import DECODE, FUSED, PREFILL
 from model.engine import Engine, Request, Result
 from model.errors import UserError, run_cli
 from model.generate import shape_of
@@ -58,7 +59,7 @@ class Row:
     order: str
     tokens: int
     ms_per_token: float
-    cpu_ms_per_token: float
+    cpu_ms_per_token: float | None
     steps: int
     refreshes: int
     identical: bool
@@ -112,6 +113,13 @@ def ratio(
     return statistics.mean(found), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES)]
 
 
+def _over(rows: Sequence[Row], way: str, order: str, figure: str) -> str:
+    if any(getattr(r, figure) is None for r in rows):
+        return "-"
+    value, low, high = ratio(rows, SWITCHING, way, order, figure)
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def _rank(way: str) -> tuple[bool, int]:
     return (False, 0) if way == SWITCHING else (True, int(way.removeprefix("k ")))
 
@@ -119,7 +127,7 @@ def _rank(way: str) -> tuple[bool, int]:
 def table(rows: Sequence[Row]) -> str:
     """A line per order and way; no time is shown beside tokens that differ from the target's."""
     counts = sorted({r.active for r in rows})
-    shown_counts = " and ".join(map(str, counts))
+    shown_counts = ", ".join(map(str, counts))
     lines = [
         f"| order | way | ms/token with {shown_counts} active, p50 (wall) | its time over switching's (wall) "
         "| the same (processor) | identical |",
@@ -132,8 +140,7 @@ def table(rows: Sequence[Row]) -> str:
                 lines.append(f"| {order} | {way} | - | - | - | no |")
                 continue
             each = [statistics.median(r.ms_per_token for r in own if r.active == n) for n in counts]
-            times = (ratio(rows, SWITCHING, way, order, f) for f in ("ms_per_token", "cpu_ms_per_token"))
-            over = " | ".join(f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in times)
+            over = " | ".join(_over(rows, way, order, figure) for figure in ("ms_per_token", "cpu_ms_per_token"))
             shown = ", ".join(f"{v:.2f}" for v in each)
             lines.append(f"| {order} | {way} | {shown} | {over} | yes |")
     return "\n".join(lines)
@@ -145,13 +152,13 @@ def show(result: dict[str, Any]) -> str:
 
 
 def _ways(options: argparse.Namespace) -> list[Way]:
-    own = Graphs(read_bundle(options.bundle))
+    own = Graphs(read_pair(options.bundle))
     tuned = find_table(options.bundle, options.tuning)
     if tuned is None:
         raise UserError(f"{options.bundle} has no tuning table; make one with python -m bench.step_costs")
     ways = [Way(SWITCHING, own, True, tuned), Way("k 0", own, False), Way(f"k {own.bundle['k']}", own, True)]
     for other in options.fixed:
-        graphs = Graphs(read_bundle(other))
+        graphs = Graphs(read_pair(other))
         ways.append(Way(f"k {graphs.bundle['k']}", graphs, True))
     return ways
 

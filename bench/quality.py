@@ -15,9 +15,11 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from bench.pair import read_pair
+from bench.provenance import header, said
 from bench.quality_report import markdown, page
 from bench.target_logits import Gap, TargetLogits
-from model.artifact import Bundle, read_bundle
+from model.artifact import Bundle
 from model.engine import Engine, Params, Request, Result, Runner, Shape
 from model.errors import UserError, run_cli
 from model.generate import shape_of
@@ -127,7 +129,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     """Compare, write quality.md, quality.html and rows.jsonl; exit code 1 if any token differs."""
     options = _options(arguments)
-    bundle = read_bundle(options.bundle)
+    bundle = read_pair(options.bundle)
     table, cases = find_table(options.bundle, options.tuning), _cases(bundle, options)
     if not cases:
         raise UserError(f"{options.prompts} holds no prompts; give at least one")
@@ -157,6 +159,7 @@ def _facts(bundle: Bundle, options: argparse.Namespace, table: Table | None) -> 
         "Prompts": f"{options.prompts.name}, at most {options.tokens} new tokens each, seeds from {options.seed}",
         "Switching": "by the bundle's table" if table else "off: every step speculates",
         "Run by": "XLA on the CPU" if bundle["toolchain"] == "cpu" else str(bundle["toolchain"]),
+        "Made by": said(header("wall")),
     }
 
 

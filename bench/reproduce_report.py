@@ -57,6 +57,18 @@ def _measured(results: Results) -> str:
     return markdown(heads, rows)
 
 
+def _in_short(results: Results) -> list[str]:
+    rows = results["wall"]["rows"]
+    best = {r["workload"]: r for r in results["model"]["best"] if r["draft"] == "1.7B"}
+    found = [f"{w} {r['gain']:.2f}x at k = {r['k']}" for w, r in best.items()]
+    same = sum(r["identical"] for r in rows)
+    walls = ", ".join(f"{e} {spread(results, e, 7)[1]:.1f}x" for e in ENTROPIES)
+    return [
+        f"- In short, simulated, 1.7B draft: {', '.join(found)}.",
+        f"- In short, wall, demo pair, k = 7: {walls}; the same tokens in {same} of {len(rows)} runs.",
+    ]
+
+
 def _load(results: Results) -> str:
     cuts = statistics.quantiles((r["itl_ms"] for r in chosen(results, k=0)), n=10)
     return (
@@ -71,7 +83,7 @@ def report(results: Results) -> str:
     sweep, quick = results["wall"]["sweep"], "; a quick sweep (`--quick`)" if results["wall"]["quick"] else ""
     return "\n".join(
         [
-            *_INTRODUCTION, f"- modelled: {said(results['model'])}",
+            *_INTRODUCTION, *_in_short(results), f"- modelled: {said(results['model'])}",
             f"- measured: {said(results['wall'])}{quick}; {sweep['prompts']} prompts a class, "
             f"{sweep['tokens']} tokens, {sweep['rounds']} rounds, medians", "",
             _claims(results), "", "## Modelled: both drafts on the article's hardware", "", _modelled(results), "",

@@ -23,8 +23,8 @@ import torch
 from rich.progress import track
 from transformers import AutoModelForCausalLM
 
+from bench.pair import read_pair
 from bench.provenance import header, write_result
-from model.artifact import read_bundle
 from model.engine import Request
 from model.errors import run_cli
 from model.generate import serve
@@ -67,7 +67,7 @@ def _ways(graphs: Graphs, tokens: int) -> dict[str, Callable[[Request], tuple[li
 def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
     """One row per prompt and way: milliseconds a token, tokens a step, and equality with the target alone."""
     torch.set_num_threads(1)
-    graphs, tokenizer = Graphs(read_bundle(bundle)), load_tokenizer(bundle)
+    graphs, tokenizer = Graphs(read_pair(bundle)), load_tokenizer(bundle)
     ways, rng = _ways(graphs, tokens), random.Random(seed)
     prompts = json.loads((_ROOT / "demo/prompts.json").read_text(encoding="utf-8"))["prompts"]
     template = Request((0,), max_new_tokens=tokens, stop_ids=graphs.bundle.config("target").eos_token_ids)
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> None:
     made_by = header("wall")
     rows = measure(options.bundle, options.tokens, options.seed)
     if options.out:
-        spec = read_bundle(options.bundle)
+        spec = read_pair(options.bundle)
         settings = f"k {spec['k']}, batch {spec['batch']}, {spec['dtype']}, greedy, {options.tokens} new tokens"
         write_result(options.out, made_by | {"settings": settings, "rows": rows})
     print("\n".join(json.dumps(r) for r in rows) if options.json else table(rows))

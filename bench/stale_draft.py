@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from bench.pair import read_pair
 from bench.quality import PROMPTS, load_prompts
-from model.artifact import read_bundle
 from model.engine import Engine, Params, Request, Step
 from model.errors import run_cli
 from model.generate import shape_of
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt")
     options = parser.parse_args(arguments)
-    graphs, tokenizer = Graphs(read_bundle(options.bundle)), load_tokenizer(options.bundle)
+    graphs, tokenizer = Graphs(read_pair(options.bundle)), load_tokenizer(options.bundle)
     prompts = load_prompts(PROMPTS)[:: options.every]
     print("| gap | prompts | " + " | ".join(f"{w}, tokens/step" for w in WAYS) + " |\n" + "|---" * 5 + "|")
     for gap in options.gaps:

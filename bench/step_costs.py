@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
+from bench.pair import read_pair
 from bench.provenance import header, write_result
-from model.artifact import DECODE, FUSED, PREFILL, read_bundle
+from model.artifact import DECODE, FUSED, PREFILL
 from model.engine import Engine, Params, Request, Runner
 from model.errors import run_cli
 from model.generate import shape_of
@@ -114,7 +115,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds, each of some steps per graph")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the measurements")
     options = parser.parse_args(arguments)
-    graphs = Graphs(read_bundle(options.bundle))
+    graphs = Graphs(read_pair(options.bundle))
     costs = measure(graphs, options.repeats, options.seed)
     out = options.out or options.bundle / TABLE_FILE
     write_result(out, tuning(costs, graphs.bundle["k"]))

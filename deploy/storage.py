@@ -29,6 +29,7 @@ def volume(values: Values) -> dict[str, Any]:
             "storageClassName": "",
             "persistentVolumeReclaimPolicy": "Retain",
             "claimRef": {"namespace": values.namespace, "name": f"{values.name}-bucket"},
+            # no cache: a bundle is read once, by the fetch
             "mountOptions": [
                 "read-only", "allow-other", f"region={values.region}", f"prefix={store.prefix}/",
                 f"uid={store.uid}", f"gid={store.gid}",

@@ -76,7 +76,9 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float 
 
 def _svg(width: float, height: float, parts: Sequence[str]) -> str:
     view = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img">' + "".join(parts) + "</svg>"
+    # a ground of its own, for readers with a dark page
+    ground = '<rect width="100%" height="100%" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img">{ground}' + "".join(parts) + "</svg>"
 
 
 def lines(axes: Axes, series: Sequence[Series]) -> str:

@@ -63,23 +63,37 @@ def swings(found: Found) -> str:
     rows = [r for r in found["sensitivity"] if r["swing_ms"] > 1e-3][:_SHOWN]
     groups = []
     for row in rows:
-        name, ends = text.assumption(row)
         words = f"{row['ms'][0]:.2f} to {row['ms'][1]:.2f} ms"
         bar = Bar(COLOURS[0], row["swing_ms"], row["swing_ms"], row["swing_ms"], words)
-        groups.append((f"{name} ({' to '.join(ends)})", [bar]))
+        groups.append((text.span(row), [bar]))
     return bars("How far one assumption alone moves the time per token", "ms", groups, [])
 
 
 def _headline(found: Found) -> str:
     fastest = [r for r in found["choices"] if r["goal"] == "least time per token"]
-    said = "".join(
-        f'<div class="tile"><p class="case">{escape(r["workload"])}</p><p class="big">{r["ms"]:.2f} ms</p><p>'
-        f"{escape(text.place(r))}, k = {r['k']}<br>band {r['ms_low']:.2f} to {r['ms_high']:.2f} ms per token<br>"
+    tiles = "".join(
+        f'<div class="tile"><p class="case">{escape(r["workload"])}</p>'
+        f'<p class="big">{escape(r["draft"])}, k = {r["k"]}</p><p>{escape(text.place(r))}<br>'
+        f"<b>{r['ms']:.2f} ms per token</b>, band {r['ms_low']:.2f} to {r['ms_high']:.2f}<br>"
         f"{r['gain']:.2f}x the target alone ({r['off_ms']:.2f} ms)</p></div>"
         for r in fastest[:4]
     )
     head = "Expected on Trainium2, simulated from the kernels; nothing here was measured on a chip"
-    return f'<section class="verdict"><p class="headline">{head}</p><div class="tiles">{said}</div></section>'
+    advice = f"<p>{escape(_advice(found))}</p>"
+    return f'<section class="verdict"><p class="headline">{head}</p><div class="tiles">{tiles}</div>{advice}</section>'
+
+
+def _advice(found: Found) -> str:
+    """When to switch off, and what decides most, in two sentences."""
+    at = found["setup"]
+    off = next(
+        r["off_below"] for r in found["stops"] if all(r[n] == at[n] for n in ("draft", "tp", "draft_tp", "batch"))
+    )
+    advice = f"At {text.place(at)} speculation should be off below an acceptance rate of {off:.2f}."
+    if not found["sensitivity"]:
+        return advice
+    first = found["sensitivity"][0]
+    return f"{advice} What matters most: {text.span(first)}, moves the time by {first['swing_ms']:.2f} ms."
 
 
 def page(found: Found) -> str:

@@ -66,13 +66,19 @@ def stops(found: Found) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def assumption(row: Found) -> tuple[str, list[str]]:
-    """An assumption's name in words, and its two ends with their unit; long nanoseconds as microseconds."""
+def assumption(row: Found) -> tuple[str, list[str], str]:
+    """An assumption's name in words, its two ends and their unit; long nanoseconds as microseconds."""
     unit, ends = row["unit"], row["ends"]
     if unit == "ns" and max(ends) >= 1000:
         unit, ends = "us", [v / 1000 for v in ends]
     name = row["assumption"].removesuffix(f"_{row['unit']}").replace("_", " ")
-    return name, [f"{v:,.4g} {unit}".strip() if v < 1e4 else f"{v:,.0f} {unit}".strip() for v in ends]
+    return name, [f"{v:,.4g}" if v < 1e4 else f"{v:,.0f}" for v in ends], unit
+
+
+def span(row: Found) -> str:
+    """As in collective latency, 1 to 15 us; a unit of many words is left to the table."""
+    name, ends, unit = assumption(row)
+    return f"{name}, {' to '.join(ends)} {unit if len(unit) < 7 else ''}".rstrip()
 
 
 def sensitivity(found: Found) -> tuple[list[str], list[list[str]]]:
@@ -80,9 +86,9 @@ def sensitivity(found: Found) -> tuple[list[str], list[list[str]]]:
     heads = ["assumption", "from", "to", "ms per token (simulated)", "gain (simulated)", "best k"]
     rows = [r for r in found["sensitivity"] if r["swing_ms"] > 1e-3][:_MOST]
     return heads, [
-        [assumption(r)[0], *assumption(r)[1],
+        [name, *(f"{end} {unit}".strip() for end in ends),
          *(" to ".join(f"{v:.2f}" for v in r[key]) for key in ("ms", "gain")), " to ".join(map(str, r["k"]))]
-        for r in rows
+        for r in rows for name, ends, unit in [assumption(r)]
     ]  # fmt: skip
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench import quality
+from bench import pair, quality, speedup, stale_draft, step_costs
 from bench.quality import Case, Row, compare, load_prompts, server
 from bench.quality_report import markdown, page, verdict
 from bench.target_logits import TargetLogits
@@ -167,3 +168,12 @@ def test_the_command_writes_its_report_and_fails_on_a_difference(base: Path, tmp
         quality.main(options)
     assert ended.value.code == 1
     assert "1 of 1 answers differ" in (out / "quality.md").read_text()
+
+
+@pytest.mark.parametrize("command", [quality, step_costs, stale_draft, speedup])
+def test_a_target_alone_is_not_compared_with_itself(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pair, "read_bundle", lambda folder: {"k": 0})
+    with pytest.raises(UserError, match="give the bundle of a pair"):
+        command.main(["--bundle", str(tmp_path), *(["--out", str(tmp_path)] if command is quality else [])])

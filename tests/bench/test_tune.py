@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from bench import draft_cost
 from bench.cases_layer import Shard
+from bench.reproduce import RESULTS
 from bench.tune import __main__ as command
 from bench.tune import choose, passes, sensitivity, study, text
 from bench.tune.acceptance import Acceptance, at_rate, from_steps
@@ -206,10 +208,11 @@ def test_the_command_its_page_and_its_table(tmp_path: Path, capsys: pytest.Captu
 def test_an_assumption_is_shown_with_its_unit() -> None:
     """No exponents: a latency of 15000 ns is 15 us, as a person says it."""
     ends = [("collective_latency_ns", "ns", (1000, 15000)), ("register_ns", "ns", (10, 200)),
-            ("rate", "", (0.81, 0.71)), ("vector_strided_bytes", "bytes", (1e9, 16))]  # fmt: skip
-    assert [text.assumption({"assumption": n, "unit": u, "ends": e}) for n, u, e in ends] == [
-        ("collective latency", ["1 us", "15 us"]), ("register", ["10 ns", "200 ns"]), ("rate", ["0.81", "0.71"]),
-        ("vector strided", ["1,000,000,000 bytes", "16 bytes"]),
+            ("rate", "", (0.81, 0.71)), ("vector_strided_bytes", "bytes", (1e9, 16)),
+            ("gather", "ns of the issuing engine", (1, 2))]  # fmt: skip
+    assert [text.span({"assumption": n, "unit": u, "ends": e}) for n, u, e in ends] == [
+        "collective latency, 1 to 15 us", "register, 10 to 200 ns", "rate, 0.81 to 0.71",
+        "vector strided, 1,000,000,000 to 16 bytes", "gather, 1 to 2",
     ]  # fmt: skip
 
 
@@ -246,3 +249,13 @@ def test_traces_of_a_stand_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_refusals(arguments: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         command.main(arguments)
+
+
+def test_the_committed_study_says_where_it_comes_from() -> None:
+    """And its page shows no exponents, which a person would have to decode."""
+    table = json.loads((RESULTS / "switching_table.json").read_text(encoding="utf-8"))
+    shown = (RESULTS / "tune.html").read_text(encoding="utf-8")
+    assert table["source"] == "simulated"
+    assert not table["commit"].endswith("-dirty")
+    assert f"commit {table['commit']}, {table['machine']}, {table['date']}" in shown
+    assert not re.search(r"\de[+-]\d", shown)
