@@ -30,9 +30,10 @@ from compile.store import push, shown, split
 from compile.toolchain_files import compiled
 from compile.trace import lower_graph
 from model.artifact import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
+from model.checkpoint import Checkpoint
 from model.errors import UserError, guarded, run_cli
 from model.shards import cut_label
-from model.weights import DTYPES, Checkpoint, shard_file
+from model.weights import DTYPES, shard_file
 
 _ROOT = Path(__file__).resolve().parent.parent
 # what a graph is made by, beside its plan

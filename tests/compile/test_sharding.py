@@ -19,9 +19,10 @@ from compile.build import main as build_command
 from compile.shard_writer import write_shard
 from compile.spec import BuildSpec
 from model.artifact import MANIFEST, TensorSpec
+from model.checkpoint import Checkpoint
 from model.config import config_from_dict
 from model.packing import Packing
-from model.weights import Checkpoint, hf_shapes, shard_file
+from model.weights import hf_shapes, shard_file
 from tests.compile.tiny import BASE, spec, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
