@@ -22,7 +22,7 @@ from model import sampling
 from model.cache import Cache, Rows
 from model.kernels import REFERENCE
 from model.ops import EAGER
-from model.parallel import Shard
+from model.parallel import Parallel, Shard
 from model.sampling import Draws, Sampling, coupled_sample
 from model.speculative import Pair, StepInputs
 from tests.model.test_sampling import law_of_filter
@@ -60,12 +60,16 @@ class Table(nn.Module):
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
         self.size, self.kind, self.kernels = size, seed, REFERENCE
+        self.parallel = Parallel()
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
         self.logits = [
             torch.from_numpy(rng.normal(0, 1.2, (size.vocabulary**n, size.vocabulary)).astype(np.float32))
             for n in range(size.tokens)
         ]
+
+    def length(self, caches: list[Cache]) -> int:
+        return self.kernels.length(caches[0])
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
         written = EAGER.append(
