@@ -147,7 +147,7 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path, config)
     for rank in range(32):
-        shard = dict(checkpoint.shard(rank, 32, torch.float32))
+        shard = dict(checkpoint.shard(rank, 32, torch.float32, Packing()))
         group, place = divmod(rank, 4)
         head = 2 * group + place + 1 if place < 2 else 0
         attention = "layers.0.self_attn."
