@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -52,6 +53,8 @@ def test_the_section_is_replaced_and_nothing_else() -> None:
         readme.written("no marks", _result(_rows()))
 
 
-def test_the_readme_has_its_marks() -> None:
+def test_the_readme_shows_the_committed_rows() -> None:
     text = readme.README.read_text(encoding="utf-8")
-    assert readme.section(_result(_rows())) in readme.written(text, _result(_rows()))
+    committed = json.loads(readme.RESULT.read_text(encoding="utf-8"))
+    assert readme.written(text, committed) == text
+    assert readme.written(text, _result(_rows())) != text
