@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from compile import neuron_config, toolchain
 from compile.build import build
+from compile.device_check_steps import SlotSeeds
 from compile.doctor import main as doctor
 from compile.plan import make_plan
 from compile.toolchain import NXDI_TAGS, PROBES, Level
@@ -259,17 +260,6 @@ class Ranks:
         for thread in threads:
             thread.join()
         return [t.numpy() for t in made[0][:4]]
-
-
-class SlotSeeds:
-    """The bundle's own graphs, given what the module for NxDI takes in the place of a seed."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
-
-    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
-        slots = np.asarray(inputs.seq_ids)
-        return self.graphs.run(tag, bucket, inputs._replace(seeds=np.stack([slots, 0 * slots], -1).astype(np.int32)))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
