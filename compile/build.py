@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import json
 import platform
@@ -22,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compile import neuron_config
 from compile.bundle import Artifact, Record, Staging
 from compile.plan import Plan, make_plan
+from compile.recipes import ROOT, TRACED_WITH, graph_recipe, shard_recipe
 from compile.remote import open_remote
 from compile.report import plan_as_json, plan_as_text
 from compile.shard_writer import write_shard
@@ -35,11 +35,6 @@ from model.errors import UserError, guarded, run_cli
 from model.shards import cut_label
 from model.weights import DTYPES, shard_file
 
-_ROOT = Path(__file__).resolve().parent.parent
-# what a graph is made by, beside its plan
-_TRACED_BY = ("model", "compile/trace.py", "compile/collectives.py", "compile/custom_call.py", "compile/hlo.py",
-              "compile/torchax_seam.py")  # fmt: skip
-_TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
@@ -59,13 +54,14 @@ class Built:
 
 
 def build(spec: BuildSpec, progress: Progress | None = None) -> Path:
-    """Build the bundle of a checked spec and return its folder; what has not changed is kept."""
+    """Build the bundle of a spec and return its folder; what has not changed is kept. UserError for a bad spec."""
     return build_and_count(spec, progress).path
 
 
 def build_and_count(spec: BuildSpec, progress: Progress | None = None) -> Built:
     """The same, with what was made and what was kept."""
     begin, kept = time.perf_counter(), 0
+    spec.check()
     plan, staging = make_plan(spec), Staging(Path(spec.out))
     artifacts = _artifacts(plan)
     of_sdk, how_compiled = compiled(plan, [a for a in artifacts if a.name.startswith("hlo/")])
@@ -88,7 +84,7 @@ def build_and_count(spec: BuildSpec, progress: Progress | None = None) -> Built:
 def _artifacts(plan: Plan) -> list[Artifact]:
     spec = plan.spec
     config = neuron_config.render(spec)
-    artifacts = [_text("neuron_config.json", config), *map(functools.partial(_graph, plan, _traced_by()), plan.graphs)]
+    artifacts = [_text("neuron_config.json", config), *(_graph(plan, g) for g in plan.graphs)]
     if spec.checkpoint:
         checkpoints = {f"{m.role}_model": Checkpoint(Path(m.checkpoint), m.config) for m in spec.models}
         artifacts += [_shard(plan, checkpoints, rank) for rank in range(spec.tp)]
@@ -112,11 +108,11 @@ def _ignore(result: object) -> None:
     """Drop a result, for callables that must return None."""
 
 
-def _graph(plan: Plan, traced_by: dict[str, str], graph: GraphSpec) -> Artifact:
+def _graph(plan: Plan, graph: GraphSpec) -> Artifact:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
     split = [spec.tp, spec.draft_ranks, spec.kv_shard]
-    recipe = canonical_hash([graph_as_json(graph), configs, split, spec.dtype, spec.inline, traced_by])
+    recipe = graph_recipe(graph_as_json(graph), configs, split, spec.dtype, spec.kernels, spec.inline)
     return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
@@ -135,7 +131,7 @@ def _shard(plan: Plan, checkpoints: dict[str, Checkpoint], rank: int) -> Artifac
         )
         write_shard(path, plan.target_weights + plan.draft_weights, tensors, cut_label(layout, rank))
 
-    recipe = canonical_hash([sources, rank, layout])
+    recipe = shard_recipe(sources, rank, layout)
     return Artifact(shard_file(rank), recipe, write)
 
 
@@ -146,15 +142,6 @@ def _layout(spec: BuildSpec) -> dict[str, Any]:
         "draft_ranks": spec.draft_ranks,
         "packed": {f"{m.role}_model": spec.packing(m)._asdict() for m in spec.models},
     }  # fmt: skip
-
-
-def _traced_by() -> dict[str, str]:
-    made_by = {name: importlib.metadata.version(name) for name in _TRACED_WITH}
-    for entry in _TRACED_BY:
-        path = _ROOT / entry
-        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-            made_by[str(file.relative_to(_ROOT))] = sha256_of(file)
-    return made_by
 
 
 def _check_disk(plan: Plan) -> None:
@@ -188,7 +175,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "weights": _layout(spec) if spec.checkpoint else None,
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
         "toolchain": "cpu", "neff": "none",
-        "versions": {n: importlib.metadata.version(n) for n in (*_TRACED_WITH, "safetensors", "trnspec")}
+        "versions": {n: importlib.metadata.version(n) for n in (*TRACED_WITH, "safetensors", "trnspec")}
         | {"python": platform.python_version()},
         "commit": _commit(),
     }  # fmt: skip
@@ -200,7 +187,7 @@ def _model_name(name_or_path: str) -> str:
 
 
 def _commit() -> str | None:
-    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

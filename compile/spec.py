@@ -29,8 +29,9 @@ DRAFT_GROUPS = (1, 2, 4, 8)
 KV_SHARDS = ("heads", "sequence")
 
 
-def _flag(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _flag(default: Any, help: str, how: bool = False) -> Any:
+    """A flag; `how` marks one that the content of a bundle does not depend on."""
+    return field(default=default, metadata={"help": help, "how": how})
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,24 @@ class BuildSpec:
     k: int = _flag(7, "draft tokens per step, 0 to 31; 0 builds the target alone, without a draft")
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
-    out: str = _flag("bundle", "folder of the bundle")
-    checkpoint: str = _flag("", "folder with the target's weights and tokenizer")
-    draft_checkpoint: str = _flag("", "folder with the draft's weights")
+    out: str = _flag("bundle", "folder of the bundle", how=True)
+    checkpoint: str = _flag("", "folder with the target's weights and tokenizer", how=True)
+    draft_checkpoint: str = _flag("", "folder with the draft's weights", how=True)
     draft_tp: int = _flag(0, "ranks of the draft, 1, 2, 4 or 8 in groups inside of --tp; 0 means the same as --tp")
     kv_shard: str = _flag("heads", "heads (a copy of a kv head a rank) or sequence (a slice of its positions a rank)")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
-    toolchain: str = _flag("auto", "auto (what is on this machine), cpu (HLO alone) or neuron (refuse without it)")
-    compiler_flags: str = _flag("", "the compiler's flags instead of NxDI's: a line, or a JSON object {tag: line}")
-    s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name")
+    toolchain: str = _flag(
+        "auto", "auto (what is on this machine), cpu (HLO alone) or neuron (refuse without it)", how=True
+    )
+    compiler_flags: str = _flag(
+        "", "the compiler's flags instead of NxDI's: a line, or a JSON object {tag: line}", how=True
+    )
+    s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name", how=True)
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
-    dry_run: bool = _flag(False, "print the plan and build nothing")
-    json: bool = _flag(False, "print a JSON object instead of lines for people")
-    force: bool = _flag(False, "build everything again, even what has not changed")
+    dry_run: bool = _flag(False, "print the plan and build nothing", how=True)
+    json: bool = _flag(False, "print a JSON object instead of lines for people", how=True)
+    force: bool = _flag(False, "build everything again, even what has not changed", how=True)
 
     @property
     def target_config(self) -> Qwen3Config:
@@ -105,9 +110,9 @@ class BuildSpec:
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
-        how = ("out", "dry_run", "json", "force", "checkpoint", "draft_checkpoint", "toolchain", "compiler_flags", "s3")
         without = () if self.k else _OF_DRAFT
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in how and k not in without}
+        what = [f.name for f in dataclasses.fields(self) if not f.metadata["how"] and f.name not in without]
+        return {name: getattr(self, name) for name in what}
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
