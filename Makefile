@@ -30,6 +30,7 @@ test: install
 
 check: install
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels

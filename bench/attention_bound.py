@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from model.errors import run_cli
 from nki_kernels.roofline import AttentionDims, verify_attention
-from nkisim.trn2 import TRN2
+from nkisim.timeline.trn2 import TRN2
 
 # partitions that a transfer fills at most: keys have D of them, values one for every run of slots
 PARTITIONS = 128

@@ -17,10 +17,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cases_layer import BF16, Shard, attention_case, mlp_case
-from bench.kernels import simulate
+from bench.kernels.__main__ import simulate
+from bench.kernels.layer import BF16, Shard, attention_case, mlp_case
 from model.errors import UserError, run_cli
-from nkisim.trn2 import TRN2
+from nkisim.timeline.trn2 import TRN2
 
 DEGREES = (4, 8, 32)
 DRAFTS = ("1.7B", "0.6B")
@@ -92,8 +92,11 @@ def rows(batch: int, lnc: int, case: str = "nominal") -> list[dict[str, Any]]:
             drafts[name, tp] = step(Shard(name, tp, batch, 1), lnc, case)
     return [
         _row((name, draft_tp, tp), drafts[name, draft_tp], *targets[tp])
-        for tp in DEGREES for name in DRAFTS for draft_tp in DEGREES if draft_tp <= tp
-    ]  # fmt: skip
+        for tp in DEGREES
+        for name in DRAFTS
+        for draft_tp in DEGREES
+        if draft_tp <= tp
+    ]
 
 
 def _row(key: tuple[str, int, int], draft: Step, target: Step, v: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model.artifact import Bundle, read_bundle
+from model.bundle.manifest import Bundle, read_bundle
 from model.errors import UserError
 
 

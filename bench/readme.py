@@ -31,8 +31,9 @@ def section(result: dict[str, Any]) -> str:
         over = {way: [f"{gain(rows, e, way):.1f} ({e})" for e in ENTROPIES] for way in (ALONE, ASSISTED)}
         lines += [
             f"With this pair speculation is {' and '.join(over[ALONE])} times as fast as our target alone, and",
-            f"{' and '.join(over[ASSISTED])} times as fast as assisted generation (medians over prompts).", "",
-        ]  # fmt: skip
+            f"{' and '.join(over[ASSISTED])} times as fast as assisted generation (medians over prompts).",
+            "",
+        ]
     return "\n".join([BEGIN, "", *lines, END])
 
 

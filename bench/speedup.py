@@ -25,16 +25,19 @@ from transformers import AutoModelForCausalLM
 
 from bench.pair import read_pair
 from bench.provenance import header, write_result
-from model.engine import Request
 from model.errors import run_cli
 from model.generate import serve
-from model.runtime import Graphs
-from model.text import load_tokenizer
+from model.serving.engine import Request
+from model.serving.runtime import Graphs
+from model.serving.text import load_tokenizer
 
 _ROOT = Path(__file__).resolve().parent.parent
 OURS, ALONE, GREEDY, ASSISTED = _WAYS = (
-    "ours, speculation", "ours, target alone", "transformers greedy", "transformers assisted",
-)  # fmt: skip
+    "ours, speculation",
+    "ours, target alone",
+    "transformers greedy",
+    "transformers assisted",
+)
 ENTROPIES = ("structured", "open")
 
 
@@ -83,11 +86,16 @@ def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
         for name in _WAYS:
             ids, seconds, per_step = runs[name]
             rows.append(
-                {"prompt": prompt["name"], "entropy": prompt["entropy"], "way": name, "source": "wall",
-                 "ms_per_token": round(1e3 * seconds / max(1, len(ids)), 5),
-                 "tokens_per_step": None if math.isnan(per_step) else round(per_step, 4),
-                 "identical": ids == expected}
-            )  # fmt: skip
+                {
+                    "prompt": prompt["name"],
+                    "entropy": prompt["entropy"],
+                    "way": name,
+                    "source": "wall",
+                    "ms_per_token": round(1e3 * seconds / max(1, len(ids)), 5),
+                    "tokens_per_step": None if math.isnan(per_step) else round(per_step, 4),
+                    "identical": ids == expected,
+                }
+            )
     return rows
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.progress import track
 
 from bench.pair import read_pair
-from bench.quality import PROMPTS, load_prompts
-from model.engine import Engine, Params, Request, Step
+from bench.quality.__main__ import PROMPTS, load_prompts
 from model.errors import run_cli
 from model.generate import shape_of
-from model.runtime import Graphs
-from model.text import load_tokenizer
+from model.serving.engine import Engine, Params, Request, Step
+from model.serving.runtime import Graphs
+from model.serving.text import load_tokenizer
 
 WAYS = ("no gap", "stale", "refreshed")
 

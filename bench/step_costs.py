@@ -21,13 +21,13 @@ from rich.progress import track
 
 from bench.pair import read_pair
 from bench.provenance import header, write_result
-from model.artifact import DECODE, FUSED, PREFILL
-from model.engine import Engine, Params, Request, Runner
+from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import run_cli
 from model.generate import shape_of
-from model.runtime import Graphs
+from model.serving.engine import Engine, Params, Request, Runner
+from model.serving.runtime import Graphs
+from model.serving.switching import FORMAT, TABLE_FILE, expected_tokens
 from model.speculative import StepInputs
-from model.switching import FORMAT, TABLE_FILE, expected_tokens
 
 _STEPS = 8
 _ALPHAS = tuple(i / 10 for i in range(11))
@@ -94,7 +94,7 @@ def _cost(bucket: int, active: int, timed: Timed) -> Cost:
 
 
 def tuning(costs: list[Cost], k: int) -> dict[str, object]:
-    """The table for model.switching: buckets weigh the same."""
+    """The table for model.serving.switching: buckets weigh the same."""
     rows: list[dict[str, float]] = []
     for active in sorted({c.active for c in costs}):
         ratio = statistics.mean(c.alone_ms / c.fused_ms for c in costs if c.active == active)

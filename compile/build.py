@@ -18,22 +18,22 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from compile import neuron_config
-from compile.bundle import Artifact, Record, Staging
+from compile.bundle.remote import open_remote
+from compile.bundle.shard_writer import write_shard
+from compile.bundle.staging import Artifact, Record, Staging
+from compile.graph.trace import lower_graph
+from compile.neuron import config as neuron_config
+from compile.neuron.files import compiled
 from compile.plan import Plan, make_plan
 from compile.recipes import ROOT, TRACED_WITH, graph_recipe, shard_recipe
-from compile.remote import open_remote
 from compile.report import plan_as_json, plan_as_text
-from compile.shard_writer import write_shard
 from compile.spec import BuildSpec, parse
 from compile.store import push, shown, split
-from compile.toolchain_files import compiled
-from compile.trace import lower_graph
-from model.artifact import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
-from model.checkpoint import Checkpoint
+from model.bundle.checkpoint import Checkpoint
+from model.bundle.manifest import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
+from model.bundle.shards import cut_label
+from model.bundle.weights import DTYPES, shard_file
 from model.errors import UserError, guarded, run_cli
-from model.shards import cut_label
-from model.weights import DTYPES, shard_file
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
@@ -138,10 +138,13 @@ def _shard(plan: Plan, checkpoints: dict[str, Checkpoint], rank: int) -> Artifac
 def _layout(spec: BuildSpec) -> dict[str, Any]:
     """How the weights are cut and laid out; every shard carries it."""
     return {
-        "ranks": spec.tp, "dtype": spec.dtype, "fused_qkv": False, "transposed": False,
+        "ranks": spec.tp,
+        "dtype": spec.dtype,
+        "fused_qkv": False,
+        "transposed": False,
         "draft_ranks": spec.draft_ranks,
         "packed": {f"{m.role}_model": spec.packing(m)._asdict() for m in spec.models},
-    }  # fmt: skip
+    }
 
 
 def _check_disk(plan: Plan) -> None:

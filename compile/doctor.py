@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compile.contract import violations
-from model.artifact import Bundle, damage, read_bundle
+from compile.graph.contract import violations
+from model.bundle.manifest import Bundle, damage, read_bundle
+from model.bundle.shards import faults
+from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
-from model.shards import faults
-from model.weights import shard_file
 
 
 def findings(bundle: Bundle) -> list[str]:

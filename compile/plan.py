@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compile.spec import BuildSpec, PartModel
-from model.artifact import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
+from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
+from model.bundle.weights import RANK, bundle_names, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
-from model.filter_floor import ALL_GATHERS
-from model.nki_backing import BACKINGS
+from model.nki.backing import BACKINGS
+from model.nki.filter_floor import ALL_GATHERS
 from model.parallel import Parallel
-from model.weights import RANK, bundle_names, local_shapes
 
 _DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
 

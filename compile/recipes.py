@@ -12,23 +12,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from model.artifact import canonical_hash, sha256_of
+from model.bundle.manifest import canonical_hash, sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent
 # what runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
-    "compile/collectives.py", "compile/custom_call.py", "compile/hlo.py", "compile/torchax_seam.py",
-    "compile/trace.py", "model/attention.py", "model/cache.py", "model/config.py", "model/custom_calls.py",
-    "model/filter_floor.py", "model/kernels.py", "model/launches.py", "model/nki_backing.py", "model/ops.py",
-    "model/packed_layers.py", "model/packing.py", "model/parallel.py", "model/qwen3.py", "model/rejection.py",
+    "compile/graph", "model/attention.py", "model/cache.py", "model/config.py", "model/kernels.py",
+    "model/nki/backing.py", "model/nki/custom_calls.py", "model/nki/filter_floor.py", "model/nki/launches.py",
+    "model/ops.py",
+    "model/fused_layer.py", "model/packing.py", "model/parallel.py", "model/qwen3.py", "model/rejection.py",
     "model/sampling.py", "model/sequence.py", "model/speculative.py", "model/threefry.py",
-    "nki_kernels/pack_weights.py",
+    "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # what reads, cuts, packs and writes weights
 CUT_BY = (
-    "compile/shard_writer.py", "model/checkpoint.py", "model/packing.py", "model/parallel.py", "model/shards.py",
-    "model/weights.py", "nki_kernels/pack_weights.py",
+    "compile/bundle/shard_writer.py", "model/bundle/checkpoint.py", "model/bundle/shards.py", "model/bundle/weights.py",
+    "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compile.plan import Plan
-from model.artifact import graph_as_json
+from model.bundle.manifest import graph_as_json
 from model.config import Qwen3Config
 from model.parallel import HeadMap
 
@@ -14,10 +14,13 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Everything that the plan holds."""
     spec = plan.spec
     return {
-        "spec": spec.what_is_built(), "k": spec.k, "rows": spec.k + 1, "buckets": list(spec.buckets),
+        "spec": spec.what_is_built(),
+        "k": spec.k,
+        "rows": spec.k + 1,
+        "buckets": list(spec.buckets),
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
-    }  # fmt: skip
+    }
 
 
 def plan_as_text(plan: Plan) -> str:
@@ -29,8 +32,7 @@ def plan_as_text(plan: Plan) -> str:
             f"{m.config.num_hidden_layers} layers{_padding(m.config, spec.tp)}"
             for m in spec.models
         ),
-        f"step   {_step(spec.k)}; "
-        f"batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
+        f"step   {_step(spec.k)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
         f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.artifact import Bundle, read_bundle
+from model.bundle.manifest import Bundle, read_bundle
+from model.bundle.shards import faults
+from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
-from model.shards import faults
-from model.weights import shard_file
 
 MODEL, CONFIG = "model.pt", "neuron_config.json"
 # why an engine cannot load a pair's bundle; nothing where it can

@@ -12,13 +12,13 @@ from typing import Any, get_type_hints
 from tokenizers import Tokenizer
 
 from model.attention import KEY_TILE
+from model.bundle.weights import DTYPES
 from model.config import Qwen3Config, load_config
 from model.errors import UserError
-from model.nki_backing import BACKINGS
+from model.nki.backing import BACKINGS
 from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel, check_tp
-from model.weights import DTYPES
 
 MAX_K = 31
 # a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one

@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from compile.bundle import Staging
-from compile.remote import Remote, Told, free_space, open_remote
-from model.artifact import MANIFEST, Bundle, damage, manifest_digest, parse_manifest, read_bundle, sha256_of
+from compile.bundle.remote import Remote, Told, free_space, open_remote
+from compile.bundle.staging import Staging
+from model.bundle.manifest import MANIFEST, Bundle, damage, manifest_digest, parse_manifest, read_bundle, sha256_of
 from model.errors import UserError, guarded, run_cli
 
 _WORKERS = 4
@@ -158,10 +158,16 @@ def bundles(address: str) -> list[dict[str, Any]]:
         if key.endswith(f"/{MANIFEST}") and (content := remote.read(key)):
             manifest = parse_manifest(content, key, Path(key)).manifest
             rows.append(
-                {"name": key[: -len(MANIFEST) - 1], "target": manifest["models"]["target"]["name"],
-                 "draft": manifest["models"]["draft"]["name"], "tp": manifest["tp"], "k": manifest["k"],
-                 "bytes": sum(e["bytes"] for e in manifest["files"].values()), "neff": manifest["neff"]}
-            )  # fmt: skip
+                {
+                    "name": key[: -len(MANIFEST) - 1],
+                    "target": manifest["models"]["target"]["name"],
+                    "draft": manifest["models"]["draft"]["name"],
+                    "tp": manifest["tp"],
+                    "k": manifest["k"],
+                    "bytes": sum(e["bytes"] for e in manifest["files"].values()),
+                    "neff": manifest["neff"],
+                }
+            )
     return rows
 
 
@@ -187,8 +193,13 @@ def _each(
 
 def shown(work: Callable[[Progress], Any]) -> Any:
     """Run a transfer with its progress bar on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         return work(progress)
 

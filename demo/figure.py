@@ -39,11 +39,7 @@ class Panel:
 
 def _lines(curves: Sequence[Point], key: str, stage: str | None) -> Lines:
     return {
-        name: [
-            (float(p["step"]), float(p[key]))
-            for p in curves
-            if p["model"] == name and stage in (None, p["stage"])
-        ]
+        name: [(float(p["step"]), float(p[key])) for p in curves if p["model"] == name and stage in (None, p["stage"])]
         for name in COLORS
     }
 

@@ -31,13 +31,10 @@ class Learner:
         others = [w for w in model.parameters() if id(w) not in taken]
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (
             Muon(hidden, lr=rates.muon, weight_decay=0.1),
-            torch.optim.AdamW(
-                others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-            ),
+            torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         )
         self.schedules = [
-            torch.optim.lr_scheduler.LambdaLR(o, lambda step: cosine_share(step, steps))
-            for o in self.optimizers
+            torch.optim.lr_scheduler.LambdaLR(o, lambda step: cosine_share(step, steps)) for o in self.optimizers
         ]
 
     def step(self, ids: torch.Tensor, teacher_logits: torch.Tensor | None = None) -> float:

@@ -72,9 +72,7 @@ def own_rows(run: Run, target: Qwen3ForCausalLM) -> torch.Tensor:
     prompts = run.batches(plan.seed + 2, plan.own_batch_rows)
     written = own_text(target, prompts, plan.own_batches, plan.length // 2, plan.seed)
     batches = [next(written) for _ in run.stage("own text", plan.own_batches)]
-    order = torch.randperm(
-        plan.own_batches * plan.own_batch_rows, generator=torch.Generator().manual_seed(plan.seed)
-    )
+    order = torch.randperm(plan.own_batches * plan.own_batch_rows, generator=torch.Generator().manual_seed(plan.seed))
     return torch.cat(batches)[order]
 
 
@@ -113,9 +111,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help=f"steps of the target (default {Plan.steps})")
     parser.add_argument("--seed", type=int, default=Plan.seed, help="seed of everything")
     parser.add_argument("--quick", action="store_true", help="a few steps, to test the script")
-    parser.add_argument(
-        "--reuse-target", action="store_true", help="train only the drafts, for the target in --out"
-    )
+    parser.add_argument("--reuse-target", action="store_true", help="train only the drafts, for the target in --out")
     args = parser.parse_args()
     plan = replace(QUICK if args.quick else Plan(), seed=args.seed)
     plan = plan if args.steps is None else replace(plan, steps=args.steps)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compile.serve_command import CONFIG, MODEL, neuron_fields
+from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.weights import shard_file
 
 
 @dataclass(frozen=True)

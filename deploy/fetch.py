@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compile.store import pull, shown
 from deploy.artifact import Expected, add_arguments, check_config, check_manifest, expected_of
-from model.artifact import read_bundle
+from model.bundle.manifest import read_bundle
 from model.errors import run_cli
 
 

@@ -31,10 +31,16 @@ def build_command(values: Values, variant: str) -> list[str]:
     m = values.model
     drafted = {"draft": m.draft, "draft-checkpoint": f"{MOUNT}/{m.draft_folder}"} if variant == SPECULATIVE else {}
     flags = {
-        "target": m.target, "checkpoint": f"{MOUNT}/{m.target_folder}", **drafted, "tp": m.tp,
-        "k": expected(values, variant).k, "batch": m.batch, "max-len": m.max_len, "dtype": m.dtype,
+        "target": m.target,
+        "checkpoint": f"{MOUNT}/{m.target_folder}",
+        **drafted,
+        "tp": m.tp,
+        "k": expected(values, variant).k,
+        "batch": m.batch,
+        "max-len": m.max_len,
+        "dtype": m.dtype,
         "out": f"{SCRATCH}/{values.bundle_name(variant)}",
-    }  # fmt: skip
+    }
     return ["python", "-m", "compile.build", *(p for n, v in flags.items() for p in (f"--{n}", str(v)))]
 
 
@@ -55,18 +61,27 @@ def compile_bundle(values: Values, variant: str) -> Manifest:
     sized = _sized(values, values.compile.cpu, values.compile.memory_gib)
     build = tool(values, "build", build_command(values, variant), mounts, sized)
     spec = pod(
-        values, COMPILE, [_push(values, variant)],
+        values,
+        COMPILE,
+        [_push(values, variant)],
         [scratch("scratch", values.compile.disk_gib), bucket_volume(values)],
-        initContainers=[build], **on_device_node(values),
-    )  # fmt: skip
+        initContainers=[build],
+        **on_device_node(values),
+    )
     return job(values, f"compile-{variant}", spec, values.compile.deadline_seconds)
 
 
 def _serving(values: Values, out: str, **more: str | int) -> list[str]:
     flags = {
-        "baseline": values.url(BASELINE), "speculative": values.url(SPECULATIVE), "model": values.model.target,
-        "temperature": 0.0, "seed": 0, "thinking": "off", "max-tokens": values.load_test.max_tokens, "out": out,
-    } | more  # fmt: skip
+        "baseline": values.url(BASELINE),
+        "speculative": values.url(SPECULATIVE),
+        "model": values.model.target,
+        "temperature": 0.0,
+        "seed": 0,
+        "thinking": "off",
+        "max-tokens": values.load_test.max_tokens,
+        "out": out,
+    } | more
     called = (part for n, v in flags.items() for part in (f"--{n.replace('_', '-')}", str(v)))
     return ["python", "-m", "bench.serving", *called]
 
@@ -79,9 +94,15 @@ def load_test(values: Values) -> Manifest:
     """Measure both servers once and publish; the rows and the report are kept whatever comes out."""
     t, m = values.load_test, values.model
     measured = _serving(
-        values, f"{RESULTS}/serving", prompt_set=t.prompt_set, requests=t.requests, concurrency=t.concurrency, k=m.k,
-        draft=m.draft, cloudwatch=t.cloudwatch_namespace,
-    )  # fmt: skip
+        values,
+        f"{RESULTS}/serving",
+        prompt_set=t.prompt_set,
+        requests=t.requests,
+        concurrency=t.concurrency,
+        k=m.k,
+        draft=m.draft,
+        cloudwatch=t.cloudwatch_namespace,
+    )
     mounts = [mount("results", RESULTS)]
     container = tool(values, "load-test", _kept(values, "load-test", measured), mounts)
     return job(values, "load-test", pod(values, BENCH, [container], [scratch("results", 10)]), _DAY)

@@ -47,10 +47,13 @@ def tool(
         "resources": sized or small(),
         "volumeMounts": mounts,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": values.storage.uid, "runAsGroup": values.storage.gid,
-            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "runAsUser": values.storage.uid,
+            "runAsGroup": values.storage.gid,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
         },
-    }  # fmt: skip
+    }
 
 
 def environment(variables: dict[str, str]) -> list[Manifest]:

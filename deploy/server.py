@@ -89,14 +89,20 @@ def deployment(values: Values, variant: str) -> Manifest:
     s, name = values.server, values.server_name(variant)
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels(values, variant)}}
     spec = pod(
-        values, SERVE, [_container(values, variant)],
+        values,
+        SERVE,
+        [_container(values, variant)],
         [shared_memory(s.shm_gib), scratch("bundle", s.disk_gib), bucket_volume(values)],
-        initContainers=[_fetch(values, variant)], resourceClaims=claims(values), terminationGracePeriodSeconds=60,
-        affinity={"podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": apart}]
-        }},
+        initContainers=[_fetch(values, variant)],
+        resourceClaims=claims(values),
+        terminationGracePeriodSeconds=60,
+        affinity={
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": apart}]
+            }
+        },
         **on_device_node(values),
-    )  # fmt: skip
+    )
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -31,8 +31,12 @@ def volume(values: Values) -> dict[str, Any]:
             "claimRef": {"namespace": values.namespace, "name": f"{values.name}-bucket"},
             # no cache: a bundle is read once, by the fetch
             "mountOptions": [
-                "read-only", "allow-other", f"region={values.region}", f"prefix={store.prefix}/",
-                f"uid={store.uid}", f"gid={store.gid}",
+                "read-only",
+                "allow-other",
+                f"region={values.region}",
+                f"prefix={store.prefix}/",
+                f"uid={store.uid}",
+                f"gid={store.gid}",
             ],
             "csi": {
                 "driver": "s3.csi.aws.com",
@@ -41,7 +45,7 @@ def volume(values: Values) -> dict[str, Any]:
                 "volumeAttributes": {"bucketName": store.bucket},
             },
         },
-    }  # fmt: skip
+    }
 
 
 def claim(values: Values) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import yaml
 
-from compile.toolchain_flags import LNC
+from compile.neuron.flags import LNC
 from model.errors import UserError
 
 CLAIM_APIS = ("v1", "v1beta1")

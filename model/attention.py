@@ -60,9 +60,7 @@ def _seen(cache_BGSD: Tensor, rows: Rows) -> Tensor:
     return cache_BGSD[:, :, : rows.keys_S.shape[0]]
 
 
-def _weighted(
-    q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # products of the cache's dtype, summed in fp32, as the matrix engine does
     scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
     scores = torch.where(visible_BGRS, scores, float("-inf"))

@@ -13,12 +13,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.artifact import PREFILL, Bundle, read_bundle
-from model.engine import Engine, Params, Request, Result, Shape, Step
+from model.bundle.manifest import PREFILL, Bundle, read_bundle
 from model.errors import UserError, run_cli
-from model.runtime import Graphs
-from model.switching import find_table
-from model.text import Stream, load_tokenizer, read_prompt, stop_cut
+from model.serving.engine import Engine, Params, Request, Result, Shape, Step
+from model.serving.runtime import Graphs
+from model.serving.switching import find_table
+from model.serving.text import Stream, load_tokenizer, read_prompt, stop_cut
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,12 @@ def recorder(file: Path, draft: str) -> Callable[[Step], None]:
 
     def record(step: Step) -> None:
         row = {
-            "prompt": first + step.request, "draft": draft, "drafted": step.drafted, "accepted": step.accepted,
+            "prompt": first + step.request,
+            "draft": draft,
+            "drafted": step.drafted,
+            "accepted": step.accepted,
             "position": step.position,
-        }  # fmt: skip
+        }
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
 
@@ -92,13 +95,15 @@ def _statistics(run: Run) -> dict[str, Any]:
     result = run.result
     rates = [a / d for a, d in zip(result.accepted, result.drafted, strict=True) if d]
     return {
-        "tokens": len(result.ids), "finish_reason": result.reason, "target_steps": result.steps,
+        "tokens": len(result.ids),
+        "finish_reason": result.reason,
+        "target_steps": result.steps,
         "tokens_per_target_step": round(result.tokens_per_step, 3),
         "acceptance_per_position": [round(r, 3) for r in rates],
         "draft_refreshes": result.refreshes,
         "seconds_wall": round(run.seconds, 4),
         "ms_per_token_wall": round(1e3 * run.seconds / max(1, len(result.ids)), 3),
-    }  # fmt: skip
+    }
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -127,9 +132,13 @@ def _request(options: argparse.Namespace, bundle: Bundle, tokenizer: Tokenizer) 
     params = Params(options.temperature, options.top_k, options.top_p, options.min_p, options.seed)
     text = read_prompt(options.prompt, options.prompt_file)
     return Request(
-        tuple(tokenizer.encode(text).ids), params, options.max_new_tokens,
-        bundle.config("target").eos_token_ids, options.k_limit, stop_cut(tokenizer, options.stop),
-    )  # fmt: skip
+        tuple(tokenizer.encode(text).ids),
+        params,
+        options.max_new_tokens,
+        bundle.config("target").eos_token_ids,
+        options.k_limit,
+        stop_cut(tokenizer, options.stop),
+    )
 
 
 def _difference(one: list[int], other: list[int]) -> str:

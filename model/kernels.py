@@ -1,6 +1,6 @@
 """The one seam to the kernels: each operation that a Trainium kernel serves, by one name.
 
-`Kernels` is the reference in torch, the definition that every backing must equal; `model/nki_backing.py` has the
+`Kernels` is the reference in torch, the definition that every backing must equal; `model/nki/backing.py` has the
 same signatures and launches NKI kernels, served by nkisim or by the device.
 """
 

@@ -1,6 +1,6 @@
 """The few operations that a compiled graph does differently from eager torch on one rank.
 
-`model/` is written against this interface; `compile/trace.py` gives the graph's version of it.
+`model/` is written against this interface; `compile/graph/trace.py` gives the graph's version of it.
 """
 
 from __future__ import annotations

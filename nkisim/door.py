@@ -9,14 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nkisim import access
-from nkisim.context import Core
+from nkisim.core import access
+from nkisim.core.context import Core
 from nkisim.dtypes import INFO, name_of, storage_of, store
 from nkisim.errors import BadInput, BadOutput
-from nkisim.memory import Request, SharedMemory
+from nkisim.memory.memory import Request, SharedMemory
+from nkisim.memory.storage import Storage
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
-from nkisim.storage import Storage
-from nkisim.tensor import NkiTensor
 
 _WHO = ("launch", "output")
 
@@ -50,8 +50,11 @@ def to_numpy(value: Any) -> Any:
     if value.device.type != "cpu":
         raise BadInput("launch", "argument", f"is on {value.device}", "move it to the cpu")
     name = str(value.dtype).removeprefix("torch.")
-    special = {"bfloat16": (ml_dtypes.bfloat16, "int16"), "float8_e5m2": (ml_dtypes.float8_e5m2, "int8"),
-               "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, "int8")}  # fmt: skip
+    special = {
+        "bfloat16": (ml_dtypes.bfloat16, "int16"),
+        "float8_e5m2": (ml_dtypes.float8_e5m2, "int8"),
+        "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, "int8"),
+    }
     if name in special:
         torch = sys.modules["torch"]
         kind, bits = special[name]
@@ -75,20 +78,18 @@ def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
         found = f"has shape {array.shape}"
         raise BadInput("launch", f"argument {name}", found, "arrays hold at least one element")
     typed = np.empty(array.shape, storage_of(dtype, memory.policy.precise_fp))
-    store(typed, array.view(np.uint8) if array.dtype == bool else array, dtype,
-          memory.policy.precise_fp)  # fmt: skip
+    store(typed, array.view(np.uint8) if array.dtype == bool else array, dtype, memory.policy.precise_fp)
     request = Request(array.shape, dtype, "shared_hbm", name, ("<argument>", 0))
-    storage = memory.hbm(
-        request, -1 if memory.cores > 1 else 0, typed.reshape(1, -1).view(np.uint8)
-    )
+    storage = memory.hbm(request, -1 if memory.cores > 1 else 0, typed.reshape(1, -1).view(np.uint8))
     memory.inputs.append(storage)
     return Argument(value, array, storage, name)
 
 
 def device_view(argument: Argument) -> NkiTensor:
     """Return the tensor that the kernel receives."""
-    return NkiTensor(argument.array.shape, argument.storage.dtype, argument.storage,
-                     MemoryRegion.shared_hbm, argument.name)  # fmt: skip
+    return NkiTensor(
+        argument.array.shape, argument.storage.dtype, argument.storage, MemoryRegion.shared_hbm, argument.name
+    )
 
 
 def write_back(argument: Argument) -> None:

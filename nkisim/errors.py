@@ -34,9 +34,7 @@ class NeedsNewerCore(LawError):
     """The operation exists only on a later NeuronCore than the target."""
 
     def __init__(self, op: str, generation: int = 4, target: str = "trn2") -> None:
-        super().__init__(
-            op, None, f"needs NeuronCore-v{generation}", f"the target {target} does not have it"
-        )
+        super().__init__(op, None, f"needs NeuronCore-v{generation}", f"the target {target} does not have it")
 
 
 class OutsideKernel(LawError):

@@ -11,7 +11,7 @@ from typing import Any
 from nkisim import collectives, isa, language, launch
 from nkisim.errors import NkiValidationError
 from nkisim.isa import constants as isa_constants
-from nkisim.tensor import NkiTensor
+from nkisim.memory.tensor import NkiTensor
 
 
 def install(force: bool = False) -> bool:

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from nkisim import door
-from nkisim.context import Core, enter, failing_line, running
-from nkisim.cores import Meeting, run_all
+from nkisim.core.context import Core, enter, failing_line, running
+from nkisim.core.cores import Meeting, run_all
+from nkisim.core.recording import build
 from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice
 from nkisim.event import Peak, Recording
 from nkisim.geometry import TRN2, Geometry
 from nkisim.isa.target import get_nc_version
-from nkisim.memory import CoreMemory, SharedMemory
+from nkisim.memory.memory import CoreMemory, SharedMemory
+from nkisim.memory.placement import place, regions
 from nkisim.objects import NKIObject
-from nkisim.placement import place, regions
 from nkisim.policy import STRICT, Policy, from_environment
-from nkisim.recording import build
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,7 @@ class Kernel:
     def __getitem__(self, lnc: Any) -> Kernel:
         count = lnc[0] if isinstance(lnc, tuple) and len(lnc) == 1 else lnc
         if not isinstance(count, (int, np.integer)) or count not in (1, 2):
-            raise BadLaunch(
-                "kernel", None, f"is launched on [{lnc!r}]", "[1] and [2] exist on trn2"
-            )
+            raise BadLaunch("kernel", None, f"is launched on [{lnc!r}]", "[1] and [2] exist on trn2")
         made = Kernel(self.fn, int(count), True)
         made.schedule = self.schedule
         return made
@@ -137,9 +135,15 @@ class Session:
     """One rank of a launch while it runs: its HBM, its cores, its arguments."""
 
     def __init__(
-        self, kernel: Kernel, policy: Policy, geometry: Geometry, meeting: Meeting, *,
-        first: int, rank: int,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: Kernel,
+        policy: Policy,
+        geometry: Geometry,
+        meeting: Meeting,
+        *,
+        first: int,
+        rank: int,
+    ) -> None:
         self.kernel, self.policy, self.geometry = kernel, policy, geometry
         self.memory = SharedMemory(geometry, policy, kernel.lnc)
         self.peaks: tuple[Peak, ...] = ()
@@ -220,10 +224,7 @@ class Session:
                 peaks += [place(allocations, r) for r in regions(core.number, self.geometry)]
         self.peaks = tuple(peaks)
         with np.errstate(all="ignore"):
-            outputs = [
-                door.release(c, r, self.torch)
-                for c, r in zip(self.cores, self.results, strict=False)
-            ]
+            outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=False)]
             for argument in self.arguments:
                 door.write_back(argument)
         return outputs[0]

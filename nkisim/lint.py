@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nkisim import command
-from nkisim.dialect import ERROR, Rule, Scope
-from nkisim.dialect_loops import RULES
-from nkisim.kernel_scope import scope_of
-from nkisim.kernel_source import Module, Reach, Reached, kernel_nodes, kernels, load
+from nkisim.dialect.loops import RULES
+from nkisim.dialect.rules import ERROR, Rule, Scope
+from nkisim.dialect.scope import scope_of
+from nkisim.dialect.source import Module, Reach, Reached, kernel_nodes, kernels, load
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,9 +99,7 @@ def _finding(rule: Rule, node: ast.AST, module: Module, reached: Reached) -> Fin
     column = getattr(node, "col_offset", 0)
     here = Path.cwd()
     path = str(module.path.relative_to(here) if module.path.is_relative_to(here) else module.path)
-    return Finding(
-        path, line, column, rule.name, rule.severity, rule.message, rule.source, reached.kernel
-    )
+    return Finding(path, line, column, rule.name, rule.severity, rule.message, rule.source, reached.kernel)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

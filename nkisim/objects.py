@@ -60,16 +60,19 @@ class VirtualRegister(NKIObject):
         return self.value("while") != 0
 
     def __int__(self) -> int:
-        raise TypeError("a VirtualRegister has no value while a kernel is traced; "
-                        "use it as scalar_offset or with register_store")  # fmt: skip
+        raise TypeError(
+            "a VirtualRegister has no value while a kernel is traced; use it as scalar_offset or with register_store"
+        )
 
     __index__ = __int__
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, VirtualRegister):
             return self is other
-        raise TypeError("a VirtualRegister cannot be compared while a kernel is traced; "
-                        "compute the condition in SBUF and load it into a register")  # fmt: skip
+        raise TypeError(
+            "a VirtualRegister cannot be compared while a kernel is traced; "
+            "compute the condition in SBUF and load it into a register"
+        )
 
     __hash__ = object.__hash__
 

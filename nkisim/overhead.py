@@ -11,10 +11,10 @@ import numpy as np
 from nkisim import command
 from nkisim import isa as nisa
 from nkisim import language as nl
+from nkisim.isa.tokens import TOKENS
 from nkisim.launch import run
 from nkisim.policy import Policy
-from nkisim.timeline import schedule
-from nkisim.tokens import TOKENS
+from nkisim.timeline.schedule import schedule
 
 ROUNDS = 1500
 MODES = {

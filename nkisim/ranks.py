@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nkisim.cores import Meeting, run_all
+from nkisim.core.cores import Meeting, run_all
 from nkisim.errors import BadLaunch
 from nkisim.geometry import TRN2
 from nkisim.isa.target import get_nc_version

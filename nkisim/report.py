@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nkisim import command
-from nkisim.chip import Chip
 from nkisim.event import Event
-from nkisim.recording_file import read
-from nkisim.timeline import Schedule, schedule
-from nkisim.timeline_drawing import COLOURS, clock, draw
-from nkisim.trn2 import TRN2
+from nkisim.timeline.chip import Chip
+from nkisim.timeline.drawing import COLOURS, clock, draw
+from nkisim.timeline.recording_file import read
+from nkisim.timeline.schedule import Schedule, schedule
+from nkisim.timeline.trn2 import TRN2
 
 STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; color: #20262c; margin: 24px auto;
@@ -50,9 +50,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """An HTML table; all columns but the first are numbers."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=n' if i else ''}>{escape(text)}</{tag}>" for i, text in enumerate(row)
-        )
+        return "".join(f"<{tag}{' class=n' if i else ''}>{escape(text)}</{tag}>" for i, text in enumerate(row))
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f"<table><tr>{cells('th', head)}</tr>{body}</table>"
@@ -117,9 +115,7 @@ def legend() -> str:
     return f"<p class=legend>{''.join(keys)}</p>"
 
 
-def page(
-    events: Sequence[Event], result: Schedule, about: Mapping[str, Any], chip: Chip = TRN2
-) -> str:
+def page(events: Sequence[Event], result: Schedule, about: Mapping[str, Any], chip: Chip = TRN2) -> str:
     """The whole HTML page; it needs no other file."""
     kernel = str(about.get("kernel", "kernel"))
     facts = ", ".join(f"{key}: {value}" for key, value in about.items() if key != "kernel")
@@ -151,7 +147,7 @@ latency with all uncertain constants at their fast ends and at their slow ends t
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line: the last line of stdout is the written file."""
     parser = argparse.ArgumentParser(prog="nkisim.report", description=__doc__)
-    parser.add_argument("recording", type=Path, help="a file written by nkisim.recording_file")
+    parser.add_argument("recording", type=Path, help="a file written by nkisim.timeline.recording_file")
     parser.add_argument("--out", type=Path, required=True, help="the HTML file to write")
     options = parser.parse_args(arguments)
     recording = read(options.recording)

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-import model.runtime  # noqa: F401  (sets what XLA reads at its start)
+import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
 
 jax.config.update("jax_num_cpu_devices", 2)
 

@@ -68,8 +68,12 @@ def acceptance(counted: Counters) -> dict[str, Any] | None:
     shares = [value / steps for _, value in positions]
     before = [1.0, *shares]
     return {
-        "steps": int(steps), "draft_tokens": int(proposed), "accepted_tokens": int(accepted),
-        "rate": accepted / proposed, "length": 1 + accepted / steps, "k": round(proposed / steps),
+        "steps": int(steps),
+        "draft_tokens": int(proposed),
+        "accepted_tokens": int(accepted),
+        "rate": accepted / proposed,
+        "length": 1 + accepted / steps,
+        "k": round(proposed / steps),
         "unconditional": shares,
         "conditional": [b / a if a else 0.0 for a, b in zip(before, shares, strict=False)],
-    }  # fmt: skip
+    }

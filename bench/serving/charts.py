@@ -64,10 +64,14 @@ def acceptance_by_position(summary: Summary) -> str:
         ("conditional", "Of the steps that accepted all before"),
     ):
         series = [
-            Series(name, colour, tuple((i + 1, 100 * v) for i, v in enumerate(_reached(row["acceptance"], share))),
-                   marks=True)
+            Series(
+                name,
+                colour,
+                tuple((i + 1, 100 * v) for i, v in enumerate(_reached(row["acceptance"], share))),
+                marks=True,
+            )
             for row, (name, colour) in zip(rows, _told_apart(rows), strict=True)
-        ]  # fmt: skip
+        ]
         made.append(lines(Axes(title, "draft position", "accepted, %", 400, whole=True, top=100), series))
     return '<div class="row">' + "".join(made) + "</div>"
 

@@ -67,9 +67,13 @@ async def find_endpoint(client: httpx2.AsyncClient, variant: str, url: str, mode
 def body(options: Options, endpoint: Endpoint, prompt: Prompt, index: int, temperature: float) -> dict[str, Any]:
     """The request; whatever the answer depends on is explicit in it."""
     asked: dict[str, Any] = {
-        "model": endpoint.model, "max_tokens": options.max_tokens, "temperature": temperature,
-        "seed": options.seed + index, "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
+        "model": endpoint.model,
+        "max_tokens": options.max_tokens,
+        "temperature": temperature,
+        "seed": options.seed + index,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     if options.api == "completions":
         asked["prompt"] = prompt.text
     else:

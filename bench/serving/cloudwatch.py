@@ -54,9 +54,8 @@ def data(run: Run, when: datetime.datetime) -> list[dict[str, Any]]:
                 for start in range(0, len(numbers), _VALUES_PER_DATUM):
                     part = numbers[start : start + _VALUES_PER_DATUM]
                     found.append(
-                        {"MetricName": name, "Dimensions": named, "Unit": unit, "Timestamp": when,
-                         "Values": part}
-                    )  # fmt: skip
+                        {"MetricName": name, "Dimensions": named, "Unit": unit, "Timestamp": when, "Values": part}
+                    )
     return found
 
 

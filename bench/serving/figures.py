@@ -69,14 +69,20 @@ def summary_row(results: Sequence[BlockResult], acceptance: dict[str, Any] | Non
     block, samples = results[0].block, [s for r in results for s in r.samples]
     good, seconds = [s for s in samples if not s.error], sum(r.seconds for r in results)
     row: dict[str, Any] = {
-        "source": "wall", "variant": block.variant, "case": block.prompt.name, "tier": block.prompt.tier,
-        "requests": len(samples), "errors": len(samples) - len(good), "seconds": seconds,
+        "source": "wall",
+        "variant": block.variant,
+        "case": block.prompt.name,
+        "tier": block.prompt.tier,
+        "requests": len(samples),
+        "errors": len(samples) - len(good),
+        "seconds": seconds,
         "error_kinds": sorted({s.error for s in samples if s.error}),
-        "output_tokens": sum(s.tokens or 0 for s in good), "input_tokens": sum(s.prompt_tokens or 0 for s in good),
+        "output_tokens": sum(s.tokens or 0 for s in good),
+        "input_tokens": sum(s.prompt_tokens or 0 for s in good),
         "tokens_per_second": sum(s.tokens or 0 for s in good) / seconds,
         "requests_per_second": len(good) / seconds,
         "events_with_text": sum(len(s.text_at) for s in good),
-    }  # fmt: skip
+    }
     for figure in ("ttft_s", "itl_s", "e2e_s"):
         if found := values(good, figure):
             row[figure] = {f"p{p}": estimate(found, p).as_list for p in PERCENTILES}

@@ -112,6 +112,10 @@ def divergence(first: Sample, other: Sample) -> Divergence | None:
         # the same text from another number of tokens: equal to the eye, not token-identical
         unit, position = "token", min(first.tokens or 0, other.tokens or 0)
     return Divergence(
-        first.case, (first.variant, other.variant), unit, position, first.text[max(0, same - 60) : same],
+        first.case,
+        (first.variant, other.variant),
+        unit,
+        position,
+        first.text[max(0, same - 60) : same],
         (first.text[same : same + _SHOWN], other.text[same : same + _SHOWN]),
-    )  # fmt: skip
+    )

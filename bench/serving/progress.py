@@ -52,7 +52,12 @@ def figures(samples: list[Sample]) -> str:
 @contextmanager
 def live() -> Iterator[Live]:
     """The bars, drawn while the context is open."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-               TextColumn("{task.fields[figures]}"))  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield Live(progress)

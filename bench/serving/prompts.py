@@ -58,7 +58,8 @@ def _from_line(line: str, number: int, path: Path) -> Prompt:
         return Prompt(f"line_{number}", line, source=path.name)
     try:
         raw = json.loads(line)
-        return Prompt(str(raw.get("name", f"line_{number}")), str(raw["text"]), str(raw.get("tier", "unclassified")),
-                      path.name)  # fmt: skip
+        return Prompt(
+            str(raw.get("name", f"line_{number}")), str(raw["text"]), str(raw.get("tier", "unclassified")), path.name
+        )
     except (ValueError, KeyError) as error:
         raise UserError(f'{path}, line {number}: not a prompt ({error}); write {{"text": "..."}}') from error

@@ -61,8 +61,10 @@ def _verdict(summary: dict[str, Any], tiles: bool) -> str:
         made = _tiles_by_tier if len(summary["speedup"]) > _MOST_TILES else _tiles
         parts.append(f'<div class="tiles">{made(summary["speedup"])}</div>')
     elif summary["speedup"]:
-        parts += [f"<p>{escape(s['case'])}: ITL, baseline over speculative {times(s.get('itl_s'))}</p>"
-                  for s in summary["speedup"]]  # fmt: skip
+        parts += [
+            f"<p>{escape(s['case'])}: ITL, baseline over speculative {times(s.get('itl_s'))}</p>"
+            for s in summary["speedup"]
+        ]
     parts += [_divergence(d) for d in gate["divergences"][:1]]
     parts += [f'<p class="note">{escape(note)}</p>' for note in summary["notes"]]
     return "".join(parts) + "</section>"

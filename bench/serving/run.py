@@ -65,9 +65,13 @@ def _gated(options: Options, prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 async def _one_by_one(
-    stage: str, client: httpx2.AsyncClient, options: Options, endpoints: dict[str, Endpoint], shown: Shown,
+    stage: str,
+    client: httpx2.AsyncClient,
+    options: Options,
+    endpoints: dict[str, Endpoint],
+    shown: Shown,
     prompts: list[Prompt],
-) -> list[Sample]:  # fmt: skip
+) -> list[Sample]:
     """One greedy request for each prompt on each endpoint, alone on the server."""
     shown.begin(stage, dict.fromkeys(endpoints, len(prompts)))
     samples = []
@@ -81,9 +85,12 @@ async def _one_by_one(
 
 
 async def _load(
-    client: httpx2.AsyncClient, options: Options, prompts: Sequence[Prompt], endpoints: dict[str, Endpoint],
+    client: httpx2.AsyncClient,
+    options: Options,
+    prompts: Sequence[Prompt],
+    endpoints: dict[str, Endpoint],
     shown: Shown,
-) -> tuple[list[BlockResult], dict[tuple[str, str], acceptance.Counters]]:  # fmt: skip
+) -> tuple[list[BlockResult], dict[tuple[str, str], acceptance.Counters]]:
     shown.begin("load", dict.fromkeys(endpoints, options.requests * len(prompts)))
     results: list[BlockResult] = []
     counted: dict[tuple[str, str], acceptance.Counters] = {}
@@ -97,9 +104,12 @@ async def _load(
 
 
 def _summary(
-    options: Options, endpoints: dict[str, Endpoint], results: Sequence[BlockResult],
-    counted: dict[tuple[str, str], acceptance.Counters], verdict: Verdict,
-) -> dict[str, Any]:  # fmt: skip
+    options: Options,
+    endpoints: dict[str, Endpoint],
+    results: Sequence[BlockResult],
+    counted: dict[tuple[str, str], acceptance.Counters],
+    verdict: Verdict,
+) -> dict[str, Any]:
     by_key: dict[tuple[str, str], list[BlockResult]] = {}
     for result in results:
         by_key.setdefault((result.block.variant, result.block.prompt.name), []).append(result)
@@ -108,9 +118,12 @@ def _summary(
     k = options.k or next((r["acceptance"]["k"] for r in rows if "acceptance" in r), 0)
     samples = {key: [s for r in by_key[key] for s in r.samples] for key in ordered}
     return {
-        "run": _header(options, endpoints, k), "notes": _notes(rows, options), "gate": verdict.as_json(), "rows": rows,
+        "run": _header(options, endpoints, k),
+        "notes": _notes(rows, options),
+        "gate": verdict.as_json(),
+        "rows": rows,
         "speedup": _speedups(samples, {r["case"]: r["tier"] for r in rows}) if verdict.passed else [],
-    }  # fmt: skip
+    }
 
 
 def _tier(results: Sequence[BlockResult]) -> int:
@@ -150,4 +163,4 @@ def _header(options: Options, endpoints: dict[str, Endpoint], k: int) -> dict[st
         **header("wall"),
         "endpoints": {v: {"host": httpx2.URL(e.url).netloc.decode(), "model": e.model} for v, e in endpoints.items()},
         "settings": settings | {"k": k},
-    }  # fmt: skip
+    }

@@ -22,17 +22,24 @@ from bench.draft_cost import DRAFTS
 from bench.provenance import header, write_result
 from bench.tune import acceptance, choose, page, published, study, text
 from model.errors import UserError, run_cli
-from model.switching import FORMAT
+from model.serving.switching import FORMAT
 
 DEGREES = (4, 8, 16, 32)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
-    parser.add_argument("--traces", type=Path, action="append", help="acceptance traces; may be repeated "
-                        "(default: the published tables of MT-Bench and InstructCoder)")  # fmt: skip
-    parser.add_argument("--trace-draft", choices=("", *DRAFTS), help="read the traces as made with this draft; "
-                        "empty: with any (default: as the files say)")  # fmt: skip
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        action="append",
+        help="acceptance traces; may be repeated (default: the published tables of MT-Bench and InstructCoder)",
+    )
+    parser.add_argument(
+        "--trace-draft",
+        choices=("", *DRAFTS),
+        help="read the traces as made with this draft; empty: with any (default: as the files say)",
+    )
     parser.add_argument("--draft", nargs="+", default=list(DRAFTS), choices=DRAFTS, help="drafts to compare")
     parser.add_argument("--tp", nargs="+", type=int, default=[8, 32], choices=DEGREES, help="ranks of the target")
     parser.add_argument("--draft-tp", nargs="+", type=int, default=[8, 32], choices=DEGREES, help="ranks of the draft")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bench.cases_layer import Shard
+from bench.kernels.layer import Shard
 from bench.tune import passes
 from bench.tune.acceptance import Acceptance, at_rate
-from nkisim.chip import CASES, Chip
-from nkisim.trn2 import TRN2
+from nkisim.timeline.chip import CASES, Chip
+from nkisim.timeline.trn2 import TRN2
 
 TARGET = "32B"
 # physical cores of a chip; a rank has lnc of them
@@ -146,8 +146,12 @@ def setups(
     """Every combination; a draft has no more ranks than the target."""
     return [
         Setup(draft, tp, draft_tp, batch, lnc)
-        for draft in drafts for tp in degrees for draft_tp in draft_degrees if draft_tp <= tp for batch in batches
-    ]  # fmt: skip
+        for draft in drafts
+        for tp in degrees
+        for draft_tp in draft_degrees
+        if draft_tp <= tp
+        for batch in batches
+    ]
 
 
 def gains(grid: Iterable[tuple[int, float]], latency: Latency, setup: Setup) -> list[dict[str, float]]:

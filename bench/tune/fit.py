@@ -42,8 +42,10 @@ def fit(lengths: Sequence[float], speedups: Sequence[float]) -> Fit:
         offsets = [width * (2 * i / _POINTS - 1) for i in range(_POINTS + 1)]
         grid = [
             (best.rate + a, best.cost_ratio + c)
-            for a in offsets for c in offsets if 0 < best.rate + a < 1 and best.cost_ratio + c >= 0
-        ]  # fmt: skip
+            for a in offsets
+            for c in offsets
+            if 0 < best.rate + a < 1 and best.cost_ratio + c >= 0
+        ]
         best = min((evaluate(*point, lengths, speedups) for point in grid), key=lambda f: f.worst)
         # two steps of the old grid, so that the optimum cannot lie outside
         width *= 4 / _POINTS

@@ -122,5 +122,6 @@ def page(found: Found) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tuner</title>'
         f"<style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><h1>What to compile</h1>"
-        + "\n".join(parts) + "</body></html>\n"
-    )  # fmt: skip
+        + "\n".join(parts)
+        + "</body></html>\n"
+    )

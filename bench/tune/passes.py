@@ -11,15 +11,15 @@ from functools import cache, partial
 from typing import Any
 
 import nkisim
-from bench.case import Case
-from bench.cases_layer import BF16, Shard, attention_case, mlp_case
-from bench.cases_sampling import FP32, draw_arguments, noise_arguments
+from bench.kernels.case import Case
+from bench.kernels.layer import BF16, Shard, attention_case, mlp_case
+from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
 from nki_kernels import roofline
-from nki_kernels.coupled_sample import coupled_sample_kernel
-from nki_kernels.gumbel_noise import gumbel_noise_kernel
-from nkisim.chip import CASES, Chip
-from nkisim.timeline import schedule
-from nkisim.trn2 import TRN2
+from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
+from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
+from nkisim.timeline.chip import CASES, Chip
+from nkisim.timeline.schedule import schedule
+from nkisim.timeline.trn2 import TRN2
 
 MOST_ROWS = 128
 _KNOTS = (1, 2, 8, 16)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.tune.acceptance import Acceptance, at_rate
 from bench.tune.choose import Choice, Latency, Setup, Simulated, best_k
 from bench.tune.passes import chip_with
-from nkisim.trn2 import TRN2
+from nkisim.timeline.trn2 import TRN2
 
 # how far the acceptance rate of other prompts may lie from the recorded one: our assumption
 RATE_SPREAD = 0.05

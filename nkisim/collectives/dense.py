@@ -8,14 +8,18 @@ import numpy as np
 
 from nkisim.collectives.exchange import check_dim, done, fold, meet, only_hbm, pairs, put, reducer, ring_of, start, take
 from nkisim.errors import ShapeMismatch
-from nkisim.instruction import NkiInstruction
-from nkisim.statement import Call
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.statement import Call
 
 
 def all_reduce(
-    srcs: Any, dsts: Any, replica_group: Any, op: Any, priority: int | None = None,
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    op: Any,
+    priority: int | None = None,
     name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+) -> NkiInstruction:
     """Reduce tensors over the group; everybody gets the result. Ranks add in list order."""
     call, fn = start("all_reduce", srcs, dsts, priority), reducer(op, "all_reduce")
     ring = ring_of(call.core, "all_reduce", replica_group)
@@ -26,9 +30,13 @@ def all_reduce(
 
 
 def all_gather(
-    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: int | None = None,
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    collective_dim: int,
+    priority: int | None = None,
     name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+) -> NkiInstruction:
     """Concatenate the group's tensors along a dimension."""
     call = start("all_gather", srcs, dsts, priority)
     check_dim(call, collective_dim, also=True)
@@ -40,9 +48,14 @@ def all_gather(
 
 
 def reduce_scatter(
-    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, op: Any,
-    priority: int | None = None, name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    collective_dim: int,
+    op: Any,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """Reduce tensors over the group; each rank gets its slice of dimension 0."""
     call, fn = start("reduce_scatter", srcs, dsts, priority), reducer(op, "reduce_scatter")
     check_dim(call, collective_dim)
@@ -62,9 +75,13 @@ def _split(call: Call, operand: str, values: Any, count: int) -> list[Any]:
 
 
 def all_to_all(
-    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: int | None = None,
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    collective_dim: int,
+    priority: int | None = None,
     name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+) -> NkiInstruction:
     """Send the i-th slice of dimension 0 to the i-th rank of the group."""
     call = start("all_to_all", srcs, dsts, priority)
     check_dim(call, collective_dim)

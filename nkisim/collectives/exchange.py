@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nkisim import access
-from nkisim.card import record
-from nkisim.context import Core, current, kernel_line
-from nkisim.cores import Wait
+from nkisim.core import access
+from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.cores import Wait
 from nkisim.dtypes import INFO, to_fp32
 from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
-from nkisim.instruction import NkiInstruction
+from nkisim.isa.card import record
 from nkisim.isa.copies import ANY
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.statement import DMA, Call, Card, Operand
+from nkisim.isa.tokens import resolve
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NKIObject
-from nkisim.statement import DMA, Call, Card, Operand
-from nkisim.tensor import NkiTensor
-from nkisim.tokens import resolve
 
 
 class ReplicaGroup(NKIObject):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkisim import access
 from nkisim.collectives.exchange import done, meet, only_hbm, put, reducer, ring_of, start, take
-from nkisim.context import current
+from nkisim.core import access
+from nkisim.core.context import current
 from nkisim.dtypes import to_fp32
 from nkisim.errors import NotSimulated, WrongArgument
-from nkisim.instruction import NkiInstruction
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.statement import Call
 from nkisim.objects import VirtualRegister
-from nkisim.statement import Call
 
 
 def collective_permute(
-    srcs: Any, dsts: Any, source_target_pairs: Any, priority: int | None = None,
+    srcs: Any,
+    dsts: Any,
+    source_target_pairs: Any,
+    priority: int | None = None,
     name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+) -> NkiInstruction:
     """Send between ranks by explicit (source, target) pairs."""
     call = start("collective_permute", srcs, dsts, priority, one=True)
     only_hbm(call)
@@ -44,9 +47,13 @@ def _channels(op: str, ids: Any, *lists: Any) -> list[list[Any]]:
 
 
 def collective_permute_implicit(
-    srcs_by_channel: Any, dsts_by_channel: Any, replica_group: Any, channel_ids: Any = [0],  # noqa: B006
-    priority: int | None = None, name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+    srcs_by_channel: Any,
+    dsts_by_channel: Any,
+    replica_group: Any,
+    channel_ids: Any = [0],  # noqa: B006
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """Send to the next rank of the ring and receive from the one before."""
     op = "collective_permute_implicit"
     sources, targets = _channels(op, channel_ids, srcs_by_channel, dsts_by_channel)
@@ -67,9 +74,15 @@ def _shift(call: Call, group: Any, payload: Any, name: str | None) -> NkiInstruc
 
 
 def collective_permute_implicit_reduce(
-    srcs0_by_channel: Any, srcs1_by_channel: Any, dsts_by_channel: Any, replica_group: Any,
-    op: Any, channel_ids: Any = [0], priority: int | None = None, name: str | None = None,  # noqa: B006
-) -> NkiInstruction:  # fmt: skip
+    srcs0_by_channel: Any,
+    srcs1_by_channel: Any,
+    dsts_by_channel: Any,
+    replica_group: Any,
+    op: Any,
+    channel_ids: Any = [0],  # noqa: B006
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """Reduce two local tensors, send the result on, receive the one of the rank before."""
     title = "collective_permute_implicit_reduce"
     fn = reducer(op, title)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import access
 from nkisim.collectives.exchange import done, meet, only_hbm, ring_of, start
+from nkisim.core import access
 from nkisim.errors import ShapeMismatch, WrongArgument
-from nkisim.instruction import NkiInstruction
-from nkisim.statement import Call
-from nkisim.tensor import NkiTensor
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.statement import Call
+from nkisim.memory.tensor import NkiTensor
 
 
 def _variable(op: str, call: Call, group: Any, metadata: Any, flags: tuple[bool, bool]) -> Any:
@@ -66,14 +66,19 @@ def _chunk(call: Call, count: int, start: int) -> Any:
 
 
 def all_gather_v(
-    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any, recv_counts_known: bool = False,
-    has_rdispls: bool = False, priority: int | None = None, name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    metadata_tensor: Any,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """Gather one chunk of run-time length per rank; see the manual for the metadata rows."""
     call = start("all_gather_v", srcs, dsts, priority, one=True)
     only_hbm(call)
-    ring, flat, view = _variable("all_gather_v", call, replica_group, metadata_tensor,
-                                 (recv_counts_known, has_rdispls))  # fmt: skip
+    ring, flat, view = _variable("all_gather_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
     mine = _chunk(call, int(flat[0, 0]), int(flat[1, 0]))
     got = meet(call.core, "all_gather_v", ring, mine)
     how = (flat, view, recv_counts_known, has_rdispls)
@@ -82,14 +87,19 @@ def all_gather_v(
 
 
 def all_to_all_v(
-    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any, recv_counts_known: bool = False,
-    has_rdispls: bool = False, priority: int | None = None, name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    metadata_tensor: Any,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """Send chunks of run-time length to every rank; see the manual for the metadata rows."""
     call = start("all_to_all_v", srcs, dsts, priority, one=True)
     only_hbm(call)
-    ring, flat, view = _variable("all_to_all_v", call, replica_group, metadata_tensor,
-                                 (recv_counts_known, has_rdispls))  # fmt: skip
+    ring, flat, view = _variable("all_to_all_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
     mine = [_chunk(call, int(flat[0, i]), int(flat[1, i])) for i in range(len(ring))]
     got = meet(call.core, "all_to_all_v", ring, mine)
     me = ring.index(call.core.rank)

@@ -15,7 +15,6 @@ from nkisim.enums import (
     vector_engine,
 )
 from nkisim.errors import NkiValidationError
-from nkisim.instruction import NkiInstruction
 from nkisim.isa.copies import (
     memset,
     nc_stream_shuffle,
@@ -35,6 +34,7 @@ from nkisim.isa.gpsimd import (
     tensor_partition_reduce,
     topk,
 )
+from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.newer import activate2, exponential, nc_matmul_mx, quantize_mx, rand2
 from nkisim.isa.registers import register_alloc, register_load, register_move, register_store
 from nkisim.isa.rng import dropout, rand_get_state, rand_set_state, rng, set_rng_seed
@@ -44,9 +44,9 @@ from nkisim.isa.statistics import bn_aggr, bn_stats, max8, nc_find_index8, nc_ma
 from nkisim.isa.sync import core_barrier, sendrecv
 from nkisim.isa.target import get_nc_sub_version, get_nc_version
 from nkisim.isa.tensor import nc_matmul, nc_transpose
+from nkisim.isa.tokens import TOKENS as _TOKENS
 from nkisim.isa.vector import scalar_tensor_tensor, tensor_reduce, tensor_scalar, tensor_scalar_reduce, tensor_tensor
 from nkisim.objects import NKIObject, VirtualRegister
-from nkisim.tokens import TOKENS as _TOKENS
 
 equal, maximum = _TOKENS["equal"], _TOKENS["maximum"]
 

@@ -1,6 +1,5 @@
 """On-chip copies: tensor_copy, memset, predicated copy and the selecting copies."""
 
-
 from __future__ import annotations
 
 import math
@@ -8,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import lanes
-from nkisim.card import card
 from nkisim.dtypes import FLOATS, INFO, PACKED, TRN2
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
-from nkisim.memory import check_start
-from nkisim.rules import (
+from nkisim.isa import lanes
+from nkisim.isa.card import card
+from nkisim.isa.rules import (
     not_both_psum,
     operator,
     same_dtype,
     same_elements,
     same_partitions,
 )
-from nkisim.statement import Call, Masked, Operand, Target
-from nkisim.tokens import TOKENS
+from nkisim.isa.statement import Call, Masked, Operand, Target
+from nkisim.isa.tokens import TOKENS
+from nkisim.memory.memory import check_start
 
 ANY = TRN2 | PACKED | {"float8_e4m3fn", "float8_e8m0fnu"}
 FP32_MIN = -3.4028234663852886e38
@@ -108,8 +107,12 @@ def _select_finish(call: Call, results: list[Any]) -> list[Any]:
     wanted = call.tensors.get("reduce_res") is not None
     if call.args["reduce_cmd"] is reduce_cmd.idle:
         if wanted:
-            call.refuse(WrongArgument, "reduce_res", "is given with reduce_cmd.idle",
-                        "reduce_cmd.reset_reduce or reduce produce a result")  # fmt: skip
+            call.refuse(
+                WrongArgument,
+                "reduce_res",
+                "is given with reduce_cmd.idle",
+                "reduce_cmd.reset_reduce or reduce produce a result",
+            )
         lanes.lose(call)
         return [results[0], None]
     return [results[0], lanes.update(call, results[1], "maximum")]
@@ -138,10 +141,16 @@ def _select_finish(call: Call, results: list[Any]) -> list[Any]:
     finish=_select_finish,
 )
 def select_reduce(
-    dst: Any, predicate: Any, on_true: Any, on_false: Any, reduce_res: Any = None,
-    reduce_cmd: Any = reduce_cmd.idle, reduce_op: Any = maximum, reverse_pred: bool = False,
+    dst: Any,
+    predicate: Any,
+    on_true: Any,
+    on_false: Any,
+    reduce_res: Any = None,
+    reduce_cmd: Any = reduce_cmd.idle,
+    reduce_op: Any = maximum,
+    reverse_pred: bool = False,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Choose between a tile and a scalar or column; optionally keep a running maximum."""
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     picked = np.where(chosen, on_true, np.asarray(on_false, np.float32))

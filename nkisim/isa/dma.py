@@ -1,22 +1,21 @@
 """DMA: copies between HBM and SBUF, gathers and scatters, transposes, sums in flight."""
 
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 
-from nkisim import access
-from nkisim.card import record
+from nkisim.core import access
 from nkisim.dtypes import INFO, PACKED, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
-from nkisim.instruction import NkiInstruction
-from nkisim.statement import Call
-from nkisim.tensor import NkiTensor
-from nkisim.tokens import resolve
-from nkisim.transfer import deliver, differ, fetch, hwdge_transposes, open_call, spread, transfer
+from nkisim.isa.card import record
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.statement import Call
+from nkisim.isa.tokens import resolve
+from nkisim.isa.transfer import deliver, differ, fetch, hwdge_transposes, open_call, spread, transfer
+from nkisim.memory.tensor import NkiTensor
 
 
 def _descriptor_rules(call: Call) -> None:
@@ -29,9 +28,7 @@ def _descriptor_rules(call: Call) -> None:
     if mode is dge_mode.hwdge and differ(call):
         found = "is hwdge between different dtypes"
         call.refuse(WrongDtype, "dge_mode", found, "hwdge copies equal dtypes")
-    if asked is not engine.unknown and (
-        mode is not dge_mode.hwdge or asked not in (engine.sync, engine.scalar)
-    ):
+    if asked is not engine.unknown and (mode is not dge_mode.hwdge or asked not in (engine.sync, engine.scalar)):
         found = f"is {asked.name} with dge_mode.{mode.name}"
         call.refuse(WrongEngine, "engine", found, "sync or scalar may issue hwdge copies")
     if any(d.vector for d in dynamics) and mode not in (dge_mode.unknown, dge_mode.swdge):
@@ -48,9 +45,14 @@ _COPY = transfer("dma_copy", ("dst", "src"))
 
 
 def dma_copy(
-    dst: Any, src: Any, priority: int | None = None, oob_mode: Any = oob_mode.error,
-    dge_mode: Any = dge_mode.unknown, engine: Any = engine.unknown, name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+    dst: Any,
+    src: Any,
+    priority: int | None = None,
+    oob_mode: Any = oob_mode.error,
+    dge_mode: Any = dge_mode.unknown,
+    engine: Any = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
     """Copy between HBM and SBUF; through fp32 where dtypes differ."""
     call = open_call(_COPY, {"dst": dst, "src": src, "priority": priority, "oob_mode": oob_mode,
                              "dge_mode": dge_mode, "engine": engine, "name": name})  # fmt: skip

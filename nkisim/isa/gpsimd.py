@@ -1,6 +1,5 @@
 """GpSimd Engine: patterns, masks, gathers, reductions over partitions, top-k."""
 
-
 from __future__ import annotations
 
 import warnings
@@ -8,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import access
-from nkisim.card import card
+from nkisim.core import access
 from nkisim.errors import (
     AmbiguousManual,
     DynamicOutOfRange,
@@ -18,11 +16,12 @@ from nkisim.errors import (
     WrongArgument,
     WrongDtype,
 )
+from nkisim.isa.card import card
 from nkisim.isa.copies import ANY
-from nkisim.operators import COMPARISONS
-from nkisim.rules import operator, per_partition, same_dtype, same_elements, same_partitions
-from nkisim.statement import SBUF, Call, Masked, Operand, Target
-from nkisim.tokens import TOKENS
+from nkisim.isa.operators import COMPARISONS
+from nkisim.isa.rules import operator, per_partition, same_dtype, same_elements, same_partitions
+from nkisim.isa.statement import SBUF, Call, Masked, Operand, Target
+from nkisim.isa.tokens import TOKENS
 
 equal = TOKENS["equal"]
 _INT32 = (-(2**31), 2**31 - 1)
@@ -54,9 +53,12 @@ def _affine(rows: int, pattern: Any, offset: int, multiplier: int) -> Any:
 
 @card("gpsimd", Operand("dst", "out", spaces=SBUF), rules=(_pattern,))
 def iota(
-    dst: Target, pattern: Any, offset: int = 0, channel_multiplier: int = 0,
+    dst: Target,
+    pattern: Any,
+    offset: int = 0,
+    channel_multiplier: int = 0,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Generate an affine pattern of indices."""
     return _affine(dst.shape[0], pattern, offset, channel_multiplier)
 
@@ -68,9 +70,15 @@ def iota(
     rules=(same_elements("dst", "on_true_tile"), operator("cmp_op", COMPARISONS), _pattern),
 )
 def affine_select(
-    dst: Target, pattern: Any, channel_multiplier: int, on_true_tile: Any, on_false_value: float,
-    cmp_op: Any = equal, offset: int = 0, name: str | None = None,
-) -> Any:  # fmt: skip
+    dst: Target,
+    pattern: Any,
+    channel_multiplier: int,
+    on_true_tile: Any,
+    on_false_value: float,
+    cmp_op: Any = equal,
+    offset: int = 0,
+    name: str | None = None,
+) -> Any:
     """Keep elements where an affine function of the indices compares true to 0."""
     value = _affine(dst.shape[0], pattern, offset, channel_multiplier)
     return np.where(cmp_op.fn(value, 0) != 0, on_true_tile, np.float32(on_false_value))
@@ -95,10 +103,9 @@ def _gather_inside(call: Call) -> None:
     Operand("dst", "out", spaces=SBUF, dtypes=ANY),
     Operand("data", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("indices", "in", spaces=SBUF, math="raw"),
-    rules=(same_elements("dst", "indices"), same_partitions("dst", "data"),
-           same_dtype("dst", "data"), _index_words),
+    rules=(same_elements("dst", "indices"), same_partitions("dst", "data"), same_dtype("dst", "data"), _index_words),
     always=(_gather_inside,),
-)  # fmt: skip
+)
 def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> Any:
     """Pick elements of the same partition by flattened index."""
     return np.take_along_axis(data, indices.astype(np.int64), axis=1)
@@ -148,9 +155,13 @@ def _local_inside(call: Call) -> None:
     always=(_local_inside,),
 )
 def local_gather(
-    dst: Target, src_buffer: Any, index: Any, num_elem_per_idx: int = 1,
-    num_valid_indices: int | None = None, name: str | None = None,
-) -> Any:  # fmt: skip
+    dst: Target,
+    src_buffer: Any,
+    index: Any,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    name: str | None = None,
+) -> Any:
     """Gather in groups of 16 partitions, all partitions of a group by the same index list."""
     result = np.empty(dst.shape, src_buffer.dtype)
     for first in range(0, dst.shape[0], 16):
@@ -174,10 +185,9 @@ def _partition_rules(call: Call) -> None:
     "gpsimd",
     Operand("dst", "out", spaces=SBUF),
     Operand("data", "in", spaces=SBUF, math="auto"),
-    rules=(operator("op", ("add", "average", "maximum", "bitwise_or", "bitwise_and")),
-           _partition_rules),
+    rules=(operator("op", ("add", "average", "maximum", "bitwise_or", "bitwise_and")), _partition_rules),
     math=lambda call: "raw" if call.args["op"].kind == "bitvec" else "fp32",
-)  # fmt: skip
+)
 def tensor_partition_reduce(dst: Any, op: Any, data: Any, name: str | None = None) -> Any:
     """Reduce over the partitions."""
     if op.name in ("add", "average"):
@@ -275,14 +285,24 @@ def _topk_rules(call: Call) -> None:
 def _topk_order(call: Call) -> None:
     if "topk" not in call.core.warned:
         call.core.warned.add("topk")
-        warnings.warn(AmbiguousManual(
-            "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
-            "as the 0.7 manual says; the 0.6 manual does not say where they go"), stacklevel=2)  # fmt: skip
+        warnings.warn(
+            AmbiguousManual(
+                "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
+                "as the 0.7 manual says; the 0.6 manual does not say where they go"
+            ),
+            stacklevel=2,
+        )
 
 
 def _topk_work(call: Call) -> dict[str, object]:
-    return {"elements": per_partition(call.tensors["src"]), "inputs": 1, "scalar_operands": 0,
-            "function": "topk", "n": call.args["n"], "k": per_partition(call.tensors["val_dst"])}  # fmt: skip
+    return {
+        "elements": per_partition(call.tensors["src"]),
+        "inputs": 1,
+        "scalar_operands": 0,
+        "function": "topk",
+        "n": call.args["n"],
+        "k": per_partition(call.tensors["val_dst"]),
+    }
 
 
 @card(

@@ -1,6 +1,5 @@
 """Instructions that came with NeuronCore-v4: their signatures, refused on trn2."""
 
-
 from __future__ import annotations
 
 from typing import Any, NoReturn
@@ -10,10 +9,16 @@ from nkisim.errors import NeedsNewerCore
 
 
 def nc_matmul_mx(
-    dst: Any, stationary: Any, moving: Any, stationary_scale: Any, moving_scale: Any,
-    tile_position: Any = None, tile_size: Any = None, accumulate: bool | None = None,
+    dst: Any,
+    stationary: Any,
+    moving: Any,
+    stationary_scale: Any,
+    moving_scale: Any,
+    tile_position: Any = None,
+    tile_size: Any = None,
+    accumulate: bool | None = None,
     name: str | None = None,
-) -> NoReturn:  # fmt: skip
+) -> NoReturn:
     """Multiply MX-quantized tiles; NeuronCore-v4 only."""
     raise NeedsNewerCore("nc_matmul_mx")
 

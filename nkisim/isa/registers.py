@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import access
-from nkisim.card import record
-from nkisim.context import current
+from nkisim.core import access
+from nkisim.core.context import current
 from nkisim.dtypes import INFO, TRN2
 from nkisim.errors import ShapeMismatch, WrongArgument, WrongSpace
-from nkisim.instruction import NkiInstruction
+from nkisim.isa.card import record
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.statement import DMA, Call, Card, Operand
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import VirtualRegister
-from nkisim.statement import DMA, Call, Card, Operand
-from nkisim.tensor import NkiTensor
 
 
 def _body(**_: Any) -> None:
@@ -22,10 +22,12 @@ def _body(**_: Any) -> None:
 
 
 _NO_WORK = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "register"}
-_LOAD = Card("register_load", ("sync",), (Operand("src", "in", spaces=DMA, dtypes=TRN2),), _body,
-             work=lambda _: _NO_WORK)  # fmt: skip
-_STORE = Card("register_store", ("sync",), (Operand("dst", "out", spaces=DMA, dtypes=TRN2),), _body,
-              work=lambda _: _NO_WORK)  # fmt: skip
+_LOAD = Card(
+    "register_load", ("sync",), (Operand("src", "in", spaces=DMA, dtypes=TRN2),), _body, work=lambda _: _NO_WORK
+)
+_STORE = Card(
+    "register_store", ("sync",), (Operand("dst", "out", spaces=DMA, dtypes=TRN2),), _body, work=lambda _: _NO_WORK
+)
 
 
 def register_alloc(x: int | None = None) -> VirtualRegister:

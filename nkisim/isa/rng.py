@@ -4,20 +4,19 @@ GpSimd's is XORWOW with six words of state per lane (manual); the Vector Engine'
 PCG64 streams, so its numbers differ from the hardware's.
 """
 
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 
-from nkisim.card import card
-from nkisim.context import Core
+from nkisim.core.context import Core
 from nkisim.dtypes import INTS
 from nkisim.enums import engine
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongDtype
-from nkisim.rules import elements, same_elements, same_partitions
-from nkisim.statement import ON_CHIP, SBUF, Call, Operand, Target
+from nkisim.isa.card import card
+from nkisim.isa.rules import elements, same_elements, same_partitions
+from nkisim.isa.statement import ON_CHIP, SBUF, Call, Operand, Target
 
 _WORDS = frozenset({"uint32", "int32", "float32"})
 # words of one XORWOW state: x, y, z, w, v, d

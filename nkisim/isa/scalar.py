@@ -1,6 +1,5 @@
 """Scalar Engine: activation functions with scale, bias and a running sum."""
 
-
 from __future__ import annotations
 
 import warnings
@@ -8,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import lanes
-from nkisim.activations import ON_SCALAR_ENGINE, VALID
-from nkisim.card import card
 from nkisim.dtypes import FLOATS, TRN2
 from nkisim.enums import reduce_cmd
 from nkisim.errors import NkiSimWarning, WrongArgument
-from nkisim.instruction import NkiInstruction
-from nkisim.rules import operator, same_elements, same_partitions
-from nkisim.statement import Call, Operand
+from nkisim.isa import lanes
+from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
+from nkisim.isa.card import card
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.rules import operator, same_elements, same_partitions
+from nkisim.isa.statement import Call, Operand
 
 _FP32 = frozenset({"float32"})
 
@@ -47,9 +46,13 @@ def _range(call: Call, name: str) -> None:
     low, high = VALID[name]
     if np.any((scaled < low) | (scaled > high)):
         call.core.warned.add(name)
-        warnings.warn(NkiSimWarning(
-            f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the "
-            "hardware's result is invalid"), stacklevel=2)  # fmt: skip
+        warnings.warn(
+            NkiSimWarning(
+                f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the "
+                "hardware's result is invalid"
+            ),
+            stacklevel=2,
+        )
 
 
 def _plain(call: Call, name: str) -> Any:
@@ -79,9 +82,7 @@ def _affine(data: Any, scale: Any, bias: Any) -> Any:
         same_partitions("data", "bias", "scale", "reduce_res"),
         operator("op", ON_SCALAR_ENGINE),
         operator("reduce_op", ("add",), optional=True),
-        lanes.commands(
-            reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce
-        ),
+        lanes.commands(reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce),
         _reduction,
     ),
     finish=_finish,

@@ -1,20 +1,19 @@
 """Vector Engine: running reductions along the free dimension."""
 
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 
-from nkisim import lanes
-from nkisim.card import card
 from nkisim.dtypes import TRN2
 from nkisim.enums import reduce_cmd
 from nkisim.errors import WrongArgument
+from nkisim.isa import lanes
+from nkisim.isa.card import card
+from nkisim.isa.rules import ARITHMETIC, not_both_psum, operator, same_elements, same_partitions
+from nkisim.isa.statement import Call, Operand
 from nkisim.isa.vector import apply
-from nkisim.rules import ARITHMETIC, not_both_psum, operator, same_elements, same_partitions
-from nkisim.statement import Call, Operand
 
 _NARROW = TRN2 - {"int32", "uint32", "tfloat32"}
 
@@ -62,9 +61,15 @@ def _keep(call: Call, results: list[Any]) -> list[Any]:
     finish=_keep,
 )
 def tensor_scalar_cumulative(
-    dst: Any, src: Any, op0: Any, op1: Any, imm0: Any, imm1: Any = None,
-    reduce_cmd: Any = reduce_cmd.reset_reduce, name: str | None = None,
-) -> Any:  # fmt: skip
+    dst: Any,
+    src: Any,
+    op0: Any,
+    op1: Any,
+    imm0: Any,
+    imm1: Any = None,
+    reduce_cmd: Any = reduce_cmd.reset_reduce,
+    name: str | None = None,
+) -> Any:
     """Store every step of register = op1(op0(x, imm0), register)."""
     steps = apply(op0, src, imm0)
     register = np.broadcast_to(np.asarray(imm1, np.float32), (steps.shape[0], 1))[:, 0]

@@ -1,17 +1,16 @@
 """Vector Engine: reciprocal, batch-norm statistics, and the 8-wide search instructions."""
 
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 
-from nkisim.card import card
 from nkisim.dtypes import TRN2
 from nkisim.errors import ShapeMismatch, WrongDtype
-from nkisim.rules import elements, rank, same_dtype, same_elements, same_partitions
-from nkisim.statement import Call, Operand
+from nkisim.isa.card import card
+from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
+from nkisim.isa.statement import Call, Operand
 
 _WIDTH = 8
 _SEARCH = {"most": 16384, "least": _WIDTH}
@@ -145,9 +144,7 @@ def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> A
         _index_dtype,
     ),
 )
-def nc_match_replace8(
-    dst: Any, data: Any, vals: Any, imm: float, dst_idx: Any = None, name: str | None = None
-) -> Any:
+def nc_match_replace8(dst: Any, data: Any, vals: Any, imm: float, dst_idx: Any = None, name: str | None = None) -> Any:
     """Replace the first unused occurrence of each of 8 values by imm.
 
     Values are taken from the last to the first, so that equal values receive descending places.

@@ -1,14 +1,12 @@
 """Two cores of one launch: exchange of tiles and barriers."""
 
-
 from __future__ import annotations
 
 from typing import Any
 
-from nkisim import access, races
-from nkisim.card import record
-from nkisim.context import Core, current, kernel_line
-from nkisim.cores import Wait
+from nkisim.core import access, races
+from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.cores import Wait
 from nkisim.dtypes import INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
@@ -19,11 +17,12 @@ from nkisim.errors import (
     WrongDtype,
     WrongSpace,
 )
-from nkisim.instruction import NkiInstruction
+from nkisim.isa.card import record
 from nkisim.isa.copies import ANY
-from nkisim.rules import per_partition
-from nkisim.statement import DMA, SBUF, Call, Card, Operand
-from nkisim.tensor import NkiTensor
+from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.rules import per_partition
+from nkisim.isa.statement import DMA, SBUF, Call, Card, Operand
+from nkisim.memory.tensor import NkiTensor
 
 
 def _body(**_: Any) -> None:
@@ -31,13 +30,12 @@ def _body(**_: Any) -> None:
 
 
 _SENDRECV = Card(
-    "sendrecv", ("dma",),
+    "sendrecv",
+    ("dma",),
     (Operand("dst", "out", spaces=SBUF, dtypes=ANY), Operand("src", "in", spaces=SBUF, dtypes=ANY)),
     _body,
-)  # fmt: skip
-_BARRIER = Card(
-    "core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DMA, dtypes=ANY),), _body
 )
+_BARRIER = Card("core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DMA, dtypes=ANY),), _body)
 
 
 def _two_cores(core: Core, op: str) -> None:
@@ -53,9 +51,14 @@ def partners(core: Core) -> tuple[int, int]:
 
 
 def sendrecv(
-    src: Any, dst: Any, send_to_rank: Any, recv_from_rank: Any, pipe_id: Any,
-    dma_engine: Any = dma_engine.dma, name: str | None = None,
-) -> NkiInstruction:  # fmt: skip
+    src: Any,
+    dst: Any,
+    send_to_rank: Any,
+    recv_from_rank: Any,
+    pipe_id: Any,
+    dma_engine: Any = dma_engine.dma,
+    name: str | None = None,
+) -> NkiInstruction:
     """Send a tile to the other core while receiving its tile."""
     core = current("sendrecv")
     _two_cores(core, "sendrecv")
@@ -107,9 +110,7 @@ def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any) -> None:
             call.refuse(TileTooLarge, "src", found, f"gpsimd_dma takes {most} B of {width} B types")
 
 
-def core_barrier(
-    data: Any, cores: Any, engine: Any = engine.gpsimd, name: str | None = None
-) -> NkiInstruction:
+def core_barrier(data: Any, cores: Any, engine: Any = engine.gpsimd, name: str | None = None) -> NkiInstruction:
     """Wait until both cores reach this barrier; accesses to `data` are then ordered."""
     core = current("core_barrier")
     _two_cores(core, "core_barrier")

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import access
-from nkisim.card import card
+from nkisim.core import access
 from nkisim.dtypes import Array, to_fp32
 from nkisim.enums import engine, matmul_perf_mode
 from nkisim.errors import (
@@ -25,9 +24,10 @@ from nkisim.errors import (
     WrongEngine,
     WrongSpace,
 )
-from nkisim.rules import per_partition
-from nkisim.statement import ON_CHIP, PSUM, SBUF, Call, Operand
-from nkisim.tensor import NkiTensor
+from nkisim.isa.card import card
+from nkisim.isa.rules import per_partition
+from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand
+from nkisim.memory.tensor import NkiTensor
 
 _FP8 = frozenset({"float8_e4m3", "float8_e5m2"})
 _WIDE = frozenset({"float32", "tfloat32"})
@@ -117,8 +117,7 @@ def _tile(call: Call) -> tuple[int, int]:
 def _column_tiling(call: Call) -> None:
     size = call.args["tile_size"]
     if size and size[1] != call.core.geometry.partitions:
-        _warn(call, f"column tiling {tuple(size)}: the manual's text allows it, its parameter list "
-              "does not")  # fmt: skip
+        _warn(call, f"column tiling {tuple(size)}: the manual's text allows it, its parameter list does not")
 
 
 def _warn(call: Call, text: str, kind: type[Warning] = AmbiguousManual) -> None:
@@ -185,8 +184,11 @@ def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> A
     if not doubtful.any():
         return base + result
     if not np.any(doubtful & ~written) and np.all(target[doubtful] == 0):
-        _warn(call, "accumulates on zeros that no matmul wrote, which is undefined on "
-              "NeuronCore-v3 though old examples do it; start with accumulate=False")  # fmt: skip
+        _warn(
+            call,
+            "accumulates on zeros that no matmul wrote, which is undefined on "
+            "NeuronCore-v3 though old examples do it; start with accumulate=False",
+        )
         return base + result
     found = f"adds to {int(doubtful.sum())} elements of {tensor.name} that no matmul wrote"
     if call.core.policy.accumulate == "warn":
@@ -224,9 +226,16 @@ def _work(call: Call) -> Mapping[str, object]:
     work=_work,
 )
 def nc_matmul(
-    dst: Any, stationary: Any, moving: Any, is_stationary_onezero: bool = False,
-    is_moving_onezero: bool = False, is_transpose: bool = False, accumulate: bool | None = None,
-    tile_position: Any = (), tile_size: Any = (), perf_mode: Any = matmul_perf_mode.none,
+    dst: Any,
+    stationary: Any,
+    moving: Any,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    perf_mode: Any = matmul_perf_mode.none,
     name: str | None = None,
 ) -> Any:  # fmt: skip
     """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
@@ -289,8 +298,7 @@ def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array)
 def _transpose_work(call: Call) -> Mapping[str, object]:
     data = call.tensors["data"]
     if call.engine == "vector":
-        return {"elements": per_partition(data), "inputs": 1, "scalar_operands": 0,
-                "function": "transpose"}  # fmt: skip
+        return {"elements": per_partition(data), "inputs": 1, "scalar_operands": 0, "function": "transpose"}
     columns = per_partition(data)
     return {"rows": data.shape[0], "cols_stationary": columns, "cols_moving": data.shape[0],
             "fp32": False, "dtype": data.dtype, "perf_mode": "none", "transpose": True,

@@ -1,14 +1,11 @@
 """Vector Engine: element-wise operators, reductions, scans, statistics."""
 
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 
-from nkisim import lanes
-from nkisim.card import card
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import (
     NotSimulated,
@@ -18,8 +15,10 @@ from nkisim.errors import (
     WrongEngine,
     WrongOperator,
 )
-from nkisim.operators import reduce_axis
-from nkisim.rules import (
+from nkisim.isa import lanes
+from nkisim.isa.card import card
+from nkisim.isa.operators import reduce_axis
+from nkisim.isa.rules import (
     ARITHMETIC,
     BITVEC,
     UNARY,
@@ -30,8 +29,8 @@ from nkisim.rules import (
     same_elements,
     same_partitions,
 )
-from nkisim.statement import Call, Operand, is_psum
-from nkisim.tokens import resolve
+from nkisim.isa.statement import Call, Operand, is_psum
+from nkisim.isa.tokens import resolve
 
 WORDS = frozenset({"int32", "uint32"})
 REDUCERS = frozenset(
@@ -99,9 +98,13 @@ def _tt_math(call: Call) -> str:
     math=_tt_math,
 )
 def tensor_tensor(
-    dst: Any, data1: Any, data2: Any, op: Any, engine: Any = engine.unknown,
+    dst: Any,
+    data1: Any,
+    data2: Any,
+    op: Any,
+    engine: Any = engine.unknown,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Combine two tiles element by element."""
     return op.fn(data1, data2)
 
@@ -151,8 +154,9 @@ def _ts_engine_rules(call: Call) -> None:
     if call.engine == "scalar":
         allowed = {("multiply", "add"), ("multiply", None), ("add", None)}
         if pair not in allowed:
-            call.refuse(WrongEngine, "engine", f"is scalar for {pair}",
-                        "on trn2 it runs (multiply, add), (multiply) and (add)")  # fmt: skip
+            call.refuse(
+                WrongEngine, "engine", f"is scalar for {pair}", "on trn2 it runs (multiply, add), (multiply) and (add)"
+            )
     elif call.engine == "gpsimd" and "rsqrt" not in pair:
         call.refuse(WrongEngine, "engine", f"is gpsimd for {pair}", "gpsimd runs rsqrt only")
     elif call.engine == "vector" and "rsqrt" in pair:

@@ -1,6 +1,7 @@
 """nki.language simulated: dtypes, memories, creation, math, loops."""
 
 import nkisim.language.elementwise as _elementwise
+from nkisim.isa.tokens import TOKENS as _TOKENS
 from nkisim.language.creation import (
     empty_like as empty_like,
 )
@@ -137,14 +138,13 @@ from nkisim.language.tiles import (
 from nkisim.language.tiles import (
     where as where,
 )
+from nkisim.memory.tensor import NkiTensor as NkiTensor
 from nkisim.objects import (
     MemoryRegion as MemoryRegion,
 )
 from nkisim.objects import (
     NKIObject as NKIObject,
 )
-from nkisim.tensor import NkiTensor as NkiTensor
-from nkisim.tokens import TOKENS as _TOKENS
 
 # older spelling of a loop
 range = range  # noqa: PLW0127

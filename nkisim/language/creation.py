@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from nkisim import isa
-from nkisim.context import current, kernel_line
+from nkisim.core.context import current, kernel_line
 from nkisim.dtypes import INFO, name_of, storage_of, store
 from nkisim.errors import IllegalView, Misaligned, WrongArgument, WrongDtype
-from nkisim.memory import Request
+from nkisim.isa.tokens import TOKENS
+from nkisim.memory.memory import Request
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
-from nkisim.tensor import NkiTensor
-from nkisim.tokens import TOKENS
 
 sbuf = MemoryRegion.sbuf
 
@@ -27,9 +27,7 @@ def _dtype(dtype: object, op: str) -> str:
         raise WrongDtype(op, "dtype", f"is {dtype!r}", allowed) from None
 
 
-def ndarray(
-    shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str = "", address: Any = None
-) -> NkiTensor:
+def ndarray(shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str = "", address: Any = None) -> NkiTensor:
     """Allocate a tensor without initializing it.
 
     `address` is (start partition, byte offset in the partition) of an on-chip tensor.
@@ -43,8 +41,12 @@ def ndarray(
         raise IllegalView("ndarray", f"shape {shape}", f"is asked for in {region.value}", need)
     if address is not None:
         if not on_chip or len(address) != 2 or any(a is None for a in address):
-            raise Misaligned("ndarray", f"address {address}", f"is given in {region.value}",
-                             "on-chip addresses are (partition, bytes)")  # fmt: skip
+            raise Misaligned(
+                "ndarray",
+                f"address {address}",
+                f"is given in {region.value}",
+                "on-chip addresses are (partition, bytes)",
+            )
         address = (int(address[0]), int(address[1]))
     named = _dtype(dtype, "ndarray")
     request = Request(shape, named, region.value, name, kernel_line(), address)
@@ -55,14 +57,10 @@ def _region(buffer: Any) -> MemoryRegion:
     if isinstance(buffer, MemoryRegion):
         return buffer
     found = f"is {buffer!r}"
-    raise WrongArgument(
-        "ndarray", "buffer", found, "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm"
-    )
+    raise WrongArgument("ndarray", "buffer", found, "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
 
 
-def full(
-    shape: Sequence[int], fill_value: float, dtype: object, buffer: Any = sbuf, name: str = ""
-) -> NkiTensor:
+def full(shape: Sequence[int], fill_value: float, dtype: object, buffer: Any = sbuf, name: str = "") -> NkiTensor:
     """Allocate a tensor and fill it with a constant."""
     tensor = ndarray(shape, dtype, buffer, name)
     if INFO[tensor.dtype].kind == "int" and float(fill_value).is_integer():

@@ -1,6 +1,5 @@
 """Executing nl.* math on tensors: each call becomes one or a few nki.isa instructions."""
 
-
 from __future__ import annotations
 
 import warnings
@@ -11,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from nkisim import isa
-from nkisim.activations import ON_SCALAR_ENGINE, UNARY
-from nkisim.card import card
-from nkisim.context import current
+from nkisim.core.context import current
 from nkisim.errors import NkiSimWarning, ShapeMismatch, WrongArgument, WrongOperator
+from nkisim.isa.activations import ON_SCALAR_ENGINE, UNARY
+from nkisim.isa.card import card
+from nkisim.isa.rules import HARDWARE_GAPS, same_elements
+from nkisim.isa.statement import Operand
+from nkisim.isa.tokens import TOKENS, Token
 from nkisim.language.creation import ndarray
-from nkisim.rules import HARDWARE_GAPS, same_elements
-from nkisim.statement import Operand
-from nkisim.tensor import NkiTensor
-from nkisim.tokens import TOKENS, Token
+from nkisim.memory.tensor import NkiTensor
 
 # wider types win; floats win over integers
 _RANK = [
@@ -118,9 +117,7 @@ def _unary(token: Token, x: Any, dtype: Any) -> NkiTensor:
 
 
 # nl.sin reduces its range first, the instruction does not
-_REDUCED = {
-    "sin": replace(UNARY["sin"], fn=lambda x: np.sin(x.astype(np.float64)).astype(np.float32))
-}
+_REDUCED = {"sin": replace(UNARY["sin"], fn=lambda x: np.sin(x.astype(np.float64)).astype(np.float32))}
 
 
 def axes_of(x: NkiTensor, axis: Any) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nkisim.context import Core, current
+from nkisim.core.context import Core, current
 from nkisim.errors import Deprecated, LoopMisuse
-from nkisim.indexing import DynamicSlice
+from nkisim.memory.indexing import DynamicSlice
 from nkisim.objects import VirtualRegister
 
 
@@ -74,8 +74,9 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: int
         for i in range(_bound(lower, "fori_loop"), _bound(upper, "fori_loop"), int(step)):
             result: object = body_fun(VirtualRegister(i, frozen=True))  # type: ignore[func-returns-value]
             if result is not None:
-                raise LoopMisuse("fori_loop", "body_fun", f"returns {result!r:.60}",
-                                 "it returns None, keep state in SBUF or HBM")  # fmt: skip
+                raise LoopMisuse(
+                    "fori_loop", "body_fun", f"returns {result!r:.60}", "it returns None, keep state in SBUF or HBM"
+                )
     finally:
         core.loop_depth -= 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from nkisim.context import current
+from nkisim.core.context import current
 from nkisim.errors import WrongArgument
 from nkisim.geometry import TRN2
 from nkisim.objects import MemoryRegion, NKIObject

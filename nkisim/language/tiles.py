@@ -1,6 +1,5 @@
 """Moving and combining tiles: load, store, transpose, matmul, and small composites."""
 
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ import numpy as np
 from nkisim import isa
 from nkisim.dtypes import name_of
 from nkisim.errors import NotSimulated, ShapeMismatch, WrongArgument, WrongSpace
+from nkisim.isa.tokens import TOKENS
 from nkisim.language.creation import ndarray
 from nkisim.language.elementwise import axes_of, promoted
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
-from nkisim.tensor import NkiTensor
-from nkisim.tokens import TOKENS
 
 _ADD, _MULTIPLY = TOKENS["add"], TOKENS["multiply"]
 
@@ -139,9 +138,7 @@ def _fill(dst: NkiTensor, value: Any) -> None:
         isa.memset(dst=dst, value=value)
 
 
-def gather_flattened(
-    data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: object = None
-) -> NkiTensor:
+def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: object = None) -> NkiTensor:
     """Pick elements of each partition by their index in the flattened free dimensions."""
     if axis != 0:
         why = "the manual says what is gathered for axis 0 only: the flattened free dimensions"
@@ -172,9 +169,7 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: object = None) -> NkiTensor:
     top = ndarray((x.shape[0], 1), "float32")
     isa.tensor_reduce(dst=top, op=TOKENS["maximum"], data=x, axis=axes, negate=True)
     power, total = ndarray(x.shape, "float32"), ndarray((x.shape[0], 1), "float32")
-    isa.activation_reduce(
-        dst=power, op=TOKENS["exp"], data=x, bias=top, reduce_op=_ADD, reduce_res=total
-    )
+    isa.activation_reduce(dst=power, op=TOKENS["exp"], data=x, bias=top, reduce_op=_ADD, reduce_res=total)
     isa.reciprocal(dst=total, data=total)
     dst = ndarray(x.shape, dtype or x.dtype)
     isa.tensor_scalar(dst=dst, data=power, op0=_MULTIPLY, operand0=total)
@@ -182,9 +177,14 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: object = None) -> NkiTensor:
 
 
 def rms_norm(
-    x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: object = None,
+    x: NkiTensor,
+    w: NkiTensor,
+    axis: Any,
+    n: int,
+    epsilon: float = 1e-06,
+    dtype: object = None,
     compute_dtype: object = None,
-) -> NkiTensor:  # fmt: skip
+) -> NkiTensor:
     """Compute x / sqrt(sum(x**2) / n + epsilon) * w over the free dimensions."""
     axes = _last(x, axis, "nl.rms_norm")
     middle = compute_dtype or "float32"
@@ -192,18 +192,14 @@ def rms_norm(
     isa.tensor_tensor(dst=square, data1=x, data2=x, op=_MULTIPLY)
     isa.tensor_reduce(dst=total, op=_ADD, data=square, axis=axes)
     scaled = ndarray((x.shape[0], 1), "float32")
-    isa.tensor_scalar(
-        dst=scaled, data=total, op0=_MULTIPLY, operand0=1.0 / n, op1=_ADD, operand1=epsilon
-    )
+    isa.tensor_scalar(dst=scaled, data=total, op0=_MULTIPLY, operand0=1.0 / n, op1=_ADD, operand1=epsilon)
     isa.tensor_scalar(dst=scaled, data=scaled, op0=TOKENS["rsqrt"], operand0=None)
     weight = w
     if w.shape != x.shape:
         found = f"has shape {w.shape}"
         raise ShapeMismatch("nl.rms_norm", "w", found, f"x has {x.shape}, broadcast w first")
     dst = ndarray(x.shape, dtype or x.dtype)
-    isa.scalar_tensor_tensor(
-        dst=dst, data=x, op0=_MULTIPLY, operand0=scaled, op1=_MULTIPLY, operand1=weight
-    )
+    isa.scalar_tensor_tensor(dst=dst, data=x, op0=_MULTIPLY, operand0=scaled, op1=_MULTIPLY, operand1=weight)
     return dst
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.case import Case
-from bench.cases import CASES
-from bench.kernels import simulate
-from nkisim.trn2 import TRN2
+from bench.kernels.__main__ import simulate
+from bench.kernels.case import Case
+from bench.kernels.cases import CASES
+from nkisim.timeline.trn2 import TRN2
 
 KIB = 1024
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from bench import draft_cost
-from bench.cases_layer import Shard
+from bench.kernels.layer import Shard
 from model.errors import UserError
 
 

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from bench import kernels
-from bench.cases import CASES
+from bench.kernels import __main__ as kernels
+from bench.kernels.cases import CASES
 from model.errors import UserError
 
 SMALL = "merge_attention_kernel/M4-R64"

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import pair, quality, speedup, stale_draft, step_costs
-from bench.quality import Case, Row, compare, load_prompts, server
-from bench.quality_report import markdown, page, verdict
-from bench.target_logits import TargetLogits
-from model.artifact import FUSED
-from model.engine import Params, Request, Result
+from bench import pair, speedup, stale_draft, step_costs
+from bench.quality import __main__ as quality
+from bench.quality.__main__ import Case, Row, compare, load_prompts, server
+from bench.quality.report import markdown, page, verdict
+from bench.quality.target_logits import TargetLogits
+from model.bundle.manifest import FUSED
 from model.errors import UserError
+from model.serving.engine import Params, Request, Result
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 STEP = 2

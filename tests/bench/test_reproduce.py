@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from bench import reproduce, reproduce_claims, reproduce_report, reproduce_wall
 from bench.provenance import write_result
-from bench.reproduce_claims import CLAIMS, OPEN, STRUCTURED
+from bench.reproduce import __main__ as reproduce
+from bench.reproduce import claims as reproduce_claims
+from bench.reproduce import report as reproduce_report
+from bench.reproduce import wall as reproduce_wall
+from bench.reproduce.claims import CLAIMS, OPEN, STRUCTURED
 from bench.tune import acceptance
-from model.engine import Request, Result
 from model.errors import UserError
+from model.serving.engine import Request, Result
 
 KS = (3, 7, 15)
 

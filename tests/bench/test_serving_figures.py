@@ -96,8 +96,9 @@ def test_the_pods_prompts_are_the_published_lines_under_the_published_instructio
 
 def test_the_articles_two_prompts_and_the_tiers_of_the_synthetic_set() -> None:
     assert [p.text for p in prompt_sets("article", 0)] == [
-        "Repeat the following line exactly 50 times", "I believe the meaning of life is"
-    ]  # fmt: skip
+        "Repeat the following line exactly 50 times",
+        "I believe the meaning of life is",
+    ]
     synthetic = prompt_sets("synthetic", 0)
     assert {p.tier for p in synthetic} == {"low", "middle", "high"}
     assert synthetic == prompt_sets("synthetic", 0)
@@ -110,8 +111,9 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text('plain text\n\n{"name": "n", "text": "t", "tier": "low"}\n', encoding="utf-8")
     assert [(p.name, p.text, p.tier) for p in read_prompts(file)] == [
-        ("line_1", "plain text", "unclassified"), ("n", "t", "low")
-    ]  # fmt: skip
+        ("line_1", "plain text", "unclassified"),
+        ("n", "t", "low"),
+    ]
 
 
 BAD_FILES = {
@@ -143,9 +145,13 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 ALONE = {
-    "Requests": 400, "Errors": 0, "TokenIdentical": 1, "AcceptanceLength": 3.5, "AcceptanceRate": 2.5 / 7,
+    "Requests": 400,
+    "Errors": 0,
+    "TokenIdentical": 1,
+    "AcceptanceLength": 3.5,
+    "AcceptanceRate": 2.5 / 7,
     "DraftTokensPerStep": 7,
-}  # fmt: skip
+}
 
 
 def run(count: int = 400) -> Run:

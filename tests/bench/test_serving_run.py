@@ -47,11 +47,11 @@ class Counters:
     def page(self) -> str:
         position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
         counted = {
-            "vllm:spec_decode_num_drafts_total{engine=\"0\"}": self.steps,
-            "vllm:spec_decode_num_draft_tokens_total{engine=\"0\"}": self.k * self.steps,
-            "vllm:spec_decode_num_accepted_tokens_total{engine=\"0\"}": 3 * self.steps,
+            'vllm:spec_decode_num_drafts_total{engine="0"}': self.steps,
+            'vllm:spec_decode_num_draft_tokens_total{engine="0"}': self.k * self.steps,
+            'vllm:spec_decode_num_accepted_tokens_total{engine="0"}': 3 * self.steps,
             **{f'{position}{{engine="0",position="{i}"}}': self.steps if i < 3 else 0 for i in range(self.k)},
-        }  # fmt: skip
+        }
         return "# HELP x\n" + "".join(f"{name} {float(value)}\n" for name, value in counted.items())
 
 
@@ -252,10 +252,10 @@ def test_a_request_that_never_ends_is_an_error_after_the_timeout() -> None:
 
 def test_counters_of_the_older_engine_and_of_several_engines() -> None:
     old = parse_metrics(
-        "vllm:spec_decode_num_accepted_tokens_total{model_name=\"m\"} 30\n"
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 30\n'
         "vllm:spec_decode_num_draft_tokens_total 70\nvllm:spec_decode_num_emitted_tokens_total 40\n"
         "vllm:spec_decode_num_drafts_created 1.7e9\nvllm:other_total 5\n"
-    )  # fmt: skip
+    )
     found = acceptance(old)
     assert found is not None
     assert (found["k"], found["length"], found["rate"]) == (7, 4.0, 30 / 70)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from bench import mixed_load
-from bench.mixed_load import SWITCHING, Row, ratio, show, table
-from bench.mixed_requests import ordered
-from bench.reproduce import RESULTS
+from bench.mixed_load import __main__ as mixed_load
+from bench.mixed_load.__main__ import SWITCHING, Row, ratio, show, table
+from bench.mixed_load.requests import ordered
+from bench.reproduce.__main__ import RESULTS
 from bench.step_costs import Cost, tuning
-from model.engine import Request
 from model.errors import UserError
-from model.switching import parse_table
+from model.serving.engine import Request
+from model.serving.switching import parse_table
 
 COSTS = [Cost(128, 1, 10.0, 20.0, 30.0), Cost(256, 1, 10.0, 25.0, 50.0), Cost(128, 2, 10.0, 40.0, 40.0)]
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from bench import draft_cost
-from bench.cases_layer import Shard
-from bench.reproduce import RESULTS
+from bench.kernels.layer import Shard
+from bench.reproduce.__main__ import RESULTS
 from bench.tune import __main__ as command
 from bench.tune import choose, passes, sensitivity, study, text
 from bench.tune.acceptance import Acceptance, at_rate, from_steps
 from bench.tune.choose import Setup
 from model.errors import UserError
-from model.switching import parse_table
-from nkisim.timeline import schedule
-from nkisim.trn2 import TRN2
+from model.serving.switching import parse_table
+from nkisim.timeline.schedule import schedule
+from nkisim.timeline.trn2 import TRN2
 
 MOST = 7
 
@@ -74,8 +74,11 @@ def test_the_optimum_is_that_of_brute_force(seed: int) -> None:
     plan = study.Plan(SETUPS, workloads, dict.fromkeys(("low", "nominal", "high"), latency), 99.0)
     (fastest, _) = study.choices(plan, study.candidates(plan))
     assert (fastest["draft"], fastest["tp"], fastest["batch"], fastest["k"]) == (
-        expected[0].draft, expected[0].tp, expected[0].batch, expected[1]
-    )  # fmt: skip
+        expected[0].draft,
+        expected[0].tp,
+        expected[0].batch,
+        expected[1],
+    )
 
 
 def test_brute_force_tells_a_wrong_optimum() -> None:
@@ -207,13 +210,20 @@ def test_the_command_its_page_and_its_table(tmp_path: Path, capsys: pytest.Captu
 
 def test_an_assumption_is_shown_with_its_unit() -> None:
     """No exponents: a latency of 15000 ns is 15 us, as a person says it."""
-    ends = [("collective_latency_ns", "ns", (1000, 15000)), ("register_ns", "ns", (10, 200)),
-            ("rate", "", (0.81, 0.71)), ("vector_strided_bytes", "bytes", (1e9, 16)),
-            ("gather", "ns of the issuing engine", (1, 2))]  # fmt: skip
+    ends = [
+        ("collective_latency_ns", "ns", (1000, 15000)),
+        ("register_ns", "ns", (10, 200)),
+        ("rate", "", (0.81, 0.71)),
+        ("vector_strided_bytes", "bytes", (1e9, 16)),
+        ("gather", "ns of the issuing engine", (1, 2)),
+    ]
     assert [text.span({"assumption": n, "unit": u, "ends": e}) for n, u, e in ends] == [
-        "collective latency, 1 to 15 us", "register, 10 to 200 ns", "rate, 0.81 to 0.71",
-        "vector strided, 1,000,000,000 to 16 bytes", "gather, 1 to 2",
-    ]  # fmt: skip
+        "collective latency, 1 to 15 us",
+        "register, 10 to 200 ns",
+        "rate, 0.81 to 0.71",
+        "vector strided, 1,000,000,000 to 16 bytes",
+        "gather, 1 to 2",
+    ]
 
 
 @pytest.mark.usefixtures("made")

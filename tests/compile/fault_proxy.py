@@ -100,9 +100,7 @@ def _handler(upstream: int, proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             connection.close()
             return answer.status, kept, content
 
-        def _answer(
-            self, status: int, headers: list[tuple[str, str]], content: bytes, sent: int | None = None
-        ) -> None:
+        def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, sent: int | None = None) -> None:
             self.send_response_only(status)
             for key, value in headers:
                 if key.lower() != "content-length" or self.command == "HEAD":

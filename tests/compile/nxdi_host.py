@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.artifact import PREFILL, GraphSpec
+from model.bundle.manifest import PREFILL, GraphSpec
 
 Tensors = tuple[np.ndarray, ...]
 # the graph, NxDI's seven inputs -> the results before the caches

@@ -8,10 +8,10 @@ import json
 import sys
 from pathlib import Path
 
-from model.artifact import read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import read_bundle
 from model.generate import shape_of
-from model.runtime import Graphs
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 
 REQUESTS = [
     Request((3, 5, 7), Params(), 16),

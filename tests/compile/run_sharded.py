@@ -16,10 +16,10 @@ import numpy as np
 
 from compile.build import build
 from compile.spec import BuildSpec
-from model.artifact import read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import read_bundle
 from model.generate import shape_of
-from model.runtime import Graphs
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from tests.compile.tiny import spec
 
 RANKS = 8

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compile.torchax_seam import interop
-from compile.trace import TracedOps
+from compile.graph.torchax_seam import interop
+from compile.graph.trace import TracedOps
 from model import sequence
 from model.attention import append
 from model.cache import Cache, Rows
 from model.ops import Ops
-from model.runtime import compile_hlo
+from model.serving.runtime import compile_hlo
 
 RANKS, SLICES, LENGTH = 8, 4, 1024
 # rows that see one slice alone, that cross from a slice into the next one, and that see all
@@ -118,13 +118,20 @@ def main(file: str) -> None:
     jax.config.update("jax_num_cpu_devices", RANKS)
     given = inputs()
     out, keys, values = executed(given)
-    fewer = [a[:, :1, :, :2] if i < 3 else a[:, :1] if i < 5 else a[:, :1, :2] if i == 5 else a
-             for i, a in enumerate(given)]  # fmt: skip
+    fewer = [
+        a[:, :1, :, :2] if i < 3 else a[:, :1] if i < 5 else a[:, :1, :2] if i == 5 else a for i, a in enumerate(given)
+    ]
     np.savez(
-        file, out=out, keys=keys, values=values, defined=definition(sequence.merge, 0, given),
-        backwards=definition(_backwards, 0, given), unweighted=definition(_unweighted, 0, given),
-        shifted=definition(sequence.merge, 1, given), fewer=executed(fewer)[0],
-    )  # fmt: skip
+        file,
+        out=out,
+        keys=keys,
+        values=values,
+        defined=definition(sequence.merge, 0, given),
+        backwards=definition(_backwards, 0, given),
+        unweighted=definition(_unweighted, 0, given),
+        shifted=definition(sequence.merge, 1, given),
+        fewer=executed(fewer)[0],
+    )
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from compile.build import build
 from compile.spec import BuildSpec
-from model.checkpoint import Checkpoint
-from model.engine import Engine, Params, Request, Shape
+from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError, guarded
 from model.packing import Packing
-from model.text import read_prompt
+from model.serving.engine import Engine, Params, Request, Shape
+from model.serving.text import read_prompt
 from tests.compile.tiny import spec, write_model, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,27 +9,28 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from compile import neuron_config
 from compile.build import build
 from compile.build import main as build_command
 from compile.doctor import main as doctor
+from compile.neuron import config as neuron_config
+from compile.neuron.flags import DEFAULT_FLAGS
 from compile.serve_command import main as serve_command
 from compile.spec import BuildSpec
-from compile.toolchain_flags import DEFAULT_FLAGS
-from model.artifact import DECODE, PREFILL, read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import DECODE, PREFILL, read_bundle
+from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import main as generate
 from model.generate import shape_of
-from model.runtime import Graphs
-from model.weights import shard_file
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_model, write_pair
 
 REQUESTS = [
-    Request((5, 9, 2, 7), max_new_tokens=12), Request((8, 1), Params(0.9, seed=3), max_new_tokens=9),
+    Request((5, 9, 2, 7), max_new_tokens=12),
+    Request((8, 1), Params(0.9, seed=3), max_new_tokens=9),
     Request((3, 3, 4), Params(1.2, top_k=9, top_p=0.8, min_p=0.02, seed=2**40), max_new_tokens=12),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +85,11 @@ def test_its_config_differs_from_the_pair_s_in_speculation_alone() -> None:
     alone, pair = (_flat(neuron_config.render(BuildSpec(k=k))) for k in (0, 7))
     assert alone.keys() == pair.keys()
     assert {k: alone[k] for k in alone if alone[k] != pair[k]} == {
-        "fused_spec_config": None, "neuron/enable_fused_speculation": False, "neuron/speculation_length": 0,
+        "fused_spec_config": None,
+        "neuron/enable_fused_speculation": False,
+        "neuron/speculation_length": 0,
         "neuron/kv_cache_tiling": False,
-    }  # fmt: skip
+    }
 
 
 def test_generate_runs_it(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from compile import collectives, hlo
 from compile.build import build
-from compile.contract import CONSTANT_BYTES, declared, violations
 from compile.doctor import main as doctor
+from compile.graph import collectives, hlo
+from compile.graph.contract import CONSTANT_BYTES, declared, violations
+from compile.graph.torchax_seam import interop
+from compile.graph.trace import lower_graph
 from compile.plan import Plan, make_plan
-from compile.torchax_seam import interop
-from compile.trace import lower_graph
 from model import qwen3
-from model.artifact import FUSED, GraphSpec, manifest_digest, read_bundle, sha256_of
+from model.bundle.manifest import FUSED, GraphSpec, manifest_digest, read_bundle, sha256_of
 from model.parallel import Embedding
 from tests.compile.tiny import spec, write_model, write_pair
 
@@ -37,9 +37,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CASES: list[dict[str, Any]] = [
-    {}, {"tp": 2, "max_len": 256}, {"tp": 8}, {"tp": 8, "inline": True}, {"tp": 2, "dtype": "bf16", "batch": 1},
-    {"tp": 2, "kernels": "nki"}, {"tp": 2, "k": 0}, {"k": 1},
-]  # fmt: skip
+    {},
+    {"tp": 2, "max_len": 256},
+    {"tp": 8},
+    {"tp": 8, "inline": True},
+    {"tp": 2, "dtype": "bf16", "batch": 1},
+    {"tp": 2, "kernels": "nki"},
+    {"tp": 2, "k": 0},
+    {"k": 1},
+]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
@@ -116,11 +122,14 @@ def _one_rank_s_groups(module: Any) -> None:
 
 
 MUTATIONS: dict[Callable[[Any], None], str] = {
-    _swap_parameters: "parameter ", _swap_results: "result 0 is  int32 (2, 128), expected  int32 (2, 4)",
-    _alias_an_input: "its aliases", lambda module: module.input_output_alias.entries.pop(): "its aliases",
-    _cross_aliases: "its aliases", _drop_a_layer: "it runs the collectives",
+    _swap_parameters: "parameter ",
+    _swap_results: "result 0 is  int32 (2, 128), expected  int32 (2, 4)",
+    _alias_an_input: "its aliases",
+    lambda module: module.input_output_alias.entries.pop(): "its aliases",
+    _cross_aliases: "its aliases",
+    _drop_a_layer: "it runs the collectives",
     _one_rank_s_groups: "an all-gather has the groups ((0,),), which do not share out 2 ranks",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("mutation", "said"), MUTATIONS.items(), ids=lambda v: getattr(v, "__name__", ""))
@@ -144,9 +153,10 @@ def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(Embedding, "forward", folded)
         assert violations(graph, lower_graph(plan, graph), 2) == [
-            "nothing reads draft_model.embed_tokens.weight", "nothing reads target_model.embed_tokens.weight",
+            "nothing reads draft_model.embed_tokens.weight",
+            "nothing reads target_model.embed_tokens.weight",
             f"a constant of {values.nbytes} bytes is folded in, the largest may have {CONSTANT_BYTES}",
-        ]  # fmt: skip
+        ]
 
     # too small for the bound, but then nothing reads the parameter, in no layer
     def ones(self: nn.Module, x: Tensor) -> Tensor:

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from compile import device_check_steps as steps
-from compile import toolchain
 from compile.build import build
-from compile.device_check import check, isolated
-from compile.device_check import main as device_check
-from compile.device_check_kernels import CASES, Compared
-from compile.device_check_steps import STEPS, Step
+from compile.device_check import steps
+from compile.device_check.__main__ import check, isolated
+from compile.device_check.__main__ import main as device_check
+from compile.device_check.kernels import CASES, Compared
+from compile.device_check.steps import STEPS, Step
+from compile.neuron import sdk as toolchain
+from compile.neuron.module import StaticOps, StepModule
 from compile.plan import make_plan
-from compile.toolchain_module import StaticOps, StepModule
-from model.artifact import FUSED, PREFILL
+from model.bundle.manifest import FUSED, PREFILL
 from model.errors import UserError
 from model.kernels import REFERENCE
 from tests.compile import fake_sdk
@@ -47,9 +47,11 @@ def _breaks(work: Path) -> dict[str, Any]:
 
 def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = [
-        Step("first", "hold", lambda work: {"us": 3}), Step("second", "fail", _fails), Step("third", "break", _breaks),
+        Step("first", "hold", lambda work: {"us": 3}),
+        Step("second", "fail", _fails),
+        Step("third", "break", _breaks),
         Step("fourth", "hold again", lambda work: {}),
-    ]  # fmt: skip
+    ]
     outcomes = check(table, lambda step: step.run(tmp_path), tmp_path)
     assert [o.held for o in outcomes] == [True, False, False, True]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

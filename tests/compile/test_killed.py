@@ -13,10 +13,10 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
-from model.artifact import MANIFEST, PREFILL, read_bundle
-from model.engine import Engine, Request
+from model.bundle.manifest import MANIFEST, PREFILL, read_bundle
 from model.generate import shape_of
-from model.runtime import Graphs
+from model.serving.engine import Engine, Request
+from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from compile.neuron_config import render
+from compile.neuron.config import render
 from compile.spec import BuildSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "nxdi_neuron_config.qwen3-32b+1.7b.tp32.json"

@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.build import build
+from compile.neuron.module import StaticOps, StepModule
+from compile.neuron.sdk import nxdi_tags
 from compile.plan import make_plan
-from compile.toolchain import nxdi_tags
-from compile.toolchain_module import StaticOps, StepModule
-from model.artifact import GraphSpec, read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import GraphSpec, read_bundle
+from model.bundle.weights import shard_file
 from model.generate import shape_of
 from model.kernels import REFERENCE
-from model.runtime import Graphs
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from model.speculative import StepInputs
-from model.weights import shard_file
 from tests.compile.fake_sdk import same
 from tests.compile.nxdi_host import Host, Model, Sequence, Tensors
 from tests.compile.tiny import spec, write_model
@@ -48,9 +48,14 @@ def pair(base: Path) -> Graphs:
 def sequences() -> list[Sequence]:
     """Of several lengths; two sampled, one past the first bucket, one to the end of the cache."""
     return [
-        Sequence((5, 9, 2, 7), 9), Sequence((8, 1), 21, (0, 1.0, 0.9)), Sequence((6, 2, 1, 1, 9) * 25, 7),
-        Sequence((3, 3, 4), 12, (9, 0.8, 1.2)), Sequence((4,), 30), Sequence((7, 7) * 122, 40), Sequence((1, 2), 5),
-    ]  # fmt: skip
+        Sequence((5, 9, 2, 7), 9),
+        Sequence((8, 1), 21, (0, 1.0, 0.9)),
+        Sequence((6, 2, 1, 1, 9) * 25, 7),
+        Sequence((3, 3, 4), 12, (9, 0.8, 1.2)),
+        Sequence((4,), 30),
+        Sequence((7, 7) * 122, 40),
+        Sequence((1, 2), 5),
+    ]
 
 
 class OwnGraphs:

@@ -11,12 +11,12 @@ import pytest
 from jaxlib._hlo import HloModule
 
 from compile.build import build
-from model.artifact import DECODE, Bundle, read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import DECODE, Bundle, read_bundle
+from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import shape_of
-from model.runtime import Graphs
-from model.weights import shard_file
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 
 # the smallest layers that both fused kernels take

@@ -8,7 +8,7 @@ import pytest
 from compile.build import main as build
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.artifact import FUSED
+from model.bundle.manifest import FUSED
 from model.config import PRESETS
 from model.parallel import HeadMap
 
@@ -31,10 +31,13 @@ def test_full_pair_at_tp_32() -> None:
 
 # hidden, intermediate, layers, query heads of each model card; 8 kv heads of 128 and 151936 tokens everywhere
 CARDS = {
-    "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16), "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16),
-    "Qwen/Qwen3-4B": (2560, 9728, 36, 32), "Qwen/Qwen3-8B": (4096, 12288, 36, 32),
-    "Qwen/Qwen3-14B": (5120, 17408, 40, 40), "Qwen/Qwen3-32B": (5120, 25600, 64, 64),
-}  # fmt: skip
+    "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16),
+    "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16),
+    "Qwen/Qwen3-4B": (2560, 9728, 36, 32),
+    "Qwen/Qwen3-8B": (4096, 12288, 36, 32),
+    "Qwen/Qwen3-14B": (5120, 17408, 40, 40),
+    "Qwen/Qwen3-32B": (5120, 25600, 64, 64),
+}
 
 
 def _numbers(name: str, tp: int) -> tuple[int, int]:

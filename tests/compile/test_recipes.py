@@ -11,16 +11,22 @@ import torch
 
 from compile import recipes
 from compile.build import build, build_and_count
+from compile.graph.trace import lower_graph
 from compile.plan import make_plan
 from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
-from compile.trace import lower_graph
-from model.checkpoint import Checkpoint
+from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError
 from model.packing import Packing
 from tests.compile.tiny import spec, write_pair
 
 # run while a graph is traced or a shard is cut, with no say in their bytes: what they compute is hashed as a value
-_HASHED_AS_VALUES = ("compile/spec.py", "compile/plan.py", "model/artifact.py", "model/weights.py", "model/errors.py")
+_HASHED_AS_VALUES = (
+    "compile/spec.py",
+    "compile/plan.py",
+    "model/bundle/manifest.py",
+    "model/bundle/weights.py",
+    "model/errors.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +62,14 @@ def _edit(file: Path, old: str, new: str) -> None:
 
 def test_a_packing_constant_makes_shards_and_graphs_anew(base: Path, sources_copied: Path) -> None:
     assert _made(base) == set()
-    _edit(sources_copied / "nki_kernels/pack_weights.py", "most: int = BANK", "most: int = BANK // 2")
+    _edit(sources_copied / "nki_kernels/layer/pack_weights.py", "most: int = BANK", "most: int = BANK // 2")
     assert _made(base) == {"hlo", "weights"}
     assert _made(base) == set()
 
 
 def test_the_code_that_cuts_makes_shards_anew_and_no_graph(base: Path, sources_copied: Path) -> None:
     _made(base)
-    _edit(sources_copied / "model/checkpoint.py", '"""', '"""Changed. ')
+    _edit(sources_copied / "model/bundle/checkpoint.py", '"""', '"""Changed. ')
     assert _made(base) == {"weights"}
 
 
@@ -126,5 +132,5 @@ def test_what_runs_while_a_shard_is_cut_is_in_its_recipe(base: Path) -> None:
         list(checkpoint.shard(0, 1, torch.float32, packing))
 
     ran = _files_that_run(cut)
-    assert {"model/checkpoint.py", "nki_kernels/pack_weights.py"} <= ran
+    assert {"model/bundle/checkpoint.py", "nki_kernels/layer/pack_weights.py"} <= ran
     assert ran <= {*sources(CUT_BY), *_HASHED_AS_VALUES}

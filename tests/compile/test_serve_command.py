@@ -17,11 +17,11 @@ from compile.serve_command import _LAYOUT_SWITCHES, neuron_fields
 from compile.serve_command import main as serve_command
 from deploy import server
 from deploy.values import load_values
-from model.artifact import MANIFEST, manifest_digest, read_bundle, sha256_of
+from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle, sha256_of
+from model.bundle.shards import cut_label
+from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.runtime import Graphs
-from model.shards import cut_label
-from model.weights import shard_file
+from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -65,8 +65,10 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     assert (named["--tensor-parallel-size"], named["--max-num-seqs"], named["--max-model-len"]) == ("2", "2", "128")
     # k of the bundle is 3: NxDI counts four verified rows, and the method of a plain draft is not named
     assert json.loads(named["--speculative-config"]) == {
-        "model": "/checkpoints/my draft", "num_speculative_tokens": 4, "max_model_len": 128,
-    }  # fmt: skip
+        "model": "/checkpoints/my draft",
+        "num_speculative_tokens": 4,
+        "max_model_len": 128,
+    }
     neuron = json.loads(named["--override-neuron-config"])
     assert neuron == {"save_sharded_checkpoint": True, "enable_fused_speculation": True}
     serve_command([str(full)])
@@ -82,9 +84,14 @@ def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixt
     sizes = {"tp": m.tp, "batch": m.batch, "max_len": m.max_len, "k": m.k}
     _change(full, lambda manifest: manifest.update(sizes))
     _change_config(
-        full, tp_degree=m.tp, batch_size=m.batch, max_batch_size=m.batch, seq_len=m.max_len, max_length=m.max_len,
+        full,
+        tp_degree=m.tp,
+        batch_size=m.batch,
+        max_batch_size=m.batch,
+        seq_len=m.max_len,
+        max_length=m.max_len,
         speculation_length=m.k + 1,
-    )  # fmt: skip
+    )
     _change(full, lambda manifest: manifest["models"]["target"].update(name=m.target))
     # the sizes of the cluster without its graphs: the shards are those of a tiny pair
     _change(full, lambda manifest: manifest.update(graphs=[], weights=manifest["weights"] | {"ranks": m.tp}))
@@ -151,14 +158,16 @@ def test_engines_that_take_no_plain_draft_are_refused(full: Path, engine: str, s
     ("changes", "said"),
     [
         ({"tp_degree": 4}, "has tp_degree 4 and the bundle was built for 2"),
-        ({"max_batch_size": 8}, "max_batch_size 8"), ({"seq_len": 256}, "seq_len 256"),
+        ({"max_batch_size": 8}, "max_batch_size 8"),
+        ({"seq_len": 256}, "seq_len 256"),
         ({"speculation_length": 3}, "speculation_length 3 and the bundle was built for 4"),
         ({"logical_nc_config": 1}, "logical_nc_config 1 and the bundle was built for 2"),
-        ({"fused_qkv": True}, "fused_qkv True"), ({"mlp_kernel_enabled": True}, "mlp_kernel_enabled True"),
+        ({"fused_qkv": True}, "fused_qkv True"),
+        ({"mlp_kernel_enabled": True}, "mlp_kernel_enabled True"),
         ({"save_sharded_checkpoint": False}, "save_sharded_checkpoint False"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_config_of_another_shape_is_refused(full: Path, changes: dict[str, object], said: str) -> None:
     _change_config(full, **changes)
     with pytest.raises(UserError, match=said):
@@ -189,10 +198,13 @@ def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [({"tp": 4}, "as float32 (64, 8), the graphs take float32 (64, 16)"), ({"dtype": "bf16"}, "as bfloat16 (64, 16)"),
-     ({"k": 0}, "it lacks draft_model.")],
+    [
+        ({"tp": 4}, "as float32 (64, 8), the graphs take float32 (64, 16)"),
+        ({"dtype": "bf16"}, "as bfloat16 (64, 16)"),
+        ({"k": 0}, "it lacks draft_model."),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_shards_of_another_build_are_refused(
     base: Path, full: Path, other: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

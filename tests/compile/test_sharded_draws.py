@@ -20,13 +20,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from compile.build import build
+from compile.graph.trace import lower_graph
 from compile.plan import make_plan
-from compile.trace import lower_graph
-from model.artifact import FUSED, read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import FUSED, read_bundle
+from model.bundle.weights import RANK, shard_file
 from model.generate import shape_of
-from model.runtime import Graphs
-from model.weights import RANK, shard_file
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from tests.compile.test_toolchain import Ranks, SlotSeeds
 from tests.compile.tiny import spec, write_model
 
@@ -114,9 +114,10 @@ def test_the_module_for_nxdi_draws_from_shards(base: Path) -> None:
     """What model.pt is traced from, on two eager ranks, against the reference's graphs on one."""
     one, two = (read_bundle(built(base, kernels, tp)) for kernels, tp in (("reference", 1), ("nki", 2)))
     requests = [
-        Request((3, 5, 7), max_new_tokens=3), Request((9, 2), Params(1.2, top_k=9, top_p=0.8), max_new_tokens=3),
+        Request((3, 5, 7), max_new_tokens=3),
+        Request((9, 2), Params(1.2, top_k=9, top_p=0.8), max_new_tokens=3),
         Request((11,), Params(0.9), max_new_tokens=3),
-    ]  # fmt: skip
+    ]
     runners = (SlotSeeds(Graphs(one)), Ranks(two.path, 2, base, kernels="nki", k=1, batch=3))
     ids = [
         [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]  # type: ignore[arg-type]

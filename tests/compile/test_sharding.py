@@ -16,13 +16,13 @@ from torch import Tensor
 
 from compile.build import build, build_and_count
 from compile.build import main as build_command
-from compile.shard_writer import write_shard
+from compile.bundle.shard_writer import write_shard
 from compile.spec import BuildSpec
-from model.artifact import MANIFEST, TensorSpec
-from model.checkpoint import Checkpoint
+from model.bundle.checkpoint import Checkpoint
+from model.bundle.manifest import MANIFEST, TensorSpec
+from model.bundle.weights import hf_shapes, shard_file
 from model.config import config_from_dict
 from model.packing import Packing
-from model.weights import hf_shapes, shard_file
 from tests.compile.tiny import BASE, spec, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,9 @@ def _checkpoint(folder: Path, files: int, **changes: Any) -> str:
     weight_map, total = {}, 0
     for number in range(files):
         name = f"model-{number + 1:05}-of-{files:05}.safetensors"
-        tensors = {n: torch.full(s, i % 251, dtype=torch.bfloat16) for i, (n, s) in enumerate(shapes)
-                   if i % files == number}  # fmt: skip
+        tensors = {
+            n: torch.full(s, i % 251, dtype=torch.bfloat16) for i, (n, s) in enumerate(shapes) if i % files == number
+        }
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(t.nbytes for t in tensors.values())
@@ -99,8 +100,10 @@ AT_ONCE += "held = [{n: t.clone() for n, t in tensors.items()} for tensors in he
 
 
 def _growth(spec_: BuildSpec, work: str) -> int:
-    flags = [f"--{n.replace('_', '-')}={getattr(spec_, n)}"
-             for n in ("target", "draft", "checkpoint", "draft_checkpoint", "tp", "max_len", "out")]  # fmt: skip
+    flags = [
+        f"--{n.replace('_', '-')}={getattr(spec_, n)}"
+        for n in ("target", "draft", "checkpoint", "draft_checkpoint", "tp", "max_len", "out")
+    ]
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, work, *flags], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -12,11 +12,11 @@ import pytest
 from jaxlib import xla_client
 
 from compile.build import main
-from compile.neuron_config import render
+from compile.graph.trace import lower_graph
+from compile.neuron.config import render
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from compile.trace import lower_graph
-from model.artifact import DECODE, FUSED, PREFILL
+from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
 from tests.compile.tiny import spec, write_model
 
@@ -134,14 +134,17 @@ def test_the_default_config_is_untouched() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"draft_tp": 16}, "draft-tp is 16; the draft's groups have 1, 2, 4, 8 ranks"),
-     ({"draft_tp": -1}, "draft-tp is -1"), ({"tp": 4, "draft_tp": 8}, "draft-tp 8 does not divide tp 4"),
-     ({"kv_shard": "batch"}, "kv-shard is 'batch'; it must be one of heads, sequence"),
-     ({"kv_shard": "sequence", "tp": 8}, "the target's 8 kv heads are held once each by 8 ranks"),
-     ({"kv_shard": "sequence", "kernels": "nki"}, "kernels nki do not take; use --kernels reference"),
-     ({"kv_shard": "sequence", "max_len": 1280}, "1280 cannot be cut into 4 slices .* use 1536")],
+    [
+        ({"draft_tp": 16}, "draft-tp is 16; the draft's groups have 1, 2, 4, 8 ranks"),
+        ({"draft_tp": -1}, "draft-tp is -1"),
+        ({"tp": 4, "draft_tp": 8}, "draft-tp 8 does not divide tp 4"),
+        ({"kv_shard": "batch"}, "kv-shard is 'batch'; it must be one of heads, sequence"),
+        ({"kv_shard": "sequence", "tp": 8}, "the target's 8 kv heads are held once each by 8 ranks"),
+        ({"kv_shard": "sequence", "kernels": "nki"}, "kernels nki do not take; use --kernels reference"),
+        ({"kv_shard": "sequence", "max_len": 1280}, "1280 cannot be cut into 4 slices .* use 1536"),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_cannot_be_split_is_refused(changes: dict[str, Any], said: str) -> None:
     for allowed in ({"draft_tp": 8}, {"draft_tp": 32}, {"kernels": "nki"}, {"kv_shard": "sequence", "max_len": 1536}):
         BuildSpec(**allowed).check()  # type: ignore[arg-type]

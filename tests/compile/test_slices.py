@@ -15,7 +15,7 @@ from model import sequence
 from model.attention import verify_attention
 from model.cache import Cache, Rows
 from model.ops import EAGER
-from nki_kernels import reference
+from nki_kernels.attention import law as reference
 from tests.compile.run_slices import FIRST, HEADS, LENGTH, RANKS, SLICES, defined, inputs
 
 ROOT = Path(__file__).resolve().parents[2]

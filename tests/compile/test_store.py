@@ -16,11 +16,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from compile.build import build
+from compile.bundle.remote import Folder, open_remote
 from compile.doctor import main as doctor
-from compile.remote import Folder, open_remote
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
-from model.artifact import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
+from model.bundle.manifest import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
 from model.errors import UserError
 from tests.compile.fault_proxy import Fault, Proxy, proxied
 from tests.compile.tiny import spec, write_pair
@@ -58,8 +58,9 @@ def rclone_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     program = Path(sys.executable).with_name("rclone")
     process = subprocess.Popen(
         [program, "serve", "s3", "--auth-key", f"key,{SECRET}", "--addr", f"127.0.0.1:{port}", str(root)],
-        stderr=subprocess.DEVNULL, env=os.environ | {"RCLONE_CONFIG": str(root / "none.conf")},
-    )  # fmt: skip
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"RCLONE_CONFIG": str(root / "none.conf")},
+    )
     for _ in range(100):
         with socket.socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):
@@ -76,10 +77,14 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     port = request.getfixturevalue(f"{request.param}_port")
     with proxied(port) as proxy:
         for name, value in {
-            "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}", "AWS_MAX_ATTEMPTS": "3",
-            "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        }.items():  # fmt: skip
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}",
+            "AWS_MAX_ATTEMPTS": "3",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }.items():
             monkeypatch.setenv(name, value)
         yield proxy
 
@@ -114,8 +119,10 @@ def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -
     sent = {p.rpartition("/")[2].partition("?")[0] for m, p in server.seen if m == "PUT" and "objects" in p}
     files = read_bundle(other)["files"]
     assert {n for n, e in files.items() if e["sha256"] in sent} == {
-        "neuron_config.json", "hlo/context_encoding_model_bk128.hlo.pb", "hlo/fused_speculation_model_bk128.hlo.pb",
-    }  # fmt: skip
+        "neuron_config.json",
+        "hlo/context_encoding_model_bk128.hlo.pb",
+        "hlo/fused_speculation_model_bk128.hlo.pb",
+    }
     # a copy is a bundle of its own standing: it goes anywhere else, and shares every object
     server.seen.clear()
     push(tmp_path / "copy", address + "-again")
@@ -146,10 +153,13 @@ def test_another_bundle_is_never_overwritten(bundle: Path, address: str, tmp_pat
 
 # fault, method, part of the path, what the sentence says
 FAULTS = [
-    ("drop", "PUT", "objects", "connection was lost"), ("SlowDown", "PUT", "objects", "slow down"),
-    ("AccessDenied", "PUT", "objects", "denied"), ("RequestTimeTooSkewed", "PUT", "objects", "clock"),
-    ("drop", "PUT", MANIFEST, "connection was lost"), ("SlowDown", "HEAD", "objects", "busy"),
-]  # fmt: skip
+    ("drop", "PUT", "objects", "connection was lost"),
+    ("SlowDown", "PUT", "objects", "slow down"),
+    ("AccessDenied", "PUT", "objects", "denied"),
+    ("RequestTimeTooSkewed", "PUT", "objects", "clock"),
+    ("drop", "PUT", MANIFEST, "connection was lost"),
+    ("SlowDown", "HEAD", "objects", "busy"),
+]
 
 
 @pytest.mark.parametrize(("kind", "method", "word", "sentence"), FAULTS, ids=lambda v: str(v).replace(" ", "-"))
@@ -168,12 +178,15 @@ def test_a_push_that_fails_says_why_and_goes_on(
 
 
 PULLS = [
-    ("flip", "objects", "sha256 differs|another checksum"), ("truncate", "objects", "connection was lost"),
-    ("drop", "objects", "connection was lost"), ("AccessDenied", "objects", "denied"),
-    ("SlowDown", "objects", "slow down|busy"), ("RequestTimeTooSkewed", "objects", "clock"),
+    ("flip", "objects", "sha256 differs|another checksum"),
+    ("truncate", "objects", "connection was lost"),
+    ("drop", "objects", "connection was lost"),
+    ("AccessDenied", "objects", "denied"),
+    ("SlowDown", "objects", "slow down|busy"),
+    ("RequestTimeTooSkewed", "objects", "clock"),
     ("flip", MANIFEST, "not a bundle's manifest|garbles|changed|another checksum"),
     ("AccessDenied", MANIFEST, "denied"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "word", "sentence"), PULLS, ids=lambda v: str(v).replace(" ", "-")[:20])
@@ -283,9 +296,7 @@ def test_a_missing_object_is_named(address: str, bundle: Path, tmp_path: Path) -
     assert verify(address) == []
 
 
-def test_no_bucket_and_no_credentials(
-    bundle: Path, server: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bucket_and_no_credentials(bundle: Path, server: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no such bucket|gone"):
         push(bundle, "s3://absent-bucket/team/pair")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -368,9 +379,7 @@ def test_strange_places_are_refused(bundle: Path, tmp_path: Path) -> None:
         pull(str(tmp_path / "store/pair"), tmp_path / "mine")
 
 
-def test_the_command_prints_the_place_last(
-    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_place_last(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = str(tmp_path / "store/pair")
     store(["push", str(bundle), address])
     assert capsys.readouterr().out == address + "\n"

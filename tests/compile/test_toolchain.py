@@ -15,24 +15,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compile import neuron_config, toolchain
 from compile.build import build
-from compile.device_check_steps import SlotSeeds
+from compile.device_check.steps import SlotSeeds
 from compile.doctor import main as doctor
+from compile.neuron import config as neuron_config
+from compile.neuron import sdk as toolchain
+from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
+from compile.neuron.module import StaticOps, StepModule
+from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.plan import make_plan
-from compile.toolchain import NXDI_TAGS, PROBES, Level
-from compile.toolchain_flags import DEFAULT_FLAGS, LNC, flags_of
-from compile.toolchain_module import StaticOps, StepModule
-from model import simulated
-from model.artifact import DECODE, FUSED, PREFILL, damage, read_bundle
-from model.engine import Engine, Params, Request
+from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
+from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import shape_of
 from model.kernels import REFERENCE
-from model.nki_backing import NkiKernels
+from model.nki import simulated
+from model.nki.backing import NkiKernels
 from model.ops import EAGER
-from model.runtime import Graphs
-from model.weights import shard_file
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -103,7 +104,7 @@ def test_no_other_file_imports_the_sdk() -> None:
     rooms = ("model", "compile", "bench", "deploy", "nki_kernels")
     sources = [f for room in rooms for f in (root / room).rglob("*.py")]
     found = {str(f.relative_to(root)) for f in sources if sdk.search(f.read_text(encoding="utf-8"))}
-    assert found == {"compile/toolchain.py"}
+    assert found == {"compile/neuron/sdk.py"}
 
 
 def test_flags_are_the_default_ones_one_line_or_by_tag() -> None:
@@ -268,10 +269,11 @@ def test_the_module_for_nxdi_emits_what_the_bundle_emits(base: Path, tp: int) ->
     bundle = read_bundle(path)
     # the last one reaches the end of the cache
     requests = [
-        Request((5, 9, 2, 7), max_new_tokens=6), Request((8, 1), Params(0.9, seed=3), max_new_tokens=8),
+        Request((5, 9, 2, 7), max_new_tokens=6),
+        Request((8, 1), Params(0.9, seed=3), max_new_tokens=8),
         Request((3, 3, 4), Params(1.2, top_k=9, top_p=0.8), max_new_tokens=8),
         Request((6, 2, 1, 1, 9) * 24, Params(0.7), max_new_tokens=20),
-    ]  # fmt: skip
+    ]
 
     def ids(runner: Any) -> list[list[int]]:
         return [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]
@@ -296,8 +298,9 @@ def test_the_module_for_nxdi_carries_groups_of_ranks(
     requests = [
         Request((5, 9, 2, 7), Params(0.9, seed=3), max_new_tokens=6),
         # from the first tile into the second, which another rank holds
-        Request((6, 2, 1, 1, 9) * 25, max_new_tokens=12), Request((6, 2, 1, 8) * 40, Params(1.1), max_new_tokens=6),
-    ]  # fmt: skip
+        Request((6, 2, 1, 1, 9) * 25, max_new_tokens=12),
+        Request((6, 2, 1, 8) * 40, Params(1.1), max_new_tokens=6),
+    ]
 
     def ids(runner: Any) -> list[list[int]]:
         return [r.ids for r in Engine(runner, shape_of(alone)).run(requests)]

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from compile.spec import BuildSpec
+from model.bundle.weights import hf_shapes
 from model.config import config_from_dict
-from model.weights import hf_shapes
 
 BASE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,

@@ -16,7 +16,7 @@ from deploy import fetch as fetch_command
 from deploy import keep as keep_command
 from deploy.artifact import CONFIG, MODEL, Expected, check_config, check_manifest
 from deploy.fetch import fetch
-from model.artifact import FORMAT, FORMAT_VERSION, MANIFEST, manifest_digest, read_bundle, sha256_of
+from model.bundle.manifest import FORMAT, FORMAT_VERSION, MANIFEST, manifest_digest, read_bundle, sha256_of
 from model.errors import UserError
 
 PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2)

@@ -227,7 +227,7 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     "b18": (SPEC, "VLLM_USE_V1", "VLLM_USE_V2"),
     "b19": (LOAD, "bench.serving", "jq"),
     "b20": (LOAD, "", ""),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from bench.serving.options import parse as parse_serving
-from compile import neuron_config
+from compile.neuron import config as neuron_config
+from compile.neuron.flags import LNC
 from compile.spec import parse as parse_build
 from compile.store import split
-from compile.toolchain_flags import LNC
 from deploy.render import main, render
 from deploy.schema import validate
 from deploy.values import Values, load_values
@@ -103,8 +103,11 @@ def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
         draft = json.loads(served["speculative-config"])
         load = flags(container(out, "load-test", "load-test")["command"])
         found["max_len"].append(draft["max_model_len"])
-        found["k"] += [draft["num_speculative_tokens"] - 1, load["k"],
-                       flags(container(out, "quality", "equality")["command"])["k"]]  # fmt: skip
+        found["k"] += [
+            draft["num_speculative_tokens"] - 1,
+            load["k"],
+            flags(container(out, "quality", "equality")["command"])["k"],
+        ]
     return found
 
 
@@ -112,8 +115,13 @@ def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
 def test_k_tp_batch_length_and_lnc_agree_everywhere(case: tuple[Values, Path], variant: str) -> None:
     values, out = case
     shape = shape_of(out, variant)
-    wanted = {"tp": values.model.tp, "batch": values.model.batch, "max_len": values.model.max_len,
-              "lnc": values.device.lnc, "k": values.model.k if variant == "speculative" else 0}  # fmt: skip
+    wanted = {
+        "tp": values.model.tp,
+        "batch": values.model.batch,
+        "max_len": values.model.max_len,
+        "lnc": values.device.lnc,
+        "k": values.model.k if variant == "speculative" else 0,
+    }
     assert {name: {int(v) for v in found} for name, found in shape.items()} == {n: {v} for n, v in wanted.items()}
 
 

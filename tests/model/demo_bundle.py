@@ -11,11 +11,11 @@ from filelock import FileLock
 
 from compile.build import build
 from compile.spec import BuildSpec
-from model.artifact import read_bundle
-from model.engine import Params, Request
+from model.bundle.manifest import read_bundle
 from model.generate import shape_of
-from model.runtime import Graphs
-from model.text import load_tokenizer
+from model.serving.engine import Params, Request
+from model.serving.runtime import Graphs
+from model.serving.text import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = Params()

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from model.engine import Engine, Params, Request
-from model.runtime import Graphs
+from model.serving.engine import Engine, Params, Request
+from model.serving.runtime import Graphs
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 RANKS = 8
@@ -23,9 +23,10 @@ TEXT = " ".join(PROMPTS)
 def requests(g: Graphs) -> list[Request]:
     """Prompts in the first tile of 128 positions, across its end, and behind it: greedy, sampled, filtered."""
     return [
-        request(g, TEXT[:400], count=24), request(g, TEXT[400:700], Params(1.0, seed=5), 40),
+        request(g, TEXT[:400], count=24),
+        request(g, TEXT[400:700], Params(1.0, seed=5), 40),
         request(g, TEXT[200:640], Params(0.8, top_k=40, top_p=0.9, seed=6), 24),
-    ]  # fmt: skip
+    ]
 
 
 def main(folder: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.torchax_seam import interop
-from compile.trace import TracedOps
+from compile.graph.torchax_seam import interop
+from compile.graph.trace import TracedOps
 from model.cache import Cache, Rows
 from model.config import Qwen3Config, config_from_dict
 from model.parallel import Parallel
@@ -44,9 +44,15 @@ class Pass(nn.Module):
 
 def _config(**changes: int) -> Qwen3Config:
     sizes = {
-        "vocab_size": 1000, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 512,
-    }  # fmt: skip
+        "vocab_size": 1000,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+    }
     rest = {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu"}
     return config_from_dict({**rest, "tie_word_embeddings": False, **sizes, **changes}, "test")
 

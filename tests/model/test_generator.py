@@ -85,9 +85,14 @@ def birthday_spacings(words: Words) -> float:
 
 
 BATTERY: list[Callable[[Words], float]] = [
-    every_bit_is_fair, top_values_are_uniform, low_mantissa_is_uniform, neighbours_are_independent,
-    serial_correlation, runs, birthday_spacings,
-]  # fmt: skip
+    every_bit_is_fair,
+    top_values_are_uniform,
+    low_mantissa_is_uniform,
+    neighbours_are_independent,
+    serial_correlation,
+    runs,
+    birthday_spacings,
+]
 ORDERS = ["ids", "positions", "seeds", "high seeds"]
 
 

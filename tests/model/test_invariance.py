@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from model.engine import Engine, Params, Request, Result
-from model.runtime import Graphs
+from model.serving.engine import Engine, Params, Request, Result
+from model.serving.runtime import Graphs
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 
@@ -14,9 +14,12 @@ def _requests(g: Graphs, count: int, seed: int, tokens: int = 24) -> list[Reques
     made = []
     for _ in range(count):
         params = Params(
-            rng.choice([0.0, 0.6, 0.8, 1.0, 1.3]), rng.choice([0, 0, 5, 40]), rng.choice([1.0, 0.9, 0.5]),
-            rng.choice([0.0, 0.0, 0.05]), rng.getrandbits(64),
-        )  # fmt: skip
+            rng.choice([0.0, 0.6, 0.8, 1.0, 1.3]),
+            rng.choice([0, 0, 5, 40]),
+            rng.choice([1.0, 0.9, 0.5]),
+            rng.choice([0.0, 0.0, 0.05]),
+            rng.getrandbits(64),
+        )
         text = rng.choice(PROMPTS)
         made.append(request(g, text[: rng.randint(8, len(text))], params, tokens))
     return made

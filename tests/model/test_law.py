@@ -159,10 +159,15 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     rows = torch.arange(batch, dtype=torch.int32)
     for _ in range(size.tokens):
         inputs = StepInputs(
-            ids, torch.ones(batch, length, dtype=torch.int32), position, rows,
-            torch.stack((column(mix.top_k), column(mix.top_p), column(mix.temperature)), 1), column(mix.min_p),
-            torch.stack((rows, rows), 1), torch.full((batch,), size.k, dtype=torch.int32),
-        )  # fmt: skip
+            ids,
+            torch.ones(batch, length, dtype=torch.int32),
+            position,
+            rows,
+            torch.stack((column(mix.top_k), column(mix.top_p), column(mix.temperature)), 1),
+            column(mix.min_p),
+            torch.stack((rows, rows), 1),
+            torch.full((batch,), size.k, dtype=torch.int32),
+        )
         out = pair.step(size.k, inputs, drafts, targets)
         for n in range(size.k + 1):
             place = position[:, 0].numpy() + n
@@ -233,8 +238,11 @@ def test_a_reused_noise_stream_is_caught() -> None:
 def test_rejected_rows_left_in_the_cache_are_caught() -> None:
     def stuck(self: Any, cache: Tensor, new: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         fresh = torch.gather(cache[:, 0, :, 0], 1, positions.long()) < 0
-        return append(self, cache, torch.where(fresh[:, None, :, None], new, -1.0), slots, positions) \
-            if bool(fresh.all()) else cache  # fmt: skip
+        return (
+            append(self, cache, torch.where(fresh[:, None, :, None], new, -1.0), slots, positions)
+            if bool(fresh.all())
+            else cache
+        )
 
     append = type(EAGER).append
     with mock.patch.object(type(EAGER), "append", stuck):

@@ -11,30 +11,35 @@ import numpy as np
 import pytest
 import torch
 
-from model import simulated
+from model.bundle.weights import table
 from model.cache import Rows, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
 from model.kernels import REFERENCE
-from model.launches import Launch, Result
-from model.nki_backing import NkiKernels
-from model.on_device import launch_on_device
+from model.nki import simulated
+from model.nki.backing import NkiKernels
+from model.nki.launches import Launch, Result
+from model.nki.on_device import launch_on_device
 from model.ops import EAGER
 from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.rejection import Drafted, rejection_sample
 from model.sampling import Sampling
-from model.weights import table
-from nki_kernels import reference_sampling as law
+from nki_kernels.sampling import law
 from tests.nki_kernels.sampling_inputs import key
 
 SIMULATED = NkiKernels(simulated.serve)
 # the smallest Qwen3 that the fused kernels take
 CONFIG = dataclasses.replace(
-    PRESETS["Qwen/Qwen3-0.6B"], hidden_size=256, intermediate_size=384, num_hidden_layers=2, vocab_size=512,
-    num_attention_heads=4, num_key_value_heads=2,
-)  # fmt: skip
+    PRESETS["Qwen/Qwen3-0.6B"],
+    hidden_size=256,
+    intermediate_size=384,
+    num_hidden_layers=2,
+    vocab_size=512,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 
 
 def models(dtype: torch.dtype) -> tuple[Qwen3, Qwen3]:

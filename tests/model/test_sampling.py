@@ -50,9 +50,12 @@ def test_the_documented_known_answers() -> None:
 def _sampling(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0) -> Sampling:
     seeds = torch.arange(rows, dtype=torch.int32)
     return Sampling(
-        torch.full((rows,), t), torch.full((rows,), float(k)), torch.full((rows,), p), torch.full((rows,), m),
+        torch.full((rows,), t),
+        torch.full((rows,), float(k)),
+        torch.full((rows,), p),
+        torch.full((rows,), m),
         torch.stack((seeds, seeds * 0 + 7), 1),
-    )  # fmt: skip
+    )
 
 
 def law_of_filter(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
@@ -115,9 +118,12 @@ def test_neighbours_change_no_row() -> None:
     torch.manual_seed(0)
     logits, positions = torch.randn(3, 50), torch.tensor([3, 4, 5], dtype=torch.int32)
     mixed = Sampling(
-        torch.tensor([0.0, 1.0, 0.8]), torch.tensor([0.0, 0.0, 5.0]), torch.tensor([1.0, 1.0, 0.5]),
-        torch.zeros(3), torch.arange(6, dtype=torch.int32).view(3, 2),
-    )  # fmt: skip
+        torch.tensor([0.0, 1.0, 0.8]),
+        torch.tensor([0.0, 0.0, 5.0]),
+        torch.tensor([1.0, 1.0, 0.5]),
+        torch.zeros(3),
+        torch.arange(6, dtype=torch.int32).view(3, 2),
+    )
     together = coupled_sample(EAGER, logits, mixed, positions)
     for row in range(3):
         alone = Sampling(*(t[row : row + 1] for t in mixed[:5]))
@@ -139,10 +145,16 @@ def test_noise_is_finite_and_gumbel() -> None:
 
 @pytest.mark.parametrize(
     ("drafts", "targets", "limit", "emitted"),
-    [([1, 2], [1, 2, 3], 2, [1, 2, 3]), ([1, 2], [1, 9, 3], 2, [1, 9, -1]), ([1, 2], [9, 2, 3], 2, [9, -1, -1]),
-     ([1, 2], [1, 2, 3], 1, [1, 2, -1]), ([1, 2], [1, 2, 3], 0, [1, -1, -1]), ([], [4], 0, [4])],
+    [
+        ([1, 2], [1, 2, 3], 2, [1, 2, 3]),
+        ([1, 2], [1, 9, 3], 2, [1, 9, -1]),
+        ([1, 2], [9, 2, 3], 2, [9, -1, -1]),
+        ([1, 2], [1, 2, 3], 1, [1, 2, -1]),
+        ([1, 2], [1, 2, 3], 0, [1, -1, -1]),
+        ([], [4], 0, [4]),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_acceptance(drafts: list, targets: list, limit: int, emitted: list) -> None:
     given = torch.tensor([drafts], dtype=torch.int32)
     drawn = torch.tensor([targets], dtype=torch.int32)

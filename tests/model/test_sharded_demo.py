@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from model.engine import Engine
+from model.serving.engine import Engine
 from tests.model.demo_bundle import ROOT, graphs, shape_of
 from tests.model.run_sharded_demo import requests
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import sampling, simulated
+from model import sampling
 from model.config import PRESETS
-from model.filter_floor import ALL_GATHERS, filter_floor, over_ranks
 from model.kernels import REFERENCE
-from model.nki_backing import NkiKernels
+from model.nki import simulated
+from model.nki.backing import NkiKernels
+from model.nki.filter_floor import ALL_GATHERS, filter_floor, over_ranks
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
 from model.qwen3 import Qwen3
@@ -143,9 +144,15 @@ def test_the_classic_rule_over_shards(ranks: int) -> None:
 
 
 CONFIG = dataclasses.replace(
-    PRESETS["Qwen/Qwen3-0.6B"], hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=96,
-    num_attention_heads=4, num_key_value_heads=4, head_dim=64,
-)  # fmt: skip
+    PRESETS["Qwen/Qwen3-0.6B"],
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    vocab_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=64,
+)
 
 
 @pytest.mark.parametrize("draft_tp", [1, 2])

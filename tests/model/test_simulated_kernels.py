@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from model import custom_calls, simulated
 from model.cache import PLAIN, Rows, empty_caches
 from model.config import PRESETS
-from model.engine import Engine, Params, Request
 from model.errors import UserError
-from model.filter_floor import NO_FLOOR, filter_floor
 from model.kernels import REFERENCE
-from model.launches import TARGET, Launch, Result, from_text, to_text
-from model.nki_backing import NkiKernels
+from model.nki import custom_calls, simulated
+from model.nki.backing import NkiKernels
+from model.nki.filter_floor import NO_FLOOR, filter_floor
+from model.nki.launches import TARGET, Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.parallel import Parallel
 from model.sampling import Sampling
-from nki_kernels import reference_sampling as law
+from model.serving.engine import Engine, Params, Request
+from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 SIMULATED = NkiKernels(simulated.serve)
@@ -92,9 +92,11 @@ def test_a_launch_survives_as_text() -> None:
 def _filters(rows: int, seed: int) -> Sampling:
     rng = np.random.default_rng(seed)
     columns = (
-        rng.choice([0.5, 1.0, 1.7], rows), rng.choice([0, 1, 3, 17, 400], rows),
-        rng.choice([1.0, 0.9, 0.3, 0.01], rows), rng.choice([0.0, 0.0, 0.05, 1.0], rows),
-    )  # fmt: skip
+        rng.choice([0.5, 1.0, 1.7], rows),
+        rng.choice([0, 1, 3, 17, 400], rows),
+        rng.choice([1.0, 0.9, 0.3, 0.01], rows),
+        rng.choice([0.0, 0.0, 0.05, 1.0], rows),
+    )
     return Sampling(*(torch.tensor(c, dtype=torch.float32) for c in columns), torch.zeros(rows, 2, dtype=torch.int32))
 
 
@@ -110,8 +112,12 @@ def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
         sampling = _filters(rows, seed)
         floor = filter_floor(EAGER, torch.from_numpy(logits), sampling, SIMULATED._weights_above).numpy()
         for r in range(rows):
-            row = law.RowParameters(*(float(t[r]) for t in sampling[:1]), int(sampling.top_k_R[r]),
-                                    float(sampling.top_p_R[r]), float(sampling.min_p_R[r]))  # fmt: skip
+            row = law.RowParameters(
+                *(float(t[r]) for t in sampling[:1]),
+                int(sampling.top_k_R[r]),
+                float(sampling.top_p_R[r]),
+                float(sampling.min_p_R[r]),
+            )
             assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
 
 

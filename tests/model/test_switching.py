@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.artifact import DECODE, FUSED, PREFILL
-from model.engine import Engine, Params, Request, Result, Shape, Step
+from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
 from model.generate import recorder
-from model.switching import (
+from model.serving.engine import Engine, Params, Request, Result, Shape, Step
+from model.serving.switching import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     TRIAL,
@@ -250,8 +250,13 @@ def test_a_record_holds_every_speculative_step_and_numbers_prompts_on(base: Path
     assert len(rows) == 2 * result.steps
     assert [r["prompt"] for r in rows] == [0] * result.steps + [1] * result.steps
     own = rows[: result.steps]
-    assert own[0] == {"prompt": 0, "draft": "demo-draft", "drafted": 3, "accepted": own[0]["accepted"],
-                      "position": len(made.ids)}  # fmt: skip
+    assert own[0] == {
+        "prompt": 0,
+        "draft": "demo-draft",
+        "drafted": 3,
+        "accepted": own[0]["accepted"],
+        "position": len(made.ids),
+    }
     assert sum(r["accepted"] for r in own) == sum(result.accepted)
     assert [b["position"] - a["position"] for a, b in itertools.pairwise(own)] == [r["accepted"] + 1 for r in own[:-1]]
 

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from compile.build import build
-from model.artifact import read_bundle
-from model.engine import Engine, Request
-from model.runtime import Graphs
+from model.bundle.manifest import read_bundle
+from model.serving.engine import Engine, Request
+from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
 

@@ -14,9 +14,9 @@ from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Rows
 from model.ops import EAGER
 from model.qwen3 import RMSNorm, rope_angles, rotate
-from nki_kernels import reference
-from nki_kernels.decode_attention_host import AttentionWeights
-from nki_kernels.pack_weights import pack_out, pack_qkv
+from nki_kernels.attention import law as reference
+from nki_kernels.layer.host import AttentionWeights
+from nki_kernels.layer.pack_weights import pack_out, pack_qkv
 from tests.nki_kernels.verify_attention_inputs import DTYPES
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_kernels.reference_sampling import RowParameters
+from nki_kernels.sampling.law import RowParameters
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 NO_FLOOR = np.float32(-3.4028235e38)
@@ -29,9 +29,14 @@ class Dims:
 
 # odd shapes first: odd shards at odd places, one row, all partitions; then the vocabulary and its shards
 SHAPES = [
-    Dims(5, 333, 7), Dims(3, 4747, 9495, "bf16"), Dims(1, 9, 1), Dims(128, 61, 151875, "bf16"), Dims(32, 4748, 14244),
-    Dims(4, 151936), Dims(7, 37984, 37984, "bf16"),
-]  # fmt: skip
+    Dims(5, 333, 7),
+    Dims(3, 4747, 9495, "bf16"),
+    Dims(1, 9, 1),
+    Dims(128, 61, 151875, "bf16"),
+    Dims(32, 4748, 14244),
+    Dims(4, 151936),
+    Dims(7, 37984, 37984, "bf16"),
+]
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 
 from model import sampling as model_sampling
 from model.ops import EAGER
-from nki_kernels import reference_sampling as law
-from nki_kernels.sampling_host import Shard, Step, accept_drafts, coupled_sample, gumbel_noise
+from nki_kernels.sampling import law
+from nki_kernels.sampling.host import Shard, Step, accept_drafts, coupled_sample, gumbel_noise
 from tests.nki_kernels.sampling_inputs import NO_FLOOR, SHAPES, Dims, Inputs, draw, generator_rows, merged, one
 
 

@@ -11,7 +11,7 @@ import nki.isa as nisa
 import numpy as np
 import pytest
 
-from nki_kernels.decode_attention_host import decode_attention, place
+from nki_kernels.layer.host import decode_attention, place
 from nkisim.errors import HbmRace
 from tests.nki_kernels.decode_inputs import (
     Attention,
@@ -87,8 +87,9 @@ def test_neighbours_and_cores_have_no_say(dtype: str, lnc: int) -> None:
     a = draw_attention(AttentionDims(32, 1, 256, 2, 1, 130), dtype)
     whole = run(a)
     order = np.random.default_rng(0).permutation(32)
-    turned = Attention(a.x[order].copy(), a.norms, a.weights, a.keys[order].copy(), a.values[order].copy(),
-                       a.positions[order].copy())  # fmt: skip
+    turned = Attention(
+        a.x[order].copy(), a.norms, a.weights, a.keys[order].copy(), a.values[order].copy(), a.positions[order].copy()
+    )
     assert run(turned, lnc=lnc).tobytes() == whole[order].tobytes()
     for b in range(0, 32, 5):
         assert run(a.part(slice(b, b + 1), slice(None)), lnc=lnc).tobytes() == whole[b].tobytes()

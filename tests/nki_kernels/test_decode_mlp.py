@@ -15,15 +15,21 @@ from model.config import Qwen3Config
 from model.parallel import Parallel
 from model.qwen3 import MLP as TorchMLP
 from model.qwen3 import RMSNorm
-from nki_kernels import reference
-from nki_kernels.decode_mlp import decode_mlp, decode_mlp_kernel
-from nki_kernels.pack_weights import pack, pack_gate_up
+from nki_kernels.attention import law as reference
+from nki_kernels.layer.mlp import decode_mlp, decode_mlp_kernel
+from nki_kernels.layer.pack_weights import pack, pack_gate_up
 from tests.nki_kernels.decode_inputs import MLP, as_fp64, draw_mlp, naive_mlp
 
 # rows, E, I: odd first; I with a rest of 32, 64 and 96 rows, less than one tile, and none; rows cut in four
 SHAPES = [
-    (3, 384, 250), (33, 640, 800), (1, 1024, 96), (5, 256, 192), (128, 512, 256), (32, 256, 2080), (37, 4096, 64),
-]  # fmt: skip
+    (3, 384, 250),
+    (33, 640, 800),
+    (1, 1024, 96),
+    (5, 256, 192),
+    (128, 512, 256),
+    (32, 256, 2080),
+    (37, 4096, 64),
+]
 
 
 def run(m: MLP, **options: Any) -> Any:

@@ -13,10 +13,9 @@ import torch
 
 import nkisim
 from model.sampling import gumbel
-from nki_kernels import reference_sampling as law
-from nki_kernels import threefry
-from nki_kernels.sampling_host import gumbel_noise, uniform
-from nki_kernels.uniform import ACCEPT_DOMAIN, RESIDUAL_DOMAIN
+from nki_kernels.sampling import law, threefry
+from nki_kernels.sampling.host import gumbel_noise, uniform
+from nki_kernels.sampling.uniform import ACCEPT_DOMAIN, RESIDUAL_DOMAIN
 from tests.nki_kernels.sampling_inputs import SHAPES, Dims, generator_rows, key, one
 
 ALL_ONES = 0xFFFFFFFF

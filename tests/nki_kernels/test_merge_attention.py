@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import nkisim
-from nki_kernels import reference
-from nki_kernels.merge_attention import merge_attention_kernel
-from nki_kernels.verify_attention_host import Rows, verify_attention
+from nki_kernels.attention import law as reference
+from nki_kernels.attention.host import Rows, verify_attention
+from nki_kernels.attention.merge import merge_attention_kernel
 from tests.nki_kernels.verify_attention_inputs import Dims, draw, exact, naive
 
 

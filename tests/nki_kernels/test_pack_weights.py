@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nki_kernels.pack_weights import (
+from nki_kernels.layer.pack_weights import (
     pack,
     pack_gate_up,
     pack_out,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels import reference_sampling as law
-from nki_kernels.sampling_host import Shard, Step, accept_block, accept_rejection, block_weights, rejection_sample
+from nki_kernels.sampling import law
+from nki_kernels.sampling.host import Shard, Step, accept_block, accept_rejection, block_weights, rejection_sample
 from tests.nki_kernels.sampling_inputs import DTYPES, NO_FLOOR, Dims, merged, one
 
 SHAPES = [Dims(5, 333, 7), Dims(3, 4747, 9495, "bf16"), Dims(1, 50, 3), Dims(32, 4748, 14244), Dims(4, 151936)]
@@ -108,9 +108,12 @@ class Batch:
         limit = int(self.limits[b, 0])
         rule = law.block_verification if block else law.rejection_sample
         return rule(
-            self.target[b, : limit + 1], self.draft[b, :limit], list(self.drafts[b, :limit]),
-            list(self.u[b]), self.noise[b, : limit + 1],
-        )  # fmt: skip
+            self.target[b, : limit + 1],
+            self.draft[b, :limit],
+            list(self.drafts[b, :limit]),
+            list(self.u[b]),
+            self.noise[b, : limit + 1],
+        )
 
 
 @pytest.mark.parametrize("shards", [1, 3])

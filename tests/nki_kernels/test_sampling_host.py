@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels import sampling_host as host
-from nki_kernels.sampling_host import Shard, Step
+from nki_kernels.sampling import host
+from nki_kernels.sampling.host import Shard, Step
 from tests.nki_kernels.sampling_inputs import NO_FLOOR, one
 
 
@@ -19,35 +19,45 @@ def refuse_to_run(kernel: Any) -> Any:
 
 def noise(**changed: Any) -> None:
     given: dict[str, Any] = {
-        "seeds": np.zeros((4, 2), np.int32), "positions": np.zeros((4, 1), np.int32), "start": one(0), "columns": 50,
+        "seeds": np.zeros((4, 2), np.int32),
+        "positions": np.zeros((4, 1), np.int32),
+        "start": one(0),
+        "columns": 50,
         "run": refuse_to_run,
-    }  # fmt: skip
+    }
     host.gumbel_noise(**(given | changed))
 
 
 def draw(**changed: Any) -> None:
     given: dict[str, Any] = {
-        "shard": Shard(np.zeros((4, 50), np.float32), one(0)), "noise": np.zeros((4, 50), np.float32),
-        "temperature": np.ones((4, 1), np.float32), "floor": np.full((4, 1), NO_FLOOR), "run": refuse_to_run,
-    }  # fmt: skip
+        "shard": Shard(np.zeros((4, 50), np.float32), one(0)),
+        "noise": np.zeros((4, 50), np.float32),
+        "temperature": np.ones((4, 1), np.float32),
+        "floor": np.full((4, 1), NO_FLOOR),
+        "run": refuse_to_run,
+    }
     host.coupled_sample(**(given | changed))
 
 
 def above(**changed: Any) -> None:
     column = np.zeros((4, 1), np.float32)
     given: dict[str, Any] = {
-        "logits": np.zeros((4, 50), np.float32), "weigh": (column, column), "floor": column,
-        "thresholds": np.zeros((4, 7), np.float32), "run": refuse_to_run,
-    }  # fmt: skip
+        "logits": np.zeros((4, 50), np.float32),
+        "weigh": (column, column),
+        "floor": column,
+        "thresholds": np.zeros((4, 7), np.float32),
+        "run": refuse_to_run,
+    }
     host.weights_above(**(given | changed))
 
 
 def accept(**changed: Any) -> None:
     given: dict[str, Any] = {
-        "values": np.zeros((2, 4, 3), np.float32), "ids": np.zeros((2, 4, 3), np.int32),
+        "values": np.zeros((2, 4, 3), np.float32),
+        "ids": np.zeros((2, 4, 3), np.int32),
         "step": Step(np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32)),
         "run": refuse_to_run,
-    }  # fmt: skip
+    }
     host.accept_drafts(**(given | changed))
 
 
@@ -58,9 +68,12 @@ def block(**changed: Any) -> None:
 def reject(**changed: Any) -> None:
     logits, column = np.zeros((4, 50), np.float32), np.zeros((4, 1), np.float32)
     given: dict[str, Any] = {
-        "target": Shard(logits, one(0)), "draft": logits, "scales": np.zeros((4, 6), np.float32),
-        "drawn": (column, np.zeros((4, 1), np.int32), logits), "run": refuse_to_run,
-    }  # fmt: skip
+        "target": Shard(logits, one(0)),
+        "draft": logits,
+        "scales": np.zeros((4, 6), np.float32),
+        "drawn": (column, np.zeros((4, 1), np.int32), logits),
+        "run": refuse_to_run,
+    }
     host.rejection_sample(**(given | changed))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.sampling_host import Shard, Step, accept_drafts, coupled_sample
+from nki_kernels.sampling.host import Shard, Step, accept_drafts, coupled_sample
 from tests.nki_kernels.sampling_inputs import NO_FLOOR, merged, one
 from tests.nki_kernels.test_rejection_sample import Batch
 

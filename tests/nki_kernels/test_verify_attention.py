@@ -12,8 +12,8 @@ from model.attention import verify_attention as torch_attention
 from model.cache import Cache
 from model.cache import Rows as TorchRows
 from model.ops import EAGER
-from nki_kernels import reference
-from nki_kernels.verify_attention_host import Rows, verify_attention
+from nki_kernels.attention import law as reference
+from nki_kernels.attention.host import Rows, verify_attention
 from tests.nki_kernels.verify_attention_inputs import Dims, Inputs, draw, exact, naive, paged, unpaged
 
 SHAPES = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.verify_attention_host import Rows, verify_attention
+from nki_kernels.attention.host import Rows, verify_attention
 from tests.nki_kernels.verify_attention_inputs import Dims, Inputs, draw, paged
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)

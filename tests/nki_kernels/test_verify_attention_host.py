@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.verify_attention_host import Rows, verify_attention
+from nki_kernels.attention.host import Rows, verify_attention
 from tests.nki_kernels.verify_attention_inputs import Dims, draw, paged
 
 DIMS = Dims(2, 4, 2, 3, 96, 64)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.attention_bound import best_share, bound_ns
-from bench.cases import CASES
-from bench.kernels import simulate
+from bench.kernels.__main__ import simulate
+from bench.kernels.cases import CASES
 from nki_kernels.roofline import AttentionDims
 
 
@@ -19,12 +19,17 @@ def row(name: str) -> dict[str, Any]:
     return simulate(next(case for case in CASES if case.full_name == f"verify_attention_{name}"))
 
 
-@pytest.mark.parametrize(("name", "share"), [
-    ("kernel/B4-H2-G1-S1024-N8-D128-bf16", 0.43),
-    ("kernel/B4-H2-G1-S8192-N8-D128-bf16", 0.80), ("kernel/B4-H2-G1-S8192-N16-D128-bf16", 0.80),
-    ("kernel/B4-H2-G1-S8192-N8-D128-bf16-tree", 0.80), ("kernel/B4-H2-G1-S8192-N8-D128-bf16-lnc2", 0.80),
-    ("paged_kernel/B4-H2-G1-S8192-N8-D128-bf16-L32", 0.60),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("kernel/B4-H2-G1-S1024-N8-D128-bf16", 0.43),
+        ("kernel/B4-H2-G1-S8192-N8-D128-bf16", 0.80),
+        ("kernel/B4-H2-G1-S8192-N16-D128-bf16", 0.80),
+        ("kernel/B4-H2-G1-S8192-N8-D128-bf16-tree", 0.80),
+        ("kernel/B4-H2-G1-S8192-N8-D128-bf16-lnc2", 0.80),
+        ("paged_kernel/B4-H2-G1-S8192-N8-D128-bf16-L32", 0.60),
+    ],
+)
 def test_share_of_the_roofline(name: str, share: float) -> None:
     assert share <= row(name)["roofline_share"] <= 1
 

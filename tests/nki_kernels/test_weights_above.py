@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nki_kernels.sampling_host import weights_above
-from nki_kernels.weights_above import MOST_ROWS
+from nki_kernels.sampling.host import weights_above
+from nki_kernels.sampling.weights_above import MOST_ROWS
 from tests.nki_kernels.sampling_inputs import NO_FLOOR, SHAPES, Dims, draw
 
 

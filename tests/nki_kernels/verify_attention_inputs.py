@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_kernels import reference
+from nki_kernels.attention import law as reference
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 

@@ -186,9 +186,7 @@ def reduce_partition_axis(bad: bool) -> Any:
 def accumulate_without_reset(bad: bool) -> Any:
     x, total = tile(), tile(columns=1)
     command = nisa.reduce_cmd.reduce if bad else nisa.reduce_cmd.reset_reduce
-    nisa.activation(
-        dst=x, op=nl.exp, data=x, reduce_op=nl.add, reduce_res=total, reduce_cmd=command
-    )
+    nisa.activation(dst=x, op=nl.exp, data=x, reduce_op=nl.add, reduce_res=total, reduce_cmd=command)
     return out(total)
 
 

@@ -63,8 +63,14 @@ def places(draw: Any, shape: Shape, psum: bool = True, folded: bool = True) -> P
     rows, columns = shape
     starts = (0, 32, 64, 96) if rows <= 32 else ((0, 64) if rows <= 64 else (0,))
     inner = draw(st.sampled_from([d for d in range(1, columns + 1) if columns % d == 0])) if folded else 0
-    return Place(draw(st.sampled_from(starts)), draw(st.integers(0, 3)), draw(st.integers(1, 3)),
-                 draw(st.integers(0, 2)), inner, psum and draw(st.booleans()))  # fmt: skip
+    return Place(
+        draw(st.sampled_from(starts)),
+        draw(st.integers(0, 3)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 2)),
+        inner,
+        psum and draw(st.booleans()),
+    )
 
 
 def values(shape: tuple[int, ...], dtype: str, seed: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.context import current
+from nkisim.core.context import current
 from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
 from tests.nkisim.refusals import hbm, psum, rules, tile, words
 

@@ -41,9 +41,7 @@ def test_gather_scatter_and_all_to_all() -> None:
     assert np.array_equal(found[3], np.concatenate(DATA))
     found = ranks(lambda a, d: ncc.reduce_scatter([a], [d], ALL, 0, nl.add), (2, 6))
     for rank in range(WORLD):
-        np.testing.assert_allclose(
-            found[rank], np.sum(DATA, axis=0)[2 * rank : 2 * rank + 2], rtol=1e-5
-        )
+        np.testing.assert_allclose(found[rank], np.sum(DATA, axis=0)[2 * rank : 2 * rank + 2], rtol=1e-5)
     found = ranks(lambda a, d: ncc.all_to_all([a], [d], ALL, 0), (8, 6))
     assert np.array_equal(found[1], np.concatenate([x[2:4] for x in DATA]))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nkisim import coverage, language
-from nkisim.tokens import Token
+from nkisim.isa.tokens import Token
 
 # of the file made from the public stubs of NKI 0.6; the package must not bend it to what it implements
 DIGEST = "26945ddf469cf1754d1d72d02b9dc0910aad43ce2821eeaca96ecd4cc360e3c6"
@@ -78,9 +78,7 @@ def test_nothing_is_missing() -> None:
 
 
 def test_a_missing_name_is_reported() -> None:
-    wrong = {
-        "modules": {"nki.isa": {"functions": {"no_such_op": []}, "classes": {}, "constants": []}}
-    }
+    wrong = {"modules": {"nki.isa": {"functions": {"no_such_op": []}, "classes": {}, "constants": []}}}
     assert coverage.report(wrong)["missing"] == ["nki.isa.no_such_op"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nkisim.dialect_loops import RULES
+from nkisim.dialect.loops import RULES
 from nkisim.lint import Finding, lint
 
 HEAD = """
@@ -110,7 +110,7 @@ BODIES: dict[str, tuple[str, str]] = {
         "def f(i): print(n)\nwith nl.no_reorder(): nl.fori_loop(0, n, f)",
         "def f(i): print(n)\nwith nl.no_reorder(): f(1)\nnl.fori_loop(0, n, f)",
     ),
-}  # fmt: skip
+}
 
 # rule -> (broken, kept); whole files after the imports
 FILES: dict[str, tuple[str, str]] = {
@@ -125,8 +125,7 @@ FILES: dict[str, tuple[str, str]] = {
     "jit-mode": ("@nki.jit(mode='trace')\ndef k(a): return a", "@nki.jit()\ndef k(a): return a"),
     "class-base": (
         "class C: x = 1\n@nki.jit\ndef k(a): return C()",
-        "@dataclass\nclass C(nl.NKIObject): x: int = 1\nclass E(Enum): y = 1\n"
-        "@nki.jit\ndef k(a): return C(), E.y",
+        "@dataclass\nclass C(nl.NKIObject): x: int = 1\nclass E(Enum): y = 1\n@nki.jit\ndef k(a): return C(), E.y",
     ),
     "list-argument": (
         "@nki.jit\ndef k(a, b=[1]): return a",
@@ -136,7 +135,7 @@ FILES: dict[str, tuple[str, str]] = {
         "@nki.jit\ndef f(a): return a\n@nki.jit\ndef k(a): return f(a)",
         "def f(a): return a\n@nki.jit\ndef k(a): return f(a)",
     ),
-}  # fmt: skip
+}
 
 
 def findings(tmp_path: Path, text: str) -> list[Finding]:

@@ -139,18 +139,14 @@ def package(tmp_path: Path, kernel: str = ORDINARY, tiles: str = TILES) -> Path:
 
 def test_ordinary_kernel_and_its_callees_pass(tmp_path: Path) -> None:
     # unpacking into an attribute is a law of its own; see the next test
-    tiles = TILES.replace(
-        "self.base, shape = base, tuple(base.shape)", "self.base = base\n        shape = 1"
-    )
+    tiles = TILES.replace("self.base, shape = base, tuple(base.shape)", "self.base = base\n        shape = 1")
     found, count = lint([package(tmp_path, tiles=tiles)])
     assert ([str(f) for f in found], count) == ([], 1)
 
 
 def test_fault_in_a_method_of_another_module_is_found(tmp_path: Path) -> None:
     found, _ = lint([package(tmp_path) / "scale.py"])
-    assert [(Path(f.path).name, f.rule, f.kernel) for f in found] == [
-        ("tiles.py", "unpack-target", "scale")
-    ]
+    assert [(Path(f.path).name, f.rule, f.kernel) for f in found] == [("tiles.py", "unpack-target", "scale")]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +202,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     capsys.readouterr()
     assert main([str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["rule"], row["line"], row["severity"]) for row in rows] == [
-        ("is-none", 4, "warning")
-    ]
+    assert [(row["rule"], row["line"], row["severity"]) for row in rows] == [("is-none", 4, "warning")]
     with pytest.raises(SystemExit):
         main([str(tmp_path / "missing.py")])
 

@@ -25,13 +25,19 @@ def test_iota_and_affine_select(step: int, multiplier: int, outer: int, inner: i
 
     def body(numbers: Any, chosen: Any, p: Any) -> None:
         nisa.iota(dst=numbers, pattern=pattern, offset=3, channel_multiplier=multiplier)
-        nisa.affine_select(dst=chosen, pattern=pattern, offset=3, channel_multiplier=multiplier,
-                           on_true_tile=p, on_false_value=-9.0, cmp_op=nl.greater)  # fmt: skip
+        nisa.affine_select(
+            dst=chosen,
+            pattern=pattern,
+            offset=3,
+            channel_multiplier=multiplier,
+            on_true_tile=p,
+            on_false_value=-9.0,
+            cmp_op=nl.greater,
+        )  # fmt: skip
 
     x = draw(shape, seed=12)
     numbers, chosen = on_device(body, (x,), [(shape, "int32"), (shape, "float32")])
-    wanted = [[3 + r * multiplier + w * step + i for w in range(outer) for i in range(inner)]
-              for r in range(16)]  # fmt: skip
+    wanted = [[3 + r * multiplier + w * step + i for w in range(outer) for i in range(inner)] for r in range(16)]
     assert numbers.tolist() == wanted
     assert np.array_equal(chosen, np.where(np.array(wanted) > 0, x, np.float32(-9)))
 
@@ -48,8 +54,9 @@ def test_gathers_inside_and_across_partitions() -> None:
     local = RANDOM.integers(0, 9, (32, 2)).astype(np.uint16) * 2
     found = on_device(
         lambda d, p, i: nisa.local_gather(dst=d, src_buffer=p, index=i, num_elem_per_idx=2),
-        (x, local), [((32, 64), "float32")],
-    )  # fmt: skip
+        (x, local),
+        [((32, 64), "float32")],
+    )
     for group in range(2):
         rows = slice(16 * group, 16 * group + 16)
         flat = [int(local[p + 16 * group, c]) for c in range(2) for p in range(16)]
@@ -67,9 +74,7 @@ def test_stream_shuffle_moves_rows_and_keeps_255() -> None:
 
     found = on_device(body, (x,), [(x.shape, "float32")])
     for quadrant in (0, 32):
-        assert np.array_equal(
-            found[quadrant : quadrant + 31], x[quadrant + 1 : quadrant + 32][::-1]
-        )
+        assert np.array_equal(found[quadrant : quadrant + 31], x[quadrant + 1 : quadrant + 32][::-1])
         assert (found[quadrant + 31] == 7).all()
 
 
@@ -81,19 +86,17 @@ def test_nonzero_sequence_bounds_and_partition_reduce() -> None:
         nisa.memset(dst=dst, value=0)
         nisa.nonzero_with_count(dst=dst, src=p, index_offset=16)
 
-    assert on_device(nonzero, (bits,), [((16, 9), "int32")])[0].tolist() == [
-        17, 18, 21, -1, -1, -1, -1, -1, 3]  # fmt: skip
+    assert on_device(nonzero, (bits,), [((16, 9), "int32")])[0].tolist() == [17, 18, 21, -1, -1, -1, -1, -1, 3]
     ids = np.array([[0, 1, 1, 2, 2, 2, 0]], np.int32)
-    found = on_device(
-        lambda d, p: nisa.sequence_bounds(dst=d, segment_ids=p), (ids,), [((1, 2, 7), "int32")]
-    )
+    found = on_device(lambda d, p: nisa.sequence_bounds(dst=d, segment_ids=p), (ids,), [((1, 2, 7), "int32")])
     assert found.tolist() == [[[7, 1, 1, 3, 3, 3, 7], [-1, 3, 3, 6, 6, 6, -1]]]
     x = draw((32, 5), seed=15)
     for op, fn in ((nl.add, np.sum), (nl.average, np.mean), (nl.maximum, np.max)):
         total = on_device(
             lambda d, p, op=op: nisa.tensor_partition_reduce(dst=d, op=op, data=p),
-            (x,), [((1, 5), "float32")],
-        )  # fmt: skip
+            (x,),
+            [((1, 5), "float32")],
+        )
         np.testing.assert_allclose(total[0], fn(x.astype(np.float64), axis=0), atol=1e-5)
 
 
@@ -144,8 +147,6 @@ def test_random_bits_are_seeded_and_xorwow_is_marsaglias() -> None:
 
 def test_dropout_keeps_or_zeroes() -> None:
     x = np.ones((64, 64), np.float32)
-    found = on_device(
-        lambda d, p: nisa.dropout(dst=d, data=p, prob=0.25), (x,), [(x.shape, "float32")]
-    )
+    found = on_device(lambda d, p: nisa.dropout(dst=d, data=p, prob=0.25), (x,), [(x.shape, "float32")])
     assert set(np.unique(found)) == {0.0, 1.0}
     assert 0.2 < (found == 0).mean() < 0.3

@@ -31,9 +31,11 @@ def product(dst: Any, stationary: Any, moving: Any, **options: Any) -> None:
 
 @COMMON
 @given(
-    st.integers(1, 128), st.integers(1, 128), st.integers(1, 512),
+    st.integers(1, 128),
+    st.integers(1, 128),
+    st.integers(1, 512),
     st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3"]),
-)  # fmt: skip
+)
 def test_matmul(k: int, m: int, n: int, dtype: str) -> None:
     a, b = draw((k, m), dtype, 1), draw((k, n), dtype, 2)
     found = on_device(product, (a, b), [((m, n), "float32")])
@@ -61,9 +63,7 @@ def test_bits_of_an_output_do_not_depend_on_the_number_of_columns(mode: Any) -> 
 def test_double_row_contracts_over_both_rows() -> None:
     a, b = draw((64, 2, 32), "float8_e4m3", 1), draw((64, 2, 48), "float8_e5m2", 2)
     mode = nisa.matmul_perf_mode.double_row
-    found = on_device(
-        lambda d, p, q: product(d, p, q, perf_mode=mode), (a, b), [((32, 48), "float32")]
-    )
+    found = on_device(lambda d, p, q: product(d, p, q, perf_mode=mode), (a, b), [((32, 48), "float32")])
     wanted = np.einsum("kim,kin->mn", a.astype(np.float64), b.astype(np.float64))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
 

@@ -21,9 +21,7 @@ COMMON = settings(max_examples=25, deadline=None)
 
 def close(found: Any, wanted: Any, dtype: str) -> None:
     tiny = 1e-6 if dtype != "float16" else 1e-4
-    np.testing.assert_allclose(
-        found.astype(np.float64), wanted, rtol=HALF_ULP[dtype], atol=tiny * np.abs(wanted).max()
-    )
+    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=HALF_ULP[dtype], atol=tiny * np.abs(wanted).max())
 
 
 BINARY = {
@@ -106,9 +104,9 @@ def test_integers_round_to_even_and_saturate(dtype: str, values: Any, wanted: An
 
 def test_fp8_e4m3_ends_at_240() -> None:
     x = np.array([[240, 247, 249, 300, -500, np.inf, 0.001953125, 17]], np.float32)
-    found = on_device(
-        lambda dst, p: nisa.tensor_copy(dst=dst, src=p), (x,), [(x.shape, "float8_e4m3")]
-    ).astype(np.float32)
+    found = on_device(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), (x,), [(x.shape, "float8_e4m3")]).astype(
+        np.float32
+    )
     assert found.tolist() == [[240, 240, np.inf, np.inf, -np.inf, np.inf, 0.001953125, 16]]
 
 
@@ -198,26 +196,18 @@ def test_erf_and_gelu_at_known_points() -> None:
     x = np.array([[-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.5]], np.float32)
     erf = [-0.9999779095, -0.8427007929, -0.5204998778, 0, 0.5204998778, 0.8427007929,
            0.9953222650, 0.9999992569]  # fmt: skip
-    found = on_device(
-        lambda d, p: nisa.activation(dst=d, op=nl.erf, data=p), (x,), [(x.shape, "float32")]
-    )
+    found = on_device(lambda d, p: nisa.activation(dst=d, op=nl.erf, data=p), (x,), [(x.shape, "float32")])
     np.testing.assert_allclose(found[0], erf, atol=1e-7)
-    found = on_device(
-        lambda d, p: nisa.activation(dst=d, op=nl.gelu, data=p), (x,), [(x.shape, "float32")]
-    )
+    found = on_device(lambda d, p: nisa.activation(dst=d, op=nl.gelu, data=p), (x,), [(x.shape, "float32")])
     assert abs(found[0, 5] - 0.8413447461) < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore::nkisim.errors.NkiSimWarning")
 def test_sin_is_cubic_outside_its_range_and_reduced_in_the_language() -> None:
     x = np.array([[9.0, 1.0]], np.float32)
-    found = on_device(
-        lambda d, p: nisa.activation(dst=d, op=nl.sin, data=p), (x,), [(x.shape, "float32")]
-    )
+    found = on_device(lambda d, p: nisa.activation(dst=d, op=nl.sin, data=p), (x,), [(x.shape, "float32")])
     np.testing.assert_allclose(found, [[27.65, np.sin(1.0)]], rtol=1e-3)
-    found = on_device(
-        lambda d, p: nisa.tensor_copy(dst=d, src=nl.sin(p)), (x,), [(x.shape, "float32")]
-    )
+    found = on_device(lambda d, p: nisa.tensor_copy(dst=d, src=nl.sin(p)), (x,), [(x.shape, "float32")])
     np.testing.assert_allclose(found, np.sin(x), rtol=1e-6)
 
 

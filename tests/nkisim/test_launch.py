@@ -178,9 +178,7 @@ def test_arguments_bind_as_python_binds_them() -> None:
         x = nl.load(a)
         for extra in (*more, *named.values()):
             nisa.tensor_tensor(dst=x, data1=x, data2=nl.load(extra), op=nl.add)
-        nisa.tensor_scalar(
-            dst=x, data=x, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=shift
-        )
+        nisa.tensor_scalar(dst=x, data=x, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=shift)
         return out(x)
 
     assert np.array_equal(nkisim.simulate(kernel)(DATA, shift=1.0), 2 * DATA + 1)

@@ -13,7 +13,7 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from nkisim.timeline import schedule
+from nkisim.timeline.schedule import schedule
 from tests.nkisim.harness import draw, on_hbm, out, run, tile
 
 DATA = draw((16, 8), seed=1)
@@ -147,8 +147,9 @@ def test_gpsimd_exchanges_by_a_dma_of_its_own() -> None:
         def kernel(a: Any) -> Any:
             core, other = nl.program_id(0), nl.ndarray((16, 8), nl.float32)
             result = nl.ndarray((2, 16, 8), nl.float32, nl.shared_hbm)
-            nisa.sendrecv(src=nl.load(a), dst=other, send_to_rank=1 - core, recv_from_rank=1 - core,
-                          pipe_id=0, dma_engine=way)  # fmt: skip
+            nisa.sendrecv(
+                src=nl.load(a), dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0, dma_engine=way
+            )
             nisa.dma_copy(dst=result[core], src=other)
             return result
 

@@ -65,15 +65,11 @@ def matmul_hoisted(a_t: Any, b: Any) -> Any:
     result = hbm(m, n)
     right = [nl.load(b[p * 128 : p * 128 + 128]) for p in range(k // 128)]
     for i in range(m // 128):
-        left = [
-            nl.load(a_t[p * 128 : p * 128 + 128, i * 128 : i * 128 + 128]) for p in range(k // 128)
-        ]
+        left = [nl.load(a_t[p * 128 : p * 128 + 128, i * 128 : i * 128 + 128]) for p in range(k // 128)]
         for j in range(n // 512):
             acc = nl.ndarray((128, 512), nl.float32, nl.psum)
             for p in range(k // 128):
-                nisa.nc_matmul(
-                    dst=acc, stationary=left[p], moving=right[p][:, j * 512 : j * 512 + 512]
-                )
+                nisa.nc_matmul(dst=acc, stationary=left[p], moving=right[p][:, j * 512 : j * 512 + 512])
             nl.store(result[i * 128 : i * 128 + 128, j * 512 : j * 512 + 512], nl.copy(acc))
     return result
 
@@ -87,8 +83,9 @@ def matmul_blocked(a_t: Any, b: Any) -> Any:
         for i in range(m // 128):
             for j in range(n // 512):
                 acc = nl.ndarray((128, 512), nl.float32, nl.psum)
-                nisa.nc_matmul(dst=acc, stationary=left[:, i * 128 : i * 128 + 128],
-                               moving=right[:, j * 512 : j * 512 + 512])  # fmt: skip
+                nisa.nc_matmul(
+                    dst=acc, stationary=left[:, i * 128 : i * 128 + 128], moving=right[:, j * 512 : j * 512 + 512]
+                )
                 part = total[:, i, j * 512 : j * 512 + 512]
                 nisa.tensor_tensor(dst=part, data1=part, data2=acc, op=nl.add)
     result = hbm(m, n)
@@ -112,9 +109,7 @@ def test_transpose_of_the_two_free_dimensions() -> None:
     def kernel(a: Any) -> Any:
         x = nl.load(a)
         y = nl.ndarray((x.shape[0], 5 * 7), dtype=nl.float32)
-        nisa.tensor_copy(
-            dst=y.reshape_dim(1, (7, 5)), src=x.reshape_dim(1, (5, 7)).permute((0, 2, 1))
-        )
+        nisa.tensor_copy(dst=y.reshape_dim(1, (7, 5)), src=x.reshape_dim(1, (5, 7)).permute((0, 2, 1)))
         return out(y)
 
     a = random(16, 35)
@@ -153,8 +148,7 @@ def test_mamba_is_a_scan_per_state() -> None:
                 nisa.dma_copy(dst=row, src=source[s : s + 1].broadcast(0, channels))
                 rows.append(row)
             nisa.tensor_tensor(dst=rows[0], data1=du, data2=rows[0], op=nl.multiply)
-            nisa.tensor_tensor_scan(dst=decay, data0=decay, data1=rows[0], initial=0.0,
-                                    op0=nl.multiply, op1=nl.add)  # fmt: skip
+            nisa.tensor_tensor_scan(dst=decay, data0=decay, data1=rows[0], initial=0.0, op0=nl.multiply, op1=nl.add)
             nisa.tensor_tensor(dst=decay, data1=decay, data2=rows[1], op=nl.multiply)
             nisa.tensor_tensor(dst=total, data1=total, data2=decay, op=nl.add)
         return out(total)
@@ -172,9 +166,14 @@ def test_mamba_is_a_scan_per_state() -> None:
 def test_softmax_rms_norm_and_small_functions() -> None:
     def kernel(a: Any, g: Any) -> Any:
         x, w = nl.load(a), nl.load(g)
-        return (out(nl.softmax(x)), out(nl.rms_norm(x, w, axis=1, n=32)), out(nl.var(x, 1)),
-                out(nl.where(nl.greater(x, 0.0), x, 0.0)), out(nl.mean(x, 1)),
-                out(nl.copy(nl.matmul(x, w, transpose_x=True))))  # fmt: skip
+        return (
+            out(nl.softmax(x)),
+            out(nl.rms_norm(x, w, axis=1, n=32)),
+            out(nl.var(x, 1)),
+            out(nl.where(nl.greater(x, 0.0), x, 0.0)),
+            out(nl.mean(x, 1)),
+            out(nl.copy(nl.matmul(x, w, transpose_x=True))),
+        )
 
     a, g = random(16, 32), random(16, 32)
     soft, norm, var, positive, mean, product = run(kernel, a, g)

@@ -13,8 +13,8 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.geometry import TRN2
-from nkisim.placement import Region, place, regions
-from nkisim.storage import Allocation
+from nkisim.memory.placement import Region, place, regions
+from nkisim.memory.storage import Allocation
 from tests.nkisim.harness import out, run, tile
 
 SBUF, PSUM = regions(0, TRN2)

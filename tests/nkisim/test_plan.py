@@ -11,8 +11,9 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim import errors, plan
+from nkisim import errors
 from nkisim.geometry import TRN2
+from nkisim.isa import plan
 from tests.nkisim.harness import out, run, tile
 
 DATA = np.ones((4, 4), np.float32)
@@ -27,8 +28,12 @@ def test_an_equal_number_of_another_kind_is_another_case(value: Any) -> None:
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "memory", "start"])
 def test_what_rules_look_at_is_told_apart(change: str) -> None:
-    laws = {"shape": errors.ShapeMismatch, "dtype": errors.WrongDtype, "memory": errors.WrongSpace,
-            "start": errors.StartPartition}  # fmt: skip
+    laws = {
+        "shape": errors.ShapeMismatch,
+        "dtype": errors.WrongDtype,
+        "memory": errors.WrongSpace,
+        "start": errors.StartPartition,
+    }
 
     def kernel(bad: bool) -> Any:
         wide, words = tile(128, 8), tile(16, 8, "uint32", 0)

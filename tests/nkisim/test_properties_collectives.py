@@ -36,8 +36,9 @@ def on_ranks(body: Any, sources: list[Any], shape: tuple[int, ...]) -> list[Any]
 
 @covers("ncc.all_reduce", "ncc.all_gather", "ncc.reduce_scatter", "ncc.all_to_all")
 @PROPERTY
-@given(st.data(), WORLDS, st.integers(1, 4), st.integers(1, 6), st.sampled_from(FLOATS[:3]),
-       st.sampled_from(sorted(FOLDS)))  # fmt: skip
+@given(
+    st.data(), WORLDS, st.integers(1, 4), st.integers(1, 6), st.sampled_from(FLOATS[:3]), st.sampled_from(sorted(FOLDS))
+)
 def test_whole_tensors(data: Any, world: int, part: int, columns: int, dtype: str, op: str) -> None:
     order = data.draw(st.permutations(range(world)))
     rows, ring, token = part * world, group(order), getattr(nl, op)
@@ -57,8 +58,13 @@ def test_whole_tensors(data: Any, world: int, part: int, columns: int, dtype: st
         assert np.array_equal(swapped[rank], np.concatenate([sources[r][mine] for r in order]))
 
 
-@covers("ncc.collective_permute", "ncc.collective_permute_implicit", "ncc.collective_permute_implicit_reduce",
-        "ncc.rank_id", "ncc.collective_permute_implicit_current_processing_rank_id")  # fmt: skip
+@covers(
+    "ncc.collective_permute",
+    "ncc.collective_permute_implicit",
+    "ncc.collective_permute_implicit_reduce",
+    "ncc.rank_id",
+    "ncc.collective_permute_implicit_current_processing_rank_id",
+)
 @PROPERTY
 @given(st.data(), WORLDS, st.integers(1, 6), st.sampled_from(FLOATS[:3]))
 def test_from_rank_to_rank(data: Any, world: int, columns: int, dtype: str) -> None:

@@ -26,8 +26,13 @@ from tests.nkisim.properties import (
     wide,
 )
 
-COMPARE = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
-           "greater_equal": np.greater_equal}  # fmt: skip
+COMPARE = {
+    "equal": np.equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+}
 LOWEST = np.float32(-3.4028234663852886e38)
 ENGINES = st.sampled_from(["vector", "scalar", "gpsimd", "unknown"])
 
@@ -39,8 +44,9 @@ def test_tensor_copy(data: Any, shape: Shape, dtype: str, out: str, engine: str)
     x, psum = values(shape, dtype, 1), engine != "gpsimd"
     found = laid_out(
         lambda dst, p: nisa.tensor_copy(dst=dst, src=p, engine=getattr(nisa.engine, engine)),
-        [(x, data.draw(places(shape, psum)))], [(shape, out, data.draw(places(shape, psum)))],
-    )  # fmt: skip
+        [(x, data.draw(places(shape, psum)))],
+        [(shape, out, data.draw(places(shape, psum)))],
+    )
     if dtype == out:
         assert found.tobytes() == x.tobytes()
     else:
@@ -58,16 +64,23 @@ def test_memset(data: Any, shape: Shape, dtype: str, number: int) -> None:
 
 @covers("tensor_copy_predicated")
 @PROPERTY
-@given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.sampled_from(["uint8", "uint16", "uint32"]),
-       st.booleans(), st.booleans())  # fmt: skip
+@given(
+    st.data(),
+    SHAPES,
+    st.sampled_from(FLOATS + INTEGERS),
+    st.sampled_from(["uint8", "uint16", "uint32"]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_tensor_copy_predicated(data: Any, shape: Shape, dtype: str, mask: str, reverse: bool, number: bool) -> None:
     x, chosen = values(shape, dtype, 1), (values(shape, mask, 2) % 3).astype(mask)
     found = laid_out(
         lambda dst, p, m: nisa.tensor_copy_predicated(
-            dst=dst, src=3 if number else p, predicate=m, reverse_pred=reverse),
+            dst=dst, src=3 if number else p, predicate=m, reverse_pred=reverse
+        ),
         [(x, data.draw(places(shape))), (chosen, data.draw(places(shape, psum=False)))],
         [(shape, dtype, data.draw(places(shape)))],
-    )  # fmt: skip
+    )
     taken = (chosen == 0) if reverse else (chosen != 0)
     source = np.full(shape, 3).astype(x.dtype) if number else x
     assert found.tobytes() == np.where(taken, source, np.full(shape, MARK).astype(x.dtype)).tobytes()

@@ -26,8 +26,14 @@ from tests.nkisim.properties import (
     wide,
 )
 
-COMPARE = {"equal": np.equal, "not_equal": np.not_equal, "less": np.less, "less_equal": np.less_equal,
-           "greater": np.greater, "greater_equal": np.greater_equal}  # fmt: skip
+COMPARE = {
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+}
 PATTERNS = st.lists(st.tuples(st.integers(-4, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
 

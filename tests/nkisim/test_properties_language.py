@@ -130,7 +130,7 @@ def test_reductions(data: Any, shape: Shape, name: str, dtype: str) -> None:
     if name == "prod":
         x = (np.sign(wide(x)) * 1.125).astype(x.dtype)
     if name == "all":
-        x[:: 2, 0] = 0
+        x[::2, 0] = 0
     found = laid_out(lambda dst, p: copied(dst, getattr(nl, name)(p, axis=1, dtype=nl.float32)),
                      [(x, data.draw(places(shape, folded=False)))], [((shape[0], 1), "float32", Place())])  # fmt: skip
     wanted = fp64(FOLDS[name], wide(x), 1)[:, None]

@@ -51,8 +51,9 @@ def test_nc_matmul(data: Any, k: int, m: int, n: int, times: int) -> None:
             nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=i > 0)
 
     spot = replace(data.draw(places((m, n))), psum=True)
-    found = laid_out(body, [(x, tile_places(data, x.shape)), (y, tile_places(data, y.shape))],
-                     [((m, n), "float32", spot)])  # fmt: skip
+    found = laid_out(
+        body, [(x, tile_places(data, x.shape)), (y, tile_places(data, y.shape))], [((m, n), "float32", spot)]
+    )
     scale = times * np.abs(wide(x)).T @ np.abs(wide(y))
     agree(found, times * (wide(x).T @ wide(y)), "float32", k + times, scale)
 
@@ -62,8 +63,11 @@ def test_nc_matmul(data: Any, k: int, m: int, n: int, times: int) -> None:
 @given(SIZES, SIZES, st.integers(1, 60))
 def test_products_of_small_integers_are_exact(k: int, m: int, n: int) -> None:
     x, y = (np.random.default_rng(s).integers(-8, 8, (k, c)).astype(np.float32) for s, c in ((1, m), (2, n)))
-    found = laid_out(lambda dst, p, q: nisa.nc_matmul(dst=dst, stationary=p, moving=q, accumulate=False),
-                     [(x, Place()), (y, Place())], [((m, n), "float32", Place(psum=True))])  # fmt: skip
+    found = laid_out(
+        lambda dst, p, q: nisa.nc_matmul(dst=dst, stationary=p, moving=q, accumulate=False),
+        [(x, Place()), (y, Place())],
+        [((m, n), "float32", Place(psum=True))],
+    )
     assert np.array_equal(found, x.T @ y)
 
 
@@ -75,8 +79,11 @@ def test_nc_transpose(data: Any, rows: int, columns: int, dtype: str) -> None:
     small = rows <= 32 and columns <= 32
     psum = not small or data.draw(st.booleans())
     spot = replace(data.draw(places((columns, rows))), psum=psum)
-    found = laid_out(lambda dst, p: nisa.nc_transpose(dst=dst, data=p),
-                     [(x, tile_places(data, x.shape))], [((columns, rows), dtype, spot)])  # fmt: skip
+    found = laid_out(
+        lambda dst, p: nisa.nc_transpose(dst=dst, data=p),
+        [(x, tile_places(data, x.shape))],
+        [((columns, rows), dtype, spot)],
+    )
     assert found.tobytes() == np.ascontiguousarray(x.T).tobytes()
 
 
@@ -85,8 +92,11 @@ def test_nc_transpose(data: Any, rows: int, columns: int, dtype: str) -> None:
 @given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.sampled_from(FLOATS + INTEGERS))
 def test_dma_copy(data: Any, shape: Shape, dtype: str, other: str) -> None:
     x = values(shape, dtype, 1)
-    found = laid_out(lambda dst, p: nisa.dma_copy(dst=dst, src=p), [(x, data.draw(places(shape, psum=False)))],
-                     [(shape, other, data.draw(places(shape, psum=False)))])  # fmt: skip
+    found = laid_out(
+        lambda dst, p: nisa.dma_copy(dst=dst, src=p),
+        [(x, data.draw(places(shape, psum=False)))],
+        [(shape, other, data.draw(places(shape, psum=False)))],
+    )
     if dtype == other:
         assert found.tobytes() == x.tobytes()
     else:
@@ -202,9 +212,11 @@ def test_indirect_dma_transpose_of_four_dimensions(blocks: int, middle: int, col
 @given(st.data(), SHAPES, st.lists(st.sampled_from(FLOATS), min_size=1, max_size=16), st.sampled_from(FLOATS))
 def test_dma_compute(data: Any, shape: Shape, dtypes: list[str], result: str) -> None:
     sources = [values(shape, d, i) for i, d in enumerate(dtypes)]
-    found = laid_out(lambda dst, *srcs: nisa.dma_compute(dst=dst, srcs=list(srcs), reduce_op=nl.add),
-                     [(s, data.draw(places(shape, psum=False))) for s in sources],
-                     [(shape, result, data.draw(places(shape, psum=False)))])  # fmt: skip
+    found = laid_out(
+        lambda dst, *srcs: nisa.dma_compute(dst=dst, srcs=list(srcs), reduce_op=nl.add),
+        [(s, data.draw(places(shape, psum=False))) for s in sources],
+        [(shape, result, data.draw(places(shape, psum=False)))],
+    )
     scale = sum(np.abs(wide(s)) for s in sources)
     agree(found, sum(wide(s) for s in sources), result, len(sources) - 1, scale)
 
@@ -244,8 +256,11 @@ def test_a_gather_into_a_scatter_skips_what_either_misses(rows: int, columns: in
     pattern = [[columns, rows], [1, columns]]
 
     def kernel(source: Any, target: Any, at: Any, to: Any) -> Any:
-        nisa.dma_copy(dst=target.ap(pattern, vector_offset=nl.load(to)),
-                      src=source.ap(pattern, vector_offset=nl.load(at)), oob_mode=nisa.oob_mode.skip)  # fmt: skip
+        nisa.dma_copy(
+            dst=target.ap(pattern, vector_offset=nl.load(to)),
+            src=source.ap(pattern, vector_offset=nl.load(at)),
+            oob_mode=nisa.oob_mode.skip,
+        )
         return target
 
     wanted = base.copy()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.activations import ON_SCALAR_ENGINE
+from nkisim.isa.activations import ON_SCALAR_ENGINE
 from tests.nkisim.covered import covers
 from tests.nkisim.properties import (
     EACH,

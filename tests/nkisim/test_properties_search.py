@@ -26,8 +26,11 @@ def few(shape: tuple[int, int], dtype: str, seed: int) -> Any:
 @given(st.data(), ROWS, st.integers(8, 60), st.sampled_from(FLOATS), st.booleans())
 def test_max8(data: Any, rows: int, columns: int, dtype: str, repeats: bool) -> None:
     x = (few if repeats else values)((rows, columns), dtype, 1)
-    found = laid_out(lambda dst, p: nisa.max8(dst=dst, src=p), [(x, data.draw(places(x.shape)))],
-                     [((rows, 8), "float32", data.draw(places((rows, 8), folded=False)))])  # fmt: skip
+    found = laid_out(
+        lambda dst, p: nisa.max8(dst=dst, src=p),
+        [(x, data.draw(places(x.shape)))],
+        [((rows, 8), "float32", data.draw(places((rows, 8), folded=False)))],
+    )
     for row in range(rows):
         assert found[row].tolist() == sorted(wide(x)[row].tolist(), reverse=True)[:8]
 
@@ -50,9 +53,11 @@ def places_of(row: Any, wanted: Any, order: list[int]) -> list[int]:
 @given(st.data(), ROWS, st.integers(8, 40), st.sampled_from(FLOATS[:3]), st.sampled_from(["uint16", "uint32"]))
 def test_nc_find_index8(data: Any, rows: int, columns: int, dtype: str, index: str) -> None:
     x, sought = few((rows, columns), dtype, 1), few((rows, 8), dtype, 2)
-    found = laid_out(lambda dst, p, v: nisa.nc_find_index8(dst=dst, data=p, vals=v),
-                     [(x, data.draw(places(x.shape))), (sought, data.draw(places((rows, 8))))],
-                     [((rows, 8), index, data.draw(places((rows, 8))))])  # fmt: skip
+    found = laid_out(
+        lambda dst, p, v: nisa.nc_find_index8(dst=dst, data=p, vals=v),
+        [(x, data.draw(places(x.shape))), (sought, data.draw(places((rows, 8))))],
+        [((rows, 8), index, data.draw(places((rows, 8))))],
+    )
     missing = np.iinfo(index).max
     for row in range(rows):
         wanted = places_of(x[row], sought[row], list(range(8)))
@@ -68,7 +73,7 @@ def test_nc_match_replace8(data: Any, rows: int, columns: int, dtype: str) -> No
         lambda dst, at, p, v: nisa.nc_match_replace8(dst=dst, data=p, vals=v, imm=-99.0, dst_idx=at),
         [(x, data.draw(places(x.shape))), (sought, data.draw(places((rows, 8))))],
         [(x.shape, dtype, data.draw(places(x.shape))), ((rows, 8), "uint32", data.draw(places((rows, 8))))],
-    )  # fmt: skip
+    )
     for row in range(rows):
         at = places_of(x[row], sought[row], list(range(7, -1, -1)))
         wanted = wide(x)[row]
@@ -92,9 +97,10 @@ def test_statistics(data: Any, rows: int, widths: list[int], dtype: str) -> None
         nisa.bn_aggr(dst=result, data=stats)
 
     stats, found = laid_out(
-        body, [(x, data.draw(places(x.shape, folded=False)))],
+        body,
+        [(x, data.draw(places(x.shape, folded=False)))],
         [(parts, "float32", data.draw(places(parts, folded=False))), (pair, "float32", data.draw(places(pair)))],
-    )  # fmt: skip
+    )
     exact = wide(x)
     even, odd = exact[:, : widths[0] : 2], exact[:, 1 : widths[0] : 2]
     for first, half in ((0, even), (3, odd)):
@@ -114,9 +120,10 @@ def test_topk(rows: int, columns: int, data: Any) -> None:
     k = data.draw(st.integers(1, n // 16 + 1))
     x = values((rows, columns), "bfloat16", 6)
     top, index = laid_out(
-        lambda v, i, p: nisa.topk(v, i, p, n), [(x, data.draw(places(x.shape, psum=False)))],
+        lambda v, i, p: nisa.topk(v, i, p, n),
+        [(x, data.draw(places(x.shape, psum=False)))],
         [((rows, k), "bfloat16", Place()), ((rows, k), "uint32", Place())],
-    )  # fmt: skip
+    )
     for first in range(0, rows, 16):
         snake = [float(x[first + i % 16, i // 16]) for i in range(n)]
         best = sorted(snake)[-k:]

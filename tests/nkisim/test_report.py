@@ -12,12 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nkisim import report, trace_viewer
-from nkisim.calibration import Tape
+from nkisim import report
 from nkisim.event import Event
-from nkisim.recording_file import BadRecording, from_json, read, save, to_json
-from nkisim.timeline import schedule
-from nkisim.timeline_drawing import bars, clock, draw, nice_step
+from nkisim.timeline import trace_viewer
+from nkisim.timeline.calibration import Tape
+from nkisim.timeline.drawing import bars, clock, draw, nice_step
+from nkisim.timeline.recording_file import BadRecording, from_json, read, save, to_json
+from nkisim.timeline.schedule import schedule
 
 
 def small() -> list[Event]:
@@ -112,7 +113,7 @@ def test_clock_and_axis() -> None:
     assert [nice_step(x) for x in (8.0, 100.0, 24000.0)] == [1, 20, 5000]
 
 
-@pytest.mark.parametrize("module", ["nkisim.report", "nkisim.trace_viewer"])
+@pytest.mark.parametrize("module", ["nkisim.report", "nkisim.timeline.trace_viewer"])
 def test_a_missing_or_wrong_recording_is_one_sentence(module: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[]", encoding="utf-8")

@@ -13,13 +13,13 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import isa
-from nkisim.calibration import Tape
-from nkisim.cost_table import ANYWHERE, LAWS, law_of
-from nkisim.costs import MatmulCost, matmul, scalar, vector
-from nkisim.costs_dma import TRANSFERS, dma_cost, hbm_bytes
-from nkisim.costs_gpsimd import gather, gpsimd, topk
 from nkisim.errors import NotSimulated
-from nkisim.trn2 import TRN2
+from nkisim.timeline.calibration import Tape
+from nkisim.timeline.cost_table import ANYWHERE, LAWS, law_of
+from nkisim.timeline.costs import MatmulCost, matmul, scalar, vector
+from nkisim.timeline.costs_dma import TRANSFERS, dma_cost, hbm_bytes
+from nkisim.timeline.costs_gpsimd import gather, gpsimd, topk
+from nkisim.timeline.trn2 import TRN2
 from tests.nkisim import harness
 
 N = TRN2.at("nominal")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkisim.dependence import RESULT, Dependence, may_overlap, shape_of
 from nkisim.event import Event, Extent
+from nkisim.timeline.dependence import RESULT, Dependence, may_overlap, shape_of
 
 Access = tuple[bool, int, int, int]
 

@@ -12,7 +12,7 @@ import pytest
 from nkisim import launch
 from nkisim.event import Event
 from nkisim.policy import STRICT
-from nkisim.timeline import schedule
+from nkisim.timeline.schedule import schedule
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")

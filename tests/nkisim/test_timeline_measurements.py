@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nkisim.calibration import Measurement
-from nkisim.chip import CASES
-from nkisim.list_scheduler import Machine
-from nkisim.measurements import MEASUREMENTS, table
-from nkisim.program import prepare
-from nkisim.timeline import schedule
-from nkisim.trn2 import TRN2
+from nkisim.timeline.calibration import Measurement
+from nkisim.timeline.chip import CASES
+from nkisim.timeline.list_scheduler import Machine
+from nkisim.timeline.measurements import MEASUREMENTS, table
+from nkisim.timeline.program import prepare
+from nkisim.timeline.schedule import schedule
+from nkisim.timeline.trn2 import TRN2
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "simulator_time.md"
 
@@ -26,9 +26,7 @@ def test_within_ten_percent(row: Measurement) -> None:
 def test_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a slower descriptor rate breaks the rows that depend on it."""
     slow = replace(TRN2, dma_descriptor_ns=replace(TRN2.dma_descriptor_ns, value=20.0))
-    monkeypatch.setattr(
-        "nkisim.calibration.schedule", lambda events, band: schedule(events, slow, band)
-    )
+    monkeypatch.setattr("nkisim.timeline.calibration.schedule", lambda events, band: schedule(events, slow, band))
     row = next(r for r in MEASUREMENTS if r.name.startswith("pipelined loads, 512 B"))
     assert row.ratio < 0.9
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nkisim.calibration import Tape
 from nkisim.event import Event, Extent
-from nkisim.list_scheduler import StuckSchedule
-from nkisim.timeline import Schedule, schedule, union
-from nkisim.trn2 import TRN2
+from nkisim.timeline.calibration import Tape
+from nkisim.timeline.list_scheduler import StuckSchedule
+from nkisim.timeline.schedule import Schedule, schedule, union
+from nkisim.timeline.trn2 import TRN2
 
 N = TRN2.at("nominal")
 COPY = 512 / 2 / 0.96
@@ -22,9 +22,7 @@ def copy(tape: Tape, src: Extent, dst: Extent, core: int = 0) -> Event:
 
 
 def act(tape: Tape, src: Extent, dst: Extent, core: int = 0) -> Event:
-    return tape.add(
-        "scalar", "activation", (src,), (dst,), elements=512, function="copy", core=core
-    )
+    return tape.add("scalar", "activation", (src,), (dst,), elements=512, function="copy", core=core)
 
 
 def tiles(tape: Tape, count: int) -> list[Extent]:
@@ -275,9 +273,7 @@ def test_band_contains_the_nominal_latency_and_needs_uncertain_constants() -> No
     act(tape, b, c)
     s = schedule(tape.events)
     assert s.low_ns < s.latency_ns < s.high_ns
-    sure: dict[str, Any] = {
-        name: replace(constant, low=None, high=None) for name, constant in TRN2.constants().items()
-    }
+    sure: dict[str, Any] = {name: replace(constant, low=None, high=None) for name, constant in TRN2.constants().items()}
     certain = schedule(tape.events, replace(TRN2, **sure))
     assert certain.low_ns == certain.latency_ns == certain.high_ns
 

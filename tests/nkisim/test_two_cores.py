@@ -30,9 +30,7 @@ def test_cores_split_work_and_exchange_tiles() -> None:
         assert (nl.num_programs(), nl.program_ndim()) == (2, 1)
         result, mine = shared(), nl.load(a[half(core)])
         other = nl.ndarray(mine.shape, dtype=mine.dtype)
-        nisa.sendrecv(
-            src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0
-        )
+        nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
         nisa.dma_copy(dst=result[half(core)], src=other)
         return result
 
@@ -116,9 +114,7 @@ def test_deadlock_says_who_waits_for_whom() -> None:
             nisa.core_barrier(data=result, cores=(0, 1))
         return result
 
-    with pytest.raises(
-        errors.Deadlock, match=r"core 0 waits for core 1 in core_barrier.*core 1 has ended"
-    ):
+    with pytest.raises(errors.Deadlock, match=r"core 0 waits for core 1 in core_barrier.*core 1 has ended"):
         run(kernel, lnc=2)
 
 

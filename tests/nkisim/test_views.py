@@ -66,9 +66,7 @@ def test_integers_keep_the_partition_dimension() -> None:
 def test_permute_reshape_and_flatten(order: list[int]) -> None:
     dims = [0, *order]
     assert np.array_equal(seen(lambda t: t.permute(dims)), DATA.transpose(dims))
-    assert np.array_equal(
-        seen(lambda t: t.flatten_dims(1, 2).reshape_dim(1, (2, -1))), DATA.reshape(8, 2, 6, 5)
-    )
+    assert np.array_equal(seen(lambda t: t.flatten_dims(1, 2).reshape_dim(1, (2, -1))), DATA.reshape(8, 2, 6, 5))
     assert np.array_equal(seen(lambda t: t.reshape((8, 6, 10))), DATA.reshape(8, 6, 10))
 
 
@@ -98,9 +96,7 @@ def test_access_patterns_are_strided_loops(a: int, b: int, count: int, offset: i
             seen(lambda t: t.ap(pattern, offset=offset))
         return
     found = seen(lambda t: t.ap(pattern, offset=offset))
-    wanted = [
-        [[row[offset + i * a * 3 + j * b] for j in range(3)] for i in range(count)] for row in flat
-    ]
+    wanted = [[[row[offset + i * a * 3 + j * b] for j in range(3)] for i in range(count)] for row in flat]
     assert found.tolist() == wanted
 
 

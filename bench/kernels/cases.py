@@ -1,0 +1,85 @@
+"""What `bench.kernels` runs: each case is a kernel, its arguments, its cost and its cores.
+
+A kernel's cases are one tuple here; `CASES` is their sum. Arguments are built when a case runs,
+because some fill hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bench.kernels.case import Case, normal
+from bench.kernels.layer import DECODE_LAYER
+from bench.kernels.sampling import SAMPLING
+from nki_kernels import roofline
+from nki_kernels.attention.merge import merge_attention_kernel
+from nki_kernels.attention.paged import verify_attention_paged_kernel
+from nki_kernels.attention.verify import verify_attention_kernel
+from nki_kernels.roofline import AttentionDims
+
+
+def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
+    """q, new keys, new values and the positions of a chain at the end of the cache."""
+    q = normal((d.batch, d.heads, d.candidates, d.dim), d.itemsize)
+    new = normal((d.batch, d.kv_heads, d.candidates, d.dim), d.itemsize)
+    chain = np.arange(d.slots - d.candidates, d.slots, dtype=np.int32)
+    return q, new, new.copy(), np.tile(chain, (d.batch, 1))
+
+
+def attention_arguments(d: AttentionDims, tree: bool = False) -> tuple[Any, ...]:
+    """Arguments of verify_attention_kernel; the tree is a root with N - 1 leaves."""
+    q, k_new, v_new, positions = _attention_rows(d)
+    keys = normal((d.batch, d.kv_heads, d.dim, d.slots), d.itemsize)
+    values = normal((d.batch, d.kv_heads, d.slots, d.dim), d.itemsize)
+    ancestors = np.tile((1 | 1 << np.arange(d.candidates)).astype(np.int32), (d.batch, 1)) if tree else None
+    return q, k_new, v_new, keys, values, positions, ancestors
+
+
+def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
+    """Arguments of verify_attention_paged_kernel with blocks in shuffled order."""
+    q, k_new, v_new, positions = _attention_rows(d)
+    count = d.batch * d.slots // length
+    pages = normal((count, d.kv_heads, length, d.dim), d.itemsize)
+    table = np.random.default_rng(0).permutation(count).astype(np.int32).reshape(d.batch, -1)
+    return q, (k_new, v_new), pages, pages.copy(), positions, table
+
+
+def _attention(dims: tuple[int, ...], lnc: int = 1, tree: bool = False, page: int = 0) -> Case:
+    """One case from (B, H, G, N, S, D, bytes per number)."""
+    batch, heads, kv_heads, count, slots, dim, itemsize = dims
+    d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
+    name = f"B{batch}-H{heads}-G{kv_heads}-S{slots}-N{count}-D{dim}-" + ("bf16" if itemsize == 2 else "fp32")
+    cost = partial(roofline.verify_attention, d)
+    if page:
+        return Case(f"{name}-L{page}", verify_attention_paged_kernel, partial(paged_arguments, d, page), cost, lnc)
+    arguments = partial(attention_arguments, d, tree)
+    return Case(name + "-tree" * tree, verify_attention_kernel, arguments, cost, lnc)
+
+
+def merge_arguments(shards: int, rows: int, dim: int) -> tuple[Any, ...]:
+    """Arguments of merge_attention_kernel."""
+    return normal((shards, rows, dim), 4), normal((shards, rows), 4)
+
+
+# the Qwen3-32B shard at TP 32 over lengths and k, then other shapes
+VERIFY_ATTENTION = (
+    *(_attention((4, 2, 1, 8, slots, 128, 2)) for slots in (1024, 2048, 4096, 8192, 16384)),
+    *(_attention((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 2, 4, 16, 32)),
+    *(_attention((4, 2, 1, 8, slots, 128, 2), lnc=2) for slots in (1024, 8192)),
+    _attention((32, 2, 1, 8, 1024, 128, 2)),
+    _attention((1, 16, 2, 8, 4096, 128, 2)),
+    _attention((4, 4, 2, 8, 2048, 64, 4)),
+    _attention((4, 2, 1, 8, 8192, 128, 2), tree=True),
+    _attention((4, 2, 1, 8, 8192, 128, 2), page=32),
+    Case(
+        "M4-R64-D128-fp32",
+        merge_attention_kernel,
+        partial(merge_arguments, 4, 64, 128),
+        partial(roofline.merge_attention, 4, 64, 128, 4),
+    ),
+)
+
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + SAMPLING + DECODE_LAYER

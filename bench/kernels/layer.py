@@ -1,0 +1,111 @@
+"""The cases of the fused decode kernels: the halves of a layer of the drafts and of the target, per rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bench.kernels.case import Case, normal
+from model.config import PRESETS, Qwen3Config
+from model.parallel import HeadMap
+from nki_kernels import roofline
+from nki_kernels.layer.attention import decode_attention_kernel
+from nki_kernels.layer.host import place
+from nki_kernels.layer.mlp import decode_mlp_kernel
+from nki_kernels.layer.pack_weights import BANK, block_width, pack_qkv
+from nki_kernels.roofline import AttentionDims
+
+BF16 = 2
+# slots of a cache: the context that the sample deployment allows
+SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of a layer of a model, and the rows that a pass brings: B sequences of N."""
+
+    model: str
+    tp: int
+    batch: int
+    candidates: int
+
+    @property
+    def config(self) -> Qwen3Config:
+        """The whole model."""
+        return PRESETS[f"Qwen/Qwen3-{self.model}"]
+
+    @property
+    def heads(self) -> HeadMap:
+        """The rank's heads, padded as the model pads them."""
+        return HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, self.tp)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass."""
+        return self.batch * self.candidates
+
+    @property
+    def name(self) -> str:
+        """As in 32B-tp32-B4-N8."""
+        return f"{self.model}-tp{self.tp}-B{self.batch}-N{self.candidates}"
+
+
+def packed(depth: int, features: int, blocks_of: int = 1) -> Any:
+    """A random packed weight of `features` outputs; its numbers keep the size of what it is applied to."""
+    width = block_width(features, BANK // blocks_of)
+    drawn = normal((features // width, depth, blocks_of * width), BF16)
+    return (drawn * depth**-0.5).astype(drawn.dtype)
+
+
+def mlp_arguments(shard: Shard) -> tuple[Any, ...]:
+    """Arguments of decode_mlp_kernel."""
+    hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
+    gamma = normal((hidden,), BF16)
+    return normal((shard.rows, hidden), BF16), gamma, packed(hidden, inner, 2), packed(inner, hidden)
+
+
+def mlp_case(shard: Shard, lnc: int = 1) -> Case:
+    """The MLP half of a shard's layer."""
+    hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
+    cost = partial(roofline.decode_mlp, shard.rows, hidden, inner, BF16)
+    return Case(shard.name, decode_mlp_kernel, partial(mlp_arguments, shard), cost, lnc)
+
+
+def attention_dims(shard: Shard) -> AttentionDims:
+    """The rank's heads over a cache of SLOTS."""
+    heads, dim = shard.heads, shard.config.head_dim
+    return AttentionDims(shard.batch, heads.heads_per_rank, heads.kv_per_rank, shard.candidates, SLOTS, dim, BF16)
+
+
+def attention_arguments(shard: Shard) -> tuple[Any, ...]:
+    """Arguments of decode_attention_kernel; the rows stand at the end of the cache."""
+    d, hidden = attention_dims(shard), shard.config.hidden_size
+    q, k = (normal((heads * d.dim, hidden), BF16) for heads in (d.heads, d.kv_heads))
+    qkv = pack_qkv(q, k, k, d.dim)
+    norms = normal((hidden,), BF16), normal((d.dim,), BF16), normal((d.dim,), BF16)
+    cache = normal((d.batch, d.kv_heads, d.dim, SLOTS), BF16), normal((d.batch, d.kv_heads, SLOTS, d.dim), BF16)
+    chain = np.arange(SLOTS - d.candidates, SLOTS, dtype=np.int32)
+    rows = place(np.tile(chain, (d.batch, 1)), d.dim)
+    # random numbers need no order: pack_out would only permute the inputs of the output projection
+    weights = (qkv * hidden**-0.5).astype(qkv.dtype), packed(d.heads * d.dim, hidden)
+    return normal((shard.rows, hidden), BF16), norms, weights, (rows.cos, rows.sin), cache, rows.positions
+
+
+def attention_case(shard: Shard, lnc: int = 1) -> Case:
+    """The attention half of a shard's layer."""
+    cost = partial(roofline.decode_attention, attention_dims(shard), shard.config.hidden_size)
+    name = f"{shard.name}-S{SLOTS}"
+    return Case(name, decode_attention_kernel, partial(attention_arguments, shard), cost, lnc)
+
+
+DRAFTS = tuple(Shard(model, tp, batch, 1) for model in ("1.7B", "0.6B") for tp in (4, 8, 32) for batch in (1, 4))
+TARGET = Shard("32B", 32, 4, 8)
+ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
+
+DECODE_LAYER = (
+    *(make(shard) for shard in (*DRAFTS, TARGET) for make in (attention_case, mlp_case)),
+    *(make(shard, lnc=2) for shard in ON_TWO_CORES for make in (attention_case, mlp_case)),
+)

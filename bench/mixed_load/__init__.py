@@ -1,0 +1,1 @@
+"""A mixed load with switching against every fixed k."""

@@ -1,0 +1,1 @@
+"""Does speculation change a token? Answers both ways, compared."""

@@ -1,0 +1,1 @@
+"""Every claim of the article beside the model and the demo pair."""

@@ -1,0 +1,1 @@
+"""Writing bundles: staging, shards, remote stores."""

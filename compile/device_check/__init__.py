@@ -1,0 +1,1 @@
+"""What only a Trainium machine can answer, as steps of one command."""

@@ -1,0 +1,198 @@
+"""Each kernel on a small case against its law in fp64: what the device check and its test run.
+
+A case gets `run`, which makes a launched kernel callable (the identity on a device), and returns the names
+of what was compared with what was found, what was expected, and how far they may lie apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nki_kernels.attention import law as reference
+from nki_kernels.attention.host import Rows, verify_attention
+from nki_kernels.attention.merge import merge_attention_kernel
+from nki_kernels.layer.host import AttentionWeights, decode_attention, place
+from nki_kernels.layer.mlp import decode_mlp
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.sampling import host as sampling_host
+from nki_kernels.sampling import law
+from nki_kernels.sampling.host import NO_FLOOR, Shard, Step
+
+Run = Callable[[Any], Any]
+# fp32 sums of a few hundred terms, relative to the largest number
+_SUMS = 64 * float(np.finfo(np.float32).eps)
+_EXACT = 0.0
+
+
+class Compared(NamedTuple):
+    """One result: its largest error, relative to the largest expected number, may be `bound`."""
+
+    what: str
+    found: Any
+    expected: Any
+    bound: float
+
+    @property
+    def error(self) -> float:
+        found, expected = (np.asarray(x).astype(np.float64) for x in (self.found, self.expected))
+        if found.shape != expected.shape or not np.isfinite(found).all():
+            return float("inf")
+        return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+
+def _normal(seed: int, *shapes: tuple[int, ...], size: float = 1.0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [(size * rng.standard_normal(shape)).astype(np.float32) for shape in shapes]
+
+
+def _wide(arrays: Any) -> Any:
+    return tuple(a.astype(np.float64) for a in arrays)
+
+
+def _positions(first: list[int], count: int) -> Any:
+    return (np.array(first, np.int32)[:, None] + np.arange(count, dtype=np.int32)).astype(np.int32)
+
+
+def attention(run: Run) -> list[Compared]:
+    """A chain of 3 rows in two sequences of 2 x 2 heads over 300 slots."""
+    q, k_new, v_new, keys, values = _normal(1, (2, 4, 3, 64), *((2, 2, 3, 64),) * 2, *((2, 2, 300, 64),) * 2)
+    positions, cache = _positions([40, 257], 3), (keys.swapaxes(2, 3).copy(), values.copy())
+    out, lse = verify_attention(q, (k_new, v_new), cache, Rows(positions), with_lse=True, run=run)
+    written = _wide((keys, values))
+    expected = reference.verify_attention(q.astype(np.float64), _wide((k_new, v_new)), written, positions)
+    return [
+        Compared("out", out, expected[0], _SUMS),
+        Compared("lse", lse, expected[1], _SUMS),
+        Compared("keys, written in place", cache[0].swapaxes(2, 3), written[0], _EXACT),
+        Compared("values, written in place", cache[1], written[1], _EXACT),
+    ]
+
+
+def paged_attention(run: Run) -> list[Compared]:
+    """The same over pages of 32 slots in shuffled order."""
+    q, k_new, v_new, pages, values = _normal(2, (2, 4, 3, 64), *((2, 2, 3, 64),) * 2, *((16, 2, 32, 64),) * 2)
+    table = np.random.default_rng(0).permutation(16).astype(np.int32).reshape(2, 8)
+    whole = [p[table].swapaxes(1, 2).reshape(2, 2, 256, 64).astype(np.float64) for p in (pages, values)]
+    positions = _positions([40, 200], 3)
+    out = verify_attention(q, (k_new, v_new), (pages.copy(), values.copy()), Rows(positions, None, table), run=run)
+    law_of = reference.verify_attention(q.astype(np.float64), _wide((k_new, v_new)), (whole[0], whole[1]), positions)
+    return [Compared("out", out, law_of[0], _SUMS)]
+
+
+def merge(run: Run) -> list[Compared]:
+    """Three shards of 131 rows."""
+    part, lse = _normal(3, (3, 131, 64), (3, 131), size=4)
+    found = run(merge_attention_kernel[1])(part, lse)
+    expected = reference.merge_attention(part.astype(np.float64), lse.astype(np.float64))
+    return [Compared(n, f, e, _SUMS) for n, f, e in zip(("out", "lse"), found, expected, strict=True)]
+
+
+def mlp(run: Run) -> list[Compared]:
+    """Three rows of 256 over 192."""
+    (x,), (gate, up), (down,) = _normal(4, (3, 256)), _normal(5, *((192, 256),) * 2, size=0.06), _normal(6, (256, 192))
+    gamma = np.ones(256, np.float32)
+    out = decode_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), run=run)
+    return [Compared("out", out, reference.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS)]
+
+
+def attention_half(run: Run) -> list[Compared]:
+    """Two rows of two sequences, two query heads of one kv head."""
+    (x,), w = _normal(7, (2, 2, 256)), _normal(8, (256, 256), *((128, 256),) * 2, (256, 256), size=0.06)
+    keys, values = _normal(9, *((2, 1, 100, 128),) * 2)
+    norms = [np.ones(n, np.float32) for n in (256, 128, 128)]
+    rows = place(_positions([30, 77], 2), 128)
+    packed = AttentionWeights(*norms, pack_qkv(w[0], w[1], w[2], 128), pack_out(w[3], 128))
+    out = decode_attention(x, packed, (keys.swapaxes(2, 3).copy(), values.copy()), rows, run=run)
+    angles = _wide((rows.cos, rows.sin))
+    expected = reference.decode_attention(
+        x.astype(np.float64), _wide(norms), _wide(w), angles, _wide((keys, values)), rows.positions
+    )
+    return [Compared("out", out, expected, _SUMS)]
+
+
+def noise(run: Run) -> list[Compared]:
+    """Noise and uniform numbers of two seeds."""
+    seeds = np.array([[1, -2], [7, 1 << 30]], np.int32)
+    keys = [tuple(int(w) & 0xFFFFFFFF for w in row) for row in seeds]
+    positions, start = np.array([[3], [100000]], np.int32), np.array([[9]], np.int32)
+    made = sampling_host.gumbel_noise(seeds, positions, start, 333, run=run)
+    drawn = sampling_host.uniform(seeds, positions, domain=1, run=run)
+    at = list(zip(keys, (3, 100000), strict=True))
+    return [
+        Compared("noise", made, [law.gumbel_noise((k[0], k[1]), p, range(9, 342)) for k, p in at], _SUMS),
+        Compared("uniform", drawn, [[law.uniform((k[0], k[1]), p, 0, 1)] for k, p in at], _EXACT),
+    ]
+
+
+def sample(run: Run) -> list[Compared]:
+    """Draws of a greedy row, a noisy one and one with a floor; weights above thresholds."""
+    logits, gumbels = _normal(10, (3, 777), (3, 777), size=3)
+    temperature = np.array([[0], [0.7], [1.3]], np.float32)
+    floor = np.array([[NO_FLOOR], [NO_FLOOR], [4]], np.float32)
+    shard = Shard(logits, np.zeros((1, 1), np.int32))
+    ids = sampling_host.coupled_sample(shard, gumbels, temperature, floor, run=run)[1]
+    kept = np.where(logits >= floor, logits.astype(np.float64), -np.inf)
+    perturbed = [kept[0], kept[1] / 0.7 + gumbels[1], kept[2] / 1.3 + gumbels[2]]
+    ones, limits = np.ones((3, 1), np.float32), _normal(11, (3, 5))[0]
+    above = sampling_host.weights_above(logits, (ones, -9 * ones), floor, limits, run=run)[0]
+    weights = np.exp(logits.astype(np.float64) - 9) * (logits >= floor)
+    summed = np.stack([(weights * (logits > limits[:, j : j + 1])).sum(1) for j in range(5)])
+    return [
+        Compared("drawn ids", ids[0], [int(p.argmax()) for p in perturbed], _EXACT),
+        Compared("weights above", above, summed, _SUMS),
+    ]
+
+
+def accept(run: Run) -> list[Compared]:
+    """Drafts that agree for 0, 2 and all of 3, and a limit of 1."""
+    drawn = np.array([[5, 6, 7, 8]] * 4, np.int32)
+    drafts = np.array([[9, 6, 7], [5, 6, 1], [5, 6, 7], [5, 6, 7]], np.int32)
+    limits = np.array([[3], [3], [3], [1]], np.int32)
+    step = Step(drafts, np.full((4, 1), 10, np.int32), limits)
+    found = sampling_host.accept_drafts(np.zeros((1, 4, 4), np.float32), drawn[None], step, run=run)
+    rows = [law.accept_drafts(list(d), list(t), int(m[0])) for d, t, m in zip(drafts, drawn, limits, strict=True)]
+    padded = [[*row, *[-1] * (4 - len(row))] for row in rows]
+    counts = np.array([[len(row)] for row in rows])
+    expected = (padded, counts, [[row[-1]] for row in rows], 10 + counts)
+    names = ("accepted", "counts", "next ids", "next positions")
+    return [Compared(n, f, e, _EXACT) for n, f, e in zip(names, found, expected, strict=True)]
+
+
+def rejection(run: Run) -> list[Compared]:
+    """One sequence of 3 drafts over 50 ids by the classic rule, through both of its kernels."""
+    rng = np.random.default_rng(12)
+    p, q = rng.dirichlet(np.ones(50), 4), rng.dirichlet(np.ones(50), 4)
+    scales = np.tile(np.array([1, 0, NO_FLOOR] * 2, np.float32), (4, 1))
+    scales[-1, 4] = -1e30
+    drafts, u = np.array([[int(q[n].argmax()) for n in range(3)]], np.int32), np.full((1, 4), 0.3, np.float32)
+    drafted = np.append(drafts[0], 0).astype(np.int32)[:, None]
+    target, draft = (np.log(x).astype(np.float32) for x in (p, q))
+    (gumbels,) = _normal(13, (4, 50))
+    drawn = (np.ones((4, 1), np.float32), drafted, gumbels)
+    shard = Shard(target, np.zeros((1, 1), np.int32))
+    sums, values, ids = sampling_host.rejection_sample(shard, draft, scales, drawn, run=run)
+    step = Step(drafts, np.full((1, 1), 10, np.int32), np.full((1, 1), 3, np.int32))
+    parts = (np.asarray(sums)[:, :, None, :], np.asarray(values)[:, None, :], np.asarray(ids)[:, None, :])
+    found = sampling_host.accept_rejection(*parts, u, step, run=run)[0]
+    row = law.rejection_sample(p, q[:3], [int(t) for t in drafts[0]], [0.3] * 3, gumbels.astype(np.float64))
+    mass = np.stack([np.append(p[range(3), drafts[0]], p[3, 0]), np.append(q[range(3), drafts[0]], 0)])
+    return [
+        Compared("probabilities", sums[0, :2], mass, _SUMS),
+        Compared("emitted", found, [[*row, *[-1] * (4 - len(row))]], _EXACT),
+    ]
+
+
+CASES: dict[str, Callable[[Run], list[Compared]]] = {
+    "verify_attention": attention,
+    "verify_attention_paged": paged_attention,
+    "merge_attention": merge,
+    "decode_mlp": mlp,
+    "decode_attention": attention_half,
+    "gumbel_noise, uniform": noise,
+    "coupled_sample, weights_above": sample,
+    "accept_drafts": accept,
+    "rejection_sample, accept_rejection": rejection,
+}

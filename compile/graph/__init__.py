@@ -1,0 +1,1 @@
+"""A planned graph becomes HLO, and is held against its plan."""

@@ -1,0 +1,191 @@
+"""What a graph's HLO proto declares and executes, held against what the plan says of it.
+
+A loader relies on parameters, results and aliases by their order alone, and a collective with other groups than
+the caller's hangs or sums the wrong ranks: nothing of this is noticed before a device runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from compile.graph import hlo
+from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+
+# rotary frequencies are the largest constant of a graph; a weight of any real model is larger
+CONSTANT_BYTES = 1024
+# source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
+_ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Parameters and results in order as (shape, dtype); result -> parameter of each alias; how often each
+    collective runs with which groups; parameters that nothing reads; bytes of the largest constant."""
+
+    parameters: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+    aliases: dict[int, int]
+    collectives: Counter[tuple[str, Groups]]
+    unread: frozenset[int]
+    largest_constant: int
+
+
+def declared(proto: bytes) -> Declared:
+    """Read a graph's proto. ValueError if a collective runs a number of times that cannot be told."""
+    module = hlo.parse(proto)
+    walk = _Walk(module)
+    entry = walk.bodies[module.entry_computation_id]
+    parameters = sorted((i for i in entry.values() if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+    root = entry[walk.roots[module.entry_computation_id]]
+    constants = [i.shape for body in walk.bodies.values() for i in body.values() if i.opcode == "constant"]
+    read = walk.read(module.entry_computation_id)
+    return Declared(
+        tuple(_tensor(p.metadata.op_name, p.shape) for p in parameters),
+        tuple(_tensor("", shape) for shape in root.shape.tuple_shapes),
+        {
+            (e.output_shape_index[0] if e.output_shape_index else 0): e.parameter_number
+            for e in module.input_output_alias.entries
+        },
+        Counter(dict(walk.collectives(module.entry_computation_id))),
+        frozenset(p.parameter_number for p in parameters) - read,
+        max((_bytes(shape) for shape in constants), default=0),
+    )
+
+
+def _tensor(name: str, shape: Any) -> TensorSpec:
+    kind = _ELEMENT.get(shape.element_type, (f"element type {shape.element_type}", 0))[0]
+    return TensorSpec(name, tuple(shape.dimensions), kind)
+
+
+def _bytes(shape: Any) -> int:
+    return math.prod(shape.dimensions) * _ELEMENT.get(shape.element_type, ("", 8))[1]
+
+
+class _Walk:
+    """A module's computations by id, and what one execution of each does."""
+
+    def __init__(self, module: Any) -> None:
+        self.bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
+        self.roots = {c.id: c.root_id for c in module.computations}
+        # a layer is called many times and read once
+        self.collectives = functools.cache(self._collectives)
+        self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
+
+    def _collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
+        """How often each collective runs: calls followed, loops counted; "conditional x" is x in a branch."""
+        total: Counter[tuple[str, Groups]] = Counter()
+        for instruction in self.bodies[computation].values():
+            inner = [self.collectives(c) for c in instruction.called_computation_ids]
+            if instruction.opcode in _COLLECTIVES:
+                total[instruction.opcode, _groups(instruction)] += 1
+            elif instruction.opcode == "while" and any(inner):
+                times = self._trips(computation, instruction)
+                for part in inner:
+                    total.update({key: count * times for key, count in part.items()})
+            elif instruction.opcode == "conditional":
+                largest: Counter[tuple[str, Groups]] = Counter()
+                for part in inner:
+                    largest |= Counter({(_conditional(opcode), groups): n for (opcode, groups), n in part.items()})
+                total += largest
+            else:
+                for part in inner:
+                    total.update(part)
+        return total
+
+    def _trips(self, computation: int, loop: Any) -> int:
+        """Rounds of a counted loop as jax writes it: from a constant 0, by a constant 1, below a constant."""
+        body, condition = (self.bodies[c] for c in loop.called_computation_ids)
+        stop = condition[self.roots[loop.called_computation_ids[1]]]
+        step = body[self.roots[loop.called_computation_ids[0]]]
+        first = self.bodies[computation][loop.operand_ids[0]]
+        if stop.opcode == "compare" and stop.comparison_direction == "LT":
+            counter, end = (condition[i] for i in stop.operand_ids)
+            at = counter.tuple_index
+            following = body[step.operand_ids[at]]
+            begin = self.bodies[computation][first.operand_ids[at]] if first.opcode == "tuple" else first
+            ones = [_value(body[i]) for i in following.operand_ids] if following.opcode == "add" else []
+            if 1 in ones and _value(begin) == 0 and (times := _value(end)) is not None:
+                return times
+        raise ValueError(f"{loop.name} holds collectives and runs a number of times that cannot be told")
+
+    def _read(self, computation: int) -> Iterator[int]:
+        """The parameters of a computation that an instruction reads, calls followed."""
+        body = self.bodies[computation]
+        numbers = {i.id: i.parameter_number for i in body.values() if i.opcode == "parameter"}
+        for instruction in body.values():
+            called = self.read(instruction.called_computation_ids[0]) if instruction.opcode == "call" else None
+            for at, operand in enumerate(instruction.operand_ids):
+                if operand in numbers and (called is None or at in called):
+                    yield numbers[operand]
+
+
+def _conditional(opcode: str) -> str:
+    return f"conditional {opcode.removeprefix('conditional ')}"
+
+
+def _groups(instruction: Any) -> Groups:
+    return tuple(tuple(group.replica_ids) for group in instruction.replica_groups)
+
+
+def _value(instruction: Any) -> int | None:
+    held = [*instruction.literal.s32s, *instruction.literal.s64s]
+    return held[0] if instruction.opcode == "constant" and len(held) == 1 else None
+
+
+def violations(graph: GraphSpec, proto: bytes, tp: int) -> list[str]:
+    """One clause for each way in which a proto is not the graph that the plan describes, for `tp` ranks."""
+    try:
+        found = declared(proto)
+    except (ValueError, KeyError, IndexError, DecodeError) as error:
+        return [f"it cannot be followed ({error})"]
+    return [*_interface(graph, found), *_collectives(graph, found, tp), *_folded(graph, found)]
+
+
+def _interface(graph: GraphSpec, found: Declared) -> Iterator[str]:
+    groups = {"weights": graph.weights, "inputs": graph.inputs, "state": graph.state}
+    wanted = [TensorSpec(f"{group}[{i}]", t.shape, t.dtype) for group, ts in groups.items() for i, t in enumerate(ts)]
+    results = [TensorSpec("", t.shape, t.dtype) for t in graph.outputs + graph.state]
+    first_state = len(graph.weights) + len(graph.inputs)
+    aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
+    yield from _differences("parameter", found.parameters, wanted)
+    yield from _differences("result", found.results, results)
+    if found.aliases != aliases:
+        yield f"its aliases, result to parameter, are {found.aliases}, expected {aliases}"
+
+
+def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
+    counted = Counter[str]()
+    for (opcode, _), times in found.collectives.items():
+        counted[opcode] += times
+    if counted != Counter({opcode: times for opcode, times in graph.collectives.items() if times}):
+        yield f"it runs the collectives {dict(counted)}, expected {graph.collectives}"
+    for opcode, groups in found.collectives:
+        if sorted(rank for group in groups for rank in group) != list(range(tp)):
+            yield f"an {opcode} has the groups {groups}, which do not share out {tp} ranks"
+
+
+def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
+    # a prompt's pass of the draft only writes its cache; what is no `.weight`, as a rank, may be the loader's alone
+    without_head = ("draft_model.norm.weight", "draft_model.lm_head.weight") if graph.tag == PREFILL else ()
+    for at, tensor in enumerate(graph.weights):
+        if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in without_head:
+            yield f"nothing reads {tensor.name}"
+    if found.largest_constant > CONSTANT_BYTES:
+        yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
+
+
+def _differences(what: str, found: tuple[TensorSpec, ...], wanted: list[TensorSpec]) -> Iterator[str]:
+    if len(found) != len(wanted):
+        yield f"it has {len(found)} {what}s, expected {len(wanted)}"
+    for i, (one, other) in enumerate(zip(found, wanted, strict=False)):
+        if one != other:
+            yield f"{what} {i} is {one.name} {one.dtype} {one.shape}, expected {other.name} {other.dtype} {other.shape}"

@@ -1,0 +1,37 @@
+"""Launches of NKI kernels in a graph: one custom call each, by the name that Trainium's compiler knows.
+
+The call's configuration is the launch as text (`model/nki/launches.py`), which the CPU runtime reads to serve it. The
+vendor's frameworks write another configuration, with the compiled kernel inside; see docs/device_checks.md.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from torch import Tensor
+
+from compile.graph.torchax_seam import interop
+from model.kernels import REFERENCE, Kernels
+from model.nki.backing import NkiKernels
+from model.nki.launches import TARGET, Launch, Result, to_text
+
+# the version whose calls get their configuration as text
+_API_VERSION = 3
+
+
+def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The custom call of a launch, on torch tensors that stand for JAX values."""
+
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        given = [Result(tuple(x.shape), str(x.dtype)) for x in operands]
+        made = [jax.ShapeDtypeStruct(r.shape, jnp.dtype(r.dtype)) for r in launch.outputs(given)]
+        text = to_text(launch, given)
+        run = jax.ffi.ffi_call(TARGET, made, custom_call_api_version=_API_VERSION, legacy_backend_config=text)
+        return tuple(run(*operands))
+
+    return tuple(interop.call_jax(call, *tensors))
+
+
+def kernels_of_graph(name: str) -> Kernels:
+    """The backing of a graph's kernels by its name in the build's flags."""
+    return REFERENCE if name == "reference" else NkiKernels(launch_in_graph)

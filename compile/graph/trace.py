@@ -1,0 +1,121 @@
+"""Torch to HLO: the step of one rank, each kind of layer traced once and called.
+
+Weights and caches stay parameters of the graph; caches are aliased in and out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import Tensor, nn
+
+from compile.graph import collectives, hlo
+from compile.graph.custom_call import kernels_of_graph
+from compile.graph.torchax_seam import interop
+from compile.plan import Plan, parameter_names
+from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.weights import DTYPES
+from model.cache import Cache
+from model.ops import Ops, State
+from model.qwen3 import Qwen3
+from model.speculative import Pair, StepInputs
+
+
+class TracedOps(Ops):
+    """The graph's version of the operations, on torch tensors that stand for JAX values."""
+
+    def __init__(self, ranks: int, inline: bool = False, world: int = 0) -> None:
+        self.ranks, self.inline, self.world = ranks, inline, world or ranks
+        self._kinds: dict[Any, Callable[..., Any]] = {}
+
+    def grouped(self, ranks: int) -> Ops:
+        return TracedOps(ranks, self.inline, self.world)
+
+    def call(self, module: nn.Module, *args: Any) -> Any:
+        if self.inline:
+            return module(*args)
+        # modules of one type and config share a trace; other shapes make JAX trace again
+        kind = (type(module), module.kind)
+        if kind not in self._kinds:
+
+            def run(weights: Any, inner: Any) -> Any:
+                return interop.call_torch(functools.partial(torch.func.functional_call, module), weights, inner)
+
+            run.__name__ = type(module).__name__
+            self._kinds[kind] = jax.jit(run)
+        return interop.call_jax(self._kinds[kind], dict(module.named_parameters()), args)
+
+    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
+        return interop.call_jax(lambda p: jax.lax.cond(p, interop.jax_view(if_true), interop.jax_view(if_false)), pred)
+
+    def repeat(self, count: int, body: Callable[[State], State], state: State) -> State:
+        step = interop.jax_view(body)
+        return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
+
+    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
+        def write(cache: jax.Array, new: jax.Array, slots: jax.Array, positions: jax.Array) -> jax.Array:
+            # a negative index would count from the end: send it past the end, where it is dropped
+            positions = jnp.where(positions < 0, cache.shape[2], positions)
+            return cache.at[slots[:, None], :, positions].set(new.swapaxes(1, 2), mode="drop")
+
+        return interop.call_jax(write, cache_BGSD, new_BGND, slots_B, positions_BN)
+
+    def bits(self, x: Tensor) -> Tensor:
+        return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.int32), x)
+
+    def number(self, bits: Tensor) -> Tensor:
+        return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.float32), bits)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self.ranks == 1:
+            return x
+        return interop.call_jax(lambda a: collectives.all_reduce(a, self.ranks, self.world), x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        if self.ranks == 1:
+            return x
+        return interop.call_jax(lambda a: collectives.all_gather(a, self.ranks, self.world), x)
+
+
+def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
+    """The serialized HloModuleProto of one planned graph, for one rank.
+
+    Its parameters are the graph's weights, inputs and state in the plan's order; its results the
+    outputs, then the state, each state parameter aliased to its result.
+    """
+    spec = plan.spec
+    ops = TracedOps(spec.tp, spec.inline)
+    of_target, of_draft = spec.parallel(ops)
+    drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
+    with torch.device("meta"):
+        kernels = kernels_of_graph(spec.kernels)
+        draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
+        pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
+    theirs = parameter_names(spec, drafting)
+    stage = Pair.prefill if graph.tag == PREFILL else Pair.step
+
+    # what crosses into torch are arrays alone: torchax would wrap a callable argument
+    def step(named: dict[str, Tensor], inputs: StepInputs, *caches: list[Cache]) -> tuple[Any, ...]:
+        return tuple(torch.func.functional_call(pair, named, (stage, graph.k, inputs, *caches)))
+
+    def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
+        by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}
+        named = {ours: by_name[name] for ours, name in theirs.items()}
+        layers: list[Any] = [Cache(*pair_) for pair_ in zip(state[::2], state[1::2], strict=True)]
+        split = len(layers) - spec.target_config.num_hidden_layers
+        return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), layers[:split], layers[split:]))
+
+    jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
+    run.__name__ = graph.tag
+    lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
+    module: Any = lowered.compiler_ir("hlo")
+    return hlo.canonical(module.as_serialized_hlo_module_proto())
+
+
+def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tensor.shape, jnp.dtype(tensor.dtype))

@@ -1,0 +1,100 @@
+"""What the SDK adds to a bundle: NEFF files or model.pt, the compiler's logs and HLO, flags and versions.
+
+Everything is made on the local disk, in `.build/neuron`; what is kept of it is a file of the bundle.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compile.bundle.staging import Artifact
+from compile.neuron import sdk as toolchain
+from compile.neuron.flags import LNC, TARGET, flags_of
+from compile.neuron.sdk import Found, Level, nxdi_tags
+from compile.plan import Plan
+from model.bundle.manifest import GraphSpec, canonical_hash
+from model.errors import UserError
+
+MODEL = "model.pt"
+_CHOICES = ("auto", "cpu", "neuron")
+
+
+def chosen(name: str) -> Found:
+    """The toolchain of a build: what is here (auto), nothing (cpu), or at least the compiler (neuron)."""
+    if name not in _CHOICES:
+        raise UserError(f"toolchain is {name!r}; it must be one of {', '.join(_CHOICES)}")
+    if name == "cpu":
+        return Found(Level.NONE, (), {})
+    return toolchain.require(Level.COMPILER, "--toolchain neuron") if name == "neuron" else toolchain.find()
+
+
+def compiled(plan: Plan, graphs: list[Artifact]) -> tuple[list[Artifact], dict[str, Any]]:
+    """The artifacts that the SDK adds to those of the graphs, and what it changes in the manifest."""
+    found = chosen(plan.spec.toolchain)
+    if found.level is Level.NONE:
+        return [], {}
+    flags = flags_of(plan.spec.compiler_flags)
+    tags = sorted({g.tag for g in plan.graphs}) if found.level is Level.COMPILER else sorted(nxdi_tags(plan))
+    recipe = [found.versions, {t: flags[t] for t in tags}, sorted((g.name, g.recipe) for g in graphs)]
+    if found.level is Level.COMPILER:
+        artifacts, neff = _neffs(plan, {g.name: g.recipe for g in graphs}, flags, found), "neff"
+    else:
+        artifacts, neff = _model(plan, canonical_hash(recipe), flags), MODEL
+    how = {"target": TARGET, "lnc": LNC, "flags": {t: flags[t] for t in tags}, "versions": found.versions}
+    return artifacts, {"toolchain": found.level.name.lower(), "neff": neff, "compiler": how}
+
+
+def _work(plan: Plan) -> Path:
+    return Path(plan.spec.out) / ".build" / "neuron"
+
+
+def _stem(graph: GraphSpec) -> str:
+    return f"{graph.tag}_bk{graph.bucket}"
+
+
+def _neffs(plan: Plan, recipes: dict[str, str], flags: dict[str, str], found: Found) -> list[Artifact]:
+    if plan.spec.kernels != "reference":
+        raise UserError(
+            f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {toolchain.COMPILER} "
+            "alone, which cannot read our calls of kernels; use --kernels reference, --toolchain cpu, or install it"
+        )
+    made = []
+    for graph in plan.graphs:
+        log = _work(plan) / _stem(graph) / "log-neuron-cc.txt"
+        hlo, line = Path(plan.spec.out) / graph.file, flags[graph.tag]
+        recipe = canonical_hash([recipes[graph.file], line, found.versions])
+        made += [
+            Artifact(f"neff/{_stem(graph)}.neff", recipe, functools.partial(_neff, hlo, log, line)),
+            Artifact(f"logs/{_stem(graph)}.txt", recipe, _copy_of(log)),
+        ]
+    return made
+
+
+def _neff(hlo: Path, log: Path, flags: str, neff: Path) -> None:
+    toolchain.compile_hlo(hlo, neff, log, flags)
+
+
+def _copy_of(source: Path) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        if not source.is_file():
+            raise UserError(f"the compiler's {source} is gone and the bundle keeps it; build again with --force")
+        shutil.copyfile(source, path)
+
+    return write
+
+
+def _model(plan: Plan, recipe: str, flags: dict[str, str]) -> list[Artifact]:
+    work = _work(plan)
+    made = [Artifact(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
+    for tag in nxdi_tags(plan):
+        for index, graph in enumerate(g for g in plan.graphs if g.tag == tag):
+            folder = work / tag / f"_tp0_bk{index}"
+            made += [
+                Artifact(f"logs/{_stem(graph)}.txt", recipe, _copy_of(folder / "log-neuron-cc.txt")),
+                Artifact(f"logs/{_stem(graph)}.hlo", recipe, _copy_of(folder / "model" / "graph.hlo")),
+            ]
+    return made

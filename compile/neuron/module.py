@@ -1,0 +1,148 @@
+"""The step as one torch module in NxDI's terms: what ModelBuilder traces for model.pt.
+
+Parameters carry the names of the weight files, caches are parameters that are aliased to outputs, and
+the inputs are NxDI's tuple. It names no min-p, no seed and no limit: there min-p is off, every step may
+accept k drafts, and noise is keyed by the cache slot in the place of a seed. Each output has the exact
+distribution, but two requests that follow each other in one slot meet the same noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compile.plan import Plan, parameter_names
+from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.weights import DTYPES
+from model.cache import Cache
+from model.kernels import Kernels
+from model.ops import Ops
+from model.qwen3 import Qwen3
+from model.speculative import Pair, StepInputs
+
+_TORCH = {"float32": torch.float32, "int32": torch.int32, "bfloat16": torch.bfloat16}
+Collective = Callable[[Tensor], Tensor]
+
+
+@dataclasses.dataclass
+class StaticOps(Ops):
+    """The operations with shapes that are known before any value is: what a lazy tracer can follow.
+
+    `reduce` and `gather` join all ranks; `within(n)` gives those that join each n consecutive ones.
+    """
+
+    reduce: Collective
+    gather: Collective
+    within: Callable[[int], tuple[Collective, Collective]] | None = None
+    ranks: int = 0
+
+    def grouped(self, ranks: int) -> Ops:
+        assert self.within is not None
+        return StaticOps(*self.within(ranks), self.within, ranks)
+
+    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
+        return torch.where(pred, if_true(), if_false())
+
+    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
+        length = cache_BGSD.shape[2]
+        inside = (positions_BN >= 0) & (positions_BN < length)
+        # a slot more takes the rows that are dropped
+        places_BN = torch.where(inside, positions_BN, length).long()
+        padded = torch.nn.functional.pad(cache_BGSD, (0, 0, 0, 1))
+        slots_BN = slots_B.long()[:, None].expand_as(places_BN)
+        # the indexed axes come first: (B, N, G, D)
+        padded = padded.transpose(1, 2).index_put((slots_BN, places_BN), new_BGND.transpose(1, 2))
+        return padded.transpose(1, 2)[:, :, :length]
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x if self.ranks == 1 else self.reduce(x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x if self.ranks == 1 else self.gather(x)
+
+
+class StepModule(nn.Module):
+    """A graph of the plan for one rank; parameters are zeros, whose values no graph holds."""
+
+    def __init__(self, plan: Plan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
+        super().__init__()
+        spec = plan.spec
+        self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
+        self.state_names = [t.name for t in graph.state]
+        drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
+        self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
+        self.names = parameter_names(spec, drafting)
+        of_target, of_draft = spec.parallel(ops)
+        with torch.device("meta"):
+            draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
+            pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
+        # in a list, so that its empty parameters are none of this module's
+        self._pair = [pair]
+        for tensor in (*graph.weights, *graph.state):
+            _place(self, tensor)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        seq_ids: Tensor,
+        sampling_params: Tensor,
+        hidden: Tensor,
+        adapter_ids: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """NxDI's inputs; the graph's four outputs, then the caches in the plan's order.
+
+        For a target alone NxDI knows one output: the next ids (B,).
+        """
+        # the two that no graph of ours needs stay inputs: routing goes by the whole list of shapes
+        unused = 0 * (hidden.to(torch.int32) + adapter_ids)
+        slots = seq_ids + unused
+        seeds = torch.stack([slots, torch.zeros_like(slots)], -1)
+        inputs = StepInputs(
+            input_ids,
+            attention_mask,
+            position_ids,
+            seq_ids,
+            sampling_params,
+            torch.zeros_like(sampling_params[:, 0]),
+            seeds,
+            torch.full_like(seq_ids, self.k),
+        )
+        given: dict[str, Tensor] = dict(self.named_parameters())
+        caches = [given[name] for name in self.state_names]
+        layers = [Cache(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
+        named = {ours: given[name] for ours, name in self.names.items()}
+        state = (layers[: self.draft_layers], layers[self.draft_layers :])
+        out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
+        visible = (out.next_ids[:, 0],) if self.alone else out[:4]
+        return (*visible, *(t for caches in out[4:] for cache in caches for t in cache))
+
+    def aliases(self) -> dict[Tensor, int]:
+        """Cache parameter -> the index of the output that replaces it."""
+        given: dict[str, Tensor] = dict(self.named_parameters())
+        first = 1 if self.alone else 4
+        return {given[name]: first + i for i, name in enumerate(self.state_names)}
+
+
+def _place(module: nn.Module, tensor: TensorSpec) -> None:
+    *path, last = tensor.name.split(".")
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        module = module._modules[part]  # type: ignore[assignment]
+    value = torch.zeros(tensor.shape, dtype=_TORCH[tensor.dtype])
+    module.register_parameter(last, nn.Parameter(value, requires_grad=False))
+
+
+def example_inputs(graph: GraphSpec) -> tuple[Tensor, ...]:
+    """NxDI's input tuple for a graph: zeros, but for the positive parameters of sampling."""
+    shapes = {t.name: (t.shape, _TORCH[t.dtype]) for t in graph.inputs}
+    names = ("input_ids", "attention_mask", "position_ids", "seq_ids")
+    made: list[Any] = [torch.zeros(shapes[n][0], dtype=shapes[n][1]) for n in names]
+    batch = made[0].shape[0]
+    return (*made, torch.ones(batch, 3), torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32))

@@ -1,0 +1,230 @@
+"""The Neuron SDK's one seam: what of it is here, neuronx-cc on an HLO proto, ModelBuilder on our step.
+
+No other file imports the SDK. Feature detection asks for what is called, not for names: the public
+package index holds empty packages of the same names.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import importlib.metadata
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compile.neuron.flags import LNC, TARGET
+from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
+from compile.plan import Plan
+from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec
+from model.errors import UserError
+from model.kernels import REFERENCE, Kernels
+from model.nki.backing import NkiKernels
+from model.nki.on_device import launch_on_device
+
+COMPILER = "neuronx-cc"
+# NxDI routes by the list of input shapes, where a step of the target alone would equal the fused one
+NXDI_TAGS = (PREFILL, FUSED)
+NXDI_TAGS_ALONE = (PREFILL, DECODE)
+
+
+class Level(enum.IntEnum):
+    """How much of the SDK is here."""
+
+    NONE = 0
+    COMPILER = 1
+    FULL = 2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A package of AWS's index, and what our code calls of it: module and attribute."""
+
+    package: str
+    module: str
+    attribute: str
+
+
+PROBES = (
+    Probe("torch-neuronx", "torch_neuronx.xla_impl.trace", "generate_hlo"),
+    Probe("libneuronxla", "libneuronxla", "neuron_xla_compile"),
+    Probe("neuronx-distributed", "neuronx_distributed.trace.model_builder", "ModelBuilder"),
+    Probe("nki", "nki.isa", "nc_matmul"),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The level, one sentence for each package that is here in name alone, and versions."""
+
+    level: Level
+    look_alikes: tuple[str, ...]
+    versions: dict[str, str]
+
+
+def find() -> Found:
+    """Look for the SDK on this machine."""
+    states = {p.package: _state(p) for p in PROBES} | {COMPILER: _compiler_state()}
+    empty = tuple(_sentence(name) for name, state in states.items() if state == "look-alike")
+    here = {name for name, state in states.items() if state == "present"}
+    level = Level.NONE if COMPILER not in here else Level.FULL if here == states.keys() else Level.COMPILER
+    return Found(level, empty, {name: _version(name) for name in sorted(here)})
+
+
+def _state(probe: Probe) -> str:
+    top = probe.module.partition(".")[0]
+    try:
+        package = importlib.import_module(top)
+    except ImportError:
+        return "absent"
+    if getattr(package, "__nkisim__", False):
+        return "absent"
+    try:
+        return "present" if hasattr(importlib.import_module(probe.module), probe.attribute) else "look-alike"
+    except ImportError:
+        return "look-alike"
+
+
+def _compiler_state() -> str:
+    if compiler_program():
+        return "present"
+    try:
+        importlib.import_module("neuronxcc")
+    except ImportError:
+        return "absent"
+    return "look-alike"
+
+
+def compiler_program() -> str | None:
+    """The compiler's program, from beside this Python or from the search path."""
+    beside = Path(sys.executable).with_name(COMPILER)
+    return str(beside) if beside.is_file() else shutil.which(COMPILER)
+
+
+def _sentence(package: str) -> str:
+    return (
+        f"{package} {_version(package)} is an empty look-alike from the public index: "
+        "uninstall it and install it from AWS's package index"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(unknown version)"
+
+
+def require(level: Level, what: str) -> Found:
+    """What is here, if that is enough; otherwise UserError names what is missing."""
+    found = find()
+    if found.level < level:
+        wanted = COMPILER if level is Level.COMPILER else "the Neuron SDK"
+        why = "; ".join(found.look_alikes) or "install it from AWS's package index, on a machine with Trainium2"
+        raise UserError(f"{what} needs {wanted}, which is not on this machine; {why}")
+    return found
+
+
+def compile_command(hlo: Path, neff: Path, log: Path, flags: str) -> list[str]:
+    """The command that turns an HLO proto into a NEFF, as the vendor's frameworks write it."""
+    return [
+        compiler_program() or COMPILER, "compile", "--framework=XLA", str(hlo), "--output", str(neff),
+        f"--target={TARGET}", *shlex.split(flags), f"--logfile={log}", "--verbose=35",
+    ]  # fmt: skip
+
+
+def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
+    """Compile an HLO proto with neuronx-cc; UserError gives the end of its output when it refuses."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # the compiler leaves files where it runs
+    done = subprocess.run(
+        compile_command(hlo.absolute(), neff.absolute(), log.absolute(), flags),
+        cwd=log.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode or not neff.is_file():
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise UserError(
+            f"neuronx-cc ended with {done.returncode} on {hlo.name} and said: {said}; read {log}, "
+            "change --compiler-flags, and run the same command to go on"
+        )
+
+
+def nxdi_tags(plan: Plan) -> tuple[str, ...]:
+    """The tags of model.pt."""
+    return NXDI_TAGS if plan.spec.k else NXDI_TAGS_ALONE
+
+
+def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> None:
+    """Trace and compile the plan's graphs of a prompt and of a step with ModelBuilder; save them as NxDI's model.pt.
+
+    The compiler's files stay in `work`, `{tag}/_tp0_bk{bucket index}` each; the builder empties it first.
+    """
+    # vendor seam
+    vendor: Any = importlib.import_module("neuronx_distributed.trace.model_builder")
+    tp = plan.spec.tp
+    builder = vendor.ModelBuilder(
+        router=None, tp_degree=tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=tp, world_size=tp,
+        compiler_workdir=str(work), logical_nc_config=LNC,
+    )  # fmt: skip
+    for tag in nxdi_tags(plan):
+        graphs = [g for g in plan.graphs if g.tag == tag]
+        builder.add(
+            key=tag, model_instance=_instance(plan, graphs[0], vendor.BaseModelInstance),
+            example_inputs=[example_inputs(g) for g in graphs], compiler_args=flags[tag], bucket_config=None,
+            priority_model_idx=None if tag == PREFILL else 0,
+        )  # fmt: skip
+    torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
+
+
+def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
+    # vendor seam
+    mappings: Any = importlib.import_module("neuronx_distributed.parallel_layers.mappings")
+    xla: Any = importlib.import_module("torch_xla.core.xla_model")
+
+    def within(ranks: int) -> tuple[Collective, Collective]:
+        """Collectives inside of each `ranks` consecutive ranks, whose replica groups the graph holds as they are."""
+        groups = [list(range(first, first + ranks)) for first in range(0, plan.spec.tp, ranks)]
+        return (
+            lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups, pin_layout=False),
+            lambda x: xla.all_gather(x, dim=x.dim() - 1, groups=groups, pin_layout=False),
+        )
+
+    class Instance(base):  # type: ignore[misc]
+        """One tag's module. Its buckets differ in the inputs alone, so all get the same parameters."""
+
+        def __init__(self) -> None:
+            super().__init__(module_cls=StepModule, input_output_aliases={})
+
+        def load_module(self) -> None:
+            ops = StaticOps(
+                mappings.reduce_from_tensor_model_parallel_region,
+                mappings.gather_from_tensor_model_parallel_region,
+                within,
+            )
+            self.module = StepModule(plan, graph, ops, device_kernels(plan.spec.kernels))
+
+        def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
+            return self.module, self.module.aliases()
+
+    return Instance()
+
+
+def device_kernels(name: str) -> Kernels:
+    """The backing of kernels by its name in the build's flags, launched on the device."""
+    return REFERENCE if name == "reference" else NkiKernels(launch_on_device)
+
+
+def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:
+    """Load a model.pt of ours with the weights of every rank; what it returns runs on the device."""
+    # vendor seam: loading it needs the classes that torch_neuronx registers
+    importlib.import_module("torch_neuronx")
+    model = torch.jit.load(str(path))
+    model.nxd_model.initialize(shards, torch.tensor([0], dtype=torch.int32))
+    return model  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""What is on disk: manifest, weights, checkpoints, shards."""

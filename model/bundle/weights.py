@@ -1,0 +1,141 @@
+"""Weights: one table from Hugging Face names to ours and the bundle's, and the cut for each rank.
+
+The bundle's names and cuts are NxDI's, so that its loader finds what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.config import Qwen3Config
+from model.packing import Packing
+from model.parallel import HeadMap
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# the one weight that no checkpoint has: int32 (1,), the rank's number; ours and the bundle's name
+RANK = "rank_util.rank"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a rank takes of a tensor: `axis` None is a copy; `by` names what the axis is counted in."""
+
+    axis: int | None = None
+    by: str = "even"
+
+
+_COPY, _ROWS, _COLUMNS = Cut(), Cut(0), Cut(1)
+# ours and Hugging Face's name in a layer | the bundle's name | cut
+_LAYER = (
+    ("input_layernorm", "input_layernorm", _COPY),
+    ("self_attn.q_proj", "self_attn.qkv_proj.q_proj", Cut(0, "query")),
+    ("self_attn.k_proj", "self_attn.qkv_proj.k_proj", Cut(0, "kv")),
+    ("self_attn.v_proj", "self_attn.qkv_proj.v_proj", Cut(0, "kv")),
+    ("self_attn.o_proj", "self_attn.o_proj.o_proj", Cut(1, "query")),
+    ("self_attn.q_norm", "self_attn.q_layernorm", _COPY),
+    ("self_attn.k_norm", "self_attn.k_layernorm", _COPY),
+    ("post_attention_layernorm", "post_attention_layernorm", _COPY),
+    ("mlp.gate_proj", "mlp.gate_proj", _ROWS),
+    ("mlp.up_proj", "mlp.up_proj", _ROWS),
+    ("mlp.down_proj", "mlp.down_proj", _COLUMNS),
+)
+# by the half of a layer that is packed: ours and the bundle's name | its parts in a layer | how, given the head dim
+_PACKED: dict[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...]] = {
+    "attention": (
+        ("self_attn.qkv_packed", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), pack_qkv),
+        ("self_attn.out_packed", ("self_attn.o_proj",), pack_out),
+    ),
+    "mlp": (
+        ("mlp.gate_up_packed", ("mlp.gate_proj", "mlp.up_proj"), lambda gate, up, _: pack_gate_up(gate, up)),
+        ("mlp.down_packed", ("mlp.down_proj",), lambda down, _: pack(down)),
+    ),
+}
+
+
+def _first(tensor: Tensor, _: int) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of a bundle: its parts, Hugging Face's name and cut of each, made one by `join` with the head dim."""
+
+    ours: str
+    bundle: str
+    parts: tuple[tuple[str, Cut], ...]
+    join: Callable[..., Tensor] = _first
+
+
+def table(config: Qwen3Config, packing: Packing) -> list[Weight]:
+    """Every weight of a model; a tied head is a second cut of the embedding."""
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    rows = [
+        Weight("embed_tokens.weight", "embed_tokens.weight", (("model.embed_tokens.weight", _COLUMNS),)),
+        Weight("norm.weight", "norm.weight", (("model.norm.weight", _COPY),)),
+        Weight("lm_head.weight", "lm_head.weight", ((head, _ROWS),)),
+    ]
+    for i in range(config.num_hidden_layers):
+        rows += _layer(f"layers.{i}", packing)
+    return rows
+
+
+def _layer(layer: str, packing: Packing) -> list[Weight]:
+    packed = [row for half, rows in _PACKED.items() if getattr(packing, half) for row in rows]
+    inside = {part for _, parts, _ in packed for part in parts}
+    cuts = {name: cut for name, _, cut in _LAYER}
+    return [
+        Weight(f"{layer}.{name}.weight", f"{layer}.{bundle}.weight", ((f"model.{layer}.{name}.weight", cut),))
+        for name, bundle, cut in _LAYER
+        if name not in inside
+    ] + [
+        Weight(f"{layer}.{name}", f"{layer}.{name}", tuple((f"model.{layer}.{p}.weight", cuts[p]) for p in parts), join)
+        for name, parts, join in packed
+    ]
+
+
+def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of every tensor that a checkpoint must hold."""
+    e, d, i = config.hidden_size, config.head_dim, config.intermediate_size
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    layer = ((e,), (q, e), (kv, e), (kv, e), (e, q), (d,), (d,), (e,), (i, e), (i, e), (e, i))
+    shapes = {"model.embed_tokens.weight": (config.vocab_size, e), "model.norm.weight": (e,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, e)
+    for index in range(config.num_hidden_layers):
+        for (name, _, _), shape in zip(_LAYER, layer, strict=True):
+            shapes[f"model.layers.{index}.{name}.weight"] = shape
+    return shapes
+
+
+def local_shapes(config: Qwen3Config, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:
+    """The bundle's name -> the shape of every weight of a rank but its number."""
+    heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
+    counted = {"query": heads.heads_per_rank * config.head_dim, "kv": heads.kv_per_rank * config.head_dim}
+    whole = hf_shapes(config)
+
+    def part(name: str, cut: Cut) -> Tensor:
+        shape = list(whole[name])
+        if cut.axis is not None:
+            shape[cut.axis] = counted.get(cut.by, shape[cut.axis] // tp)
+        return torch.empty(shape, device="meta")
+
+    return {
+        w.bundle: tuple(w.join(*(part(name, cut) for name, cut in w.parts), config.head_dim).shape)
+        for w in table(config, packing)
+    }
+
+
+def bundle_names(prefix: str, config: Qwen3Config, packing: Packing) -> dict[str, str]:
+    """Our parameter name -> the bundle's name, both under the prefix of the model in the pair."""
+    names = {w.ours: w.bundle for w in table(config, packing)} | {RANK: RANK}
+    return {f"{prefix}.{ours}": f"{prefix}.{bundle}" for ours, bundle in names.items()}
+
+
+def shard_file(rank: int) -> str:
+    """The bundle's file of one rank's weights, as NxDI names it."""
+    return f"weights/tp{rank}_sharded_checkpoint.safetensors"

@@ -1,0 +1,1 @@
+"""Serving a bundle: slots and steps, when to speculate, compiled graphs, text."""

@@ -1,0 +1,1 @@
+"""Verification attention: N candidate rows a sequence against the cache."""

@@ -1,0 +1,1 @@
+"""The halves of a decoder layer for few rows, streaming packed weights."""

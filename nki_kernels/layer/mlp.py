@@ -1,0 +1,108 @@
+"""The MLP half of a decoder layer for few rows: RMSNorm, gate and up, SwiGLU, down, one launch.
+
+out[r] = (silu(n[r] Wg) * (n[r] Wu)) Wd,  n[r] = gamma * x[r] / sqrt(mean_e x[r, e]^2 + eps)
+
+x (R, E) are R <= 128 rows, Wg and Wu (E, I), Wd (I, E) of this rank; out (R, E) is the rank's partial sum, which
+the graph sums over the ranks and adds to x. Sums are fp32; the rows gamma * x, the products silu(g) u and out are
+rounded to x's dtype. A row's bits do not depend on R, its index or the number of cores.
+Layouts: pack_weights turns the checkpoint's (out, in) weights into the blocks that stream_weights reads.
+Two cores: each takes half of the blocks of gate and up, sends the half of silu(g) u that it made to the other, and
+then takes half of the output columns: no partial sums are added.
+Cost: all weights are read once (roofline.decode_mlp). Design and timeline: docs/decode_layer.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
+from nki_kernels.layer.stream_rows import Normed, sections
+from nki_kernels.layer.stream_weights import BANK, Stream, half, pieces, product, store_block, turn_rows, warm_up
+
+
+def swiglu(made, both, inverse):
+    """silu(gate / rms) * up / rms of one block, whose first half is the gate's columns."""
+    width = made.shape[1]
+    silu = nl.ndarray(made.shape, dtype=nl.float32)
+    nisa.activation(dst=silu, op=nl.silu, data=both[:, 0:width], scale=inverse)
+    nisa.scalar_tensor_tensor(
+        dst=made, data=both[:, width : 2 * width], op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=silu
+    )
+
+
+def exchange(made, blocks, width):
+    """Send the columns that this core made to the other core, and receive the rest."""
+    middle, own = blocks // 2 * width, nl.program_id(0)
+    mine = made[:, own * middle : (own + 1) * middle]
+    other = made[:, (1 - own) * middle : (2 - own) * middle]
+    nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - own, recv_from_rank=1 - own, pipe_id=0)
+
+
+@nki.jit
+def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
+    """out (R, E) in x's dtype from x (R, E), gamma (E,), gate_up (blocks, E, 2 C) and down (blocks, I, C)."""
+    rows, hidden = x.shape
+    width, inner = gate_up.shape[2] // 2, down.shape[1]
+    out = nl.ndarray((rows, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    mine, last = half(gate_up.shape[0]), half(down.shape[0])
+    warm_up(nl.silu)
+    normed = Normed(x, gamma, eps)
+    stream = Stream(pieces(gate_up, mine, sections(hidden)) + pieces(down, last, tail=True))
+    stream.fill()
+    made = nl.ndarray((rows, inner), dtype=x.dtype)
+    for block in range(mine[0], mine[1]):
+        both = product(stream, normed.turned)
+        swiglu(made[:, block * width : (block + 1) * width], both, normed.inverse())
+    if mine[1] - mine[0] < gate_up.shape[0]:
+        exchange(made, gate_up.shape[0], width)
+    made_turned = turn_rows(made)
+    for block in range(last[0], last[1]):
+        store_block(out, product(stream, made_turned), block)
+    return out
+
+
+def decode_mlp(
+    x: Any,
+    gamma: Any,
+    weights: tuple[Any, Any],
+    *,
+    eps: float = 1e-6,
+    lnc: int = 1,
+    run: Callable[[Any], Any] = nki.simulate,
+) -> Any:
+    """A rank's part of the MLP for x (..., E) of up to 128 rows: the partial sum, same shape and dtype.
+
+    weights are (pack_gate_up(gate, up), pack(down)). `run` makes a launched kernel callable: nki.simulate here,
+    the identity on a Trainium machine.
+
+    Raises:
+        ValueError: an operand does not fit; nothing was run.
+    """
+    check(x, gamma, weights)
+    check_lnc(lnc)
+    hidden = x.shape[-1]
+    return run(decode_mlp_kernel[lnc])(x.reshape(-1, hidden), gamma, *weights, eps).reshape(x.shape)
+
+
+def check(x: Any, gamma: Any, weights: tuple[Any, Any]) -> None:
+    """Refuse operands that the kernel cannot serve, in one sentence each."""
+    check_rows(x, gamma)
+    gate_up, down = (tuple(w.shape) for w in weights)
+    hidden = x.shape[-1]
+    if len(gate_up) != 3 or gate_up[0] % 2 or gate_up[1] != hidden or gate_up[2] % 2 or gate_up[2] > BANK:
+        raise ValueError(
+            f"gate and up are {gate_up}, an even number of blocks (E, 2 C) = ({hidden}, at most {BANK}) is needed: "
+            "make them with pack_gate_up"
+        )
+    inner = gate_up[0] * gate_up[2] // 2
+    if len(down) != 3 or down[1] != inner or down[0] * down[2] != hidden or down[2] > BANK:
+        raise ValueError(
+            f"down is {down}, blocks (I, C) = ({inner}, at most {BANK}) of {hidden} columns are needed: "
+            "make it with pack from the checkpoint's (out, in)"
+        )
+    check_dtypes(x, gamma, *weights)

@@ -1,0 +1,118 @@
+"""The rows that a fused decode kernel works on: loading them turned, and their RMSNorm.
+
+norm(x)[e] = gamma[e] x[e] / sqrt(mean_e x[e]^2 + eps). The products that follow are linear, so that gamma goes into
+the turned rows and the reciprocal root, one number per row, to the results: it is off the path of the first product.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.attention.rows import move
+from nki_kernels.layer.stream_weights import PSUM_BANK_BYTES, itemsize, turns
+
+P = 128
+# rows from this length on are cut in four, so that 32 of them fill the partitions
+LONG, CUT = 4096, 4
+
+
+def sections(hidden):
+    """Into how many parts E is cut before each part is spread over the partitions: long rows are turned on chip."""
+    if hidden >= LONG and hidden % (CUT * P) == 0:
+        return CUT
+    return 1
+
+
+def load_turned(x):
+    """Rows (R, E) of HBM as (128, R, T), T = E / 128: with T = sections * per, place (p, s * per + t) of a row holds
+    its element s * E / sections + p * per + t.
+    """
+    rows, hidden = x.shape
+    tiles = hidden // P
+    made = nl.ndarray((P, rows, tiles), dtype=x.dtype)
+    if sections(hidden) == 1:
+        # a few short pieces for each partition
+        move(made, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=0))
+        return made
+    for first in range(0, rows, P // CUT):
+        turn_long_rows(made, x, first, min(P // CUT, rows - first))
+    return made
+
+
+def turn_long_rows(made, x, first, count):
+    """Up to 32 rows, each cut over four partitions and turned by the Tensor Engine."""
+    hidden = x.shape[1]
+    part, per, tile = hidden // CUT, hidden // CUT // P, CUT * count
+    loaded = nl.ndarray((tile, P, per), dtype=x.dtype)
+    move(loaded, x.ap([[part, tile], [1, part]], offset=first * hidden))
+    target = made.reshape((P, x.shape[0], CUT, per))
+    each = PSUM_BANK_BYTES // (tile * itemsize(x.dtype))
+    for t in range(0, per, each):
+        size = min(each, per - t)
+        turned = nl.ndarray((P, size, count, CUT), dtype=x.dtype, buffer=nl.psum)
+        for i in range(size):
+            nisa.nc_transpose(dst=turned[:, i, :, :], data=loaded[:, :, t + i])
+        nisa.tensor_copy(
+            dst=target[:, first : first + count, :, t : t + size],
+            src=turned.permute((0, 2, 3, 1)),
+            engine=turns(t // each),
+        )
+
+
+def load_gamma(gamma, dtype):
+    """A norm's weight (E,) as (128, E / 128), laid out as the turned rows."""
+    hidden = gamma.shape[0]
+    cut, tiles = sections(hidden), hidden // P
+    made = nl.ndarray((P, tiles), dtype=dtype)
+    move(made, gamma.ap([[tiles // cut, P], [hidden // cut, cut], [1, tiles // cut]], offset=0))
+    return made
+
+
+def scaled(turned, gamma):
+    """gamma * x, rounded once to x's dtype: a view (128, E / 128, R)."""
+    _, rows, tiles = turned.shape
+    made = nl.ndarray((P, rows, tiles), dtype=turned.dtype)
+    spread = gamma.reshape((P, 1, tiles)).broadcast(1, rows)
+    nisa.tensor_tensor(dst=made, data1=turned, data2=spread, op=nl.multiply)
+    return made.permute((0, 2, 1))
+
+
+class Normed(nl.NKIObject):
+    """Rows under RMSNorm: `turned` times gamma, (128, E / 128, R), and on demand their 1 / rms."""
+
+    def __init__(self, x, gamma, eps):
+        weight, turned = load_gamma(gamma, x.dtype), load_turned(x)
+        self.eps = eps
+        self.hidden = x.shape[1]
+        self.turned = scaled(turned, weight)
+        self.sums = sums_of_squares(turned)
+        self.factor = None
+
+    def inverse(self):
+        """1 / sqrt(mean x^2 + eps) for each row: fp32 (R, 1).
+
+        Ask after the first product: the sum over the partitions would hold the Tensor Engine back before it.
+        """
+        if self.factor == None:  # noqa: E711
+            ones = nl.ndarray((P, 1), dtype=nl.float32)
+            total = nl.ndarray((self.sums.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
+            nisa.memset(dst=ones, value=1.0)
+            nisa.nc_matmul(dst=total, stationary=self.sums, moving=ones, accumulate=False)
+            self.factor = inverse_root(total, 1.0 / self.hidden, self.eps)
+        return self.factor
+
+
+def sums_of_squares(turned):
+    """Each row's sum over the elements of a partition: fp32 (128, R)."""
+    _, rows, tiles = turned.shape
+    squares, made = nl.ndarray((P, rows, tiles), dtype=nl.float32), nl.ndarray((P, rows), dtype=nl.float32)
+    nisa.tensor_tensor(dst=squares, data1=turned, data2=turned, op=nl.multiply)
+    nisa.tensor_reduce(dst=made, op=nl.add, data=squares, axis=2)
+    return made
+
+
+def inverse_root(total, scale, eps):
+    """1 / sqrt(total * scale + eps), fp32: on GpSimd, which needs no table and is the more precise one."""
+    mean, made = nl.ndarray(total.shape, dtype=nl.float32), nl.ndarray(total.shape, dtype=nl.float32)
+    nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=eps)
+    nisa.tensor_scalar(dst=made, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
+    return made

@@ -1,0 +1,1 @@
+"""Noise, draw and acceptance: the sampling kernels."""

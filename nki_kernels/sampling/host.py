@@ -1,0 +1,237 @@
+"""Calling the sampling kernels from the host: checks first, then one launch each.
+
+Row tensors are (R, 1) or (R, 2), R <= 128. Every function raises ValueError, one sentence, before anything runs.
+`run` makes a launched kernel callable: nki.simulate here, the identity on a Trainium machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import nki
+import numpy as np
+
+from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
+from nki_kernels.sampling.accept_rejection import accept_rejection_kernel
+from nki_kernels.sampling.block_verification import accept_block_kernel, block_weights_kernel
+from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
+from nki_kernels.sampling.gumbel_noise import DOMAIN_SHIFT, gumbel_noise_kernel
+from nki_kernels.sampling.rejection_sample import rejection_sample_kernel
+from nki_kernels.sampling.rows import P
+from nki_kernels.sampling.uniform import uniform_kernel
+from nki_kernels.sampling.weights_above import MOST_ROWS, weights_above_kernel
+
+Run = Callable[[Any], Any]
+
+# ids and sums of ids stay exact in fp32
+MAX_VOCABULARY = 1 << 22
+MAX_POSITION = (1 << DOMAIN_SHIFT) - 1
+NO_FLOOR = -3.4028235e38
+FP32, INT32 = ("float32",), ("int32",)
+LOGITS = ("float32", "bfloat16")
+
+
+class Shard(NamedTuple):
+    """Logits (R, V) of ids start to start + V, with `start` (1, 1) int32."""
+
+    logits: Any
+    start: Any
+
+
+class Step(NamedTuple):
+    """Drafts (B, N - 1), positions and limits (B, 1) of a step, int32."""
+
+    drafts: Any
+    positions: Any
+    limits: Any
+
+
+def seed_words(seed: int) -> tuple[int, int]:
+    """The low and the high word of a 64-bit seed, as int32 numbers."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"the seed is {seed}, 0 to 2**64 - 1 is needed: take it modulo 2**64")
+    low, high = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
+    return int(low), int(high)
+
+
+def gumbel_noise(
+    seeds: Any, positions: Any, start: Any, columns: int, *, domain: int = 0, lnc: int = 1, run: Run = nki.simulate
+) -> Any:
+    """Noise (R, columns) fp32 of seeds (R, 2) and positions (R, 1) for the ids from start (1, 1) on."""
+    rows = _check_generator(seeds, positions, domain)
+    _check("start", start, (1, 1), INT32)
+    _check_columns(columns, rows)
+    return run(gumbel_noise_kernel[_cores(lnc)])(seeds, positions, start, columns, domain)
+
+
+def uniform(seeds: Any, positions: Any, *, domain: int, run: Run = nki.simulate) -> Any:
+    """One uniform number (R, 1) fp32 per row of a domain."""
+    _check_generator(seeds, positions, domain)
+    return run(uniform_kernel[1])(seeds, positions, domain)
+
+
+def coupled_sample(
+    shard: Shard, noise: Any, temperature: Any, floor: Any, *, best: Any = None, lnc: int = 1, run: Run = nki.simulate
+) -> Any:
+    """values (cores, R) fp32 and ids (cores, R) int32: the best perturbed logit of the shard.
+
+    `best` (R, 1) are the rows' best logits over all shards; None if this shard is the whole vocabulary.
+    """
+    rows, columns = _check_logits("logits", shard.logits)
+    _check("noise", noise, (rows, columns), FP32)
+    _check("temperature", temperature, (rows, 1), FP32)
+    _check("floor", floor, (rows, 1), FP32)
+    _check("start", shard.start, (1, 1), INT32)
+    if not (np.asarray(temperature) >= 0).all():
+        raise ValueError("a temperature is negative or NaN, 0 or more is needed: pass 0 for greedy rows")
+    if best is None:
+        best = np.asarray(shard.logits).astype(np.float32).max(1, keepdims=True)
+    if not (np.asarray(floor) <= best).all():
+        raise ValueError("a floor removes every id of a row, its best logit must stay: check top_k, top_p and min_p")
+    return run(coupled_sample_kernel[_cores(lnc)])(shard.logits, noise, temperature, floor, shard.start)
+
+
+def weights_above(
+    logits: Any, weigh: tuple[Any, Any], floor: Any, thresholds: Any, *, lnc: int = 1, run: Run = nki.simulate
+) -> Any:
+    """(cores, J, R) fp32: the weight exp(l * scale + bias) above thresholds (R, J), of the logits from the floor on."""
+    rows, _ = _check_logits("logits", logits, MOST_ROWS)
+    for name, column in (("scale", weigh[0]), ("bias", weigh[1]), ("floor", floor)):
+        _check(name, column, (rows, 1), FP32)
+    count = thresholds.shape[-1] if len(thresholds.shape) else 0
+    if not 1 <= count <= P:
+        raise ValueError(f"{count} thresholds a row are given, 1 to {P} are served: search in more passes")
+    _check("thresholds", thresholds, (rows, count), FP32)
+    return run(weights_above_kernel[_cores(lnc)])(logits, *weigh, floor, thresholds)
+
+
+def accept_drafts(values: Any, ids: Any, step: Step, *, run: Run = nki.simulate) -> Any:
+    """accepted (B, N), counts, next ids, next positions (B, 1) of draws (M, B, N) of M shards; no drafts for N = 1."""
+    _check_draws(values, ids, step)
+    return run(accept_drafts_kernel[1])(values, ids, *step)
+
+
+def rejection_sample(
+    target: Shard, draft: Any, scales: Any, drawn: tuple[Any, Any, Any], *, lnc: int = 1, run: Run = nki.simulate
+) -> Any:
+    """sums (cores, 3, R), values and ids (cores, R); drawn is weight (R, 1), drafted (R, 1), noise (R, V)."""
+    rows, columns = _check_logits("target logits", target.logits)
+    if _check_logits("draft logits", draft) != (rows, columns):
+        raise ValueError(
+            f"draft logits are {tuple(draft.shape)}, target logits {(rows, columns)}: pass a draft row "
+            "for each target row"
+        )
+    _check("scales", scales, (rows, 6), FP32)
+    for name, value, shape, kinds in zip(
+        ("weight", "drafted", "noise"), drawn, ((rows, 1), (rows, 1), (rows, columns)), (FP32, INT32, FP32), strict=True
+    ):
+        _check(name, value, shape, kinds)
+    _check("start", target.start, (1, 1), INT32)
+    return run(rejection_sample_kernel[_cores(lnc)])(target.logits, draft, scales, *drawn, target.start)
+
+
+def accept_rejection(sums: Any, values: Any, ids: Any, u: Any, step: Step, *, run: Run = nki.simulate) -> Any:
+    """accepted (B, N), counts, next ids, next positions (B, 1), from sums (M, 3, B, N), draws (M, B, N), u (B, N)."""
+    shards, batch, rows = _check_draws(values, ids, step)
+    _check("sums", sums, (shards, 3, batch, rows), FP32)
+    _check("u", u, (batch, rows), FP32)
+    if step.drafts is None:
+        raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
+    return run(accept_rejection_kernel[1])(sums, values, ids, u, *step)
+
+
+def block_weights(sums: Any, *, run: Run = nki.simulate) -> Any:
+    """rho (B, N) fp32 of block verification, from sums (M, 3, B, N) of rejection_sample."""
+    if len(sums.shape) != 4 or not 1 <= sums.shape[0] <= P:
+        raise ValueError(f"sums are {tuple(sums.shape)}, (M, 3, B, N) of 1 to {P} shards is needed: stack the shards")
+    _check("sums", sums, (sums.shape[0], 3, *sums.shape[2:]), FP32)
+    return run(block_weights_kernel[1])(sums)
+
+
+def accept_block(
+    sums: Any, draws: tuple[Any, Any], weigh: tuple[Any, Any], step: Step, *, run: Run = nki.simulate
+) -> Any:
+    """Block verification's accepted (B, N), counts, next ids, next positions (B, 1).
+
+    `draws` are the values and ids (M, B, N) and `sums` (M, 3, B, N) of a rejection_sample with weight rho; `weigh`
+    is rho and u, (B, N) each.
+    """
+    shards, batch, rows = _check_draws(*draws, step)
+    _check("sums", sums, (shards, 3, batch, rows), FP32)
+    for name, value in zip(("rho", "u"), weigh, strict=True):
+        _check(name, value, (batch, rows), FP32)
+    if step.drafts is None:
+        raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
+    return run(accept_block_kernel[1])(sums, *draws, *weigh, *step)
+
+
+def _check(name: str, value: Any, shape: tuple[int, ...], kinds: tuple[str, ...]) -> None:
+    kind = str(value.dtype).removeprefix("torch.")
+    if tuple(value.shape) != shape or kind not in kinds:
+        raise ValueError(
+            f"{name} is {kind} {tuple(value.shape)}, {' or '.join(kinds)} {shape} is needed: convert or reshape it"
+        )
+
+
+def _check_logits(name: str, logits: Any, most: int = P) -> tuple[int, int]:
+    if len(logits.shape) != 2:
+        raise ValueError(f"{name} are {tuple(logits.shape)}, (R, V) is needed: flatten sequences and rows")
+    rows, columns = logits.shape
+    _check(name, logits, (rows, columns), LOGITS)
+    _check_columns(columns, rows, most)
+    if np.isnan(np.asarray(logits).astype(np.float32)).any():
+        raise ValueError(f"{name} hold NaN, numbers are needed: look for an overflow in the layers before")
+    return rows, columns
+
+
+def _check_columns(columns: int, rows: int, most: int = P) -> None:
+    if not 1 <= rows <= most:
+        raise ValueError(f"there are {rows} rows, 1 to {most} fit a launch: split the batch")
+    if not 1 <= columns < MAX_VOCABULARY:
+        raise ValueError(f"the shard has {columns} ids, 1 to {MAX_VOCABULARY - 1} are served: shard the vocabulary")
+
+
+def _check_generator(seeds: Any, positions: Any, domain: int) -> int:
+    rows = seeds.shape[0] if len(seeds.shape) else 0
+    if not 1 <= rows <= P:
+        raise ValueError(f"there are {rows} rows, 1 to {P} fit a launch: split the batch")
+    _check("seeds", seeds, (rows, 2), INT32)
+    _check("positions", positions, (rows, 1), INT32)
+    found = np.asarray(positions)
+    if found.min() < 0 or found.max() > MAX_POSITION:
+        raise ValueError(
+            f"positions run from {found.min()} to {found.max()}, 0 to {MAX_POSITION} have noise: "
+            "end the sequence before"
+        )
+    if not 0 <= domain < 1 << 6:
+        raise ValueError(f"the domain is {domain}, 0 to 63 exist: docs/sampling.md lists those in use")
+    return int(rows)
+
+
+def _check_draws(values: Any, ids: Any, step: Step) -> tuple[int, int, int]:
+    if len(values.shape) != 3:
+        raise ValueError(f"values are {tuple(values.shape)}, (M, B, N) of M shards is needed: add the missing axes")
+    shards, batch, rows = values.shape
+    if not 1 <= shards <= P:
+        raise ValueError(f"there are {shards} shards, 1 to {P} can be merged: merge in two steps")
+    _check("values", values, (shards, batch, rows), FP32)
+    _check("ids", ids, (shards, batch, rows), INT32)
+    _check("positions", step.positions, (batch, 1), INT32)
+    if step.drafts is None:
+        if rows != 1:
+            raise ValueError(
+                f"drafts are missing for N = {rows} rows, None goes with N = 1: pass (B, {rows - 1}) drafts"
+            )
+        return shards, batch, rows
+    _check("drafts", step.drafts, (batch, rows - 1), INT32)
+    _check("limits", step.limits, (batch, 1), INT32)
+    if np.asarray(step.limits).min() < 0:
+        raise ValueError("a limit is negative, 0 or more drafts may be accepted: pass 0 to accept none")
+    return shards, batch, rows
+
+
+def _cores(lnc: int) -> int:
+    if lnc not in (1, 2):
+        raise ValueError(f"lnc is {lnc}, 1 or 2 cores share a launch on trn2: pass one of them")
+    return lnc

@@ -1,0 +1,136 @@
+"""Threefry-2x32 with 13 rounds on the Vector Engine: words of (key, counter), in tiles.
+
+x0 += x1;  x1 = rotate_left(x1, r) ^ x0;  after every fourth round both take up a word of the key schedule
+
+The engine adds in fp32, so that a 32-bit sum is taken as two sums of 16-bit halves, each exact, and their carry;
+nothing relies on what an integer does that overflows. Words are uint32 (P, W, 1); a sum is int32 (P, W, 2), low
+first, of which only the lower 16 bits count: it is read as halves and packed only where bits move across them.
+Law: model/threefry.py. Source: Salmon, Moraes, Dror, Shaw, SC 2011. Cost: 6 instructions a round, 6 passes over W.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+ROUNDS = 13
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+PARITY = 0x1BD11BDA
+HALF = 65536.0
+
+
+def new_words(like):
+    """Words of the shape of words or sums."""
+    return nl.ndarray((like.shape[0], like.shape[1], 1), dtype=nl.uint32)
+
+
+def halves(x):
+    """The 16-bit halves of words or of a sum, low first: uint16 (P, W, 2)."""
+    return x.view(nl.uint16)[:, :, 0 : 2 * x.shape[2] : x.shape[2]]
+
+
+def carry(sums, terms):
+    """Move what a sum of 2 or 3 low halves has above 16 bits into the high half."""
+    low, high = sums[:, :, 0], sums[:, :, 1]
+    for times in range(1, terms):
+        nisa.scalar_tensor_tensor(
+            dst=high, data=low, op0=nl.greater_equal, operand0=times * HALF, op1=nl.add, operand1=high
+        )
+    return sums
+
+
+def add(first, second):
+    """The sum of two words modulo 2^32; either may be a sum."""
+    sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
+    nisa.tensor_tensor(dst=sums, data1=halves(first), data2=halves(second), op=nl.add, engine=nisa.engine.vector)
+    return carry(sums, 2)
+
+
+def column(word):
+    """One word per partition, (P, 1, 1), as operands of the sums below: fp32 (P, 2)."""
+    made = nl.ndarray((word.shape[0], 2), dtype=nl.float32)
+    nisa.tensor_copy(dst=made, src=halves(word), engine=nisa.engine.vector)
+    return made
+
+
+def add_column(first, second):
+    """The sum of words and a column."""
+    sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
+    for i in range(2):
+        nisa.tensor_scalar(dst=sums[:, :, i], data=halves(first)[:, :, i], op0=nl.add, operand0=second[:, i : i + 1])
+    return carry(sums, 2)
+
+
+def add_all(first, second, third):
+    """The sum of words, a column and words: an injection and the round after it in one."""
+    sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
+    for i in range(2):
+        one, other = halves(first)[:, :, i], halves(third)[:, :, i]
+        nisa.scalar_tensor_tensor(
+            dst=sums[:, :, i], data=one, op0=nl.add, operand0=second[:, i : i + 1], op1=nl.add, operand1=other
+        )
+    return carry(sums, 3)
+
+
+def packed(sums):
+    """A sum as words."""
+    made = new_words(sums)
+    nisa.tensor_copy(dst=halves(made), src=halves(sums), engine=nisa.engine.vector)
+    return made
+
+
+def rotate_left(words, by):
+    """The two parts of rotated words, which share no bit: by a half, views."""
+    left, right = new_words(words), new_words(words)
+    nisa.tensor_scalar(dst=left, data=words, op0=nl.left_shift, operand0=by)
+    nisa.tensor_scalar(dst=right, data=words, op0=nl.right_shift, operand0=32 - by)
+    return left, right
+
+
+def mix(words, by, sums):
+    """rotate_left(words, by) ^ sums."""
+    made = new_words(words)
+    if by == 16:
+        for i in range(2):
+            nisa.tensor_tensor(
+                dst=halves(made)[:, :, i],
+                data1=halves(words)[:, :, 1 - i],
+                data2=halves(sums)[:, :, i],
+                op=nl.bitwise_xor,
+            )
+        return made
+    left, right = rotate_left(words, by)
+    nisa.tensor_tensor(dst=left, data1=left, data2=right, op=nl.bitwise_xor)
+    nisa.tensor_tensor(dst=halves(made), data1=halves(left), data2=halves(sums), op=nl.bitwise_xor)
+    return made
+
+
+def schedule(key):
+    """What the injections add, from key (P, 2, 1): words (P, 1, 1) for x0 and x1, the first pair for the start."""
+    words = [key[:, 0:1], key[:, 1:2], nl.ndarray((key.shape[0], 1, 1), dtype=nl.uint32)]
+    nisa.tensor_tensor(dst=words[2], data1=words[0], data2=words[1], op=nl.bitwise_xor)
+    nisa.tensor_scalar(dst=words[2], data=words[2], op0=nl.bitwise_xor, operand0=PARITY)
+    made = []
+    for s in range(1 + ROUNDS // 4):
+        step = new_words(words[2])
+        nisa.memset(dst=step, value=s)
+        made.append((words[s % 3], packed(add(words[(s + 1) % 3], step))))
+    return made
+
+
+def threefry(counter, second, injections):
+    """Both words of the counters (counter (P, W, 1), second (P, 1, 1)) under the schedule `injections`."""
+    # in the first round x1 is one word per partition
+    start = packed(add(second, injections[0][1]))
+    x0 = add_column(counter, column(packed(add(start, injections[0][0]))))
+    parts, turned = rotate_left(start, ROTATIONS[0]), new_words(start)
+    nisa.tensor_tensor(dst=turned, data1=parts[0], data2=parts[1], op=nl.bitwise_xor)
+    x1 = new_words(counter)
+    nisa.tensor_scalar(dst=x1, data=packed(x0), op0=nl.bitwise_xor, operand0=turned)
+    for r in range(1, ROUNDS):
+        if r % 4 == 0:
+            x0 = add_all(x0, column(injections[r // 4][0]), x1)
+        else:
+            x0 = add(x0, x1)
+        x1 = mix(x1, ROTATIONS[r % 8], x0)
+        if r % 4 == 3:
+            x1 = packed(add_column(x1, column(injections[r // 4 + 1][1])))
+    return packed(x0), x1

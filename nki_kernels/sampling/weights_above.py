@@ -1,0 +1,70 @@
+"""What a threshold search asks of a vocabulary shard: the weight above each of a few thresholds.
+
+out[j, r] = sum_i exp(logits[r, i] * scale[r] + bias[r]) [logits[r, i] >= floor[r]] [logits[r, i] > thresholds[r, j]]
+
+scale = 1 / T and bias = -max / T weigh by probability, for top-p; scale = bias = 0 count, for top-k. The search
+itself, over the bits of the threshold, needs these J numbers per row and shard, and no logit leaves its shard.
+
+Layouts: logits (R, V) fp32 or bf16, scale, bias, floor (R, 1) fp32, thresholds (R, J) fp32; out (cores, J, R) fp32. A
+row's bits do not depend on R.
+Cost: J + 1 passes of the Vector Engine over V, J of the Scalar Engine beside them (roofline.weights_above).
+"""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.sampling.rows import LOWEST, P, chunks, load, per_row, tiling
+
+LARGEST_CHUNK = 2048
+# the same parts whatever the number of rows: a row's sums have one order
+PARTS = 4
+MOST_ROWS = P // PARTS
+
+
+def add_chunk(logits, weights, thresholds, total):
+    """Add one chunk's weight above each threshold to total (P, J)."""
+    shape, count = weights.shape, thresholds.shape[1]
+    parts = nl.ndarray((shape[0], count), dtype=nl.float32)
+    for j in range(count):
+        above, read = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+        nisa.scalar_tensor_tensor(
+            dst=above, data=logits, op0=nl.greater, operand0=thresholds[:, j : j + 1], op1=nl.multiply, operand1=weights
+        )
+        # the sum is taken on the other engine while this one compares with the next threshold
+        nisa.activation(
+            dst=read,
+            op=nl.copy,
+            data=above,
+            reduce_op=nl.add,
+            reduce_res=parts[:, j : j + 1],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+    nisa.tensor_tensor(dst=total, data1=total, data2=parts, op=nl.add)
+
+
+@nki.jit
+def weights_above_kernel(logits, scale, bias, floor, thresholds):
+    """Sums (cores, J, R) fp32; a core's half of the columns is a shard of its own. R <= 32, J <= 128."""
+    rows, count, core, cores = logits.shape[0], thresholds.shape[1], 0, 1
+    if nl.program_ndim() > 0:
+        core, cores = nl.program_id(0), nl.num_programs()
+    out = nl.ndarray((cores, count, rows), dtype=nl.float32, buffer=nl.shared_hbm)
+    t = tiling(rows, logits.shape[1], PARTS)
+    factor, shift, lowest = per_row(t, scale, 1), per_row(t, bias, 1), per_row(t, floor, 1)
+    limits, total = per_row(t, thresholds, count), nl.ndarray((t.partitions(), count), nl.float32)
+    nisa.memset(dst=total, value=0.0)
+    for chunk in chunks(t, LARGEST_CHUNK):
+        numbers = load(t, logits, chunk, LOWEST)
+        weights = nl.ndarray(numbers.shape, nl.float32)
+        nisa.activation(dst=weights, op=nl.exp, data=numbers, scale=factor, bias=shift)
+        nisa.scalar_tensor_tensor(
+            dst=weights, data=numbers, op0=nl.greater_equal, operand0=lowest, op1=nl.multiply, operand1=weights
+        )
+        add_chunk(numbers, weights, limits, total)
+    turned = nl.ndarray((count, t.parts, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned, data=total)
+    sums = nl.ndarray((count, rows), nl.float32)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=turned.permute((0, 2, 1)), axis=2)
+    nisa.dma_copy(dst=out.ap([[rows, count], [1, rows]], offset=core * count * rows), src=sums)
+    return out

@@ -1,0 +1,203 @@
+"""Reading and writing memory through views: poison, written-marks, replaced bytes, races."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nkisim.core import races
+from nkisim.core.context import Core
+from nkisim.dtypes import Array, store
+from nkisim.errors import DynamicOutOfRange, IllegalView, ReplacedRead, UnwrittenRead, WrongDtype
+from nkisim.memory.patterns import Dynamic
+from nkisim.memory.storage import Storage
+from nkisim.memory.tensor import NkiTensor
+from nkisim.memory.views import Layout, last_element
+from nkisim.objects import VirtualRegister
+
+# every byte of an element written, by element width
+WRITTEN_MARK = {1: 0x01, 2: 0x0101, 4: 0x01010101}
+_INDEX_DTYPES = frozenset({"int32", "uint32", "int16", "uint16", "int8", "uint8"})
+
+Who = tuple[str, str]
+
+
+def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
+    """Return the elements as a numpy view, after the checks of a read.
+
+    Raises:
+        UnwrittenRead, ReplacedRead, HbmRace: the law of that name is broken.
+    """
+    storage = tensor._storage
+    if not storage.complete:
+        _check_written(tensor, storage, who)
+    if storage.shadow is not None:
+        races.note(core, tensor, False, who)
+    storage.info.touch(core.clock)
+    return tensor._array if tensor._array is not None else tensor._numpy()
+
+
+def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
+    if storage.replaced_by is not None:
+        other = storage.replaced_by
+        found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) took its address"
+        raise ReplacedRead(*who, found, f"{tensor.name} ends where its address is given away")
+    assert storage.mask is not None
+    marks = tensor._written_marks()
+    full = WRITTEN_MARK[marks.itemsize]
+    if int(marks.min()) == full:
+        if covers(tensor) and not storage.info.explicit:
+            storage.complete = True
+        return
+    missing = int(np.count_nonzero(marks != full))
+    first = tuple(int(i) for i in np.unravel_index(int(np.argmax(marks != full)), marks.shape))
+    line = storage.info.line
+    found = (
+        f"reads {missing} of {tensor.size} elements of {tensor.name} {tensor.shape} that nobody "
+        f"wrote, the first at {list(first)}"
+    )
+    raise UnwrittenRead(*who, found, f"write it first, it was allocated at {line[0]}:{line[1]}")
+
+
+def covers(tensor: NkiTensor) -> bool:
+    """Tell whether the view names every byte of its storage."""
+    info = tensor._storage.info
+    if tensor.offset or 0 in tensor.strides:
+        return False
+    rows = tensor.shape[0] if tensor._on_chip else 1
+    free = tensor.size // rows
+    return rows == info.partitions and free == tensor._row()
+
+
+def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
+    """Round `values` to the tensor's dtype, store them, and mark them written."""
+    target = tensor._numpy()
+    if values.shape != target.shape:
+        values = values.reshape(target.shape)
+    mark(core, tensor, who)
+    store(target, values, tensor.dtype, tensor._storage.precise)
+
+
+def write_where(core: Core, tensor: NkiTensor, masked: tuple[Any, Any], who: Who) -> None:
+    """Store the elements whose mask is true; the others keep value and written-mark."""
+    values, where = masked
+    target = tensor._numpy()
+    rounded = np.empty(target.shape, target.dtype)
+    store(rounded, np.asarray(values).reshape(target.shape), tensor.dtype, tensor._storage.precise)
+    where = where.reshape(target.shape)
+    storage = tensor._storage
+    storage.dirty = True
+    storage.info.touch(core.clock)
+    np.copyto(target, rounded, where=where)
+    if storage.matmul is not None:
+        tensor._product_marks()[where] = 0
+    if storage.shadow is not None:
+        races.note(core, tensor, True, who)
+    if not storage.complete and storage.mask is not None:
+        marks = tensor._written_marks()
+        marks[where] = WRITTEN_MARK[marks.itemsize]
+
+
+def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
+    """Note a write to the elements of a view."""
+    storage = tensor._storage
+    storage.dirty = True
+    storage.info.touch(core.clock)
+    if storage.matmul is not None:
+        writers = tensor._product_marks()
+        writers[...] = WRITTEN_MARK[writers.itemsize] if matmul else 0
+    if storage.shadow is not None:
+        races.note(core, tensor, True, who)
+    if storage.complete or storage.mask is None:
+        return
+    if covers(tensor) and not storage.info.explicit:
+        storage.complete = True
+        return
+    marks = tensor._written_marks()
+    marks[...] = WRITTEN_MARK[marks.itemsize]
+
+
+def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
+    """Return a view whose run-time scalar index has been read; None when it is out of range.
+
+    Raises:
+        IllegalView: the view gathers rows, which only DMA can do.
+        WrongDtype: the index tensor is not an integer scalar.
+    """
+    dynamic = tensor._dynamic
+    assert dynamic is not None
+    if dynamic.vector:
+        found = "gathers rows by a vector of indices"
+        raise IllegalView(*who, found, "only dma_copy, dma_compute and dma_transpose can")
+    index = scalar(core, dynamic.source, who)
+    if not 0 <= index <= dynamic.limit:
+        return None
+    offset = tensor.offset + index * dynamic.stride
+    return tensor._make(Layout(tensor.shape, tensor.strides, offset), None)
+
+
+def out_of_range(core: Core, tensor: NkiTensor, who: Who) -> DynamicOutOfRange:
+    """Build the error for a run-time index that leaves its tensor."""
+    dynamic = tensor._dynamic
+    assert dynamic is not None
+    if dynamic.vector:
+        values = indices(core, dynamic, who)
+        bad = values[(values < 0) | (values > dynamic.limit)]
+        found = f"has run-time indices {bad[:4].tolist()} into {tensor.name}"
+    else:
+        found = f"has run-time index {scalar(core, dynamic.source, who)} into {tensor.name}"
+    return DynamicOutOfRange(*who, found, f"0 to {dynamic.limit} is inside the tensor")
+
+
+def scalar(core: Core, source: Any, who: Who) -> int:
+    """Read a run-time scalar from a register or a one-element tensor."""
+    if isinstance(source, VirtualRegister):
+        return source.value(who[0])
+    if isinstance(source, int):
+        return source
+    if not isinstance(source, NkiTensor) or source.size != 1 or source.dtype not in _INDEX_DTYPES:
+        found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
+        raise WrongDtype(*who, found, "a register or a one-element integer tensor is needed")
+    return int(read(core, source, who).reshape(-1)[0])
+
+
+def indices(core: Core, dynamic: Dynamic, who: Who) -> Any:
+    """Read the row indices of a gathering view as int64, in its row order."""
+    source = dynamic.source
+    if not isinstance(source, NkiTensor) or source.dtype not in ("int32", "uint32"):
+        found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
+        raise WrongDtype(*who, found, "row indices are an int32 or uint32 tensor in SBUF")
+    values = read(core, source, (who[0], f"{who[1]} indices"))
+    # column after column, as the DMA engine walks a two-dimensional index tile
+    return values.reshape(values.shape[0], -1).T.reshape(-1).astype(np.int64)
+
+
+Raw = tuple[Any, int, int, int, int, int, str, int]
+
+
+def extent(tensor: NkiTensor) -> Raw:
+    """Return (allocation, first partition, end, first byte, end, elements, dtype, run bytes)."""
+    if tensor._extent is None:
+        tensor._extent = _extent(tensor)
+    return tensor._extent  # type: ignore[no-any-return]
+
+
+def _extent(tensor: NkiTensor) -> Raw:
+    info = tensor._storage.info
+    width = info.size // tensor._row() if tensor._row() else 1
+    first = 1 if tensor._on_chip else 0
+    shape, strides = tensor.shape[first:], tensor.strides[first:]
+    run = 1
+    for n, s in zip(reversed(shape), reversed(strides), strict=False):
+        if n != 1 and s != run:
+            break
+        run *= n
+    start, rows, at = 0, 1, tensor.offset
+    if tensor._on_chip:
+        (start, at), rows = divmod(tensor.offset, tensor._row()), tensor.shape[0]
+    end = last_element(Layout(shape, strides, at)) + 1
+    if tensor._dynamic is not None and tensor._dynamic.vector:
+        at, end = 0, tensor._row()
+    start += info.start_partition
+    return (info, start, start + rows, at * width, end * width, tensor.size, tensor.dtype, run * width)

@@ -1,0 +1,138 @@
+"""The core that is running a kernel on this thread, and its state besides memory."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nkisim.errors import Line, OutsideKernel
+from nkisim.geometry import Geometry
+from nkisim.memory.memory import CoreMemory
+from nkisim.policy import Policy
+
+if TYPE_CHECKING:
+    from nkisim.core.cores import Meeting
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_GEOMETRIES: dict[Geometry, int] = {}
+# whether a file belongs to this package
+_OURS: dict[str, bool] = {}
+
+
+@dataclass(eq=False)
+class Lanes:
+    """Reduction registers of one engine: one fp32 value per partition, or undefined."""
+
+    values: Any
+    # the operation that the values were reduced with; None while undefined
+    held: str | None = None
+    # why the registers are undefined, for the message
+    lost_to: str | None = None
+
+
+@dataclass(eq=False)
+class Core:
+    """One simulated NeuronCore while it runs a kernel."""
+
+    number: int
+    program: int
+    programs: int
+    # the launch had a grid: program_ndim() is then 1
+    grid: bool
+    memory: CoreMemory
+    policy: Policy
+    geometry: Geometry
+    meeting: Meeting
+    rank: int = 0
+    clock: int = 0
+    # raw events, made into Event values when the launch ends
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    edges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    lanes: dict[str, Lanes] = field(default_factory=dict)
+    random: dict[str, Any] = field(default_factory=dict)
+    constants: dict[object, Any] = field(default_factory=dict)
+    # nl.* functions may use operators that the hardware lacks; they warn
+    hardware_gaps: bool = False
+    loop_depth: int = 0
+    ordered_depth: int = 0
+    # ordered instructions inside no_reorder: index of the previous one
+    previous: int | None = None
+    warned: set[str] = field(default_factory=set)
+    # a small number for the geometry, which plans of instructions depend on
+    geometry_key: int = 0
+    recording: bool = False
+
+    def __post_init__(self) -> None:
+        self.geometry_key = _GEOMETRIES.setdefault(self.geometry, len(_GEOMETRIES))
+        self.recording = self.policy.recording
+
+    def registers(self, engine: str) -> Lanes:
+        """Return the reduction registers of an engine."""
+        found = self.lanes.get(engine)
+        if found is None:
+            found = Lanes(np.zeros((self.geometry.partitions, 1), np.float32))
+            self.lanes[engine] = found
+        return found
+
+
+class _Current(threading.local):
+    core: Core | None = None
+
+
+_CURRENT = _Current()
+
+
+def current(op: str) -> Core:
+    """Return the core of this thread.
+
+    Raises:
+        OutsideKernel: no kernel is running.
+    """
+    core = _CURRENT.core
+    if core is None:
+        allowed = "call the kernel through nki.simulate(kernel)"
+        raise OutsideKernel(op, None, "ran outside a kernel", allowed)
+    return core
+
+
+def running() -> Core | None:
+    """Return the core of this thread, or None."""
+    return _CURRENT.core
+
+
+def enter(core: Core | None) -> Core | None:
+    """Make `core` the core of this thread; return the one before."""
+    before = _CURRENT.core
+    _CURRENT.core = core
+    return before
+
+
+def kernel_line() -> Line:
+    """Return file and line of the innermost caller outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        ours = _OURS.get(name)
+        if ours is None:
+            ours = _OURS[name] = name.startswith(_PACKAGE)
+        if not ours:
+            return (name, frame.f_lineno)
+        frame = frame.f_back
+    return ("<unknown>", 0)
+
+
+def failing_line(trace: TracebackType | None) -> Line | None:
+    """Return the kernel line of an exception: its innermost frame outside this package."""
+    found: Line | None = None
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_PACKAGE):
+            found = (name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found

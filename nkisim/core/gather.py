@@ -1,0 +1,97 @@
+"""Rows picked at run time: reading and writing HBM through a vector of indices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nkisim.core import access, races
+from nkisim.core.context import Core
+from nkisim.dtypes import Array, store
+from nkisim.errors import ShapeMismatch, UnwrittenRead
+from nkisim.memory.tensor import NkiTensor
+from nkisim.memory.views import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A gathering view resolved: all rows it may name, the named ones, and which are inside."""
+
+    # every legal row of the tensor as one static view
+    all: NkiTensor
+    index: Any
+    valid: Any
+
+
+def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
+    """Read the indices of a gathering view.
+
+    Raises:
+        DynamicOutOfRange: an index leaves the tensor and `skip` is off.
+        ShapeMismatch: there are fewer indices than rows.
+    """
+    dynamic = tensor._dynamic
+    assert dynamic is not None
+    assert dynamic.vector
+    index = access.indices(core, dynamic, who)
+    count = tensor.shape[dynamic.dim]
+    if len(index) < count:
+        found = f"takes {count} rows"
+        raise ShapeMismatch(*who, found, f"the index tensor has {len(index)} entries")
+    index = index[:count]
+    valid = (index >= 0) & (index <= dynamic.limit)
+    if not skip and not valid.all():
+        raise access.out_of_range(core, tensor, who)
+    shape = (dynamic.limit + 1, *tensor.shape[1:])
+    layout = Layout(shape, (dynamic.stride, *tensor.strides[1:]), tensor.offset)
+    return Rows(tensor._make(layout, None), index, valid)
+
+
+def only(rows: Rows, arrives: Any) -> Rows:
+    """Return the rows without those that do not arrive."""
+    return replace(rows, valid=rows.valid & arrives)
+
+
+def read(core: Core, rows: Rows, who: access.Who) -> Array:
+    """Return a row per index, after the checks of a read; rows out of range are zeros."""
+    picked = rows.index[rows.valid]
+    storage = rows.all._storage
+    storage.info.touch(core.clock)
+    if not storage.complete and storage.mask is not None:
+        marks = rows.all._marks(storage.mask)[picked]
+        bad = marks != access.WRITTEN_MARK[marks.itemsize]
+        if bad.any():
+            row = int(picked[int(np.argmax(bad.reshape(len(picked), -1).any(axis=1)))])
+            line = storage.info.line
+            found = f"gathers row {row} of {rows.all.name}, which nobody wrote entirely"
+            raise UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+    if storage.shadow is not None:
+        for row in np.unique(picked):
+            races.note(core, rows.all[int(row) : int(row) + 1], False, who)
+    held = rows.all._numpy()
+    if len(picked) == len(rows.index):
+        return held[picked]  # type: ignore[no-any-return]
+    values = np.zeros((len(rows.index), *held.shape[1:]), held.dtype)
+    values[rows.valid] = held[picked]
+    return values
+
+
+def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
+    """Scatter one value row per index; rows with an index out of range are dropped."""
+    target = rows.all._numpy()
+    shape = (len(rows.index), *target.shape[1:])
+    rounded = np.empty(shape, target.dtype)
+    storage = rows.all._storage
+    store(rounded, values.reshape(shape), rows.all.dtype, storage.precise)
+    picked = rows.index[rows.valid]
+    storage.info.touch(core.clock)
+    if storage.shadow is not None:
+        for row in np.unique(picked):
+            races.note(core, rows.all[int(row) : int(row) + 1], True, who)
+    storage.dirty = True
+    target[picked] = rounded[rows.valid]
+    if not storage.complete and storage.mask is not None:
+        marks = rows.all._marks(storage.mask)
+        marks[picked] = access.WRITTEN_MARK[marks.itemsize]

@@ -1,0 +1,1 @@
+"""The dialect that the NKI compiler accepts, as rules over kernel source."""

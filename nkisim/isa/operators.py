@@ -1,0 +1,126 @@
+"""Operators as numpy functions on fp32 (arithmetic) or on raw bits (bitvec)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+F32 = np.float32
+Fn = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: its class in the manual's tables, its arity and its meaning."""
+
+    name: str
+    # "arith" | "bitvec" | "activation"
+    kind: str
+    arity: int
+    fn: Fn
+    # start value of a reduction with this operator, if it may reduce
+    identity: float | int | None = None
+    # how to reduce or accumulate an axis, if the operator is a numpy ufunc
+    ufunc: Any = None
+
+
+def _truth(fn: Fn) -> Fn:
+    def apply(x: Any, y: Any) -> Any:
+        return fn(x, y).astype(F32)
+
+    return apply
+
+
+def _shift(fn: Fn) -> Fn:
+    def apply(x: Any, y: Any) -> Any:
+        """Shift as unsigned bits; counts of the width or more give zero."""
+        x = np.asarray(x)
+        bits = np.dtype(f"u{x.dtype.itemsize}")
+        count = np.asarray(y).astype(bits)
+        shifted = fn(x.view(bits), np.minimum(count, 8 * x.dtype.itemsize - 1))
+        return np.where(count >= 8 * x.dtype.itemsize, bits.type(0), shifted).view(x.dtype)
+
+    return apply
+
+
+def _abs_pick(fn: Fn) -> Fn:
+    def apply(x: Any, y: Any) -> Any:
+        return fn(np.abs(x), np.abs(y))
+
+    return apply
+
+
+def _bit(fn: Fn) -> Fn:
+    def apply(x: Any, y: Any) -> Any:
+        # an immediate takes the bits of the tensor's type
+        x = np.asarray(x)
+        return fn(x, np.asarray(y).astype(x.dtype))
+
+    return apply
+
+
+def _logical(fn: Fn) -> Fn:
+    def apply(x: Any, y: Any) -> Any:
+        return fn(np.asarray(x) != 0, np.asarray(y) != 0).astype(F32)
+
+    return apply
+
+
+_INF = float("inf")
+_BINARY = (
+    ("add", np.add, 0.0, np.add),
+    ("subtract", np.subtract, 0.0, np.subtract),
+    ("multiply", np.multiply, 1.0, np.multiply),
+    ("divide", np.divide, None, None),
+    ("maximum", np.maximum, -_INF, np.maximum),
+    ("minimum", np.minimum, _INF, np.minimum),
+    ("abs_max", _abs_pick(np.maximum), 0.0, None),
+    ("abs_min", _abs_pick(np.minimum), _INF, None),
+    ("power", np.power, None, None),
+    ("equal", _truth(np.equal), None, None),
+    ("not_equal", _truth(np.not_equal), None, None),
+    ("less", _truth(np.less), None, None),
+    ("less_equal", _truth(np.less_equal), None, None),
+    ("greater", _truth(np.greater), None, None),
+    ("greater_equal", _truth(np.greater_equal), None, None),
+    ("logical_and", _logical(np.logical_and), 1.0, None),
+    ("logical_or", _logical(np.logical_or), 0.0, None),
+    ("logical_xor", _logical(np.logical_xor), 0.0, None),
+    ("fmod", np.fmod, None, None),
+    ("mod", np.mod, None, None),
+)
+_BITVEC = (
+    ("bitwise_and", _bit(np.bitwise_and), -1, np.bitwise_and),
+    ("bitwise_or", _bit(np.bitwise_or), 0, np.bitwise_or),
+    ("bitwise_xor", _bit(np.bitwise_xor), 0, np.bitwise_xor),
+    ("left_shift", _shift(np.left_shift), None, None),
+    ("right_shift", _shift(np.right_shift), None, None),
+)
+
+BINARY: dict[str, Op] = {
+    **{n: Op(n, "arith", 2, f, i, u) for n, f, i, u in _BINARY},
+    **{n: Op(n, "bitvec", 2, f, i, u) for n, f, i, u in _BITVEC},
+    "invert": Op("invert", "bitvec", 1, np.invert),
+}
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+
+
+def reduce_axis(op: Op, values: Any) -> Any:
+    """Reduce the last axis of (P, ..., F) in order, keeping it with size 1."""
+    if op.name == "subtract":
+        # ((x0 - x1) - x2) ...
+        return values[..., :1] - values[..., 1:].sum(axis=-1, keepdims=True, dtype=values.dtype)
+    if op.ufunc is not None:
+        if op.name == "add":
+            # pairwise sums, as close to the engine's undocumented order as any
+            return values.sum(axis=-1, keepdims=True, dtype=values.dtype)
+        return op.ufunc.reduce(values, axis=-1, keepdims=True)
+    result = op.fn(values[..., :1], values[..., :1]) if op.name.startswith("abs_") else values[..., :1]
+    if op.name.startswith("logical"):
+        result = (values[..., :1] != 0).astype(F32)
+    for i in range(1, values.shape[-1]):
+        result = op.fn(result, values[..., i : i + 1])
+    return result

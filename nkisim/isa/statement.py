@@ -1,0 +1,118 @@
+"""What an instruction states: engine, operands, rules, cost law; and one execution of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from nkisim.core.context import Core
+from nkisim.dtypes import TRN2, Array
+from nkisim.errors import LawError
+from nkisim.memory.tensor import NkiTensor
+from nkisim.objects import MemoryRegion
+
+ON_CHIP = frozenset({"sbuf", "psum"})
+SBUF = frozenset({"sbuf"})
+PSUM = frozenset({"psum"})
+DMA = frozenset({"sbuf", "private_hbm", "shared_hbm"})
+# GpSimd has no path to PSUM (architecture guide); the others reach both
+REACH = {"gpsimd": SBUF, "vector": ON_CHIP, "scalar": ON_CHIP, "tensor": ON_CHIP, "dma": DMA}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One tensor parameter of an instruction."""
+
+    name: str
+    # "in" | "out" | "inout"
+    role: str
+    spaces: frozenset[str] = ON_CHIP
+    dtypes: frozenset[str] = TRN2
+    # may be None
+    optional: bool = False
+    # may be a Python number instead of a tensor
+    scalar: bool = False
+    # one element per partition
+    column: bool = False
+    # how the body sees it: "fp32", "raw", "auto" (the card decides per call)
+    math: str = "fp32"
+    # the body sees all dimensions instead of (partitions, elements)
+    shaped: bool = False
+    # a rule checks what is read, because the instruction does not read all of the operand
+    checked: bool = False
+
+
+class Target(NamedTuple):
+    """What the body learns of an output: (partitions, elements) and the dtype's name."""
+
+    shape: tuple[int, int]
+    dtype: str
+
+
+class Masked(NamedTuple):
+    """A result that reaches only some elements of the output; the others stay as they are."""
+
+    values: Any
+    where: Any
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One execution of a card."""
+
+    core: Core
+    card: Card
+    args: dict[str, Any]
+    engine: str = ""
+    tensors: dict[str, NkiTensor] = field(default_factory=dict)
+    # tensors that hold run-time addresses of operands
+    indices: list[NkiTensor] = field(default_factory=list)
+    # part of an address is known only at run time
+    dynamic: bool = False
+
+    def refuse(self, law: type[LawError], operand: str | None, found: str, allowed: str) -> NoReturn:
+        """Raise a law for this instruction."""
+        raise law(self.card.op, operand, found, allowed)
+
+    def who(self, operand: str) -> tuple[str, str]:
+        """Return (instruction, operand) for a message."""
+        return (self.card.op, operand)
+
+
+Rule = Callable[[Call], None]
+Finish = Callable[[Call, list[Any]], list[Any]]
+Writer = Callable[[Call, str, NkiTensor, Array], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Card:
+    """The statement of one instruction."""
+
+    op: str
+    # engines that can run it, the first is the default
+    engines: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    body: Callable[..., Any]
+    rules: tuple[Rule, ...] = ()
+    # picks an engine when the kernel leaves it unknown
+    pick: Callable[[Call], str] | None = None
+    # runs after the body, for engine registers
+    finish: Finish | None = None
+    writer: Writer | None = None
+    # "fp32" or "raw" for the operands marked "auto"
+    math: Callable[[Call], str] | None = None
+    work: Callable[[Call], Mapping[str, object]] | None = None
+    # rules that look at more than shapes, dtypes, memories and arguments: contents, registers, addresses
+    always: tuple[Rule, ...] = ()
+    names: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # (name, its operand or None) of what the rules may depend on: every argument but the label
+    keyed: tuple[tuple[str, Operand | None], ...] = ()
+    # what the rules found, by what they depend on
+    plans: dict[Any, Any] = field(default_factory=dict)
+
+
+def is_psum(tensor: NkiTensor | None) -> bool:
+    """Tell whether a tensor operand is in PSUM."""
+    return tensor is not None and tensor.buffer is MemoryRegion.psum

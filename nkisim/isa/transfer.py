@@ -1,0 +1,157 @@
+"""What every DMA instruction does: check, read, write, with rows that a run-time index may skip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nkisim.core import access, gather
+from nkisim.core.context import current
+from nkisim.dtypes import INFO, Array, to_fp32
+from nkisim.enums import dge_mode, engine, oob_mode
+from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongSpace
+from nkisim.isa.copies import ANY
+from nkisim.isa.plan import note_index
+from nkisim.isa.statement import DMA, Call, Card, Operand
+from nkisim.memory.tensor import NkiTensor
+
+
+def _body(**_: Any) -> None:
+    """DMA moves data itself; there is no arithmetic body."""
+
+
+def transfer(op: str, names: tuple[str, ...]) -> Card:
+    """Return the card of a DMA instruction with these operands."""
+    operands = tuple(Operand(n, "out" if n == "dst" else "in", spaces=DMA, dtypes=ANY) for n in names)
+    return Card(op, ("dma",), operands, _body, work=_work)
+
+
+def open_call(card: Card, args: dict[str, Any]) -> Call:
+    """Check the operands of a transfer and return its call."""
+    call = Call(current(card.op), card, args, "dma")
+    for operand in card.operands:
+        tensor = args[operand.name]
+        if tensor.__class__ is not NkiTensor:
+            call.refuse(WrongArgument, operand.name, f"is {tensor!r:.60}", "a tensor is needed")
+        if tensor.buffer.value not in DMA:
+            found = f"is in {tensor.buffer.value}"
+            call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
+        call.tensors[operand.name] = tensor
+        note_index(call, tensor)
+    if args.get("priority") is not None:
+        raise NeedsNewerCore(f"{card.op} with priority")
+    if not isinstance(args.get("oob_mode", oob_mode.error), oob_mode):
+        call.refuse(WrongArgument, "oob_mode", f"is {args['oob_mode']!r}", "pass a nisa.oob_mode")
+    return call
+
+
+def _work(call: Call) -> Mapping[str, object]:
+    args = call.args
+    runs = [access.extent(t)[7] for t in call.tensors.values()]
+    sizes = [t.size * INFO[t.dtype].itemsize for t in call.tensors.values()]
+    row = max(1, min(runs))
+    generation = descriptors(call)
+    asked = args.get("engine", engine.unknown)
+    return {
+        "bytes": max(sizes),
+        "rows": -(-max(sizes) // row),
+        "row_bytes": row,
+        "dge": generation,
+        "transpose": call.card.op == "dma_transpose",
+        "issuer": "gpsimd" if generation == "swdge" else ("scalar" if asked is engine.scalar else "sync"),
+    }
+
+
+def descriptors(call: Call) -> str:
+    """Return who makes the descriptors; left to the compiler, the fastest way that the manual allows.
+
+    Gathers and scatters need swdge. hwdge takes equal dtypes only, and transposes of certain shapes;
+    dma_compute has static descriptors. What hwdge cannot do is static, or swdge with a run-time address.
+    """
+    tensors, op = call.tensors.values(), call.card.op
+    if any(t._dynamic is not None and t._dynamic.vector for t in tensors):
+        return "swdge"
+    mode = call.args.get("dge_mode", dge_mode.unknown)
+    if mode is not dge_mode.unknown:
+        return str(mode.name)
+    possible = op != "dma_compute" and not differ(call)
+    if op == "dma_transpose":
+        possible = hwdge_transposes(call.tensors["src"])
+    if possible:
+        return "hwdge"
+    return "swdge" if call.dynamic else "none"
+
+
+def hwdge_transposes(src: NkiTensor) -> bool:
+    """Tell whether the hardware's descriptors can transpose this source (0.6 manual)."""
+    rows = (16,) if src.ndim == 2 else (1, 2, 4, 8, 16)
+    fits = src.shape[0] in rows and src.shape[-1] <= 128 and INFO[src.dtype].itemsize == 2
+    return fits and (src.ndim == 2 or src.shape[0] * src.shape[-2] % 16 == 0)
+
+
+def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Array, Any] | None:
+    """Read a source; return its elements and, where a gather skipped rows, which rows it read.
+
+    None means that a run-time start is out of range and the transfer is skipped.
+    """
+    who = call.who(operand)
+    dynamic = tensor._dynamic
+    if dynamic is None:
+        return access.read(call.core, tensor, who), None
+    if dynamic.vector:
+        rows = gather.resolve(call.core, tensor, who, skip)
+        return gather.read(call.core, rows, who), None if rows.valid.all() else rows.valid
+    settled = access.settle(call.core, tensor, who)
+    if settled is None:
+        if skip:
+            return None
+        raise access.out_of_range(call.core, tensor, who)
+    call.tensors[operand] = settled
+    return access.read(call.core, settled, who), None
+
+
+def spread(valid: Any, shape: tuple[int, ...]) -> Any:
+    """Return one flag per element from one flag per row."""
+    return np.broadcast_to(valid.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
+def deliver(call: Call, values: Array, where: Any, skip: bool) -> None:
+    """Write to dst; with `where` (one flag per element of `values`), only those elements."""
+    tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
+    dynamic = tensor._dynamic
+    if differ(call):
+        values = to_fp32(values)
+    if dynamic is not None and dynamic.vector:
+        rows = gather.resolve(core, tensor, who, skip)
+        if where is not None:
+            rows = gather.only(rows, _whole_rows(call, where, len(rows.index)))
+        gather.write(core, rows, values, who)
+        return
+    if dynamic is not None:
+        settled = access.settle(core, tensor, who)
+        if settled is None:
+            if skip:
+                return
+            raise access.out_of_range(core, tensor, who)
+        tensor = call.tensors["dst"] = settled
+    if where is None:
+        access.write(core, tensor, values, who)
+    else:
+        access.write_where(core, tensor, (values, np.ascontiguousarray(where)), who)
+
+
+def _whole_rows(call: Call, where: Any, count: int) -> Any:
+    """Return which rows of a scatter arrive, from flags per element."""
+    flags = where.reshape(count, -1)
+    arrives = flags.any(axis=1)
+    if not np.array_equal(arrives, flags.all(axis=1)):
+        found = f"scatters {count} rows, parts of which a gather skipped"
+        call.refuse(ShapeMismatch, "dst", found, "oob_mode.skip needs one dst row per src row")
+    return arrives
+
+
+def differ(call: Call) -> bool:
+    """Tell whether the transfer converts."""
+    return any(t.dtype != call.tensors["dst"].dtype for t in call.tensors.values())

@@ -1,0 +1,286 @@
+"""Memory of a launch: HBM shared by its cores, and SBUF and PSUM of each core."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nkisim.dtypes import INFO, storage_of
+from nkisim.errors import (
+    AddressTaken,
+    CoresDiverge,
+    DuplicateName,
+    HbmFull,
+    Line,
+    Misaligned,
+    PsumFull,
+    SbufFull,
+    StartPartition,
+    TooManyPartitions,
+)
+from nkisim.geometry import Geometry
+from nkisim.memory.storage import UNWRITTEN, Allocation, Bytes, Shadow, Storage, poison
+from nkisim.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a kernel asks for when it creates a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    space: str
+    name: str
+    line: Line
+    address: tuple[int, int] | None = None
+
+
+@dataclass(eq=False)
+class SharedMemory:
+    """HBM of one launch, and the numbering of storages."""
+
+    geometry: Geometry
+    policy: Policy
+    cores: int
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    hbm_used: int = 0
+    # shared tensors by explicit name, or by position among a core's unnamed ones
+    shared: dict[object, Storage] = field(default_factory=dict)
+    # storages of kernel arguments
+    inputs: list[Storage] = field(default_factory=list)
+
+    def hbm(self, request: Request, core: int, data: Bytes | None = None) -> Storage:
+        """Allocate HBM; `data` adopts bytes that the host filled."""
+        precise = self.policy.precise_fp
+        width = storage_of(request.dtype, precise).itemsize
+        count = int(np.prod(request.shape, dtype=np.int64))
+        with self.lock:
+            self.hbm_used += count * INFO[request.dtype].itemsize
+            used = self.hbm_used
+        if used > self.geometry.hbm_bytes:
+            found = f"brings HBM to {used} B"
+            allowed = f"one stack has {self.geometry.hbm_bytes} B"
+            raise HbmFull("ndarray", request.name or "tensor", found, allowed)
+        info = Allocation(
+            next(self.numbers),
+            request.name or "hbm",
+            "hbm",
+            core,
+            1,
+            count * INFO[request.dtype].itemsize,
+            request.line,
+            address=0,
+        )
+        mask = None
+        if data is None:
+            data = np.empty((1, count * width), np.uint8)
+            if self.policy.tracking:
+                mask = np.zeros((1, count * width), np.uint8)
+                poison(data, request.dtype)
+        shadow = Shadow() if core < 0 and self.cores > 1 and self.policy.races else None
+        return Storage(info, data, mask, request.dtype, precise, complete=mask is None, shadow=shadow)
+
+    def shared_hbm(self, request: Request, key: object) -> Storage:
+        """Return the one storage that every core of the launch reaches under `key`."""
+        with self.lock:
+            found = self.shared.get(key)
+        if found is None:
+            storage = self.hbm(request, -1)
+            with self.lock:
+                found = self.shared.setdefault(key, storage)
+        size = int(np.prod(request.shape, dtype=np.int64)) * INFO[request.dtype].itemsize
+        if found.info.size != size or found.dtype != request.dtype:
+            raise CoresDiverge(
+                "ndarray",
+                request.name or "unnamed shared_hbm tensor",
+                f"is {size} B of {request.dtype} on one core and {found.info.size} B of {found.dtype} on the other",
+                "give shared tensors of different kind different names",
+            )
+        return found
+
+
+@dataclass(eq=False)
+class CoreMemory:
+    """SBUF and PSUM of one core, and the list of everything allocated there."""
+
+    core: int
+    shared: SharedMemory
+    allocations: list[Allocation] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    unnamed_shared: int = 0
+    # bytes, written-marks and matmul-marks of tensors with explicit addresses
+    arenas: dict[str, tuple[Bytes, Bytes, Bytes]] = field(default_factory=dict)
+    placed: dict[str, list[Storage]] = field(default_factory=dict)
+
+    def allocate(self, request: Request) -> Storage:
+        """Allocate in the requested memory.
+
+        Raises:
+            TooManyPartitions, SbufFull, PsumFull, AddressTaken, Misaligned, StartPartition,
+            DuplicateName, CoresDiverge, HbmFull: the request breaks that law.
+        """
+        if request.space == "shared_hbm":
+            return self._shared(request)
+        self._claim(request.name)
+        if request.space == "private_hbm":
+            return self.shared.hbm(request, self.core)
+        return self._on_chip(request)
+
+    def _claim(self, name: str) -> None:
+        if not name:
+            return
+        if name in self.names:
+            allowed = "explicit names are unique on a core"
+            raise DuplicateName("ndarray", f"name {name!r}", "is used twice", allowed)
+        self.names.add(name)
+
+    def _shared(self, request: Request) -> Storage:
+        key: object = request.name
+        if request.name:
+            self._claim(request.name)
+        else:
+            key = self.unnamed_shared
+            self.unnamed_shared += 1
+        return self.shared.shared_hbm(request, key)
+
+    def _on_chip(self, request: Request) -> Storage:
+        geometry, policy = self.shared.geometry, self.shared.policy
+        partitions = request.shape[0]
+        if partitions > geometry.partitions:
+            found = f"has {partitions} partitions"
+            allowed = f"on-chip memory has {geometry.partitions}"
+            raise TooManyPartitions("ndarray", request.name or "tensor", found, allowed)
+        free = int(np.prod(request.shape[1:], dtype=np.int64))
+        size = free * INFO[request.dtype].itemsize
+        self._check_size(request, size)
+        width = storage_of(request.dtype, policy.precise_fp).itemsize
+        info = Allocation(
+            next(self.shared.numbers),
+            request.name or request.space,
+            request.space,
+            self.core,
+            partitions,
+            size,
+            request.line,
+        )
+        if not request.name:
+            info.name = f"{request.space}.{info.number}"
+        self.allocations.append(info)
+        if request.address is not None:
+            return self._at_address(request, info, width)
+        storage = self._fresh(request, info, (partitions, free * width))
+        if policy.tracking:
+            poison(storage.data, request.dtype)
+        return storage
+
+    def _fresh(self, request: Request, info: Allocation, size: tuple[int, int]) -> Storage:
+        """Return a storage with bytes of its own."""
+        policy = self.shared.policy
+        mask = np.zeros(size, np.uint8) if policy.tracking else None
+        matmul = np.zeros(size, np.uint8) if request.space == "psum" else None
+        return Storage(info, np.empty(size, np.uint8), mask, request.dtype, policy.precise_fp,
+                       pitch=size[1], complete=mask is None, matmul=matmul)  # fmt: skip
+
+    def _check_size(self, request: Request, size: int) -> None:
+        geometry = self.shared.geometry
+        psum = request.space == "psum"
+        limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
+        if size > limit:
+            law = PsumFull if psum else SbufFull
+            found = f"takes {size} B per partition"
+            allowed = f"{request.space} has {limit} B per partition"
+            raise law("ndarray", request.name or "tensor", found, allowed)
+
+    def _at_address(self, request: Request, info: Allocation, width: int) -> Storage:
+        """Place at an explicit (partition, byte) address, replacing what was there."""
+        assert request.address is not None
+        partition, offset = request.address
+        self._check_address(request, info)
+        info.start_partition, info.address, info.explicit = partition, offset, True
+        if not self.shared.policy.precise_fp:
+            # widened elements have no byte address; the storage stands alone
+            count = info.size // INFO[request.dtype].itemsize
+            storage = self._fresh(request, info, (info.partitions, count * width))
+        else:
+            storage = self._window(request, info)
+        self._replace(storage)
+        return storage
+
+    def _window(self, request: Request, info: Allocation) -> Storage:
+        """Return a storage whose bytes are a window of the core's memory."""
+        assert info.address is not None
+        data, mask, matmul = self._arena(request.space)
+        window = (
+            slice(info.start_partition, info.start_partition + info.partitions),
+            slice(info.address, info.address + info.size),
+        )
+        mask[window] = matmul[window] = UNWRITTEN
+        poison(data[window], request.dtype)
+        pitch = data.strides[0]
+        start = info.start_partition * pitch + info.address
+        tracking = self.shared.policy.tracking
+        return Storage(info, data, mask if tracking else None, request.dtype, True, pitch, start,
+                       complete=not tracking, matmul=matmul)  # fmt: skip
+
+    def _replace(self, storage: Storage) -> None:
+        new = storage.info
+        older = self.placed.setdefault(new.space, [])
+        for other in older:
+            if other.replaced_by is None and _overlap(other.info, new):
+                other.replaced_by = new
+        self.placed[new.space] = [s for s in older if s.replaced_by is None] + [storage]
+
+    def _arena(self, space: str) -> tuple[Bytes, Bytes, Bytes]:
+        if space not in self.arenas:
+            geometry = self.shared.geometry
+            size = geometry.psum_bytes_per_partition if space == "psum" else geometry.sbuf_bytes_per_partition
+            # odd multiple of a cache line between rows, so that columns do not share a cache set
+            shape = (geometry.partitions, size + 64 * 5)
+            data, mask, matmul = (np.zeros(shape, np.uint8) for _ in range(3))
+            self.arenas[space] = (data, mask, matmul)
+        return self.arenas[space]
+
+    def _check_address(self, request: Request, info: Allocation) -> None:
+        assert request.address is not None
+        geometry = self.shared.geometry
+        partition, offset = request.address
+        name = request.name or "tensor"
+        psum = request.space == "psum"
+        limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
+        check_start(partition, info.partitions, geometry, ("ndarray", f"address of {name}"))
+        if offset < 0 or offset + info.size > limit:
+            found = f"covers bytes [{offset}, {offset + info.size})"
+            raise AddressTaken("ndarray", name, found, f"{request.space} has {limit} B")
+        align = geometry.psum_bank_bytes if psum else geometry.sbuf_min_align
+        if offset % align:
+            found = f"starts at byte {offset}"
+            raise Misaligned("ndarray", name, found, f"{request.space} starts are multiples of {align}")
+
+
+def _overlap(a: Allocation, b: Allocation) -> bool:
+    assert a.address is not None
+    assert b.address is not None
+    rows = a.start_partition < b.start_partition + b.partitions
+    rows = rows and b.start_partition < a.start_partition + a.partitions
+    return rows and a.address < b.address + b.size and b.address < a.address + a.size
+
+
+def check_start(start: int, count: int, geometry: Geometry, who: tuple[str, str]) -> None:
+    """Check the rule of start partitions for an access of `count` partitions from `start`.
+
+    Raises:
+        StartPartition: more than 64 partitions start at 0, 33-64 at 0 or 64, up to 32 at any
+            multiple of 32 (architecture guide of Trainium1).
+    """
+    quadrant, total = geometry.quadrant, geometry.partitions
+    if start == 0 and count <= total:
+        return
+    step = quadrant if count <= quadrant else (2 * quadrant if count <= 2 * quadrant else total)
+    if start % step or start + count > total or start < 0:
+        found = f"covers partitions [{start}, {start + count})"
+        allowed = f"{count} partitions may start at a multiple of {step} below {total}"
+        raise StartPartition(who[0], who[1], found, allowed)

@@ -1,0 +1,133 @@
+"""Where tensors live: after a run, place every on-chip storage by its first and last use.
+
+A storage is live from the first instruction that touches it to the last one, as a compiler
+sees it; the Python lifetime of the variable does not matter. Tensors with an explicit address
+keep it. The others are placed next-fit, so that memory is reused as late as possible; when that
+does not fit, first-fit is tried, and only then is the kernel refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkisim.errors import LawError, PsumFull, SbufFull
+from nkisim.event import Peak
+from nkisim.geometry import Geometry
+from nkisim.memory.storage import Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One memory to place into: its size and the granule of an allocation, in bytes."""
+
+    space: str
+    core: int
+    size: int
+    granule: int
+    # an allocation of at most this many bytes must not cross a multiple of it; 0 for none
+    block: int
+
+
+def regions(core: int, geometry: Geometry) -> tuple[Region, Region]:
+    """Return SBUF and PSUM of one core as regions."""
+    bank = geometry.psum_bank_bytes
+    return (
+        Region("sbuf", core, geometry.sbuf_bytes_per_partition, 32, 0),
+        Region("psum", core, geometry.psum_bytes_per_partition, bank, bank),
+    )
+
+
+def place(allocations: list[Allocation], region: Region) -> Peak:
+    """Give every used allocation an address and return the peak.
+
+    Raises:
+        SbufFull, PsumFull: more bytes are live at one instruction than the memory has, or the
+            free bytes are in pieces too small for the next tensor.
+    """
+    used = [a for a in allocations if a.first >= 0 and a.space == region.space]
+    used.sort(key=lambda a: (a.first, a.number))
+    peak = measure(used, region)
+    if peak.peak_bytes_per_partition > region.size:
+        raise full(region, peak)
+    for next_fit in (True, False):
+        stuck = _fit(used, region, next_fit)
+        if stuck is None:
+            return peak
+    assert stuck is not None
+    raise full(region, _at(used, region, stuck.first), stuck)
+
+
+def _rounded(allocation: Allocation, region: Region) -> int:
+    return -(-allocation.size // region.granule) * region.granule
+
+
+def measure(used: list[Allocation], region: Region) -> Peak:
+    """Return the largest sum of live bytes over the program."""
+    steps: dict[int, int] = {}
+    for a in used:
+        size = _rounded(a, region)
+        steps[a.first] = steps.get(a.first, 0) + size
+        steps[a.last + 1] = steps.get(a.last + 1, 0) - size
+    live = best = when = 0
+    for clock in sorted(steps):
+        live += steps[clock]
+        if live > best:
+            best, when = live, clock
+    return _at(used, region, when, best)
+
+
+def _at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
+    live = [a for a in used if a.first <= clock <= a.last]
+    live.sort(key=lambda a: -a.size)
+    total = sum(_rounded(a, region) for a in live) if peak is None else peak
+    rows = tuple((a.name, a.size, a.line) for a in live)
+    return Peak(region.core, region.space, total, region.size, rows)
+
+
+def full(region: Region, peak: Peak, stuck: Allocation | None = None) -> LawError:
+    """Build the refusal, with the list of what was live."""
+    rows = [f"{name} {size} B ({line[0]}:{line[1]})" for name, size, line in peak.live[:12]]
+    more = f" and {len(peak.live) - 12} more" if len(peak.live) > 12 else ""
+    found = f"holds {peak.peak_bytes_per_partition} B per partition at once"
+    if stuck is not None:
+        found += f" and has no gap of {stuck.size} B left for {stuck.name}"
+    allowed = f"{region.size} B exist on core {region.core}; live then: {', '.join(rows)}{more}"
+    law = SbufFull if region.space == "sbuf" else PsumFull
+    error = law("allocation", region.space, found, allowed)
+    error.line = stuck.line if stuck else (peak.live[0][2] if peak.live else None)
+    return error
+
+
+def _fit(used: list[Allocation], region: Region, next_fit: bool) -> Allocation | None:
+    """Place in order of first use; return the allocation that found no gap, or None."""
+    fixed = [a for a in used if a.explicit]
+    live: list[Allocation] = []
+    hint = 0
+    for a in used:
+        live = [b for b in live if b.last >= a.first]
+        if a.explicit:
+            live.append(a)
+            continue
+        busy = [b for b in fixed if b.first <= a.last and b.last >= a.first and b not in live]
+        address = _gap(live + busy, _rounded(a, region), region, hint if next_fit else 0)
+        if address is None:
+            return a
+        a.address = address
+        hint = (address + _rounded(a, region)) % region.size
+        live.append(a)
+    return None
+
+
+def _gap(busy: list[Allocation], size: int, region: Region, hint: int) -> int | None:
+    """Return the first free address at or after `hint`, wrapping around once."""
+    taken = sorted((b.address or 0, (b.address or 0) + _rounded(b, region)) for b in busy)
+    for low in (hint, 0) if hint else (0,):
+        at = low
+        for start, stop in taken:
+            if at + size <= start:
+                break
+            at = max(at, stop)
+        at = -(-at // region.granule) * region.granule
+        if at + size <= region.size:
+            return at
+    return None

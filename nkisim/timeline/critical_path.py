@@ -1,0 +1,98 @@
+"""The critical path of a schedule: the chain of events that the latency consists of, by cause."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from nkisim.timeline.costs_dma import DmaCost
+from nkisim.timeline.program import Program
+from nkisim.timeline.schedule_state import DATA, NOBODY, Times
+
+# in the order of the fields of Transfer
+TRANSFER_CAUSES = (
+    "waiting for descriptors",
+    "waiting for dma engines",
+    "dma fixed cost",
+    "dma data",
+    "waiting for hbm",
+)
+
+
+class Step(NamedTuple):
+    """One event of the path and the nanoseconds it contributes, by cause."""
+
+    event: int
+    parts: tuple[tuple[str, float], ...]
+
+
+def critical_path(program: Program, times: Times, n: SimpleNamespace) -> tuple[Step, ...]:
+    """Walk back from the event that ends last to time zero.
+
+    The parts of all steps add up to the latency.
+    """
+    if not times.end:
+        return ()
+    event = max(range(len(times.end)), key=times.end.__getitem__)
+    until = times.end[event]
+    labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
+    steps: list[Step] = []
+    while event != NOBODY:
+        start, blocker = times.start[event], times.blocker[event]
+        if event in times.transfer:
+            parts = _transfer_parts(program, times, event, until - start)
+        else:
+            table = n.scalar_table_load_ns if event in times.table_loads else 0.0
+            streamed = labels[program.lane_of[event]], times.stream[event]
+            parts = _own_parts(streamed, table, until - start)
+        if blocker == NOBODY:
+            handoff, until = start, 0.0
+        elif times.reason[event] == DATA:
+            # an instruction that only had to be read from frees its operand early
+            until = min(times.end[blocker], start)
+            handoff = start - until
+        else:
+            until = min(times.free[blocker], start)
+            handoff = start - until
+        if handoff > 1e-9:
+            parts = [*parts, ("semaphore", handoff)]
+        steps.append(Step(event, tuple(parts)))
+        event = blocker
+    return tuple(reversed(steps))
+
+
+def _own_parts(streamed: tuple[tuple[str, str], float], table: float, span: float) -> list[tuple[str, float]]:
+    """Split the time that the path spends in one instruction: table load, stream, the rest."""
+    (data, fixed), stream = streamed
+    parts: list[tuple[str, float]] = []
+    if table:
+        table = min(span, table)
+        parts.append(("scalar table load", table))
+        span -= table
+    stream = min(stream, span)
+    if stream > 0:
+        parts.append((data, stream))
+    if span > stream:
+        parts.append((fixed, span - stream))
+    return parts
+
+
+def _transfer_parts(program: Program, times: Times, event: int, span: float) -> list[tuple[str, float]]:
+    """Split a transfer; of one that only delays the next, its trigger and the full generator."""
+    if span < times.end[event] - times.start[event] - 1e-6:
+        cost = program.costs["nominal"][event]
+        assert isinstance(cost, DmaCost)
+        trigger = min(span, cost.trigger)
+        parts = [("dma trigger", trigger), (TRANSFER_CAUSES[0], span - trigger)]
+        return [part for part in parts if part[1] > 1e-9]
+    transfer = times.transfer[event]
+    return [(name, time) for name, time in zip(TRANSFER_CAUSES, transfer, strict=False) if time > 1e-9]
+
+
+def waits_by_cause(path: tuple[Step, ...]) -> dict[str, float]:
+    """Nanoseconds of the path per cause, largest first."""
+    totals: dict[str, float] = {}
+    for step in path:
+        for cause, time in step.parts:
+            totals[cause] = totals.get(cause, 0.0) + time
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

@@ -1,0 +1,226 @@
+"""Data dependence between events: who must wait for whom, from the memory that each touches.
+
+Per storage, a sorted map of disjoint byte segments holds the last writer and the readers since.
+Strided tiles with the same stride and disjoint columns do not conflict. A storage that takes
+over the address of an earlier one waits for the earlier one's last uses.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+from nkisim.dtypes import INFO
+from nkisim.event import Event, Extent
+
+# kinds of edge: the consumer waits for the producer's result, or only for its last read
+RESULT, READ, ORDER = 0, 1, 2
+
+Edges = dict[int, int]
+# (first partition, last partition + 1, stride, residue, row) ; stride 0 means dense
+Shape = tuple[int, int, int, int, int]
+# [start, stop, last writer or -1, last reader of each lane since]
+Segment = list[Any]
+
+
+def shape_of(extent: Extent) -> Shape:
+    """Reduce an extent to its partitions and, where it is a uniform stride, its columns."""
+    p0, p1 = extent.partitions
+    start, stop = extent.span
+    row = extent.row_bytes
+    total = extent.elements * INFO[extent.dtype].itemsize // max(1, p1 - p0)
+    gap = stop - start - row
+    if row <= 0 or gap <= 0 or total >= stop - start:
+        return p0, p1, 0, 0, 0
+    runs = total // row
+    if runs < 2 or gap % (runs - 1):
+        return p0, p1, 0, 0, 0
+    stride = gap // (runs - 1)
+    if stride <= row:
+        return p0, p1, 0, 0, 0
+    return p0, p1, stride, start % stride, row
+
+
+def may_overlap(a: Shape, b: Shape) -> bool:
+    """Whether two shapes can touch the same byte, given that their spans overlap."""
+    if a[0] >= b[1] or b[0] >= a[1]:
+        return False
+    stride = a[2]
+    if not stride or stride != b[2]:
+        return True
+    ahead = (b[3] - a[3]) % stride
+    return ahead < a[4] or stride - ahead < b[4]
+
+
+class Segments:
+    """Disjoint byte segments in address order, each with its last writer and later readers."""
+
+    __slots__ = ("exact", "parts", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.parts: list[Segment] = []
+        # segments by their bounds, for the common access that repeats an earlier one
+        self.exact: dict[tuple[int, int], Segment] = {}
+
+    def _range(self, start: int, stop: int) -> tuple[int, int]:
+        low = bisect_right(self.starts, start) - 1
+        if low < 0 or self.parts[low][1] <= start:
+            low += 1
+        return low, bisect_left(self.starts, stop, low)
+
+    def collect(self, start: int, stop: int, write: bool, edges: Edges) -> None:
+        """Add the edges that an access to [start, stop) needs."""
+        found = self.exact.get((start, stop))
+        if found is not None:
+            collect_one(found, write, edges)
+            return
+        low, high = self._range(start, stop)
+        for at in range(low, high):
+            collect_one(self.parts[at], write, edges)
+
+    def record(self, start: int, stop: int, write: bool, event: int, lane: int) -> None:
+        """Make the access the latest one of [start, stop)."""
+        found = self.exact.get((start, stop))
+        if found is not None:
+            record_one(found, write, event, lane)
+            return
+        low, high = self._range(start, stop)
+        old = self.parts[low:high]
+        new: list[Segment] = []
+        if old and old[0][0] < start:
+            new.append([old[0][0], start, old[0][2], dict(old[0][3])])
+        if write:
+            new.append([start, stop, event, {}])
+        else:
+            new.extend(_read_segments(old, start, stop, event, lane))
+        if old and old[-1][1] > stop:
+            new.append([stop, old[-1][1], old[-1][2], dict(old[-1][3])])
+        self.parts[low:high] = new
+        self.starts[low:high] = [part[0] for part in new]
+        for part in old:
+            del self.exact[part[0], part[1]]
+        for part in new:
+            self.exact[part[0], part[1]] = part
+
+
+def collect_one(segment: Segment, write: bool, edges: Edges) -> None:
+    """Edges of an access to exactly one segment."""
+    if segment[2] >= 0:
+        edges[segment[2]] = RESULT
+    if write:
+        for reader in segment[3].values():
+            edges.setdefault(reader, READ)
+
+
+def record_one(segment: Segment, write: bool, event: int, lane: int) -> None:
+    """Make an access the latest one of exactly one segment."""
+    if write:
+        segment[2], segment[3] = event, {}
+    else:
+        segment[3][lane] = event
+
+
+def _read_segments(old: list[Segment], start: int, stop: int, event: int, lane: int) -> list[Segment]:
+    """Cut the old segments to [start, stop), fill the holes, and add one reader to each."""
+    new: list[Segment] = []
+    at = start
+    for first, last, writer, readers in old:
+        low, high = max(first, start), min(last, stop)
+        if at < low:
+            new.append([at, low, -1, {lane: event}])
+        new.append([low, high, writer, {**readers, lane: event}])
+        at = high
+    if at < stop:
+        new.append([at, stop, -1, {lane: event}])
+    return new
+
+
+class Storage:
+    """The access history of one tensor: segments per shape of access."""
+
+    __slots__ = ("conflicts", "known", "shapes")
+
+    def __init__(self) -> None:
+        self.shapes: dict[Shape, Segments] = {}
+        self.conflicts: dict[Shape, list[Segments]] = {}
+        # the histories of accesses seen before, by what the access looks like
+        self.known: dict[tuple[object, ...], list[Segments]] = {}
+
+    def segments(self, shape: Shape) -> list[Segments]:
+        """The histories that an access of this shape can conflict with; its own comes first."""
+        found = self.conflicts.get(shape)
+        if found is None:
+            own = self.shapes[shape] = Segments()
+            others = [s for key, s in self.shapes.items() if key != shape and may_overlap(key, shape)]
+            found = self.conflicts[shape] = [own, *others]
+            for key, known in self.conflicts.items():
+                if key != shape and may_overlap(key, shape):
+                    known.append(own)
+        return found
+
+    def outstanding(self, shape: Shape, start: int, stop: int, edges: Edges) -> None:
+        """Edges to everything that touched [start, stop) in any shape that overlaps."""
+        for key, segments in self.shapes.items():
+            if may_overlap(key, shape):
+                segments.collect(start, stop, True, edges)
+
+
+class Dependence:
+    """Feed events in program order; get the edges of each."""
+
+    def __init__(self) -> None:
+        self._storages: dict[tuple[int, int], Storage] = {}
+        self._owners: dict[tuple[str, int], Segments] = {}
+
+    def edges(self, position: int, lane: int, event: Event) -> tuple[Edges, Edges]:
+        """Return (edges of the first read operand, edges of everything else)."""
+        first: Edges = {}
+        rest: Edges = {}
+        core = event.core
+        target = first
+        for extent in event.reads:
+            self._touch(extent, core, (False, position, lane), target)
+            target = rest
+        for extent in event.writes:
+            self._touch(extent, core, (True, position, lane), rest)
+        first.pop(position, None)
+        rest.pop(position, None)
+        for other in event.after:
+            rest[other] = RESULT
+        return first, rest
+
+    def _touch(self, extent: Extent, core: int, access: tuple[bool, int, int], edges: Edges) -> None:
+        """Add the edges of one access (write, position, lane) and remember it."""
+        write, position, lane = access
+        key = (extent.tensor, core)
+        storage = self._storages.get(key)
+        if storage is None:
+            storage = self._storages[key] = Storage()
+        span = extent.span
+        look = (extent.partitions, span, extent.elements, extent.row_bytes)
+        histories = storage.known.get(look)
+        if histories is None:
+            shape = shape_of(extent)
+            histories = storage.known[look] = storage.segments(shape)
+            if extent.space != "hbm":
+                self._take_address(extent, shape, core, edges)
+        own = histories[0].exact.get(span)
+        if own is not None and len(histories) == 1:
+            collect_one(own, write, edges)
+            record_one(own, write, position, lane)
+            return
+        for segments in histories:
+            segments.collect(span[0], span[1], write, edges)
+        histories[0].record(span[0], span[1], write, position, lane)
+
+    def _take_address(self, extent: Extent, shape: Shape, core: int, edges: Edges) -> None:
+        """Wait for earlier storages whose address this one takes over."""
+        start, stop = extent.span
+        owners = self._owners.setdefault((extent.space, core), Segments())
+        previous: Edges = {}
+        owners.collect(start, stop, False, previous)
+        for tensor in previous:
+            if tensor != extent.tensor:
+                self._storages[tensor, core].outstanding(shape, start, stop, edges)
+        owners.record(start, stop, True, extent.tensor, 0)

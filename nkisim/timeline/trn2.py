@@ -1,0 +1,113 @@
+"""Trainium2 (NeuronCore-v3): the values of the chip description, each with its source."""
+
+from __future__ import annotations
+
+from nkisim import geometry
+from nkisim.timeline.chip import (
+    A2,
+    A3,
+    DMA_OVERVIEW,
+    GLOSSARY,
+    KERNEL_OPT,
+    LNC,
+    NO_SOURCE,
+    RMSNORM_QUANT,
+    SHARED_API,
+    Chip,
+    documented,
+    inferred,
+    profile,
+)
+
+TRN2 = Chip(
+    name="trn2",
+    geometry=geometry.TRN2,
+    tensor_ghz=documented(2.4, "GHz", A3),
+    tensor_min_cycles=inferred(64, "cycles", f"{A2}: stated for v2 only", 32, 128),
+    # matmul pitch 429 to 430 ns for 1024 cycles
+    tensor_issue_cycles=profile(7, "cycles", KERNEL_OPT, 5, 8),
+    # matmul duration 590 to 597 ns for a pitch of 429 ns
+    tensor_drain_ns=profile(163, "ns", KERNEL_OPT, 160, 168),
+    # one fp32 call runs as two load and multiply pairs (fp32_mode LOW_HIGH)
+    tensor_fp32_passes=profile(2, "passes", KERNEL_OPT, 2, 2),
+    tensor_fp32_cycles_per_column=documented(2, "cycles per pass", A2),
+    tensor_load_columns_per_cycle=documented(4, "columns per cycle", A2),
+    # isolated call: load start to last result 1.13 us, first multiply 665 ns
+    tensor_load_exposed_ns=profile(80, "ns", KERNEL_OPT, 70, 190),
+    tensor_throttle_share=inferred(
+        0.5,
+        "of the clock",
+        f"{GLOSSARY}: about 50 %; which kernels meet it is our reading",
+        1.0,
+        0.5,
+    ),
+    tensor_throttle_window_ns=documented(3000, "ns", GLOSSARY),
+    tensor_throttle_utilisation=documented(0.5, "of the window", GLOSSARY),
+    tensor_bf16_tflops=documented(78.6, "TFLOP/s per core", A3),
+    tensor_fp32_tflops=documented(19.7, "TFLOP/s per core", A3),
+    tensor_fp8_tflops=documented(157.3, "TFLOP/s per core", A3),
+    vector_ghz=documented(0.96, "GHz", A3),
+    # copies and tensor_tensor of 512 elements take 153 to 167 ns more than their stream
+    vector_latency_ns=profile(158, "ns", KERNEL_OPT, 150, 180),
+    # and the next independent instruction starts 72 to 76 ns after the stream
+    vector_gap_ns=profile(74, "ns", KERNEL_OPT, 72, 76),
+    # scalar_tensor_tensor with a (P, 1) operand: 55 ns more
+    vector_pointer_ns=profile(55, "ns", RMSNORM_QUANT, 45, 70),
+    vector_min_cycles=documented(64, "cycles", SHARED_API),
+    vector_wide_elements=documented(4, "elements per cycle", A3),
+    vector_sbuf_elements=profile(2, "elements per cycle", KERNEL_OPT, 2, 2),
+    vector_half_wide_elements=documented(2, "elements per cycle", A3),
+    vector_base_elements=profile(1, "elements per cycle", KERNEL_OPT, 1, 1),
+    vector_strided_bytes=inferred(16, "bytes", f"{A2}: stride that halves the rate", 1e9, 16),
+    vector_reciprocal_cycles=documented(8, "cycles per element", SHARED_API),
+    vector_scan_cycles=inferred(1, "cycles per element", NO_SOURCE, 1, 2),
+    vector_rng_cycles=inferred(1, "cycles per element", NO_SOURCE, 1, 4),
+    scalar_ghz=documented(1.2, "GHz", A3),
+    # ACTIVATE of 4096, 128 and 16384 elements: 290 ns beyond the stream
+    scalar_latency_ns=profile(290, "ns", DMA_OVERVIEW, 284, 300),
+    scalar_gap_ns=inferred(205, "ns", "latency less the 85 ns overlap seen on the vector engine", 75, 290),
+    scalar_read_cycles=documented(64, "cycles", A2),
+    scalar_table_load_ns=profile(1310, "ns", f"{DMA_OVERVIEW}; {RMSNORM_QUANT}", 370, 1340),
+    scalar_tables_resident=inferred(1, "function sets", NO_SOURCE, 8, 1),
+    gpsimd_ghz=documented(1.2, "GHz", A3),
+    gpsimd_latency_ns=inferred(300, "ns", NO_SOURCE, 150, 1000),
+    gpsimd_gap_ns=inferred(200, "ns", NO_SOURCE, 75, 800),
+    gpsimd_cycles=inferred(1, "cycles per 32-bit element", f"{A2}: 16 lanes per 16 partitions", 0.5, 4),
+    gpsimd_rsqrt_cycles=documented(4, "cycles per element", SHARED_API),
+    gpsimd_search_cycles=inferred(4, "cycles per element", NO_SOURCE, 1, 16),
+    gpsimd_gather_group_ns=inferred(300, "ns per 512 elements", NO_SOURCE, 75, 1000),
+    gpsimd_partition_reduce_cycles=inferred(8, "cycles per element", NO_SOURCE, 2, 32),
+    gpsimd_topk_cycles=documented(4, "cycles per element, plus one per result", "nki.isa.topk"),
+    dma_engines=documented(16, "engines per core", DMA_OVERVIEW),
+    dma_partitions_per_engine=documented(8, "partitions", DMA_OVERVIEW),
+    # rows of 512 B at 17.4, 2 KiB at 22.0, 8 KiB at 23.1, 32 KiB at 25.2 B/ns fit rate and row cost
+    dma_bytes_per_ns=profile(24.1, "bytes per ns per engine", KERNEL_OPT, 25.2, 23.0),
+    dma_descriptor_ns=profile(8.2, "ns per row", KERNEL_OPT, 4, 10),
+    # trigger to end less the data: 1.02 and 1.06 us for loads, 0.71 us for a store
+    dma_load_lead_ns=profile(890, "ns", DMA_OVERVIEW, 740, 1600),
+    dma_store_lead_ns=profile(560, "ns", DMA_OVERVIEW, 450, 1600),
+    dma_tail_ns=profile(150, "ns", DMA_OVERVIEW, 100, 200),
+    dma_trigger_ns=inferred(60, "ns of the issuing engine", NO_SOURCE, 30, 200),
+    dma_hwdge_interval_ns=documented(600, "ns per dma", A3),
+    # small transfers on one queue: one every 0.77 to 0.86 us whatever their size
+    dma_swdge_interval_ns=profile(830, "ns per dma", DMA_OVERVIEW, 765, 890),
+    dma_generator_depth=inferred(4, "instructions that wait without blocking", NO_SOURCE, 16, 1),
+    dma_swdge_engine_ns=inferred(300, "ns of the gpsimd engine", NO_SOURCE, 100, 870),
+    dma_swdge_descriptor_ns=inferred(2, "ns of the gpsimd engine per row", NO_SOURCE, 0, 10),
+    dma_transpose_hbm_share=documented(0.9, "of the copy rate", A3),
+    dma_transpose_sbuf_share=documented(0.5, "of the copy rate", A3),
+    cores_per_hbm_stack=documented(2, "cores", LNC),
+    hbm_bytes_per_ns=inferred(725, "bytes per ns per stack", "2.9 TB/s over four stacks", 750, 505),
+    gpsimd_dma_bytes_per_ns=documented(153, "bytes per ns each way", A3),
+    gpsimd_dma_latency_ns=inferred(700, "ns", NO_SOURCE, 300, 1500),
+    semaphore_ns=profile(70, "ns", f"{KERNEL_OPT}, v5", 30, 200),
+    dma_semaphore_ns=profile(305, "ns", DMA_OVERVIEW, 290, 320),
+    core_semaphore_ns=inferred(500, "ns", NO_SOURCE, 200, 1500),
+    core_barrier_ns=inferred(1000, "ns", NO_SOURCE, 300, 3000),
+    register_ns=inferred(50, "ns", NO_SOURCE, 10, 200),
+    register_memory_ns=inferred(300, "ns", NO_SOURCE, 100, 2000),
+    collective_latency_ns=inferred(
+        5000, "ns", "neuron-runtime/explore/intranode-collective-comm.rst: 1 to 10 us", 1000, 15000
+    ),
+    collective_bytes_per_ns=inferred(160, "bytes per ns per core", "1.28 TB/s of links over eight cores", 320, 80),
+)
