@@ -17,7 +17,7 @@ from nkisim.core.cores import Meeting, run_all
 from nkisim.core.recording import build
 from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice
 from nkisim.event import Peak, Recording
-from nkisim.geometry import TRN2, Geometry
+from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
 from nkisim.memory.memory import CoreMemory, SharedMemory
 from nkisim.memory.placement import place, regions
@@ -91,7 +91,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     policy: Policy | None = None,
-    geometry: Geometry = TRN2,
+    geometry: Geometry = CORE_V3,
 ) -> Result:
     """Run a kernel and return its outputs, its recording and its memory peaks.
 

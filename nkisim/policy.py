@@ -12,15 +12,24 @@ class Policy:
 
     Attributes:
         tracking: raise when an instruction reads an element that nobody wrote.
+            Default: True.
         recording: keep an event per instruction for the timeline.
+            Default: False.
         capacity: raise when the live tensors do not fit SBUF or PSUM.
+            Default: True.
         races: detect unordered accesses of two cores to shared HBM.
+            Default: True.
         precise_fp: round on write to the destination's dtype; off stores all floats as fp32.
+            Default: True.
         unwritten_output: "raise" or "allow" for output elements that nobody wrote.
+            Default: "raise".
         accumulate: "raise" or "warn" when a matmul accumulates on data that no matmul wrote.
+            Default: "raise".
         barrier_scope: "data" (a core_barrier orders its own tensor, as the manual says) or
             "all" (it orders every tensor in shared HBM).
+            Default: "data".
         seed: start of the random generators, which are undocumented on the hardware.
+            Default: 0.
     """
 
     tracking: bool = True

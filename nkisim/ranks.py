@@ -7,7 +7,7 @@ from typing import Any
 
 from nkisim.core.cores import Meeting, run_all
 from nkisim.errors import BadLaunch
-from nkisim.geometry import TRN2
+from nkisim.geometry import CORE_V3
 from nkisim.isa.target import get_nc_version
 from nkisim.launch import Kernel, Session
 from nkisim.policy import STRICT, Policy, from_environment
@@ -32,7 +32,7 @@ def simulate_ranks(
         meeting = Meeting(world)
         sessions = []
         for rank in range(world):
-            session = Session(made, rules, TRN2, meeting, first=rank, rank=rank)
+            session = Session(made, rules, CORE_V3, meeting, first=rank, rank=rank)
             session.bind(tuple(arguments[rank]), {})
             sessions.append(session)
         run_all(meeting, [body for session in sessions for body in session.bodies()])

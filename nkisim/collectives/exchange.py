@@ -8,10 +8,9 @@ from typing import Any
 from nkisim.core import access
 from nkisim.core.context import Core, current, kernel_line
 from nkisim.core.cores import Wait
-from nkisim.dtypes import INFO, to_fp32
+from nkisim.dtypes import ANY, INFO, to_fp32
 from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
 from nkisim.isa.card import record
-from nkisim.isa.copies import ANY
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.isa.tokens import resolve

@@ -7,17 +7,15 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from nkisim.core.cores import Meeting
 from nkisim.errors import Line, OutsideKernel
 from nkisim.geometry import Geometry
 from nkisim.memory.memory import CoreMemory
 from nkisim.policy import Policy
-
-if TYPE_CHECKING:
-    from nkisim.core.cores import Meeting
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _GEOMETRIES: dict[Geometry, int] = {}

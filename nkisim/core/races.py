@@ -7,17 +7,12 @@ two cores are no race. The verdict does not depend on which core ran first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from nkisim.core.context import kernel_line
+from nkisim.core.context import Core, kernel_line
 from nkisim.errors import HbmRace
 from nkisim.memory.storage import Access, Shadow, Storage
-
-if TYPE_CHECKING:
-    from nkisim.core.context import Core
-    from nkisim.memory.tensor import NkiTensor
+from nkisim.memory.tensor import NkiTensor
 
 
 def note(core: Core, tensor: NkiTensor, write: bool, who: tuple[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import FLOATS, INFO, PACKED, TRN2
+from nkisim.dtypes import ANY, FLOATS, INFO, PACKED
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
 from nkisim.isa import lanes
@@ -23,7 +23,6 @@ from nkisim.isa.statement import Call, Masked, Operand, Target
 from nkisim.isa.tokens import TOKENS
 from nkisim.memory.memory import check_start
 
-ANY = TRN2 | PACKED | {"float8_e4m3fn", "float8_e8m0fnu"}
 FP32_MIN = -3.4028234663852886e38
 _COMPARE = ("equal", "less", "less_equal", "greater", "greater_equal")
 maximum = TOKENS["maximum"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nkisim.core import access
+from nkisim.dtypes import ANY
 from nkisim.errors import (
     AmbiguousManual,
     DynamicOutOfRange,
@@ -17,7 +18,6 @@ from nkisim.errors import (
     WrongDtype,
 )
 from nkisim.isa.card import card
-from nkisim.isa.copies import ANY
 from nkisim.isa.operators import COMPARISONS
 from nkisim.isa.rules import operator, per_partition, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import SBUF, Call, Masked, Operand, Target

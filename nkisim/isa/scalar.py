@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import FLOATS, TRN2
+from nkisim.dtypes import COMPUTED, FLOATS
 from nkisim.enums import reduce_cmd
 from nkisim.errors import NkiSimWarning, WrongArgument
 from nkisim.isa import lanes
@@ -74,7 +74,7 @@ def _affine(data: Any, scale: Any, bias: Any) -> Any:
     "scalar",
     Operand("dst", "out"),
     Operand("data", "in"),
-    Operand("bias", "in", dtypes=TRN2 - {"tfloat32"}, optional=True, scalar=True, column=True),
+    Operand("bias", "in", dtypes=COMPUTED - {"tfloat32"}, optional=True, scalar=True, column=True),
     Operand("scale", "in", dtypes=_FP32, scalar=True, column=True),
     Operand("reduce_res", "out", dtypes=FLOATS, optional=True, column=True),
     rules=(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import TRN2
+from nkisim.dtypes import COMPUTED
 from nkisim.enums import reduce_cmd
 from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
@@ -15,7 +15,7 @@ from nkisim.isa.rules import ARITHMETIC, not_both_psum, operator, same_elements,
 from nkisim.isa.statement import Call, Operand
 from nkisim.isa.vector import apply
 
-_NARROW = TRN2 - {"int32", "uint32", "tfloat32"}
+_NARROW = COMPUTED - {"int32", "uint32", "tfloat32"}
 
 
 def _load(call: Call) -> None:

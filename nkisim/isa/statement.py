@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from nkisim.core.context import Core
-from nkisim.dtypes import TRN2, Array
+from nkisim.dtypes import COMPUTED, Array
 from nkisim.errors import LawError
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
@@ -28,7 +28,7 @@ class Operand:
     # "in" | "out" | "inout"
     role: str
     spaces: frozenset[str] = ON_CHIP
-    dtypes: frozenset[str] = TRN2
+    dtypes: frozenset[str] = COMPUTED
     # may be None
     optional: bool = False
     # may be a Python number instead of a tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import TRN2
+from nkisim.dtypes import COMPUTED
 from nkisim.errors import ShapeMismatch, WrongDtype
 from nkisim.isa.card import card
 from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
@@ -130,7 +130,7 @@ def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> A
 
 @card(
     "vector",
-    Operand("dst", "out", dtypes=TRN2),
+    Operand("dst", "out", dtypes=COMPUTED),
     Operand("data", "in"),
     Operand("vals", "in"),
     Operand("dst_idx", "out", optional=True),

@@ -7,7 +7,7 @@ from typing import Any
 from nkisim.core import access, races
 from nkisim.core.context import Core, current, kernel_line
 from nkisim.core.cores import Wait
-from nkisim.dtypes import INFO
+from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
@@ -18,7 +18,6 @@ from nkisim.errors import (
     WrongSpace,
 )
 from nkisim.isa.card import record
-from nkisim.isa.copies import ANY
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import DMA, SBUF, Call, Card, Operand

@@ -9,10 +9,9 @@ import numpy as np
 
 from nkisim.core import access, gather
 from nkisim.core.context import current
-from nkisim.dtypes import INFO, Array, to_fp32
+from nkisim.dtypes import ANY, INFO, Array, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongSpace
-from nkisim.isa.copies import ANY
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
