@@ -12,8 +12,8 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.geometry import CORE_V3
-from tests.nkisim.faults import launch
 from tests.nkisim.harness import out, run, tile
+from tests.nkisim.registry import launch
 
 DATA = np.ones((128, 8), np.float32)
 
