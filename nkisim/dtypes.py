@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class dma_engine(Enum):
     gpsimd_dma = 2
 
 
-ENGINE_NAMES = {e: e.name for e in engine if e is not engine.unknown}
+ENGINE_NAMES: dict[engine, str] = {e: e.name for e in engine if e is not engine.unknown}
 # deprecated module constants
 tensor_engine = engine.tensor
 vector_engine = engine.vector

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core import races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, store
+from nkisim.dtypes import Array, Flags, store
 from nkisim.errors import DynamicOutOfRange, IllegalView, ReplacedRead, UnwrittenRead, WrongDtype
 from nkisim.memory.patterns import Dynamic
-from nkisim.memory.storage import Storage
+from nkisim.memory.storage import Allocation, Storage
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout, last_element
 from nkisim.objects import VirtualRegister
@@ -79,7 +80,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
     store(target, values, tensor.dtype, tensor._storage.precise)
 
 
-def write_where(core: Core, tensor: NkiTensor, masked: tuple[Any, Any], who: Who) -> None:
+def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who: Who) -> None:
     """Store the elements whose mask is true; the others keep value and written-mark."""
     values, where = masked
     target = tensor._numpy()
@@ -162,7 +163,7 @@ def scalar(core: Core, source: Any, who: Who) -> int:
     return int(read(core, source, who).reshape(-1)[0])
 
 
-def indices(core: Core, dynamic: Dynamic, who: Who) -> Any:
+def indices(core: Core, dynamic: Dynamic, who: Who) -> NDArray[np.int64]:
     """Read the row indices of a gathering view as int64, in its row order."""
     source = dynamic.source
     if not isinstance(source, NkiTensor) or source.dtype not in ("int32", "uint32"):
@@ -173,7 +174,7 @@ def indices(core: Core, dynamic: Dynamic, who: Who) -> Any:
     return values.reshape(values.shape[0], -1).T.reshape(-1).astype(np.int64)
 
 
-Raw = tuple[Any, int, int, int, int, int, str, int]
+Raw = tuple[Allocation, int, int, int, int, int, str, int]
 
 
 def extent(tensor: NkiTensor) -> Raw:

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core.cores import Meeting
 from nkisim.errors import Line, OutsideKernel
@@ -27,7 +28,7 @@ _OURS: dict[str, bool] = {}
 class Lanes:
     """Reduction registers of one engine: one fp32 value per partition, or undefined."""
 
-    values: Any
+    values: NDArray[np.float32]
     # the operation that the values were reduced with; None while undefined
     held: str | None = None
     # why the registers are undefined, for the message

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core import access, races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, store
+from nkisim.dtypes import Array, Flags, store
 from nkisim.errors import ShapeMismatch, UnwrittenRead
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout
@@ -21,8 +21,8 @@ class Rows:
 
     # every legal row of the tensor as one static view
     all: NkiTensor
-    index: Any
-    valid: Any
+    index: NDArray[np.int64]
+    valid: Flags
 
 
 def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
@@ -49,7 +49,7 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
     return Rows(tensor._make(layout, None), index, valid)
 
 
-def only(rows: Rows, arrives: Any) -> Rows:
+def only(rows: Rows, arrives: Flags) -> Rows:
     """Return the rows without those that do not arrive."""
     return replace(rows, valid=rows.valid & arrives)
 

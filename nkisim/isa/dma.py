@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype,
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
-from nkisim.isa.tokens import resolve
+from nkisim.isa.tokens import Token, resolve
 from nkisim.isa.transfer import deliver, differ, fetch, hwdge_transposes, open_call, spread, transfer
 from nkisim.memory.tensor import NkiTensor
 
@@ -45,12 +46,12 @@ _COPY = transfer("dma_copy", ("dst", "src"))
 
 
 def dma_copy(
-    dst: Any,
-    src: Any,
+    dst: NkiTensor,
+    src: NkiTensor,
     priority: int | None = None,
-    oob_mode: Any = oob_mode.error,
-    dge_mode: Any = dge_mode.unknown,
-    engine: Any = engine.unknown,
+    oob_mode: oob_mode = oob_mode.error,
+    dge_mode: dge_mode = dge_mode.unknown,
+    engine: engine = engine.unknown,
     name: str | None = None,
 ) -> NkiInstruction:
     """Copy between HBM and SBUF; through fp32 where dtypes differ."""
@@ -73,8 +74,8 @@ _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
 def dma_transpose(
-    dst: Any, src: Any, axes: Any = None, priority: int | None = None,
-    dge_mode: Any = dge_mode.unknown, oob_mode: Any = oob_mode.error, name: str | None = None,
+    dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None = None, priority: int | None = None,
+    dge_mode: dge_mode = dge_mode.unknown, oob_mode: oob_mode = oob_mode.error, name: str | None = None,
 ) -> NkiInstruction:  # fmt: skip
     """Transpose by DMA into SBUF, or gather rows and transpose them."""
     call = open_call(_TRANSPOSE, {"dst": dst, "src": src, "axes": axes, "priority": priority,
@@ -144,8 +145,8 @@ def _indirect_rules(call: Call, src: NkiTensor) -> None:
 
 
 def dma_compute(
-    dst: Any, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True,
-    oob_mode: Any = oob_mode.error, name: str | None = None,
+    dst: NkiTensor, srcs: Sequence[NkiTensor], reduce_op: Token, scales: Sequence[float] | None = None,
+    unique_indices: bool = True, oob_mode: oob_mode = oob_mode.error, name: str | None = None,
 ) -> NkiInstruction:  # fmt: skip
     """Add up to 16 tensors in flight, in fp32; with indices, read-modify-write of rows."""
     names = tuple(f"srcs[{i}]" for i in range(len(srcs)))

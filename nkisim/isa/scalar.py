@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import COMPUTED, FLOATS
+from nkisim.dtypes import COMPUTED, FLOATS, Array
 from nkisim.enums import reduce_cmd
 from nkisim.errors import NkiSimWarning, WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
 from nkisim.isa.card import card
 from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
-from nkisim.isa.statement import Call, Operand
+from nkisim.isa.statement import Call, Operand, Results, Target
 
 _FP32 = frozenset({"float32"})
 
@@ -27,7 +28,7 @@ def _reduction(call: Call) -> None:
         call.refuse(WrongArgument, "reduce_op", found, "nl.add is needed")
 
 
-def _finish(call: Call, results: list[Any]) -> list[Any]:
+def _finish(call: Call, results: Results) -> Results:
     value, total = results
     if call.args["reduce_cmd"] is not reduce_cmd.idle:
         total = lanes.update(call, total, "add")
@@ -88,9 +89,16 @@ def _affine(data: Any, scale: Any, bias: Any) -> Any:
     finish=_finish,
 )
 def activation(
-    dst: Any, op: Any, data: Any, bias: Any = None, scale: Any = 1.0, reduce_op: Any = None,
-    reduce_res: Any = None, reduce_cmd: Any = reduce_cmd.idle, name: str | None = None,
-) -> Any:  # fmt: skip
+    dst: Target,
+    op: Op,
+    data: Array,
+    bias: Array | float | None = None,
+    scale: Array | float = 1.0,
+    reduce_op: Op | None = None,
+    reduce_res: Target | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> tuple[Array, Array]:
     """Compute op(data * scale + bias) and, when asked, the sum of the result."""
     value = op.fn(_affine(data, scale, bias))
     if reduce_op is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from nkisim.core.context import Core
-from nkisim.dtypes import COMPUTED, Array
+from nkisim.dtypes import COMPUTED, Array, Flags
 from nkisim.errors import LawError
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
@@ -53,8 +53,8 @@ class Target(NamedTuple):
 class Masked(NamedTuple):
     """A result that reaches only some elements of the output; the others stay as they are."""
 
-    values: Any
-    where: Any
+    values: Array
+    where: Flags
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,9 @@ class Call:
 
 
 Rule = Callable[[Call], None]
-Finish = Callable[[Call, list[Any]], list[Any]]
+# what a body gave, per output: an array, a Masked, or None for nothing to write
+Results = list[Any]
+Finish = Callable[[Call, Results], Results]
 Writer = Callable[[Call, str, NkiTensor, Array], None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access, races
@@ -50,12 +51,12 @@ def partners(core: Core) -> tuple[int, int]:
 
 
 def sendrecv(
-    src: Any,
-    dst: Any,
+    src: NkiTensor,
+    dst: NkiTensor,
     send_to_rank: Any,
     recv_from_rank: Any,
     pipe_id: Any,
-    dma_engine: Any = dma_engine.dma,
+    dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
 ) -> NkiInstruction:
     """Send a tile to the other core while receiving its tile."""
@@ -109,7 +110,9 @@ def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any) -> None:
             call.refuse(TileTooLarge, "src", found, f"gpsimd_dma takes {most} B of {width} B types")
 
 
-def core_barrier(data: Any, cores: Any, engine: Any = engine.gpsimd, name: str | None = None) -> NkiInstruction:
+def core_barrier(
+    data: NkiTensor, cores: Sequence[int], engine: engine = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
     """Wait until both cores reach this barrier; accesses to `data` are then ordered."""
     core = current("core_barrier")
     _two_cores(core, "core_barrier")

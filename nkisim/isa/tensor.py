@@ -26,7 +26,7 @@ from nkisim.errors import (
 )
 from nkisim.isa.card import card
 from nkisim.isa.rules import per_partition
-from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand
+from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand, Target
 from nkisim.memory.tensor import NkiTensor
 
 _FP8 = frozenset({"float8_e4m3", "float8_e5m2"})
@@ -226,9 +226,9 @@ def _work(call: Call) -> Mapping[str, object]:
     work=_work,
 )
 def nc_matmul(
-    dst: Any,
-    stationary: Any,
-    moving: Any,
+    dst: Target,
+    stationary: Array,
+    moving: Array,
     is_stationary_onezero: bool = False,
     is_moving_onezero: bool = False,
     is_transpose: bool = False,
@@ -237,7 +237,7 @@ def nc_matmul(
     tile_size: Any = (),
     perf_mode: Any = matmul_perf_mode.none,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
     if is_transpose:
         return stationary.T
@@ -315,6 +315,6 @@ def _transpose_work(call: Call) -> Mapping[str, object]:
     writer=_transpose_write,
     work=_transpose_work,
 )
-def nc_transpose(dst: Any, data: Any, engine: Any = engine.unknown, name: str | None = None) -> Any:
+def nc_transpose(dst: Target, data: Array, engine: engine = engine.unknown, name: str | None = None) -> Array:
     """Exchange partitions and elements of a tile, bit for bit."""
     return data.T

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nkisim.dtypes import Array
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import (
     NotSimulated,
@@ -17,7 +18,7 @@ from nkisim.errors import (
 )
 from nkisim.isa import lanes
 from nkisim.isa.card import card
-from nkisim.isa.operators import reduce_axis
+from nkisim.isa.operators import Op, reduce_axis
 from nkisim.isa.rules import (
     ARITHMETIC,
     BITVEC,
@@ -29,7 +30,7 @@ from nkisim.isa.rules import (
     same_elements,
     same_partitions,
 )
-from nkisim.isa.statement import Call, Operand, is_psum
+from nkisim.isa.statement import Call, Operand, Results, Target, is_psum
 from nkisim.isa.tokens import resolve
 
 WORDS = frozenset({"int32", "uint32"})
@@ -98,13 +99,13 @@ def _tensor_tensor_math(call: Call) -> str:
     math=_tensor_tensor_math,
 )
 def tensor_tensor(
-    dst: Any,
-    data1: Any,
-    data2: Any,
-    op: Any,
-    engine: Any = engine.unknown,
+    dst: Target,
+    data1: Array,
+    data2: Array,
+    op: Op,
+    engine: engine = engine.unknown,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Combine two tiles element by element."""
     return op.fn(data1, data2)
 
@@ -197,10 +198,10 @@ def apply(op: Any, data: Any, operand: Any, reverse: bool = False) -> Any:
     math=_tensor_scalar_math,
 )
 def tensor_scalar(
-    dst: Any, data: Any, op0: Any, operand0: Any, reverse0: bool = False, op1: Any = None,
-    operand1: Any = None, reverse1: bool = False, engine: Any = engine.unknown,
+    dst: Target, data: Array, op0: Op, operand0: Array | float | None, reverse0: bool = False, op1: Op | None = None,
+    operand1: Array | float | None = None, reverse1: bool = False, engine: engine = engine.unknown,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Apply (data op0 operand0) op1 operand1 with scalars or columns."""
     result = apply(op0, data, operand0, reverse0)
     return result if op1 is None else apply(op1, result, operand1, reverse1)
@@ -221,9 +222,9 @@ def tensor_scalar(
     ),
 )
 def scalar_tensor_tensor(
-    dst: Any, data: Any, op0: Any, operand0: Any, op1: Any, operand1: Any, reverse0: bool = False,
+    dst: Target, data: Array, op0: Op, operand0: Array | float, op1: Op, operand1: Array, reverse0: bool = False,
     reverse1: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Apply (data op0 operand0) op1 operand1 with a scalar or column, then a tile."""
     return apply(op1, apply(op0, data, operand0, reverse0), operand1, reverse1)
 
@@ -262,21 +263,22 @@ def _reduce_math(call: Call) -> str:
     math=_reduce_math,
 )
 def tensor_reduce(
-    dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False,
+    dst: Target, op: Op, data: Array, axis: Any, negate: bool = False, keepdims: bool = False,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Reduce the last free dimensions."""
     flat = data.reshape(*data.shape[: axis[0]], -1)
     result = reduce_axis(op, flat)
     return -result if negate else result
 
 
-def _tensor_scalar_reduce_finish(call: Call, results: list[Any]) -> list[Any]:
+def _tensor_scalar_reduce_finish(call: Call, results: Results) -> Results:
     command, init = call.args["reduce_cmd"], call.args["reduce_init"]
     if (init is not None) != (command is reduce_cmd.load_reduce):
         allowed = "it belongs to reduce_cmd.load_reduce, which needs it"
         call.refuse(WrongArgument, "reduce_init", f"is {init!r} with {command.name}", allowed)
     total = lanes.update(call, results[1], call.args["reduce_op"].name, init)
+    assert total is not None
     return [results[0], -total if call.args["reduce_res_negate"] else total]
 
 
@@ -303,10 +305,10 @@ def _tensor_scalar_reduce_rules(call: Call) -> None:
     finish=_tensor_scalar_reduce_finish,
 )
 def tensor_scalar_reduce(
-    dst: Any, data: Any, op0: Any, operand0: Any, reduce_op: Any, reduce_res: Any = None,
-    reverse0: bool = False, reduce_cmd: Any = reduce_cmd.reset_reduce, reduce_init: Any = None,
+    dst: Target, data: Array, op0: Op, operand0: Array | float | None, reduce_op: Op, reduce_res: Target | None = None,
+    reverse0: bool = False, reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, reduce_init: Any = None,
     reduce_res_negate: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> tuple[Array, Array]:  # fmt: skip
     """Apply data op0 operand0 and reduce the result over all free dimensions."""
     result = apply(op0, data, operand0)
     return result, reduce_axis(reduce_op, result)

@@ -20,7 +20,7 @@ from nkisim.errors import (
 )
 from nkisim.memory import indexing, patterns, views
 from nkisim.memory.patterns import Dynamic, Room
-from nkisim.memory.storage import Storage, view_of
+from nkisim.memory.storage import Bytes, Storage, view_of
 from nkisim.memory.views import Layout
 from nkisim.objects import MemoryRegion, NKIObject
 
@@ -305,8 +305,9 @@ class NkiTensor(NKIObject):
             self._array = view_of(storage.data, dtype, self.shape, self._where(dtype.itemsize))
         return self._array
 
-    def _marks(self, marks: Any) -> Array:
+    def _marks(self, marks: Bytes | None) -> Array:
         """Return per-byte marks of the storage as one unsigned integer per element."""
+        assert marks is not None
         width = storage_of(self.dtype, self._storage.precise).itemsize
         return view_of(marks, bits_of(width), self.shape, self._where(width))
 
