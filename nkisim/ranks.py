@@ -10,11 +10,11 @@ from nkisim.errors import BadLaunch
 from nkisim.geometry import CORE_V3
 from nkisim.isa.target import get_nc_version
 from nkisim.launch import Kernel, Session
-from nkisim.policy import STRICT, Policy, from_environment
+from nkisim.policy import Policy, chosen
 
 
 def simulate_ranks(
-    kernel: Any, world: int, policy: Policy | None = None
+    kernel: Any, world: int, policy: Policy | str | None = None
 ) -> Callable[[Sequence[tuple[Any, ...]]], list[Any]]:
     """Return a function from one argument tuple per rank to one output per rank.
 
@@ -22,7 +22,7 @@ def simulate_ranks(
         BadLaunch: the number of argument tuples is not `world`, or the kernel asks for two cores.
     """
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
-    rules = from_environment(policy or STRICT)
+    rules = chosen(policy)
 
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         get_nc_version()

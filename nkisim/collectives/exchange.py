@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.core.cores import Wait
 from nkisim.dtypes import ANY, INFO, Array, to_fp32
 from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
@@ -15,6 +15,7 @@ from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Fn
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.isa.tokens import Token, resolve
+from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NKIObject
 

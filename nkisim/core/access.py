@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from nkisim.core import races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, Flags, store
+from nkisim.dtypes import Array, Flags, storage_of, store
 from nkisim.errors import DynamicOutOfRange, IllegalView, ReplacedRead, UnwrittenRead, WrongDtype
+from nkisim.memory.memory import shared_bytes
 from nkisim.memory.patterns import Dynamic
-from nkisim.memory.storage import Allocation, Storage
+from nkisim.memory.storage import OVERWRITTEN, WRITTEN, Allocation, Storage
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout, last_element
 from nkisim.objects import VirtualRegister
@@ -40,10 +41,6 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
 
 
 def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
-    if storage.replaced_by is not None:
-        other = storage.replaced_by
-        found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) took its address"
-        raise ReplacedRead(*who, found, f"{tensor.name} ends where its address is given away")
     assert storage.mask is not None
     marks = tensor._written_marks()
     full = WRITTEN_MARK[marks.itemsize]
@@ -51,6 +48,10 @@ def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
         if covers(tensor) and not storage.info.explicit:
             storage.complete = True
         return
+    other = storage.replaced_by
+    if other is not None and np.any(marks & marks.dtype.type(OVERWRITTEN * full)):
+        found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) was written on its bytes"
+        raise ReplacedRead(*who, found, f"{tensor.name} ends where another tensor is written at its address")
     missing = int(np.count_nonzero(marks != full))
     first = tuple(int(i) for i in np.unravel_index(int(np.argmax(marks != full)), marks.shape))
     line = storage.info.line
@@ -88,6 +89,8 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
     store(rounded, np.asarray(values).reshape(target.shape), tensor.dtype, tensor._storage.precise)
     where = where.reshape(target.shape)
     storage = tensor._storage
+    if storage.neighbours:
+        _overwrite(tensor)
     storage.dirty = True
     storage.info.touch(core.clock)
     np.copyto(target, rounded, where=where)
@@ -105,6 +108,8 @@ def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
     storage = tensor._storage
     storage.dirty = True
     storage.info.touch(core.clock)
+    if storage.neighbours:
+        _overwrite(tensor)
     if storage.matmul is not None:
         writers = tensor._product_marks()
         writers[...] = WRITTEN_MARK[writers.itemsize] if matmul else 0
@@ -117,6 +122,29 @@ def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
         return
     marks = tensor._written_marks()
     marks[...] = WRITTEN_MARK[marks.itemsize]
+
+
+def _overwrite(tensor: NkiTensor) -> None:
+    """Take the bytes of a view that is about to be written from the other tensors that share them."""
+    storage = tensor._storage
+    info, first, last, low, high, *_ = extent(tensor)
+    rows = slice(first - info.start_partition, last - info.start_partition)
+    width = storage_of(tensor.dtype, storage.precise).itemsize
+    written = np.zeros((info.partitions, info.size), bool)
+    if tensor.size // tensor.shape[0] * width == high - low:
+        written[rows, low:high] = True
+    else:
+        marks = tensor._marks(written.view(np.uint8))
+        marks[...] = WRITTEN_MARK[width]
+    for other in storage.neighbours:
+        touched = written[shared_bytes(info, other.info)]
+        block = shared_bytes(other.info, info)
+        if other.mask is not None:
+            np.copyto(other.mask[block], OVERWRITTEN, where=touched & (other.mask[block] == WRITTEN))
+        if other.matmul is not None:
+            np.copyto(other.matmul[block], 0, where=touched)
+        if touched.any():
+            other.replaced_by = info
 
 
 def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from nkisim.core.context import Core, kernel_line
+from nkisim.core.context import Core
 from nkisim.errors import HbmRace
+from nkisim.lines import kernel_line
 from nkisim.memory.storage import Access, Shadow, Storage
 from nkisim.memory.tensor import NkiTensor
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 from nkisim.core import access
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.dtypes import to_fp32
 from nkisim.isa import plan
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call, Card, Masked, Operand, Rule
+from nkisim.lines import kernel_line
 
 
 def card(
@@ -40,6 +42,7 @@ def card(
             names=tuple(parameters),
             defaults=defaults,
             keyed=keyed,
+            enums=tuple((n, type(d)) for n, d in defaults.items() if isinstance(d, Enum)),
             **parts,
         )  # fmt: skip
         names, count = made.names, len(made.names)
@@ -64,6 +67,8 @@ def card(
 def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
     """Run one instruction: check, read, compute, write, record."""
     call = Call(current(card.op), card, args)
+    if card.enums:
+        call.members(card.enums)
     decided = _planned(call)
     call.engine = decided.engine
     if decided.resolved:

@@ -10,7 +10,7 @@ import numpy as np
 from nkisim.core import access
 from nkisim.dtypes import INFO, PACKED, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
-from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
+from nkisim.errors import IllegalView, Relaxed, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
@@ -22,8 +22,6 @@ from nkisim.memory.tensor import NkiTensor
 def _descriptor_rules(call: Call) -> None:
     mode, asked = call.args["dge_mode"], call.args["engine"]
     dynamics = [t._dynamic for t in call.tensors.values() if t._dynamic is not None]
-    if not isinstance(mode, dge_mode):
-        call.refuse(WrongArgument, "dge_mode", f"is {mode!r}", "pass a nisa.dge_mode")
     if differ(call) and any(t.dtype in PACKED for t in call.tensors.values()):
         call.refuse(WrongDtype, "dst", "is packed and src is not alike", "packed types copy as is")
     if mode is dge_mode.hwdge and differ(call):
@@ -40,6 +38,10 @@ def _descriptor_rules(call: Call) -> None:
         call.refuse(WrongArgument, "dge_mode", found, "run-time addresses need swdge or hwdge")
     if call.args["oob_mode"] is oob_mode.skip and not dynamics:
         call.refuse(WrongArgument, "oob_mode", "is skip without a run-time index", "use error")
+
+
+def _skips(call: Call) -> bool:
+    return call.args["oob_mode"] is oob_mode.skip
 
 
 _COPY = transfer("dma_copy", ("dst", "src"))
@@ -61,7 +63,7 @@ def dma_copy(
         found = f"has shape {src.shape}, {src.size} elements"
         call.refuse(ShapeMismatch, "src", found, f"dst has {dst.shape}, {dst.size} elements")
     _descriptor_rules(call)
-    skip = oob_mode.name == "skip"
+    skip = _skips(call)
     fetched = fetch(call, "src", src, skip)
     if fetched is not None:
         values, valid = fetched
@@ -81,7 +83,7 @@ def dma_transpose(
     call = open_call(_TRANSPOSE, {"dst": dst, "src": src, "axes": axes, "priority": priority,
                                   "dge_mode": dge_mode, "oob_mode": oob_mode, "name": name})  # fmt: skip
     order = _transpose_rules(call)
-    skip = oob_mode.name == "skip"
+    skip = _skips(call)
     fetched = fetch(call, "src", src, skip)
     if fetched is not None:
         values, valid = fetched
@@ -109,6 +111,10 @@ def _transpose_rules(call: Call) -> tuple[int, ...]:
         _indirect_rules(call, src)
     elif call.args["dge_mode"] is dge_mode.hwdge:
         _hwdge_rules(call, src)
+    elif call.args["dge_mode"] is dge_mode.none and call.core.policy.enums == "integers":
+        text = "dma_transpose: dge_mode.none is taken as unknown; the manual has unknown and hwdge for it"
+        call.core.warn("dma_transpose with dge_mode.none", text, Relaxed)
+        call.args["dge_mode"] = dge_mode.unknown
     elif call.args["dge_mode"] is not dge_mode.unknown:
         found = f"is {call.args['dge_mode'].name}"
         call.refuse(WrongArgument, "dge_mode", found, "a direct transpose takes unknown or hwdge")
@@ -153,7 +159,7 @@ def dma_compute(
     args = {"dst": dst, **dict(zip(names, srcs, strict=False)), "oob_mode": oob_mode, "name": name}
     call = open_call(transfer("dma_compute", ("dst", *names)), args)
     _compute_rules(call, names, (reduce_op, scales, unique_indices))
-    skip = oob_mode.name == "skip"
+    skip = _skips(call)
     total: Any = None
     where: Any = None
     for operand in names:

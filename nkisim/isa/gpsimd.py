@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -284,15 +283,11 @@ def _topk_rules(call: Call) -> None:
 
 
 def _topk_order(call: Call) -> None:
-    if "topk" not in call.core.warned:
-        call.core.warned.add("topk")
-        warnings.warn(
-            AmbiguousManual(
-                "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
-                "as the 0.7 manual says; the 0.6 manual does not say where they go"
-            ),
-            stacklevel=2,
-        )
+    text = (
+        "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
+        "as the 0.7 manual says; the 0.6 manual does not say where they go"
+    )
+    call.core.warn("topk", text, AmbiguousManual)
 
 
 def _topk_work(call: Call) -> dict[str, object]:

@@ -44,7 +44,7 @@ class Decided:
 def look(call: Call) -> tuple[Any, ...]:
     """Settle run-time addresses, collect the tensors, and return what the rules may depend on."""
     args, tensors = call.args, call.tensors
-    key: list[Any] = [call.core.geometry_key, call.core.hardware_gaps]
+    key: list[Any] = [call.core.rules_key, call.core.hardware_gaps]
     for name, operand in call.card.keyed:
         value = args[name]
         if value.__class__ is NkiTensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from nkisim.dtypes import COMPUTED, FLOATS, Array
 from nkisim.enums import reduce_cmd
-from nkisim.errors import NkiSimWarning, WrongArgument
+from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
 from nkisim.isa.card import card
@@ -46,14 +45,10 @@ def _range(call: Call, name: str) -> None:
     scaled = _affine(data.reshape(data.shape[0], -1), *(_plain(call, n) for n in ("scale", "bias")))
     low, high = VALID[name]
     if np.any((scaled < low) | (scaled > high)):
-        call.core.warned.add(name)
-        warnings.warn(
-            NkiSimWarning(
-                f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the "
-                "hardware's result is invalid"
-            ),
-            stacklevel=2,
+        text = (
+            f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the hardware's result is invalid"
         )
+        call.core.warn(name, text)
 
 
 def _plain(call: Call, name: str) -> Any:

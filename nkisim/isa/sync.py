@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access, races
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.core.cores import Wait
 from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
@@ -22,6 +22,7 @@ from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import DMA, SBUF, Call, Card, Operand
+from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,9 @@ from nkisim.enums import engine, matmul_perf_mode
 from nkisim.errors import (
     AccumulateMisuse,
     AmbiguousManual,
-    NkiSimWarning,
     NotSimulated,
     PsumBankCrossed,
+    Relaxed,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -117,13 +116,8 @@ def _tile(call: Call) -> tuple[int, int]:
 def _column_tiling(call: Call) -> None:
     size = call.args["tile_size"]
     if size and size[1] != call.core.geometry.partitions:
-        _warn(call, f"column tiling {tuple(size)}: the manual's text allows it, its parameter list does not")
-
-
-def _warn(call: Call, text: str, kind: type[Warning] = AmbiguousManual) -> None:
-    if text not in call.core.warned:
-        call.core.warned.add(text)
-        warnings.warn(kind(f"{call.card.op}: {text}"), stacklevel=2)
+        text = f"nc_matmul: column tiling {tuple(size)}: the manual's text allows it, its parameter list does not"
+        call.core.warn(text, text, AmbiguousManual)
 
 
 def _transpose(call: Call) -> None:
@@ -177,22 +171,24 @@ def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> A
         # without tracking nobody knows: a matmul left to decide then overwrites
         written = np.full(target.shape, storage.mask is not None or mode is True)
     else:
-        written = tensor._written_marks() != 0
+        marks = tensor._written_marks()
+        written = marks == access.WRITTEN_MARK[marks.itemsize]
     foreign = ~products & written
     base = np.where(products, target, 0)
     doubtful = foreign if mode is None else ~products
     if not doubtful.any():
         return base + result
     if not np.any(doubtful & ~written) and np.all(target[doubtful] == 0):
-        _warn(
-            call,
-            "accumulates on zeros that no matmul wrote, which is undefined on "
-            "NeuronCore-v3 though old examples do it; start with accumulate=False",
+        text = (
+            "nc_matmul: accumulates on zeros that no matmul wrote, which is undefined on "
+            "NeuronCore-v3 though old examples do it; start with accumulate=False"
         )
+        call.core.warn("accumulate on zeros", text, AmbiguousManual)
         return base + result
     found = f"adds to {int(doubtful.sum())} elements of {tensor.name} that no matmul wrote"
     if call.core.policy.accumulate == "warn":
-        _warn(call, found, NkiSimWarning)
+        text = f"nc_matmul: dst {found}, which is undefined on NeuronCore-v3; overwrite first with accumulate=False"
+        call.core.warn("accumulate", text, Relaxed)
         return np.where(products | foreign, target, 0) + result
     call.refuse(AccumulateMisuse, "dst", found, "overwrite first with accumulate=False or None")
 

@@ -27,6 +27,9 @@ def transfer(op: str, names: tuple[str, ...]) -> Card:
     return Card(op, ("dma",), operands, _body, work=_work)
 
 
+_ENUMS = (("oob_mode", oob_mode), ("dge_mode", dge_mode), ("engine", engine))
+
+
 def open_call(card: Card, args: dict[str, Any]) -> Call:
     """Check the operands of a transfer and return its call."""
     call = Call(current(card.op), card, args, "dma")
@@ -41,8 +44,11 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         note_index(call, tensor)
     if args.get("priority") is not None:
         raise NeedsNewerCore(f"{card.op} with priority")
-    if not isinstance(args.get("oob_mode", oob_mode.error), oob_mode):
-        call.refuse(WrongArgument, "oob_mode", f"is {args['oob_mode']!r}", "pass a nisa.oob_mode")
+    enums = tuple((n, kind) for n, kind in _ENUMS if n in args)
+    call.members(enums)
+    for name, kind in enums:
+        if not isinstance(args[name], kind):
+            call.refuse(WrongArgument, name, f"is {args[name]!r}", f"pass a nisa.{name}")
     return call
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from nkisim import isa
-from nkisim.core.context import current, kernel_line
+from nkisim.core.context import current
 from nkisim.dtypes import INFO, Array, name_of, storage_of, store
 from nkisim.errors import IllegalView, Misaligned, WrongArgument, WrongDtype
 from nkisim.isa.tokens import TOKENS
+from nkisim.lines import kernel_line
 from nkisim.memory.memory import Request
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion

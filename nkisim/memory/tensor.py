@@ -54,6 +54,8 @@ class NkiTensor(NKIObject):
         self._written: Array | None = None
         self._products: Array | None = None
         self._slices: dict[Any, NkiTensor] | None = None
+        # the result of a comparison, whose truth is that of its data
+        self._compared = False
 
     @property
     def ndim(self) -> int:
@@ -75,6 +77,7 @@ class NkiTensor(NKIObject):
         new.buffer, new.name, new._storage = self.buffer, self.name, self._storage
         new._on_chip, new._dynamic = self._on_chip, dynamic
         new._array = new._extent = new._looks = new._written = new._products = new._slices = None
+        new._compared = False
         return new
 
     def _same_dims(self, layout: Layout, op: str) -> NkiTensor:
@@ -302,14 +305,17 @@ class NkiTensor(NKIObject):
         if self._array is None:
             storage = self._storage
             dtype = storage_of(self.dtype, storage.precise)
-            self._array = view_of(storage.data, dtype, self.shape, self._where(dtype.itemsize))
+            where = self._where(dtype.itemsize, storage.start, storage.pitch)
+            self._array = view_of(storage.data, dtype, self.shape, where)
         return self._array
 
     def _marks(self, marks: Bytes | None) -> Array:
         """Return per-byte marks of the storage as one unsigned integer per element."""
         assert marks is not None
-        width = storage_of(self.dtype, self._storage.precise).itemsize
-        return view_of(marks, bits_of(width), self.shape, self._where(width))
+        storage = self._storage
+        width = storage_of(self.dtype, storage.precise).itemsize
+        start, pitch = (0, storage.info.size) if storage.own_marks else (storage.start, storage.pitch)
+        return view_of(marks, bits_of(width), self.shape, self._where(width, start, pitch))
 
     def _written_marks(self) -> Array:
         """Return who of the elements was written."""
@@ -323,15 +329,13 @@ class NkiTensor(NKIObject):
             self._products = self._marks(self._storage.matmul)
         return self._products
 
-    def _where(self, width: int) -> tuple[int, tuple[int, ...]]:
-        """Return the byte offset and byte strides of the view in the storage's arrays."""
-        storage = self._storage
+    def _where(self, width: int, start: int, pitch: int) -> tuple[int, tuple[int, ...]]:
+        """Return the byte offset and byte strides of the view in an array whose tensor begins at `start`."""
         if not self._on_chip:
-            return storage.start + self.offset * width, tuple(s * width for s in self.strides)
+            return start + self.offset * width, tuple(s * width for s in self.strides)
         partition, element = divmod(self.offset, self._row())
         free = tuple(s * width for s in self.strides[1:])
-        start = storage.start + partition * storage.pitch + element * width
-        return start, (storage.pitch, *free)
+        return start + partition * pitch + element * width, (pitch, *free)
 
     def _row(self) -> int:
         """Elements of `dtype` in one partition of the storage."""
@@ -345,7 +349,8 @@ class NkiTensor(NKIObject):
         return values.astype(dtype) if dtype is not None else values
 
     def __bool__(self) -> bool:
-        return bool(np.all(to_fp32(self.__array__()) != 0))
+        """Tell that there is a tensor: tracing cannot depend on data, but for `assert nl.equal(a, b)`."""
+        return not self._compared or bool(np.all(to_fp32(self.__array__()) != 0))
 
     def __len__(self) -> int:
         return self.shape[0]
