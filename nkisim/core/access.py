@@ -19,7 +19,7 @@ from nkisim.memory.views import Layout, last_element
 from nkisim.objects import VirtualRegister
 
 # every byte of an element written, by element width
-WRITTEN_MARK = {1: 0x01, 2: 0x0101, 4: 0x01010101}
+WRITTEN_MARK = {width: int.from_bytes(bytes([WRITTEN]) * width, "little") for width in (1, 2, 4)}
 _INDEX_DTYPES = frozenset({"int32", "uint32", "int16", "uint16", "int8", "uint8"})
 
 Who = tuple[str, str]
@@ -35,7 +35,7 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
     if not storage.complete:
         _check_written(tensor, storage, who)
     if storage.shadow is not None:
-        races.note(core, tensor, False, who)
+        races.note(core, tensor, who)
     storage.info.touch(core.clock)
     return tensor._array if tensor._array is not None else tensor._numpy()
 
@@ -49,7 +49,7 @@ def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
             storage.complete = True
         return
     other = storage.replaced_by
-    if other is not None and np.any(marks & marks.dtype.type(OVERWRITTEN * full)):
+    if other is not None and np.any(marks & marks.dtype.type(OVERWRITTEN * (full // WRITTEN))):
         found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) was written on its bytes"
         raise ReplacedRead(*who, found, f"{tensor.name} ends where another tensor is written at its address")
     missing = int(np.count_nonzero(marks != full))
@@ -77,7 +77,12 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
     target = tensor._numpy()
     if values.shape != target.shape:
         values = values.reshape(target.shape)
-    mark(core, tensor, who)
+    if tensor._storage.shadow is not None:
+        rounded = np.empty(target.shape, target.dtype)
+        store(rounded, values, tensor.dtype, tensor._storage.precise)
+        races.note(core, tensor, who, rounded)
+        values = rounded
+    mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)
 
 
@@ -91,19 +96,19 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
     storage = tensor._storage
     if storage.neighbours:
         _overwrite(tensor)
+    if storage.shadow is not None:
+        races.note(core, tensor, who, np.where(where, rounded, target))
     storage.dirty = True
     storage.info.touch(core.clock)
     np.copyto(target, rounded, where=where)
     if storage.matmul is not None:
         tensor._product_marks()[where] = 0
-    if storage.shadow is not None:
-        races.note(core, tensor, True, who)
     if not storage.complete and storage.mask is not None:
         marks = tensor._written_marks()
         marks[where] = WRITTEN_MARK[marks.itemsize]
 
 
-def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
+def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:
     """Note a write to the elements of a view."""
     storage = tensor._storage
     storage.dirty = True
@@ -113,8 +118,6 @@ def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
     if storage.matmul is not None:
         writers = tensor._product_marks()
         writers[...] = WRITTEN_MARK[writers.itemsize] if matmul else 0
-    if storage.shadow is not None:
-        races.note(core, tensor, True, who)
     if storage.complete or storage.mask is None:
         return
     if covers(tensor) and not storage.info.explicit:

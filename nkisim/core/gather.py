@@ -69,7 +69,7 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
             raise UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
     if storage.shadow is not None:
         for row in np.unique(picked):
-            races.note(core, rows.all[int(row) : int(row) + 1], False, who)
+            races.note(core, rows.all[int(row) : int(row) + 1], who)
     held = rows.all._numpy()
     if len(picked) == len(rows.index):
         return held[picked]  # type: ignore[no-any-return]
@@ -88,8 +88,10 @@ def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
     picked = rows.index[rows.valid]
     storage.info.touch(core.clock)
     if storage.shadow is not None:
+        arriving = rounded[rows.valid]
         for row in np.unique(picked):
-            races.note(core, rows.all[int(row) : int(row) + 1], True, who)
+            last = np.flatnonzero(picked == row)[-1:]
+            races.note(core, rows.all[int(row) : int(row) + 1], who, arriving[last])
     storage.dirty = True
     target[picked] = rounded[rows.valid]
     if not storage.complete and storage.mask is not None:

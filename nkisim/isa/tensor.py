@@ -147,7 +147,6 @@ def _identity(call: Call) -> None:
 
 def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
     """Write a product to PSUM: overwrite, add, or decide by who wrote before."""
-    who = call.who(operand)
     target = tensor._numpy()
     result = result.reshape(target.shape)
     mode = call.args["accumulate"]
@@ -155,7 +154,7 @@ def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array) -> No
         mode = False
     if mode is not False:
         result = _added(call, tensor, result, mode)
-    access.mark(call.core, tensor, who, matmul=True)
+    access.mark(call.core, tensor, matmul=True)
     np.copyto(target, result)
 
 
@@ -287,7 +286,7 @@ def _transpose_bank(call: Call) -> None:
 
 
 def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
-    access.mark(call.core, tensor, call.who(operand), matmul=call.engine == "tensor")
+    access.mark(call.core, tensor, matmul=call.engine == "tensor")
     np.copyto(tensor._numpy(), result.reshape(tensor.shape))
 
 

@@ -40,6 +40,7 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         if tensor.buffer.value not in DMA:
             found = f"is in {tensor.buffer.value}"
             call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
+        tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
     if args.get("priority") is not None:

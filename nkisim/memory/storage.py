@@ -15,8 +15,9 @@ from nkisim.errors import Line
 
 Bytes = NDArray[np.uint8]
 
-# mask values of one byte: nobody wrote it, an instruction wrote it, then one wrote it through another tensor
-UNWRITTEN, WRITTEN, OVERWRITTEN = 0, 1, 2
+# mask values of one byte: nobody wrote it, an instruction wrote it through another tensor since, it is written;
+# the largest is the good one, so that the smallest element tells of all
+UNWRITTEN, OVERWRITTEN, WRITTEN = 0, 1, 2
 # the official simulator's sentinel of integer memory that nobody wrote
 INT_SENTINEL = 4
 
@@ -59,7 +60,7 @@ class Storage:
 
     info: Allocation
     data: Bytes
-    # 1 where an instruction wrote the byte; None when tracking is off or the host wrote all
+    # WRITTEN where an instruction wrote the byte; None when tracking is off or the host wrote all
     mask: Bytes | None
     dtype: str
     # off: every float takes 4 bytes here, whatever its dtype says

@@ -13,11 +13,13 @@ from nkisim.dtypes import INFO, Array, bits_of, name_of, storage_of, to_fp32
 from nkisim.errors import (
     AmbiguousManual,
     IllegalView,
+    LawError,
     NeedsNewerCore,
     NotSimulated,
     OutOfRange,
     WrongOperator,
 )
+from nkisim.lines import kernel_line
 from nkisim.memory import indexing, patterns, views
 from nkisim.memory.patterns import Dynamic, Room
 from nkisim.memory.storage import Bytes, Storage, view_of
@@ -56,6 +58,8 @@ class NkiTensor(NKIObject):
         self._slices: dict[Any, NkiTensor] | None = None
         # the result of a comparison, whose truth is that of its data
         self._compared = False
+        # what an instruction that takes this view is told
+        self._fault: LawError | None = None
 
     @property
     def ndim(self) -> int:
@@ -70,7 +74,9 @@ class NkiTensor(NKIObject):
     def _layout(self) -> Layout:
         return Layout(self.shape, self.strides, self.offset)
 
-    def _make(self, layout: Layout, dynamic: Dynamic | None, dtype: str = "") -> NkiTensor:
+    def _make(
+        self, layout: Layout, dynamic: Dynamic | None, dtype: str = "", fault: LawError | None = None
+    ) -> NkiTensor:
         new = NkiTensor.__new__(NkiTensor)
         new.shape, new.strides, new.offset = layout
         new.dtype = dtype or self.dtype
@@ -78,7 +84,20 @@ class NkiTensor(NKIObject):
         new._on_chip, new._dynamic = self._on_chip, dynamic
         new._array = new._extent = new._looks = new._written = new._products = new._slices = None
         new._compared = False
+        new._fault = self._fault
+        if fault is not None and self._fault is None:
+            fault.line = kernel_line()
+            new._fault = fault
         return new
+
+    def _judge(self) -> None:
+        """Refuse a view that leaves its tensor: an instruction takes it.
+
+        Raises:
+            LawError: what is wrong with the view, at the line that made it.
+        """
+        if self._fault is not None:
+            raise self._fault
 
     def _same_dims(self, layout: Layout, op: str) -> NkiTensor:
         """Return a view whose dimensions changed; a run-time dimension must not be among them."""
@@ -120,7 +139,7 @@ class NkiTensor(NKIObject):
         return found
 
     def _subscript(self, key: object) -> NkiTensor:
-        layout, pending, kept = indexing.subscript(self._layout(), key, self._on_chip)
+        layout, pending, kept, fault = indexing.subscript(self._layout(), key, self._on_chip)
         dynamic = self._dynamic
         if dynamic is not None:
             at = kept.index(dynamic.dim) if dynamic.dim in kept else -1
@@ -131,7 +150,7 @@ class NkiTensor(NKIObject):
                 dynamic = Dynamic(dynamic.source, at, dynamic.stride, dynamic.limit, True)
         elif pending is not None:
             dynamic = Dynamic(pending.source, pending.dim, pending.stride, pending.limit)
-        return self._make(layout, dynamic)
+        return self._make(layout, dynamic, fault=fault)
 
     def __setitem__(self, key: object, value: object) -> None:
         raise NotSimulated("NkiTensor.__setitem__", "value", "pass the slice as dst= instead")
@@ -185,10 +204,12 @@ class NkiTensor(NKIObject):
         """Take start..end of one dimension; 0 <= start < end <= size."""
         dim = views.axis(self._layout(), dim, "slice")
         size = self.shape[dim]
-        if not (0 <= start < end <= size and step >= 1):
-            found = f"is the slice [{start}:{end}:{step}]"
-            raise OutOfRange("slice", f"dim {dim}", found, f"0 <= start < end <= {size} holds")
-        return self[(slice(None),) * dim + (slice(start, end, step),)]
+        view = self[(slice(None),) * dim + (slice(start, end, step),)]
+        if 0 <= start < end <= size and step >= 1:
+            return view
+        found = f"is the slice [{start}:{end}:{step}]"
+        fault = OutOfRange("slice", f"dim {dim}", found, f"0 <= start < end <= {size} holds")
+        return self._make(view._layout(), view._dynamic, fault=fault)
 
     def select(self, dim: int, index: Any) -> NkiTensor:
         """Take one index of a dimension and drop it; the index may be a run-time scalar."""
@@ -250,8 +271,12 @@ class NkiTensor(NKIObject):
                 dynamic = Dynamic(scalar_offset, indirect_dim, stride, limit)
             else:
                 dynamic, layout = self._gather(layout, vector_offset, (indirect_dim, stride), room)
-        patterns.access(layout, room, dynamic)
-        return self._make(layout, dynamic, to)
+        fault: LawError | None = None
+        try:
+            patterns.access(layout, room, dynamic)
+        except OutOfRange as error:
+            fault = error
+        return self._make(layout, dynamic, to, fault)
 
     def _gather(self, layout: Layout, index: NkiTensor, where: tuple[int, int], room: Room) -> tuple[Dynamic, Layout]:
         """Return rows picked by an index tensor; the pattern's own row step is ignored."""
@@ -270,6 +295,7 @@ class NkiTensor(NKIObject):
 
     def _look(self) -> tuple[Any, ...]:
         """Return what rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
+        self._judge()
         start, beyond = 0, ""
         if self._on_chip:
             start = self._storage.info.start_partition
@@ -303,6 +329,7 @@ class NkiTensor(NKIObject):
     def _numpy(self) -> Array:
         """Return the elements as a numpy view of the storage's bytes."""
         if self._array is None:
+            self._judge()
             storage = self._storage
             dtype = storage_of(self.dtype, storage.precise)
             where = self._where(dtype.itemsize, storage.start, storage.pitch)
