@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+# columns of a block: tiles.BANK, but a part of the stored layout, which recipes hash with this file
 BANK = 512
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from nki_kernels.sampling.host import weights_above
 from nki_kernels.sampling.weights_above import MOST_ROWS
-from tests.nki_kernels.sampling_inputs import NO_FLOOR, SHAPES, Dims, draw
+from tests.nki_kernels.sampling.inputs import NO_FLOOR, SHAPES, Dims, draw
 
 
 @pytest.mark.parametrize("lnc", [1, 2])

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from model.attention import verify_attention as torch_attention
-from model.cache import Cache
-from model.cache import Rows as TorchRows
+from model.cache import Cache, Rows
 from model.ops import EAGER
-from nki_kernels.attention import law as reference
-from nki_kernels.attention.host import Rows, verify_attention
-from tests.nki_kernels.verify_attention_inputs import Dims, Inputs, draw, exact, naive, paged, unpaged
+from nki_kernels.attention import law
+from nki_kernels.attention.host import Candidates, verify_attention
+from tests.close import error, is_close
+from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, naive, paged, unpaged
 
 SHAPES = [
     Dims(3, 2, 1, 3, 257, 128),
@@ -30,15 +30,10 @@ SHAPES = [
 ]
 
 
-def error(out: Any, expected: Any) -> float:
-    """Root of the mean square error."""
-    return float(np.sqrt(np.mean((out.astype(np.float64) - expected) ** 2)))
-
-
 def run(x: Inputs, lnc: int = 1, **rows: Any) -> tuple[Any, tuple[Any, Any]]:
     """The kernel's output and the cache after it."""
     cache = x.fresh()
-    return verify_attention(x.q, x.new, cache, Rows(x.positions, **rows), lnc=lnc), cache
+    return verify_attention(x.q, x.new, cache, Candidates(x.positions, **rows), lnc=lnc), cache
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
@@ -48,7 +43,7 @@ def test_as_exact_as_the_textbook(dims: Dims, lnc: int) -> None:
     out, cache = run(x, lnc)
     expected, _, written = exact(x)
     assert out.dtype == x.q.dtype
-    assert error(out, expected) <= 2 * error(naive(x), expected)
+    assert is_close(out, naive(x), expected)
     assert all(np.array_equal(a.astype(np.float64), b) for a, b in zip(cache, written, strict=True))
 
 
@@ -62,9 +57,9 @@ def test_pages_as_exact_as_the_textbook(dims: Dims, length: int, lnc: int) -> No
     k_pages, v_pages, table = paged(x, length)
     outside = np.setdiff1d(np.arange(len(k_pages)), table)
     before = k_pages[outside].copy()
-    out = verify_attention(x.q, x.new, (k_pages, v_pages), Rows(x.positions, block_table=table), lnc=lnc)
+    out = verify_attention(x.q, x.new, (k_pages, v_pages), Candidates(x.positions, block_table=table), lnc=lnc)
     expected, _, written = exact(x)
-    assert error(out, expected) <= 2 * error(naive(x), expected)
+    assert is_close(out, naive(x), expected)
     assert np.array_equal(unpaged(k_pages, table).swapaxes(2, 3).astype(np.float64), written[0])
     assert np.array_equal(unpaged(v_pages, table).astype(np.float64), written[1])
     assert np.array_equal(k_pages[outside], before)
@@ -74,12 +69,12 @@ def test_a_row_too_far_is_no_textbook() -> None:
     """Negative control: seeing one slot too many breaks the bound that the kernel keeps."""
     x = draw(SHAPES[0], first=[10, 100, 200])
     expected, _, _ = exact(x)
-    wrong = reference.verify_attention(
+    wrong = law.verify_attention(
         x.q.astype(np.float64), tuple(n.astype(np.float64) for n in x.new),  # type: ignore[arg-type]
         (x.keys.swapaxes(2, 3).astype(np.float64), x.values.astype(np.float64)), x.positions,
         np.tile((4 << np.arange(3)) - 1, (3, 1)),
     )[0]  # fmt: skip
-    assert error(wrong, expected) > 2 * error(naive(x), expected)
+    assert not is_close(wrong, naive(x), expected)
 
 
 def tree_of(parents: list[int], batch: int) -> Any:
@@ -95,11 +90,11 @@ def tree_of(parents: list[int], batch: int) -> Any:
 def test_tree(dims: Dims, first: int | None) -> None:
     x = draw(dims, first=None if first is None else [first] * dims.B)
     words = tree_of([0, 0, 0, 1, 1, 2], dims.B)
-    out, lse = verify_attention(x.q, x.new, x.fresh(), Rows(x.positions, words), with_lse=True)
+    out, lse = verify_attention(x.q, x.new, x.fresh(), Candidates(x.positions, words), with_lse=True)
     expected, logs, _ = exact(x, words)
-    assert error(out, expected) <= 2 * error(naive(x), exact(x)[0])
+    assert is_close(out, naive(x, words), expected)
     assert error(lse, logs) <= 4 * np.finfo(np.float32).eps * np.abs(logs).max()
-    assert error(out, exact(x)[0]) > 2 * error(naive(x), exact(x)[0])
+    assert not is_close(out, naive(x), exact(x)[0])
 
 
 def test_a_tree_of_32_rows_uses_the_sign_bit() -> None:
@@ -114,17 +109,17 @@ def test_extreme_scores(size: float) -> None:
     x = draw(Dims(4, 4, 1, 8, 1100, 64))
     x.q = (x.q * size).astype(np.float32)
     out, _ = run(x)
-    assert error(out, exact(x)[0]) <= 2 * error(naive(x), exact(x)[0])
+    assert is_close(out, naive(x), exact(x)[0])
 
 
 def test_the_law_is_the_model_s() -> None:
-    """reference.verify_attention equals model/attention.py in fp64-exact inputs, caches included."""
+    """The law equals model/attention.py in fp64-exact inputs, caches included."""
     x = draw(Dims(3, 4, 2, 5, 256, 64))
     new = tuple(torch.from_numpy(n) for n in x.new)
     cache = Cache(torch.from_numpy(x.keys.swapaxes(2, 3).copy()), torch.from_numpy(x.values.copy()))
-    rows = TorchRows(torch.from_numpy(x.positions), torch.arange(256, dtype=torch.int32))
+    rows = Rows(torch.from_numpy(x.positions), torch.arange(256, dtype=torch.int32))
     out, after = torch_attention(EAGER, torch.from_numpy(x.q), new, cache, rows)  # type: ignore[arg-type]
     expected, _, written = exact(x)
-    assert error(out.numpy(), expected) <= 2 * error(naive(x), expected)
+    assert is_close(out.numpy(), naive(x), expected)
     assert np.array_equal(after.k.numpy().swapaxes(2, 3), written[0])
     assert np.array_equal(after.v.numpy(), written[1])
