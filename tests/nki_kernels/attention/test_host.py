@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.attention.host import Candidates, verify_attention
+from nki_kernels.attention.host import Candidates, check, verify_attention
 from tests.nki_kernels.attention.inputs import Dims, draw, paged
 
 DIMS = Dims(2, 4, 2, 3, 96, 64)
@@ -63,6 +63,7 @@ BAD = {
     "before any transpose": _set(new=lambda n: (n[0].swapaxes(2, 3).copy(), n[1])),
     "dtypes are": _set(q=lambda q: q.astype(np.float16)),
     "its cache ends at 95": _candidates(positions=lambda r: r.positions + 96),
+    "writes slots 94 to 96, its cache ends at 95": _candidates(positions=lambda c: c.positions + 1),
     "writes slots -1": _candidates(positions=lambda r: r.positions * 0 - 1 + np.arange(3, dtype=np.int32)),
     "positions are int64": _candidates(positions=lambda r: r.positions.astype(np.int64)),
     "consecutive": _candidates(positions=lambda r: r.positions * 0),
@@ -106,6 +107,13 @@ def test_a_good_call_writes_and_a_refused_one_does_not(pages: bool) -> None:
         verify_attention(x.q, x.new, cache, Candidates(x.positions + 96))
     assert np.array_equal(cache[0], x.keys)
     assert np.array_equal(cache[1], x.values)
+
+
+def test_as_many_rows_as_partitions() -> None:
+    """128 rows of a kv head are served; one row more is refused below."""
+    q, new = np.zeros((1, 16, 8, 64), np.float32), np.zeros((1, 1, 8, 64), np.float32)
+    cache = np.zeros((1, 1, 64, 8), np.float32), np.zeros((1, 1, 8, 64), np.float32)
+    check(q, (new, new), cache, Candidates(np.arange(8, dtype=np.int32)[None]))
 
 
 def test_too_many_rows_and_slots() -> None:

@@ -49,6 +49,13 @@ def test_the_order_of_rows_does_not_affect_them() -> None:
         assert np.array_equal(a[order], b)
 
 
+def test_shards_are_added_in_ascending_order() -> None:
+    """The large numbers of shards 0 and 1 cancel before the small ones come; in descending order these are lost."""
+    part = np.array([2.0**26, -(2.0**26), 1, 1], np.float32)[:, None, None] * np.ones((4, 3, 64), np.float32)
+    out, _ = merge(part, np.zeros((4, 3), np.float32))
+    assert np.array_equal(out, np.full((3, 64), 0.5))
+
+
 def test_shards_of_the_prefix_make_the_whole() -> None:
     """The prefix on one rank and the rows themselves on another, merged, are attention over all."""
     x = draw(Dims(2, 4, 2, 3, 600, 64), first=[500, 500])

@@ -13,7 +13,7 @@ from model.cache import Cache, Rows
 from model.ops import EAGER
 from nki_kernels.attention import law
 from nki_kernels.attention.host import Candidates, verify_attention
-from tests.close import error, is_close
+from tests.close import is_close
 from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, naive, paged, unpaged
 
 SHAPES = [
@@ -27,6 +27,22 @@ SHAPES = [
     Dims(2, 2, 1, 3, 2305, 64),
     Dims(9, 2, 1, 8, 1100, 128, "bf16"),
     Dims(1, 2, 1, 32, 3073, 128, "bf16"),
+    # new rows in three scatters, and in scatters that begin inside of a sequence
+    Dims(32, 2, 2, 5, 24, 64),
+    Dims(2, 6, 6, 32, 64, 64),
+]
+
+PAGED = [
+    (Dims(3, 4, 2, 5, 96, 64), 16),
+    (Dims(2, 2, 1, 8, 640, 128, "bf16"), 128),
+    (Dims(2, 4, 2, 3, 2048, 64), 1024),
+    (Dims(3, 3, 3, 4, 520, 64), 8),
+    (Dims(2, 2, 1, 2, 1024, 64), 512),
+    (Dims(5, 2, 1, 8, 2192, 128, "bf16"), 16),
+    # new rows in three scatters, in scatters that begin inside of a sequence, and a block longer than a chunk
+    (Dims(32, 2, 2, 5, 24, 64), 8),
+    (Dims(2, 6, 6, 32, 64, 64), 16),
+    (Dims(1, 2, 1, 3, 4096, 64), 2048),
 ]
 
 
@@ -48,10 +64,7 @@ def test_as_exact_as_the_textbook(dims: Dims, lnc: int) -> None:
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
-@pytest.mark.parametrize(("dims", "length"), [
-    (Dims(3, 4, 2, 5, 96, 64), 16), (Dims(2, 2, 1, 8, 640, 128, "bf16"), 128), (Dims(2, 4, 2, 3, 2048, 64), 1024),
-    (Dims(3, 3, 3, 4, 520, 64), 8), (Dims(2, 2, 1, 2, 1024, 64), 512), (Dims(5, 2, 1, 8, 2192, 128, "bf16"), 16),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("dims", "length"), PAGED, ids=str)
 def test_pages_as_exact_as_the_textbook(dims: Dims, length: int, lnc: int) -> None:
     x = draw(dims)
     k_pages, v_pages, table = paged(x, length)
@@ -75,32 +88,6 @@ def test_a_row_too_far_is_no_textbook() -> None:
         np.tile((4 << np.arange(3)) - 1, (3, 1)),
     )[0]  # fmt: skip
     assert not is_close(wrong, naive(x), expected)
-
-
-def tree_of(parents: list[int], batch: int) -> Any:
-    """Ancestor words (B, N) of a tree given by each candidate's parent."""
-    words: list[int] = []
-    for n, parent in enumerate(parents):
-        words.append(1 << n | (words[parent] if n else 0))
-    return np.tile(np.array(words, np.int32), (batch, 1))
-
-
-@pytest.mark.parametrize("dims", [Dims(3, 4, 2, 6, 700, 64), Dims(5, 2, 1, 6, 515, 128, "bf16")], ids=str)
-@pytest.mark.parametrize("first", [None, 0, 509])
-def test_tree(dims: Dims, first: int | None) -> None:
-    x = draw(dims, first=None if first is None else [first] * dims.B)
-    words = tree_of([0, 0, 0, 1, 1, 2], dims.B)
-    out, lse = verify_attention(x.q, x.new, x.fresh(), Candidates(x.positions, words), with_lse=True)
-    expected, logs, _ = exact(x, words)
-    assert is_close(out, naive(x, words), expected)
-    assert error(lse, logs) <= 4 * np.finfo(np.float32).eps * np.abs(logs).max()
-    assert not is_close(out, naive(x), exact(x)[0])
-
-
-def test_a_tree_of_32_rows_uses_the_sign_bit() -> None:
-    x = draw(Dims(1, 2, 1, 32, 64, 64))
-    words = np.array([[(2 << n) - 1 for n in range(32)]], np.int64).astype(np.uint32).view(np.int32)
-    assert np.array_equal(run(x, ancestors=words)[0], run(x)[0])
 
 
 @pytest.mark.parametrize("size", [60.0, 1e-3])

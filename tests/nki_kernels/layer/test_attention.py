@@ -34,6 +34,8 @@ SHAPES = [
     AttentionDims(3, 11, 4096, 2, 1, 150),
     # one key waits with 126 columns when a block of four heads comes
     AttentionDims(9, 14, 256, 18, 3, 60),
+    # a block holds one head: values come in three of them
+    AttentionDims(2, 3, 256, 3, 3, 96),
 ]
 
 

@@ -50,6 +50,12 @@ def test_law(shape: tuple[int, int, int], dtype: str, lnc: int) -> None:
     assert is_close(run(m, lnc=lnc), naive_mlp(m), exact(m))
 
 
+def test_the_largest_rows_leave_room_for_the_stream() -> None:
+    """128 rows of 8192 fp32 numbers, and weights of which more than SBUF holds are still to come."""
+    m = draw_mlp(128, 8192, 512, "fp32")
+    assert is_close(run(m), naive_mlp(m), exact(m))
+
+
 def test_the_law_is_the_model_s() -> None:
     """model/qwen3.py's norm and MLP on the same bf16 numbers."""
     m = draw_mlp(6, 256, 192, "bf16")

@@ -58,6 +58,13 @@ def test_last_id_and_first() -> None:
         assert np.array_equal(merged(*run(x)), np.full(5, place))
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_floor_keeps_the_logit_that_equals_it(dtype: str) -> None:
+    x = draw(Dims(6, 333, 5, dtype))
+    x.floor = x.logits.astype(np.float32).max(1, keepdims=True)
+    assert np.array_equal(merged(*run(x)), x.logits.argmax(1) + 5)
+
+
 def test_greedy_rows_beside_drawn_ones() -> None:
     """Temperature 0 ignores the noise, whatever is beside it; the same noise moves another row."""
     x = draw(Dims(4, 1000))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.sampling.host import Shard, rejection_sample
+from nki_kernels.sampling.host import Proposal, Shard, accept_block, accept_rejection, block_weights, rejection_sample
 from tests.nki_kernels.sampling.batch import NOTHING, Batch
 from tests.nki_kernels.sampling.inputs import DTYPES, NO_FLOOR, Dims, merged, one
 
@@ -106,3 +106,44 @@ def test_an_impossible_draft_is_rejected() -> None:
     emitted = x.run()
     assert emitted == [x.law(b) for b in range(5)]
     assert all(len(row) == 1 and row[0] != 4 for row in emitted)
+
+
+def test_a_shard_without_residual_mass_does_not_win() -> None:
+    """Where the draft has more of every id the best score is 0, which any shard with mass beats."""
+    logits, noise = np.zeros((3, 40), np.float32), np.random.default_rng(0).gumbel(size=(3, 40)).astype(np.float32)
+    scales = np.tile(np.array([1, -5, NO_FLOOR, 1, -4, NO_FLOOR], np.float32), (3, 1))
+    drawn = np.ones((3, 1), np.float32), np.zeros((3, 1), np.int32), noise
+    sums, values, _ = rejection_sample(Shard(logits, one(0)), logits, scales, drawn)
+    assert not sums[:, 2].any()
+    assert not values.any()
+
+
+def one_draft(target: float, draft: float, mass: float) -> tuple[Any, Any, Any, Proposal]:
+    """Sums, values, ids and the proposal of one sequence with one draft, on one shard."""
+    sums = np.array([[target, 0], [draft, 0], [mass, 1]], np.float32)[None, :, None]
+    zero = np.zeros((1, 1), np.int32)
+    return sums, np.ones((1, 1, 2), np.float32), np.full((1, 1, 2), 7, np.int32), Proposal(zero, zero, zero + 1)
+
+
+@pytest.mark.parametrize(("u", "count"), [(0.5, 1), (np.nextafter(np.float32(0.5), np.float32(0)), 2)])
+def test_equality_rejects(u: float, count: int) -> None:
+    """u draft = target is not below target: 0.5 x 0.5 against 0.25."""
+    sums, values, ids, proposal = one_draft(0.25, 0.5, 0.1)
+    uniforms = np.array([[u, 0.5]], np.float32)
+    assert accept_rejection(sums, values, ids, uniforms, proposal)[1].item() == count
+
+
+@pytest.mark.parametrize(("u", "count"), [(0.5, 2), (np.nextafter(np.float32(0.5), np.float32(1)), 1)])
+def test_equality_accepts_a_block(u: float, count: int) -> None:
+    """u (mass + 1 - rho) <= mass at equality: 0.5 x (0.25 + 1 - 0.75) against 0.25."""
+    sums, values, ids, proposal = one_draft(0.25, 0.5, 0)
+    sums[0, 2, 0, 1] = 0.25
+    weigh = np.array([[1, 0.75]], np.float32), np.array([[0, u]], np.float32)
+    assert accept_block(sums, (values, ids), weigh, proposal)[1].item() == count
+
+
+@pytest.mark.parametrize("draft", [2.0**-10, 2.0**-60, 2.0**-90])
+def test_a_small_draft_probability_divides(draft: float) -> None:
+    """rho is target / draft however small both are."""
+    sums, *_ = one_draft(draft / 2, draft, 0)
+    assert block_weights(sums).tolist() == [[1, 0.5]]
