@@ -76,6 +76,7 @@ def page_rows(length, positions_BN, table, t, span):
     nisa.tensor_scalar(dst=slot_R1, data=slot_R1, op0=nl.bitwise_and, operand0=length - 1)
     nisa.tensor_tensor(dst=inside_R1, data1=heads_R1, data2=slot_R1, op=nl.add)
     if count >= kv:
+        # of one whole sequence `back` is 0
         nisa.tensor_tensor(dst=inside_R1, data1=inside_R1, data2=back_R1, op=nl.subtract)
     nisa.tensor_scalar(dst=whole_R1, data=page_R1, op0=nl.multiply, operand0=float(kv * length))
     row_R1 = nl.ndarray((rows, 1), dtype=nl.int32)

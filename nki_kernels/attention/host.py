@@ -135,7 +135,7 @@ def _paged_slots(cache: tuple[Any, Any], candidates: Candidates, new: Any) -> in
         )
     blocks, length = pages[0], pages[2]
     if length < RUN or length & (length - 1):
-        raise ValueError(f"a block holds {length} slots, a power of two from {RUN} on is needed: choose another L")
+        raise ValueError(f"a block holds {length} slots, a power of two from {RUN} on is needed: choose a different L")
     if table.ndim != 2 or table.shape[0] != batch or table.dtype != np.int32:
         raise ValueError(f"the block table is {table.dtype} {table.shape}, int32 ({batch}, S / {length}) is needed")
     if table.size and (table.min() < 0 or table.max() >= blocks):

@@ -1,4 +1,4 @@
-"""Verification attention over a paged cache: the law of verify_attention, the same bits, other addresses.
+"""Verification attention over a paged cache: the law of verify_attention, the same bits, different addresses.
 
 Pages (blocks, G, L, D) for keys and values, L a power of two; slot s of sequence b lies in block
 block_table[b, s // L] at place s % L. New rows are scattered to their pages, then runs of eight keys are

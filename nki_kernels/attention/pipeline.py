@@ -73,7 +73,10 @@ def load_limits(pack, launch):
 
 
 def append_keys(chunk, launch):
-    """Store a pack's new keys after its last chunk's exponentials, when every stale column is loaded."""
+    """Store a pack's new keys after its last chunk's exponentials.
+
+    Earlier would give the same bits, for the stale columns are replaced in SBUF; here the transfers delay nothing.
+    """
     if chunk.last:
         launch.cache.append(chunk.pack)
 

@@ -2,11 +2,11 @@
 
 out[r] = sum_s exp(q[r].k[s] / sqrt(D) - m) v[s] / sum_s exp(q[r].k[s] / sqrt(D) - m), s over r's visible slots
 
-Row n of sequence b stands in cache slot positions[b, 0] + n and is written there first. A chain's row sees
+Row n of sequence b is in cache slot positions[b, 0] + n and is written there first. A chain's row sees
 the slots up to its own; with `ancestors`, row n sees the prefix and the candidates j whose bit is set in
 ancestors[b, n]. Keys come in chunks of 1024, aligned to absolute position, each with the running maximum m of
 the row and merged in ascending order; in a chunk partition p holds keys 8p to 8p + 7, and its eight key tiles
-are summed in order. What a row cannot see adds exact zeros, so that its bits depend on its own slot and cache
+are summed in order. An invisible key adds exact zeros, so that its bits depend on its own slot and cache
 alone: not on N, its index, its neighbours, or the calls that wrote the prefix.
 
 Layouts: q (B, H, N, D), new keys and values (B, G, N, D), k_cache (B, G, D, S) transposed, v_cache (B, G, S, D).

@@ -9,7 +9,8 @@ import nki.language as nl
 
 from nki_kernels.tiles import this_core
 
-# exchanges between the two cores, each with a number of its own
+# exchanges between the two cores, each with a number of its own: they follow each other in the same order on both
+# cores, so that one number would do
 KEYS, QUERIES, ATTENDED = 0, 1, 2
 
 

@@ -41,7 +41,7 @@ class Piece(nl.NKIObject):
         self.offset = block * depth * columns
         if first == tiles:
             self.rows = rest
-            # the rest of neighbouring blocks on other partitions, which other DMA engines serve
+            # neighbouring blocks have their rests on different partitions, which different DMA engines serve
             self.start = block % copies_of_rest(rest) * rest
             self.stride = columns
             self.offset = self.offset + tiles * P * columns
@@ -167,7 +167,7 @@ def turns(number):
 
 
 def store_block(out_RE, part_psum_RC, block):
-    """Round one block of columns and store it, from other partitions than the block before it if the rows are few."""
+    """Round one block of columns and store it; few rows alternate between partitions from block to block."""
     rows, columns = part_psum_RC.shape
     places = 1
     if rows <= P // 2:

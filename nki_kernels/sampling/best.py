@@ -1,6 +1,7 @@
 """The best value and the smallest id that has it: over columns, over parts of a row, over shards.
 
-Ids are fp32 below 2^23, so that an id that is not the best can be lifted above all others without loss.
+Ids are fp32 below 2^22, hence exact. An id that is not the best is lifted above all that are; what it is rounded to
+there is never read.
 """
 
 import nki.isa as nisa

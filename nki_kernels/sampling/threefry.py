@@ -117,6 +117,7 @@ def schedule(key):
     for s in range(1 + ROUNDS // 4):
         number = new_words(words[2])
         nisa.memset(dst=number, value=s)
+        # packed, one word a partition; a sum would do, for only its halves are read
         injections.append((words[s % 3], packed(add(words[(s + 1) % 3], number))))
     return injections
 
