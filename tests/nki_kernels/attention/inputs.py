@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_kernels.attention import law as reference
+from nki_kernels.attention import law
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 
@@ -64,11 +64,11 @@ def exact(x: Inputs, ancestors: Any = None) -> tuple[Any, Any, tuple[Any, Any]]:
     """out and lse of the law in fp64, and the cache after the call in the kernel's layouts."""
     q, k_new, v_new = (a.astype(np.float64) for a in (x.q, *x.new))
     cache = x.keys.astype(np.float64).swapaxes(2, 3).copy(), x.values.astype(np.float64)
-    out, lse = reference.verify_attention(q, (k_new, v_new), cache, x.positions, ancestors)
+    out, lse = law.verify_attention(q, (k_new, v_new), cache, x.positions, ancestors)
     return out, lse, (cache[0].swapaxes(2, 3), cache[1])
 
 
-def naive(x: Inputs) -> Any:
+def naive(x: Inputs, ancestors: Any = None) -> Any:
     """The textbook: one product with all slots, one softmax in fp32, weights rounded to the cache's dtype."""
     (keys, values), out = x.fresh(), np.zeros(x.q.shape, x.q.dtype)
     group, scale = x.q.shape[1] // keys.shape[1], np.float32(x.q.shape[-1] ** -0.5)
@@ -76,6 +76,8 @@ def naive(x: Inputs) -> Any:
         keys[b, :, :, positions] = x.new[0][b].swapaxes(0, 1)
         values[b, :, positions] = x.new[1][b].swapaxes(0, 1)
         hidden = np.arange(keys.shape[3]) > positions[:, None]
+        if ancestors is not None:
+            hidden[:, positions] = (ancestors[b][:, None] >> np.arange(len(positions)) & 1) == 0
         for h in range(x.q.shape[1]):
             scores = x.q[b, h].astype(np.float32) @ keys[b, h // group].astype(np.float32) * scale
             scores[hidden] = -np.inf
@@ -98,5 +100,5 @@ def paged(x: Inputs, length: int, seed: int = 1) -> tuple[Any, Any, Any]:
 
 def unpaged(pages: Any, table: Any) -> Any:
     """The cache (B, G, S, D) that pages and a table stand for."""
-    found = pages[table].swapaxes(1, 2)
-    return found.reshape(*found.shape[:2], -1, found.shape[-1])
+    cache = pages[table].swapaxes(1, 2)
+    return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])

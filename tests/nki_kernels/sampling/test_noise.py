@@ -14,9 +14,9 @@ import torch
 import nkisim
 from model.sampling import gumbel
 from nki_kernels.sampling import law, threefry
+from nki_kernels.sampling.gumbel_noise import ACCEPT_DOMAIN, RESIDUAL_DOMAIN
 from nki_kernels.sampling.host import gumbel_noise, uniform
-from nki_kernels.sampling.uniform import ACCEPT_DOMAIN, RESIDUAL_DOMAIN
-from tests.nki_kernels.sampling_inputs import SHAPES, Dims, generator_rows, key, one
+from tests.nki_kernels.sampling.inputs import SHAPES, Dims, generator_rows, key, one
 
 ALL_ONES = 0xFFFFFFFF
 # Random123's known answers for 13 rounds, also in docs/sampling.md

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nki_kernels.sampling import host
-from nki_kernels.sampling.host import Shard, Step
-from tests.nki_kernels.sampling_inputs import NO_FLOOR, one
+from nki_kernels.sampling.host import Proposal, Shard
+from tests.nki_kernels.sampling.inputs import NO_FLOOR, one
 
 
 def refuse_to_run(kernel: Any) -> Any:
@@ -18,47 +18,47 @@ def refuse_to_run(kernel: Any) -> Any:
 
 
 def noise(**changed: Any) -> None:
-    given: dict[str, Any] = {
+    operands: dict[str, Any] = {
         "seeds": np.zeros((4, 2), np.int32),
         "positions": np.zeros((4, 1), np.int32),
         "start": one(0),
         "columns": 50,
         "run": refuse_to_run,
     }
-    host.gumbel_noise(**(given | changed))
+    host.gumbel_noise(**(operands | changed))
 
 
 def draw(**changed: Any) -> None:
-    given: dict[str, Any] = {
+    operands: dict[str, Any] = {
         "shard": Shard(np.zeros((4, 50), np.float32), one(0)),
         "noise": np.zeros((4, 50), np.float32),
         "temperature": np.ones((4, 1), np.float32),
         "floor": np.full((4, 1), NO_FLOOR),
         "run": refuse_to_run,
     }
-    host.coupled_sample(**(given | changed))
+    host.coupled_sample(**(operands | changed))
 
 
 def above(**changed: Any) -> None:
     column = np.zeros((4, 1), np.float32)
-    given: dict[str, Any] = {
+    operands: dict[str, Any] = {
         "logits": np.zeros((4, 50), np.float32),
         "weigh": (column, column),
         "floor": column,
         "thresholds": np.zeros((4, 7), np.float32),
         "run": refuse_to_run,
     }
-    host.weights_above(**(given | changed))
+    host.weights_above(**(operands | changed))
 
 
 def accept(**changed: Any) -> None:
-    given: dict[str, Any] = {
+    operands: dict[str, Any] = {
         "values": np.zeros((2, 4, 3), np.float32),
         "ids": np.zeros((2, 4, 3), np.int32),
-        "step": Step(np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32)),
+        "proposal": Proposal(np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32)),
         "run": refuse_to_run,
     }
-    host.accept_drafts(**(given | changed))
+    host.accept_drafts(**(operands | changed))
 
 
 def block(**changed: Any) -> None:
@@ -67,18 +67,18 @@ def block(**changed: Any) -> None:
 
 def reject(**changed: Any) -> None:
     logits, column = np.zeros((4, 50), np.float32), np.zeros((4, 1), np.float32)
-    given: dict[str, Any] = {
+    operands: dict[str, Any] = {
         "target": Shard(logits, one(0)),
         "draft": logits,
         "scales": np.zeros((4, 6), np.float32),
         "drawn": (column, np.zeros((4, 1), np.int32), logits),
         "run": refuse_to_run,
     }
-    host.rejection_sample(**(given | changed))
+    host.rejection_sample(**(operands | changed))
 
 
 NAN = np.full((4, 50), np.nan, np.float32)
-STEP = Step(np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32))
+PROPOSAL = Proposal(np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32))
 BAD: list[tuple[Callable[..., None], str, dict[str, Any]]] = [
     (noise, "there are 129 rows", {"seeds": np.zeros((129, 2), np.int32)}),
     (noise, "seeds is int64", {"seeds": np.zeros((4, 2), np.int64)}),
@@ -102,9 +102,9 @@ BAD: list[tuple[Callable[..., None], str, dict[str, Any]]] = [
     (accept, "there are 129 shards", {"values": np.zeros((129, 4, 3), np.float32)}),
     (accept, "values are \\(4, 3\\)", {"values": np.zeros((4, 3), np.float32)}),
     (accept, "ids is int64", {"ids": np.zeros((2, 4, 3), np.int64)}),
-    (accept, "drafts is int32 \\(4, 3\\)", {"step": STEP._replace(drafts=np.zeros((4, 3), np.int32))}),
-    (accept, "drafts are missing for N = 3", {"step": STEP._replace(drafts=None)}),
-    (accept, "a limit is negative", {"step": STEP._replace(limits=np.full((4, 1), -1, np.int32))}),
+    (accept, "drafts is int32 \\(4, 3\\)", {"proposal": PROPOSAL._replace(drafts=np.zeros((4, 3), np.int32))}),
+    (accept, "drafts are missing for N = 3", {"proposal": PROPOSAL._replace(drafts=None)}),
+    (accept, "a limit is negative", {"proposal": PROPOSAL._replace(limits=np.full((4, 1), -1, np.int32))}),
     (block, "sums are", {"sums": np.zeros((2, 3, 4), np.float32)}),
     (block, "sums is float64", {"sums": np.zeros((2, 3, 4, 3))}),
     (reject, "draft logits are", {"draft": np.zeros((3, 50), np.float32)}),
@@ -130,13 +130,3 @@ def test_a_shard_may_lose_all_its_ids() -> None:
     """A floor above a shard's best is right if another shard holds a better logit."""
     with pytest.raises(AssertionError, match="launched"):
         draw(floor=np.full((4, 1), 0.5, np.float32), best=np.ones((4, 1), np.float32))
-
-
-@pytest.mark.parametrize("seed", [-1, 1 << 64])
-def test_seed_out_of_range(seed: int) -> None:
-    with pytest.raises(ValueError, match="0 to 2\\*\\*64 - 1"):
-        host.seed_words(seed)
-
-
-def test_seed_words() -> None:
-    assert host.seed_words(0x89ABCDEF01234567) == (0x01234567, 0x89ABCDEF - (1 << 32))

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.sampling.host import Shard, Step, accept_drafts, coupled_sample
-from tests.nki_kernels.sampling_inputs import NO_FLOOR, merged, one
-from tests.nki_kernels.test_rejection_sample import Batch
+from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample
+from tests.nki_kernels.sampling.batch import Batch
+from tests.nki_kernels.sampling.inputs import NO_FLOOR, merged, one
 
 K, TOKENS = 2, 3
 BATCH = 42
@@ -82,7 +82,7 @@ def run_rejection(cases: list[Any], block: bool = False) -> Iterator[tuple[float
             x.draft[b] = [draft(drafts[:n]) for n in range(K)]
             # the classic rule compares with u of a draft, block verification with u of a prefix
             x.drafts[b], x.u[b, block : K + block] = drafts, u
-            # a residual of two ids has one id with mass: its noise has no say
+            # a residual of two ids has one id with mass: its noise changes nothing
             x.noise[b] = [race(v)] * (K + 1)
         for (weight, *_), ids in zip(part, x.run(block=block), strict=True):
             yield weight, ids
@@ -145,8 +145,10 @@ def run_coupled(same_noise: bool) -> Iterator[tuple[float, list[int]]]:
     for first in range(0, len(cells), 128):
         part = slice(first, first + 128)
         count = ids[0, part].shape[0]
-        step = Step(np.array(texts[part], np.int32), np.zeros((count, 1), np.int32), np.full((count, 1), K, np.int32))
-        accepted, counts, _, _ = accept_drafts(np.zeros((1, count, K + 1), np.float32), ids[:, part].copy(), step)
+        proposal = Proposal(
+            np.array(texts[part], np.int32), np.zeros((count, 1), np.int32), np.full((count, 1), K, np.int32)
+        )
+        accepted, counts, _, _ = accept_drafts(np.zeros((1, count, K + 1), np.float32), ids[:, part].copy(), proposal)
         for row, c in zip(accepted, counts[:, 0], strict=True):
             yield 1 / len(cells), list(map(int, row[:c]))
 

@@ -11,13 +11,13 @@ import torch
 from model import sampling as model_sampling
 from model.ops import EAGER
 from nki_kernels.sampling import law
-from nki_kernels.sampling.host import Shard, Step, accept_drafts, coupled_sample, gumbel_noise
-from tests.nki_kernels.sampling_inputs import NO_FLOOR, SHAPES, Dims, Inputs, draw, generator_rows, merged, one
+from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample, gumbel_noise
+from tests.nki_kernels.sampling.inputs import NO_FLOOR, SHAPES, Dims, Inputs, draw, generator_rows, merged, one
 
 
 def run(x: Inputs, **options: Any) -> tuple[Any, Any]:
-    found: tuple[Any, Any] = coupled_sample(Shard(x.logits, x.start), x.noise, x.temperature, x.floor, **options)
-    return found
+    best: tuple[Any, Any] = coupled_sample(Shard(x.logits, x.start), x.noise, x.temperature, x.floor, **options)
+    return best
 
 
 def expected(x: Inputs) -> tuple[Any, Any]:
@@ -58,8 +58,15 @@ def test_last_id_and_first() -> None:
         assert np.array_equal(merged(*run(x)), np.full(5, place))
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_floor_keeps_the_logit_that_equals_it(dtype: str) -> None:
+    x = draw(Dims(6, 333, 5, dtype))
+    x.floor = x.logits.astype(np.float32).max(1, keepdims=True)
+    assert np.array_equal(merged(*run(x)), x.logits.argmax(1) + 5)
+
+
 def test_greedy_rows_beside_drawn_ones() -> None:
-    """Temperature 0 ignores the noise, whatever stands beside it; the same noise moves another row."""
+    """Temperature 0 ignores the noise, whatever is beside it; the same noise moves another row."""
     x = draw(Dims(4, 1000))
     x.temperature[:, 0], x.floor[:] = [0, 1, 0, 1], NO_FLOOR
     found = merged(*run(x))
@@ -107,7 +114,7 @@ def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
     assert not np.array_equal(moved[1][0][[0, 1, 3, 4, 5]], drawn.numpy()[[0, 1, 3, 4, 5]])
 
 
-def _draws(shards: int, batch: int, rows: int) -> tuple[Any, Any, Any, Step]:
+def _draws(shards: int, batch: int, rows: int) -> tuple[Any, Any, Any, Proposal]:
     rng = np.random.default_rng(shards + batch)
     values = rng.integers(0, 4, (shards, batch, rows)).astype(np.float32)
     ids = (1000 * np.arange(shards)[:, None, None] + rng.integers(0, 1000, (shards, batch, rows))).astype(np.int32)
@@ -115,23 +122,23 @@ def _draws(shards: int, batch: int, rows: int) -> tuple[Any, Any, Any, Step]:
     drafts = np.where(rng.random((batch, rows - 1)) < 0.8, best[:, :-1], 5).astype(np.int32)
     positions = rng.integers(0, 2**20, (batch, 1)).astype(np.int32)
     limits = rng.integers(0, rows + 1, (batch, 1)).astype(np.int32)
-    return values, ids, best, Step(drafts, positions, limits)
+    return values, ids, best, Proposal(drafts, positions, limits)
 
 
 @pytest.mark.parametrize(("shards", "batch", "rows"), [(3, 5, 7), (64, 4, 8), (1, 1, 2), (128, 32, 16), (2, 128, 4)])
 def test_accept(shards: int, batch: int, rows: int) -> None:
-    values, ids, best, step = _draws(shards, batch, rows)
-    accepted, counts, following, reached = accept_drafts(values, ids, step)
+    values, ids, best, proposal = _draws(shards, batch, rows)
+    accepted, counts, following, reached = accept_drafts(values, ids, proposal)
     for b in range(batch):
-        emitted = law.accept_drafts(list(step.drafts[b]), list(best[b]), int(step.limits[b, 0]))
+        emitted = law.accept_drafts(list(proposal.drafts[b]), list(best[b]), int(proposal.limits[b, 0]))
         assert list(accepted[b]) == emitted + [-1] * (rows - len(emitted))
         assert (counts[b, 0], following[b, 0]) == (len(emitted), emitted[-1])
-        assert reached[b, 0] == step.positions[b, 0] + len(emitted)
+        assert reached[b, 0] == proposal.positions[b, 0] + len(emitted)
 
 
 def test_one_position_without_drafts() -> None:
-    values, ids, best, step = _draws(5, 9, 1)
-    accepted, counts, following, _ = accept_drafts(values, ids, Step(None, step.positions, None))
+    values, ids, best, proposal = _draws(5, 9, 1)
+    accepted, counts, following, _ = accept_drafts(values, ids, Proposal(None, proposal.positions, None))
     assert np.array_equal(accepted, best)
     assert np.array_equal(following, best)
     assert (counts == 1).all()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.attention.host import Rows, verify_attention
-from tests.nki_kernels.verify_attention_inputs import Dims, Inputs, draw, paged
+from nki_kernels.attention.host import Candidates, verify_attention
+from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, paged
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)
 # a row's slot, near a chunk's border and in later chunks
@@ -24,7 +24,7 @@ def rows_of(x: Inputs, start: int, count: int) -> Inputs:
 
 
 def run(x: Inputs, cache: tuple[Any, Any] | None = None, **options: Any) -> Any:
-    return verify_attention(x.q, x.new, cache or x.fresh(), Rows(x.positions), **options)
+    return verify_attention(x.q, x.new, cache or x.fresh(), Candidates(x.positions), **options)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -61,7 +61,7 @@ def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_length_of_the_cache(dtype: str) -> None:
-    """Caches of whole chunks: slots that no row sees have no say, those that a row sees have one."""
+    """Caches of whole chunks: slots that no row sees do not affect the bits, those that a row sees do."""
     x = draw(Dims(2, 4, 2, 3, 4096, 64, dtype), first=[1020, 3])
     whole = run(x)
     for slots in (2048, 3072):
@@ -77,27 +77,27 @@ def test_length_of_the_cache(dtype: str) -> None:
 def test_pages(length: int, dtype: str) -> None:
     x = draw(Dims(3, 4, 2, 5, 1024, 64, dtype), first=[3, 1019, 510])
     k_pages, v_pages, table = paged(x, length)
-    rows = Rows(x.positions, block_table=table)
+    rows = Candidates(x.positions, block_table=table)
     assert same(verify_attention(x.q, x.new, (k_pages, v_pages), rows), run(x))
 
 
 def test_a_chain_as_a_tree() -> None:
     x = draw(Dims(3, 4, 2, 6, 700, 64, "bf16"))
     words = np.tile((2 << np.arange(6)) - 1, (3, 1)).astype(np.int32)
-    assert same(verify_attention(x.q, x.new, x.fresh(), Rows(x.positions, words)), run(x))
+    assert same(verify_attention(x.q, x.new, x.fresh(), Candidates(x.positions, words)), run(x))
 
 
 def test_a_path_of_a_tree_is_its_chain() -> None:
-    """A leaf's bits are those of the chain that leads to it, if that chain stands in consecutive slots."""
+    """A leaf's bits are those of the chain that leads to it, if that chain is in consecutive slots."""
     x = draw(Dims(2, 2, 1, 4, 600, 64), first=[510, 40])
     words = np.tile(np.array([1, 3, 7, 9], np.int32), (2, 1))
-    tree = verify_attention(x.q, x.new, x.fresh(), Rows(x.positions, words))
+    tree = verify_attention(x.q, x.new, x.fresh(), Candidates(x.positions, words))
     chain = run(x)
     assert same(tree[:, :, :3].copy(), chain[:, :, :3].copy())
     assert not same(tree[:, :, 3].copy(), chain[:, :, 3].copy())
 
 
-def test_what_a_row_cannot_see_has_no_say() -> None:
+def test_what_a_row_cannot_see_does_not_affect_it() -> None:
     """Stale slots after the row, and the neighbour's cache, may hold any finite number."""
     x = draw(Dims(2, 2, 1, 3, 700, 64), first=[100, 600])
     before = run(x)
@@ -108,7 +108,7 @@ def test_what_a_row_cannot_see_has_no_say() -> None:
     assert not same(after[1:], before[1:])
 
 
-def test_what_a_row_sees_has_a_say() -> None:
+def test_what_a_row_sees_affects_it() -> None:
     """Negative control: one bit of the first visible key changes the row's bits."""
     x = draw(Dims(1, 2, 1, 3, 700, 64), first=[600])
     before = run(x)

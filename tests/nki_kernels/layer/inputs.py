@@ -14,10 +14,10 @@ from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Rows
 from model.ops import EAGER
 from model.qwen3 import RMSNorm, rope_angles, rotate
-from nki_kernels.attention import law as reference
+from nki_kernels.layer import law
 from nki_kernels.layer.host import AttentionWeights
 from nki_kernels.layer.pack_weights import pack_out, pack_qkv
-from tests.nki_kernels.verify_attention_inputs import DTYPES
+from tests.nki_kernels.attention.inputs import DTYPES
 
 
 def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
@@ -147,7 +147,7 @@ def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     cache = a.keys.astype(np.float64).swapaxes(2, 3).copy(), a.values.astype(np.float64)
     norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
     turn = np.cos(angles), np.sin(angles)
-    out = reference.decode_attention(a.x.astype(np.float64), norms, weights, turn, cache, a.positions)
+    out = law.decode_attention(a.x.astype(np.float64), norms, weights, turn, cache, a.positions)
     return out, (cache[0].swapaxes(2, 3), cache[1])
 
 
