@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
-import nkisim.isa as nisa
-import nkisim.language as nl
-from tests.nkisim.covered import covers
-from tests.nkisim.properties import (
-    FLOATS,
-    INTEGERS,
-    MARK,
-    PROPERTY,
-    SHAPES,
-    Place,
-    Shape,
-    agree,
-    laid_out,
-    places,
-    values,
-    wide,
-)
+from tests.nkisim.properties.tiles import *
 
 COMPARE = {
     "equal": np.equal,

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
-import nkisim.isa as nisa
-import nkisim.language as nl
-from tests.nkisim.covered import covers
-from tests.nkisim.harness import on_hbm, out, run
-from tests.nkisim.properties import FLOATS, INTEGERS, PROPERTY, SHAPES, Shape, places, values
+from tests.nkisim.properties.tiles import *
 
 
 @covers("register_alloc", "register_move", "register_load", "register_store")

@@ -17,6 +17,7 @@ import nkisim.language as nl
 from nkisim import errors
 from nkisim.install import cpu_simulate
 from tests.nkisim.harness import out, run, tile
+from tests.nkisim.refusals import memory
 
 
 @nkisim.jit
@@ -199,3 +200,20 @@ def test_index_tensors_are_reads_of_the_event() -> None:
     load, gather, _ = result.recording.events
     assert load.writes[0].tensor in [e.tensor for e in gather.reads]
     assert gather.work["dge"] == "swdge"
+
+
+def test_leniency_is_a_policy() -> None:
+    def kernel() -> Any:
+        return memory.unwritten_output(True)
+
+    assert run(kernel, tracking=False).shape == (128, 8)
+    found = run(kernel, unwritten_output="allow")
+    assert np.isnan(found[64:]).all()
+
+
+def test_jitted_kernels_need_a_device_or_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = nkisim.jit(lambda: out(tile()))
+    with pytest.raises(errors.NoDevice):
+        kernel()
+    monkeypatch.setenv("NKI_SIMULATOR", "1")
+    assert kernel().shape == (128, 8)

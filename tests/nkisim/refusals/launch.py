@@ -11,9 +11,9 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from nkisim.geometry import TRN2
-from tests.nkisim.faults import launch
+from nkisim.geometry import CORE_V3
 from tests.nkisim.harness import out, run, tile
+from tests.nkisim.registry import launch
 
 DATA = np.ones((128, 8), np.float32)
 
@@ -62,7 +62,7 @@ def assignment_to_a_slice(bad: bool) -> Any:
 def tensors_beyond_one_stack(bad: bool) -> Any:
     size = DATA.nbytes * (2 if bad else 3)
     kernel = nkisim.jit(lambda a: out(nl.load(out(nl.load(a)))))
-    return nkisim.run(kernel, (DATA,), geometry=replace(TRN2, hbm_bytes=size))
+    return nkisim.run(kernel, (DATA,), geometry=replace(CORE_V3, hbm_bytes=size))
 
 
 @launch(errors.CoresDiverge)

@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import nkisim.isa as nisa
-import nkisim.language as nl
 from nkisim.isa.activations import ON_SCALAR_ENGINE
-from tests.nkisim.covered import covers
-from tests.nkisim.properties import (
-    EACH,
-    FLOATS,
-    PROPERTY,
-    SHAPES,
-    Place,
-    Shape,
-    agree,
-    fp64,
-    laid_out,
-    places,
-    rounded,
-    values,
-    wide,
-)
+from tests.nkisim.properties.tiles import *
 
 erf = np.vectorize(math.erf)
 FUNCTIONS: dict[str, Any] = {

@@ -20,7 +20,8 @@ from nkisim.errors import (
     WrongOperator,
     WrongSpace,
 )
-from tests.nkisim.refusals import psum, rules, tile, words
+from tests.nkisim.harness import psum, tile, words
+from tests.nkisim.registry import rules
 
 CMD, ENGINE = nisa.reduce_cmd, nisa.engine
 

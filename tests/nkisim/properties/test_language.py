@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import nkisim.isa as nisa
-import nkisim.language as nl
-from tests.nkisim.covered import covers
-from tests.nkisim.harness import on_hbm, out
-from tests.nkisim.properties import (
-    EACH,
-    FLOATS,
-    INTEGERS,
-    PROPERTY,
-    SHAPES,
-    Place,
-    Shape,
-    agree,
-    fp64,
-    laid_out,
-    places,
-    values,
-    wide,
-)
-from tests.nkisim.test_properties_scalar import FUNCTIONS, INTO
+from tests.nkisim.properties.test_scalar import FUNCTIONS, INTO
+from tests.nkisim.properties.tiles import *
 
 UNARY = {**FUNCTIONS, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "negative": np.negative, "cos": np.cos,
          "tan": np.tan, "logical_not": lambda x: x == 0}  # fmt: skip

@@ -20,7 +20,8 @@ from nkisim.errors import (
     WrongOperator,
     WrongSpace,
 )
-from tests.nkisim.refusals import hbm, rules, tile, words
+from tests.nkisim.harness import hbm, tile, words
+from tests.nkisim.registry import rules
 
 
 def cube(inner: int = 4) -> Any:

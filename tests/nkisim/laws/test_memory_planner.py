@@ -12,12 +12,12 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from nkisim.geometry import TRN2
+from nkisim.geometry import CORE_V3
 from nkisim.memory.placement import Region, place, regions
 from nkisim.memory.storage import Allocation
 from tests.nkisim.harness import out, run, tile
 
-SBUF, PSUM = regions(0, TRN2)
+SBUF, PSUM = regions(0, CORE_V3)
 
 
 def allocation(number: int, size: int, first: int, last: int, space: str = "sbuf") -> Allocation:

@@ -7,8 +7,8 @@ from typing import Any
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from tests.nkisim.faults import case
 from tests.nkisim.harness import out, tile
+from tests.nkisim.registry import case
 
 
 @case(errors.UnwrittenRead)

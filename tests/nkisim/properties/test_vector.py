@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import nkisim.isa as nisa
-import nkisim.language as nl
-from tests.nkisim.covered import covers
-from tests.nkisim.properties import (
-    EACH,
-    FLOATS,
-    INTEGERS,
-    PROPERTY,
-    SHAPES,
-    Place,
-    Shape,
-    agree,
-    fp64,
-    laid_out,
-    places,
-    values,
-    wide,
-)
+from tests.nkisim.properties.tiles import *
 
 ARITHMETIC = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,

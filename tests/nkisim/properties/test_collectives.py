@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
 import nkisim.collectives as ncc
-import nkisim.isa as nisa
-import nkisim.language as nl
 from nkisim.ranks import simulate_ranks
-from tests.nkisim.covered import covers
-from tests.nkisim.properties import FLOATS, PROPERTY, agree, values, wide
+from tests.nkisim.properties.tiles import *
 
 WORLDS = st.integers(1, 4)
 FOLDS = {"add": np.sum, "maximum": np.max, "minimum": np.min}

@@ -12,7 +12,7 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from nkisim.geometry import TRN2
+from nkisim.geometry import CORE_V3
 from nkisim.isa import plan
 from tests.nkisim.harness import out, run, tile
 
@@ -73,7 +73,7 @@ def test_another_geometry_has_plans_of_its_own() -> None:
 
     assert (nkisim.run(kernel, (DATA,)).outputs == 4).all()
     with pytest.raises(errors.TileTooLarge):
-        nkisim.run(kernel, (DATA,), geometry=replace(TRN2, gemm_moving_fmax=2))
+        nkisim.run(kernel, (DATA,), geometry=replace(CORE_V3, gemm_moving_fmax=2))
 
 
 def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

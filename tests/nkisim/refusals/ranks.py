@@ -9,7 +9,8 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.core.context import current
 from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
-from tests.nkisim.refusals import hbm, psum, rules, tile, words
+from tests.nkisim.harness import hbm, psum, tile, words
+from tests.nkisim.registry import rules
 
 BOTH = ncc.ReplicaGroup([[0, 1]])
 

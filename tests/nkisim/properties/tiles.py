@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from tests.nkisim.harness import STORED, on_hbm
+from tests.nkisim.harness import STORED, on_hbm, out, run
+from tests.nkisim.registry import covers
+
+# what every property test begins with
+__all__ = [
+    "EACH", "FLOATS", "INTEGERS", "MARK", "PROPERTY", "SHAPES", "Any", "Place", "Shape", "agree", "covers", "fp64",
+    "given", "laid_out", "nisa", "nl", "np", "on_hbm", "out", "places", "rounded", "run", "st", "values", "wide",
+]  # fmt: skip
 
 PROPERTY = settings(max_examples=25, deadline=None)
 # for tests that run once per operator besides

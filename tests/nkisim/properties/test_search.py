@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import nkisim.isa as nisa
-from tests.nkisim.covered import covers
-from tests.nkisim.properties import FLOATS, MARK, PROPERTY, Place, agree, laid_out, places, values, wide
+from tests.nkisim.properties.tiles import *
 
 ROWS = st.sampled_from([1, 16, 33, 64, 128])
 

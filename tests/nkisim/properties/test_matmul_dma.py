@@ -3,30 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
-import nkisim.isa as nisa
-import nkisim.language as nl
-from tests.nkisim.covered import covers
-from tests.nkisim.harness import on_hbm, out
-from tests.nkisim.properties import (
-    FLOATS,
-    INTEGERS,
-    MARK,
-    PROPERTY,
-    SHAPES,
-    Place,
-    Shape,
-    agree,
-    laid_out,
-    places,
-    values,
-    wide,
-)
+from tests.nkisim.properties.tiles import *
 
 NARROW = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2")
 TWO_BYTES = ("bfloat16", "float16", "int16", "uint16")

@@ -21,7 +21,8 @@ from nkisim.errors import (
     WrongEngine,
     WrongSpace,
 )
-from tests.nkisim.refusals import bank, hbm, psum, rules, tile, words
+from tests.nkisim.harness import bank, hbm, psum, tile, words
+from tests.nkisim.registry import rules
 
 DOUBLE, DGE, OOB, ENGINE = nisa.matmul_perf_mode.double_row, nisa.dge_mode, nisa.oob_mode, nisa.engine
 
