@@ -46,14 +46,17 @@ class StepInputs(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """accepted (B, k + 1) padded with -1, next id (B, 1), next mask (B, S), next position (B, 1)."""
+    """accepted (B, k + 1) padded with -1, next id (B, 1), next mask (B, S), next position (B, 1).
 
-    accepted: Tensor
-    next_ids: Tensor
-    next_mask: Tensor
-    next_pos: Tensor
-    draft_caches: list[Cache]
-    target_caches: list[Cache]
+    The host gets them as numpy arrays; the caches stay with the runner.
+    """
+
+    accepted: Any
+    next_ids: Any
+    next_mask: Any
+    next_pos: Any
+    draft_caches: list[Cache] | None = None
+    target_caches: list[Cache] | None = None
 
 
 class Pair(nn.Module):
