@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from model.bundle.manifest import PREFILL, Bundle, read_bundle
 from model.errors import UserError, run_cli
-from model.serving.engine import Engine, Params, Request, Result, Shape, Step
+from model.serving.engine import Engine, SpecStep
+from model.serving.request import Params, Request, Result, Shape, check
 from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from model.serving.text import Stream, load_tokenizer, read_prompt, stop_cut
@@ -39,8 +40,7 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     shape = shape_of(graphs.bundle)
     length = len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
-    prompt = next(b for b in shape.buckets if b >= length)
-    graphs.prepare(PREFILL, prompt)
+    graphs.prepare(PREFILL, shape.bucket(length))
     lower = 0
     for bucket in shape.buckets:
         if bucket > length and lower <= last:
@@ -58,14 +58,14 @@ def serve(graphs: Graphs, request: Request, speculative: bool, told: Callable[[l
 
 def serve_by(engine: Engine, graphs: Graphs, request: Request, told: Callable[[list[int]], None] | None = None) -> Run:
     """Serve one request alone by an engine over these graphs."""
-    engine.check(request)
+    check(engine.shape, request)
     compile_graphs(graphs, request, engine)
     begin = time.perf_counter()
     (result,) = engine.run([request], (lambda _, ids: told(ids)) if told else None)
     return Run(result, time.perf_counter() - begin)
 
 
-def recorder(file: Path, draft: str) -> Callable[[Step], None]:
+def recorder(file: Path, draft: str) -> Callable[[SpecStep], None]:
     """Appends speculative steps to a file of JSON lines; its prompts are numbered on from the last one there.
 
     UserError if the file holds something else or cannot be written.
@@ -77,7 +77,7 @@ def recorder(file: Path, draft: str) -> Callable[[Step], None]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot take a record of steps ({error}); give a new file") from error
 
-    def record(step: Step) -> None:
+    def record(step: SpecStep) -> None:
         row = {
             "prompt": first + step.request,
             "draft": draft,
@@ -156,7 +156,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare and --record, or give a pair")
     tokenizer = load_tokenizer(options.bundle)
     request = _request(options, bundle, tokenizer)
-    Engine(_Refused(), shape_of(bundle)).check(request)
+    check(shape_of(bundle), request)
     table = find_table(options.bundle, options.tuning)
     record = recorder(options.record, bundle["models"]["draft"]["name"]) if options.record else None
     graphs = Graphs(bundle)
@@ -179,13 +179,6 @@ def main(arguments: list[str]) -> None:
         _print_report(run, other, off)
     if other and run.result.ids != other.result.ids:
         raise SystemExit(1)
-
-
-class _Refused:
-    """Stands for the graphs while a request is only checked."""
-
-    def run(self, *_: Any) -> Any:
-        raise AssertionError("a check runs nothing")
 
 
 def _print_report(run: Run, other: Run | None, off: bool) -> None:

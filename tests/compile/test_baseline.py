@@ -21,7 +21,8 @@ from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import main as generate
 from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_model, write_pair
