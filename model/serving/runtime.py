@@ -83,6 +83,13 @@ class Graphs:
         accepted, next_ids, next_mask, next_pos = (np.asarray(parts[0]) for parts in results[:visible])
         return StepOutputs(accepted, next_ids, next_mask, next_pos)
 
+    def close(self) -> None:
+        """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
+        for array in (*self._weights.values(), *self._state.values()):
+            array.delete()
+        for held in (self._weights, self._state, self._executables):
+            held.clear()
+
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
