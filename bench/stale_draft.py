@@ -17,8 +17,8 @@ from rich.progress import track
 from bench.pair import read_pair
 from bench.quality.__main__ import PROMPTS, load_prompts
 from model.errors import run_cli
-from model.generate import shape_of
 from model.serving.engine import Engine, SpecStep
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot

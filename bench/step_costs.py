@@ -22,12 +22,12 @@ from bench.pair import read_pair
 from bench.provenance import header, write_result
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import run_cli
-from model.generate import shape_of
+from model.graph_io import StepInputs, StepOutputs
 from model.serving.engine import Engine, Runner
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.switching import FORMAT, TABLE_FILE, expected_tokens
-from model.speculative import StepInputs, StepOutputs
 
 _STEPS = 8
 _ALPHAS = tuple(i / 10 for i in range(11))

@@ -16,8 +16,8 @@ from bench.tune.acceptance import from_steps
 from compile.build import build
 from compile.spec import BuildSpec
 from model.bundle.manifest import read_bundle
-from model.generate import compile_graphs, serve_by, shape_of
 from model.serving.engine import Engine, SpecStep
+from model.serving.ready import compile_graphs, serve_by, shape_of
 from model.serving.request import Request, Result
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer

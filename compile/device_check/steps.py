@@ -28,11 +28,11 @@ from compile.spec import BuildSpec
 from model.bundle.manifest import FUSED, Bundle, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
+from model.graph_io import StepOutputs
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from model.speculative import StepOutputs
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 _HOUR = 3600

@@ -19,6 +19,11 @@ class Shape:
     max_len: int
     buckets: tuple[int, ...]
 
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies, and the most ids that a step emits."""
+        return self.k + 1
+
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds so many positions, or the largest there is."""
         return next((b for b in self.buckets if length <= b), self.max_len)

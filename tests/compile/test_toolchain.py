@@ -27,15 +27,15 @@ from compile.plan import make_plan
 from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
+from model.graph_io import StepOutputs
 from model.kernels import REFERENCE
 from model.nki import simulated
 from model.nki.backing import NkiKernels
 from model.ops import EAGER
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from model.speculative import StepOutputs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
