@@ -15,7 +15,8 @@ from heapq import heappop, heappush
 from nkisim.timeline.chip import Numbers
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
-from nkisim.timeline.program import AnyCost, Pairs, Program
+from nkisim.timeline.dependence import RESULT
+from nkisim.timeline.program import AnyCost, Program
 
 _NEVER = math.inf
 _FIXED = frozenset({"core_barrier", "sendrecv"})
@@ -68,7 +69,7 @@ class _ListSchedule:
         self.load = [0.0] * len(program.queues)
         self.end = [0.0] * count
         self.done = bytearray(count)
-        self.ready: list[list[int]] = [[] for _ in program.queues]
+        self.ready: list[list[tuple[int, int]]] = [[] for _ in program.queues]
         self.future: list[list[tuple[float, int]]] = [[] for _ in program.queues]
         self.heap: list[tuple[float, int]] = []
         # when each lane is looked at next
@@ -86,12 +87,20 @@ class _ListSchedule:
         self.missing = [0] * count
         self.consumers: list[list[int]] = [[] for _ in range(count)]
         self.at = [0.0] * count
-        weights: dict[int, Pairs] = self.program.weights
+        # loads go in the order in which their data are used first
+        self.place = list(range(count))
+        first_use: dict[int, int] = {}
+        events, weights = self.program.events, self.program.weights
         for position, edges in enumerate(self.program.edges):
             pairs = edges + weights[position] if position in weights else edges
             self.missing[position] = len(pairs)
-            for producer, _ in pairs:
+            for producer, kind in pairs:
                 self.consumers[producer].append(position)
+                if kind == RESULT and producer not in first_use:
+                    first_use[producer] = position
+        for position, use in first_use.items():
+            if events[position].engine == "dma":
+                self.place[position] = use
 
     def _windows(self) -> None:
         """Per core: its events in program order, the oldest that is not placed, and how far is visible."""
@@ -144,9 +153,10 @@ class _ListSchedule:
         """The first instruction in program order that is ready, or else the one that is ready next."""
         ready, future = self.ready[lane], self.future[lane]
         while future and future[0][0] <= now:
-            heappush(ready, heappop(future)[1])
+            position = heappop(future)[1]
+            heappush(ready, (self.place[position], position))
         if ready and self.free[lane] <= now:
-            return heappop(ready)
+            return heappop(ready)[1]
         self._wake(lane)
         return -1
 
