@@ -1,7 +1,7 @@
-"""Cost laws of the tensor, vector and scalar engines: how long an instruction takes.
+"""EngineCost laws of the tensor, vector and scalar engines: how long an instruction takes.
 
 A law reads an event's operands and work, and the plain numbers of one case of the chip. It
-returns a Cost: after `pitch` the engine can start its next instruction, after `latency` the
+returns a EngineCost: after `pitch` the engine can start its next instruction, after `latency` the
 result is there, `stream` is the part of the pitch that grows with the data.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
+from nkisim.timeline.chip import Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class EngineCost:
     """Nanoseconds on the engine; `table` names the function set that must be resident."""
 
     pitch: float
@@ -37,12 +37,16 @@ class MatmulCost:
     load: float
     flops: float
     peak_tflops: float
+    # rows of the array that take part: what the power throttle counts
+    rows_share: float = 1.0
 
 
-Law = Callable[[Event, SimpleNamespace], "Cost | MatmulCost"]
+Law = Callable[[Event, Numbers], "EngineCost | MatmulCost"]
 
 # functions that every function set of the scalar engine is taken to hold
 PLAIN_FUNCTIONS = frozenset({"copy", "identity", "abs", "square", "relu", "sign", "add", "multiply", ""})
+# rows of the tensor engine
+ARRAY_ROWS = 128
 COPY_LIKE = frozenset({"tensor_copy", "tensor_scalar", "memset"})
 
 
@@ -85,7 +89,7 @@ def _is_strided(extent: Extent, limit_bytes: float) -> bool:
     return (extent.span[1] - extent.span[0] - size) / (count - 1) >= limit_bytes
 
 
-def vector_rate(event: Event, n: SimpleNamespace, count: float) -> float:
+def vector_rate(event: Event, n: Numbers, count: float) -> float:
     """Elements per cycle per partition of the vector engine (its performance modes)."""
     tiles = _tiles(event, count)
     wide = all(INFO[x.dtype].itemsize == 2 for x in tiles)
@@ -106,39 +110,39 @@ def vector_rate(event: Event, n: SimpleNamespace, count: float) -> float:
     return rate
 
 
-def vector(event: Event, n: SimpleNamespace) -> Cost:
+def vector(event: Event, n: Numbers) -> EngineCost:
     """One element per cycle and partition, faster in the performance modes, plus a fixed part."""
     count = elements(event)
     stream = count / vector_rate(event, n, count) / n.vector_ghz
     return _vector_cost(stream, event, n)
 
 
-def _vector_cost(stream: float, event: Event, n: SimpleNamespace) -> Cost:
+def _vector_cost(stream: float, event: Event, n: Numbers) -> EngineCost:
     pointer = n.vector_pointer_ns if number(event, "scalar_operands") else 0.0
     pitch = max(n.vector_min_cycles / n.vector_ghz, stream + n.vector_gap_ns + pointer)
-    return Cost(pitch, stream + n.vector_latency_ns + pointer, stream)
+    return EngineCost(pitch, stream + n.vector_latency_ns + pointer, stream)
 
 
 def vector_cycles(cycles_name: str) -> Law:
     """A vector law with a fixed number of cycles per element, named by its constant."""
 
-    def law(event: Event, n: SimpleNamespace) -> Cost:
+    def law(event: Event, n: Numbers) -> EngineCost:
         stream = elements(event) * getattr(n, cycles_name) / n.vector_ghz
         return _vector_cost(stream, event, n)
 
     return law
 
 
-def scalar(event: Event, n: SimpleNamespace) -> Cost:
+def scalar(event: Event, n: Numbers) -> EngineCost:
     """One element per cycle; function, scale and bias are free; reading the sums out is not."""
     stream = elements(event) / n.scalar_ghz
     readout = n.scalar_read_cycles / n.scalar_ghz if len(event.writes) > 1 else 0.0
     name = str(event.work.get("function", ""))
     table = "" if name in PLAIN_FUNCTIONS or not event.op.startswith("activation") else name
-    return Cost(stream + n.scalar_gap_ns + readout, stream + n.scalar_latency_ns + readout, stream, table)
+    return EngineCost(stream + n.scalar_gap_ns + readout, stream + n.scalar_latency_ns + readout, stream, table)
 
 
-def matmul(event: Event, n: SimpleNamespace) -> MatmulCost:
+def matmul(event: Event, n: Numbers) -> MatmulCost:
     """max(N, 64) cycles per pass; fp32 takes two passes of two cycles per column."""
     transpose = bool(event.work.get("transpose"))
     fp32 = bool(event.work.get("fp32")) or event.work.get("dtype") == "float32"
@@ -154,4 +158,7 @@ def matmul(event: Event, n: SimpleNamespace) -> MatmulCost:
     flops = 0.0 if transpose else 2.0 * rows * columns * weights * (2 if double else 1)
     peak = n.tensor_fp32_tflops if fp32 else n.tensor_bf16_tflops
     peak = n.tensor_fp8_tflops if double else peak
-    return MatmulCost(passes, stream / n.tensor_ghz, load / n.tensor_ghz, flops, peak)
+    # an fp32 product in one pass takes half of the time
+    peak *= 2 if fp32 and halved else 1
+    share = min(1.0, rows / ARRAY_ROWS)
+    return MatmulCost(passes, stream / n.tensor_ghz, load / n.tensor_ghz, flops, peak, share)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nkisim.errors import NotSimulated
-from nkisim.timeline.costs import Law, matmul, scalar, vector, vector_cycles, words
-from nkisim.timeline.costs_gpsimd import barrier, gather, gpsimd, gpsimd_cycles, register, topk
+from nkisim.timeline.costs.engines import Law, matmul, scalar, vector, vector_cycles, words
+from nkisim.timeline.costs.gpsimd import barrier, gather, gpsimd, gpsimd_cycles, register, topk
 
 _SEARCH = gpsimd_cycles("gpsimd_search_cycles")
 
