@@ -9,7 +9,7 @@ from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
 from model.bundle.weights import RANK, bundle_names, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
-from model.nki.backing import BACKINGS
+from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS
 from model.parallel import Parallel
 
@@ -80,7 +80,7 @@ def parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
 
 
 def _state(prefix: str, config: Qwen3Config, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(config, parallel, spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
+    shapes = cache_shapes(config, parallel, spec.batch, spec.max_len, backing_of(spec.kernels).layout)
     return tuple(
         TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, _DTYPE[spec.dtype])
         for layer in range(config.num_hidden_layers)
@@ -122,7 +122,7 @@ def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = F
     target = _collectives_of(spec.target_config, of_target, 1, 1)
     draft = _collectives_of(spec.draft_config, of_draft, passes, drafted)
     draws = (of_target.tp > 1) + drafted * (of_draft.tp > 1)
-    searched = {"conditional all-gather": ALL_GATHERS * draws} if BACKINGS[spec.kernels].sharded and draws else {}
+    searched = {"conditional all-gather": ALL_GATHERS * draws} if backing_of(spec.kernels).sharded and draws else {}
     return {op: target[op] + draft[op] for op in target} | searched
 
 

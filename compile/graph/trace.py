@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph import collectives, hlo
-from compile.graph.custom_call import kernels_of_graph
+from compile.graph.custom_call import launch_in_graph
+from compile.graph.pair import make_pair
 from compile.graph.torchax_seam import interop
 from compile.plan import Plan, parameter_names
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.weights import DTYPES
 from model.cache import Cache
+from model.nki.backing import backing_of
 from model.ops import Ops, State
-from model.qwen3 import Qwen3
 from model.speculative import Pair, StepInputs
 
 
@@ -90,13 +90,8 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     """
     spec = plan.spec
     ops = TracedOps(spec.tp, spec.inline)
-    of_target, of_draft = spec.parallel(ops)
-    drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
-    with torch.device("meta"):
-        kernels = kernels_of_graph(spec.kernels)
-        draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
-        pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
-    theirs = parameter_names(spec, drafting)
+    pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph))
+    theirs = parameter_names(spec, graph.drafts)
     stage = Pair.prefill if graph.tag == PREFILL else Pair.step
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compile.graph.pair import make_pair
 from compile.plan import Plan, parameter_names
+from model.backing import Backing
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.weights import DTYPES
 from model.cache import Cache
-from model.kernels import Kernels
 from model.ops import Ops
-from model.qwen3 import Qwen3
 from model.speculative import Pair, StepInputs
 
 _TORCH = {"float32": torch.float32, "int32": torch.int32, "bfloat16": torch.bfloat16}
@@ -68,20 +67,15 @@ class StaticOps(Ops):
 class StepModule(nn.Module):
     """A graph of the plan for one rank; parameters are zeros, whose values no graph holds."""
 
-    def __init__(self, plan: Plan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
+    def __init__(self, plan: Plan, graph: GraphSpec, ops: Ops, backing: Backing) -> None:
         super().__init__()
         spec = plan.spec
         self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
         self.state_names = [t.name for t in graph.state]
-        drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
-        self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
-        self.names = parameter_names(spec, drafting)
-        of_target, of_draft = spec.parallel(ops)
-        with torch.device("meta"):
-            draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
-            pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
+        self.draft_layers = spec.draft_config.num_hidden_layers if graph.drafts else 0
+        self.names = parameter_names(spec, graph.drafts)
         # in a list, so that its empty parameters are none of this module's
-        self._pair = [pair]
+        self._pair = [make_pair(spec, graph, ops, backing)]
         for tensor in (*graph.weights, *graph.state):
             _place(self, tensor)
 

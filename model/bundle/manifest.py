@@ -53,6 +53,11 @@ class GraphSpec:
     collectives: dict[str, int]
 
     @property
+    def drafts(self) -> bool:
+        """Whether the draft's weights and caches are among the parameters."""
+        return self.k > 0
+
+    @property
     def file(self) -> str:
         return f"hlo/{self.tag}_bk{self.bucket}.hlo.pb"
 

@@ -17,7 +17,7 @@ from compile.plan import make_plan
 from model.bundle.manifest import GraphSpec, read_bundle
 from model.bundle.weights import shard_file
 from model.generate import shape_of
-from model.kernels import REFERENCE
+from model.qwen3 import REFERENCE
 from model.serving.engine import Engine, Params, Request
 from model.serving.runtime import Graphs
 from model.speculative import StepInputs
