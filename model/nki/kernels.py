@@ -15,7 +15,7 @@ from model.nki.filter_floor import filter_floor
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import GUMBEL_DOMAIN, Draws, Sampling
+from model.sampling import GUMBEL_DOMAIN, Draw, Draws, Sampling
 from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
 
 
@@ -32,43 +32,42 @@ class NkiKernels(Kernels):
         plain, tensors = numbered(arguments)
         return self.launch(Launch(kernel, plain, results, changed), tensors)
 
-    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
-        """The shard's first id, and its noise at all positions of a step."""
-        noisy = drawn.temperature_R > 0
-        positions_R, seeds = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
-        noise = ops.cond(
-            noisy.any(),
-            lambda: self._noise(seeds, positions_R, shard),
-            lambda: torch.zeros(positions_R.shape[0], shard.width, device=positions_R.device),
+    def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
+        """With the shard's first id, and its noise at all positions of a step."""
+        draw = asked.draw(positions_BN)
+        noise_RV = ops.cond(
+            (asked.temperature_B > 0).any(),
+            lambda: self._noise(draw, shard),
+            lambda: torch.zeros(draw.position_R.shape[0], shard.width, device=positions_BN.device),
         )
-        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape), start_11=shard.start)
+        return draw._replace(noise_RV=noise_RV, start_11=shard.start)
 
-    def _noise(self, seeds_R2: Tensor, positions_R: Tensor, shard: Shard, domain: int = GUMBEL_DOMAIN) -> Tensor:
+    def _noise(self, draw: Draw, shard: Shard) -> Tensor:
         parts: list[Tensor] = []
-        for seeds, positions in zip(seeds_R2.split(ROWS), positions_R[:, None].split(ROWS), strict=True):
+        for seeds, positions in zip(draw.seed_R2.split(ROWS), draw.position_R[:, None].split(ROWS), strict=True):
             result = Result((positions.shape[0], shard.width), "float32")
-            parts += self.run("gumbel_noise", (seeds, positions, *shard, domain), result)
+            parts += self.run("gumbel_noise", (seeds, positions, *shard, GUMBEL_DOMAIN), result)
         return torch.cat(parts)
 
-    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
-        assert drawn.noise_BNV is not None, "draws need what prepare gives"
-        filtering = (drawn.top_k_R > 0) | (drawn.top_p_R < 1) | (drawn.min_p_R > 0)
-        filtering &= drawn.temperature_R > 0
-        lowest = torch.full_like(drawn.temperature_R, NO_FLOOR)
+    def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
+        assert draw.noise_RV is not None, "draws need what prepare gives"
+        filtering = (draw.top_k_R > 0) | (draw.top_p_R < 1) | (draw.min_p_R > 0)
+        filtering &= draw.temperature_R > 0
+        lowest = torch.full_like(draw.temperature_R, NO_FLOOR)
         floor = ops.cond(
-            filtering.any(), lambda: filter_floor(ops, logits_RV, drawn, self._weights_above), lambda: lowest
+            filtering.any(), lambda: filter_floor(ops, logits_RV, draw, self._weights_above), lambda: lowest
         )
         floor = torch.where(filtering, floor, lowest)
-        noise_RV, found = drawn.noise_BNV.flatten(0, 1), []
+        parts = []
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
-            given = (logits_RV[part], noise_RV[part], drawn.temperature_R[part, None], floor[part, None])
-            shape = (1, given[0].shape[0])
+            rows = (logits_RV[part], draw.noise_RV[part], draw.temperature_R[part, None], floor[part, None])
+            shape = (1, rows[0].shape[0])
             results = (Result(shape, "float32"), Result(shape, "int32"))
-            values, ids = self.run("coupled_sample", (*given, drawn.start_11), *results)
-            found.append(torch.cat((values, ids.float())))
+            values, ids = self.run("coupled_sample", (*rows, draw.start_11), *results)
+            parts.append(torch.cat((values, ids.float())))
         # a collective for both: ids are exact in fp32
-        best = _of_shards(ops, torch.cat(found, 1))
+        best = _of_shards(ops, torch.cat(parts, 1))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
     def _weights_above(

@@ -38,7 +38,7 @@ class Pass(nn.Module):
     def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
         placement = Placement(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
         x, _ = self.model.hidden(ids, caches, placement)
-        draws, caches = self.model(ids, caches, placement, sampling)
+        draws, caches = self.model(ids, caches, placement, sampling.draw(positions + 1))
         return self.model.logits(x), draws.merged(), caches
 
 

@@ -23,7 +23,7 @@ from model.cache import Cache, Placement
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
-from model.sampling import Draws, Sampling, coupled_sample
+from model.sampling import Draw, Draws, coupled_sample
 from model.speculative import Pair, StepInputs
 from tests.model.test_sampling import law_of_filter
 
@@ -78,14 +78,14 @@ class Table(nn.Module):
         return ids_BN, [Cache(written, caches[0].v)]
 
     def forward(
-        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, params: Sampling
+        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Draws, list[Cache]]:
         _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
         for n in range(ids_BN.shape[1]):
-            position = placement.positions_BN[:, n]
-            drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params, position + 1))
+            logits = self._after(text_BS, placement.positions_BN[:, n])
+            drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
         ids_BN = torch.stack(drawn, 1)
         return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches
 
@@ -230,8 +230,8 @@ def test_a_wrong_acceptance_is_caught() -> None:
 def test_a_reused_noise_stream_is_caught() -> None:
     real = sampling.coupled_sample
 
-    def reused(ops: Any, logits: Tensor, params: Sampling, positions: Tensor) -> Tensor:
-        return real(ops, logits, params, (positions - 1) // 2 * 2 + 1)
+    def reused(ops: Any, logits: Tensor, draw: Draw) -> Tensor:
+        return real(ops, logits, draw._replace(position_R=(draw.position_R - 1) // 2 * 2 + 1))
 
     with mock.patch(f"{__name__}.coupled_sample", reused):
         assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
