@@ -7,7 +7,7 @@ import torch
 from compile.spec import BuildSpec
 from model.backing import Backing
 from model.bundle.manifest import GraphSpec
-from model.bundle.weights import DTYPES
+from model.dtypes import BY_FLAG
 from model.ops import Ops
 from model.qwen3 import Qwen3
 from model.speculative import Pair
@@ -18,4 +18,4 @@ def make_pair(spec: BuildSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> 
     of_target, of_draft = spec.parallel(ops)
     with torch.device("meta"):
         draft = Qwen3(spec.draft_config, of_draft, backing) if graph.drafts else None
-        return Pair(Qwen3(spec.target_config, of_target, backing), draft, ops).to(DTYPES[spec.dtype])
+        return Pair(Qwen3(spec.target_config, of_target, backing), draft, ops).to(BY_FLAG[spec.dtype].torch)

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from model import sampling
 from model.cache import Cache, Placement
+from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
 from model.sampling import Draw, Draws, coupled_sample
-from model.speculative import Pair, StepInputs
+from model.speculative import Pair
 from tests.model.test_sampling import law_of_filter
 
 BOUND = 1e-3

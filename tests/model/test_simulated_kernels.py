@@ -24,7 +24,8 @@ from model.ops import EAGER
 from model.parallel import Parallel
 from model.qwen3 import REFERENCE
 from model.sampling import Sampling
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.request import Params, Request
 from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
