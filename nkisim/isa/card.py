@@ -17,6 +17,7 @@ from typing import Any
 from nkisim.core import access
 from nkisim.core.context import Core, current
 from nkisim.dtypes import to_fp32
+from nkisim.enums import engine
 from nkisim.isa import plan
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call, Card, Masked, Operand, Rule
@@ -181,4 +182,8 @@ def elementwise(call: Call) -> Mapping[str, object]:
     args = call.args
     token = args.get("op", args.get("op0"))
     name = getattr(token, "name", call.card.op)
-    return {"elements": elements, "inputs": inputs, "scalar_operands": columns, "function": name}
+    work = {"elements": elements, "inputs": inputs, "scalar_operands": columns, "function": name}
+    if args.get("engine") is engine.unknown:
+        # the compiler chooses
+        work["engine"] = "unknown"
+    return work

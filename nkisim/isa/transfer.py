@@ -71,23 +71,16 @@ def _work(call: Call) -> Mapping[str, object]:
 
 
 def descriptors(call: Call) -> str:
-    """Return who makes the descriptors; left to the compiler, the fastest way that the manual allows.
+    """Return who makes the descriptors: what the kernel asked for, or `unknown` where it leaves that to the compiler.
 
-    Gathers and scatters need swdge. hwdge takes equal dtypes only, and transposes of certain shapes;
-    dma_compute has static descriptors. What hwdge cannot do is static, or swdge with a run-time address.
+    Gathers and scatters need swdge; dma_compute has static descriptors.
     """
-    tensors, op = call.tensors.values(), call.card.op
-    if any(t._dynamic is not None and t._dynamic.vector for t in tensors):
+    if any(t._dynamic is not None and t._dynamic.vector for t in call.tensors.values()):
         return "swdge"
     mode = call.args.get("dge_mode", dge_mode.unknown)
     if mode is not dge_mode.unknown:
         return str(mode.name)
-    possible = op != "dma_compute" and not differ(call)
-    if op == "dma_transpose":
-        possible = hwdge_transposes(call.tensors["src"])
-    if possible:
-        return "hwdge"
-    return "swdge" if call.dynamic else "none"
+    return "none" if call.card.op == "dma_compute" else "unknown"
 
 
 def hwdge_transposes(src: NkiTensor) -> bool:
