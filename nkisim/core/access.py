@@ -112,15 +112,15 @@ def covers(tensor: NkiTensor) -> bool:
     return rows == info.partitions and free == tensor._row()
 
 
-def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
-    """Round `values` to the tensor's dtype, store them, and mark them written."""
+def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool = False) -> None:
+    """Round `values` to the tensor's dtype, store them, and mark them written; `together`: both cores mean to."""
     target = tensor._numpy()
     if values.shape != target.shape:
         values = values.reshape(target.shape)
     if tensor._storage.shadow is not None:
         rounded = np.empty(target.shape, target.dtype)
         store(rounded, values, tensor.dtype, tensor._storage.precise)
-        races.note(core, tensor, who, rounded)
+        races.note(core, tensor, who, rounded, together)
         values = rounded
     mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)

@@ -14,6 +14,7 @@ from nkisim.core.cores import Meeting
 from nkisim.dtypes import Flags
 from nkisim.errors import NkiSimWarning, OutsideKernel
 from nkisim.geometry import Geometry
+from nkisim.lines import kernel_line
 from nkisim.memory.memory import CoreMemory
 from nkisim.policy import Policy
 
@@ -82,7 +83,7 @@ class Core:
         """Warn once in a launch about `key`."""
         if key not in self.warned:
             self.warned.add(key)
-            warnings.warn(kind(text), stacklevel=3)
+            warnings.warn_explicit(kind(text), kind, *kernel_line())
 
 
 class _Current(threading.local):

@@ -128,7 +128,7 @@ def core_barrier(
     text = f"core_barrier(data={data.name}, {line[0]}:{line[1]})"
     key = ("barrier", data._storage.info.number, partners(core))
 
-    def joined() -> None:
+    def joined(_: object) -> None:
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
             scope = list(core.memory.shared.shared.values()) + core.memory.shared.inputs
