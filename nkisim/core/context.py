@@ -66,10 +66,11 @@ class Core:
     # a small number for what plans of instructions depend on besides their operands
     rules_key: int = 0
     recording: bool = False
+    numerics: bool = True
 
     def __post_init__(self) -> None:
         self.rules_key = _RULES.setdefault((self.geometry, self.policy.enums), len(_RULES))
-        self.recording = self.policy.recording
+        self.recording, self.numerics = self.policy.recording, self.policy.numerics
 
     def registers(self, engine: str) -> Lanes:
         """Return the reduction registers of an engine."""

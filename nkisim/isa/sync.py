@@ -74,7 +74,7 @@ def sendrecv(
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
         found = f"is {dst.dtype} {dst.shape}"
         call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
-    access.write(core, dst, received, call.who("dst"))
+    access.write(core, dst, received, call.who("dst"), together=True)
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
 
