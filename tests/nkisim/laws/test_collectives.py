@@ -113,6 +113,7 @@ def test_variable_lengths(variant: str) -> None:
             assert meta[2, source] == n
 
 
+@pytest.mark.filterwarnings("ignore::nkisim.errors.NkiSimWarning")
 def test_a_missing_rank_is_a_deadlock(cores: int) -> None:
     def kernel(a: Any) -> Any:
         dst = nl.zeros((8, 6), dtype=a.dtype, buffer=nl.shared_hbm)
