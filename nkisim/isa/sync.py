@@ -12,6 +12,7 @@ from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
+    Relaxed,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -131,7 +132,11 @@ def core_barrier(
     def joined(_: object) -> None:
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
-            scope = list(core.memory.shared.shared.values()) + core.memory.shared.inputs
+            others = [*core.memory.shared.shared.values(), *core.memory.shared.inputs]
+            if any(o is not data._storage and o.shadow is not None and o.shadow.marks is not None for o in others):
+                found = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
+                core.warn("barrier scope", found, Relaxed)
+            scope += others
         for storage in scope:
             races.clear(storage)
 
