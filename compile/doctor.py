@@ -53,17 +53,30 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def verify(path: str | Path) -> dict[str, Any]:
+    """The summary of a bundle that can be served; UserError says the worst of what keeps one from it, and how many."""
+    bundle = read_bundle(Path(path))
+    about, found = _examined(bundle)
+    if found:
+        more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
+        raise UserError(f"{path} cannot be served: {found[0]}{more}")
+    return about
+
+
+def _examined(bundle: Bundle) -> tuple[dict[str, Any], list[str]]:
+    try:
+        return summary(bundle), findings(bundle)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{bundle.path}/manifest.json garbles {error}; build the bundle again") from error
+
+
 def main(arguments: list[str]) -> None:
     """Print the summary and the findings; exit 0 only if the bundle can be served."""
     parser = argparse.ArgumentParser(prog="python -m compile.doctor", description=__doc__)
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
-    bundle = read_bundle(options.bundle)
-    try:
-        about, found = summary(bundle), findings(bundle)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{options.bundle}/manifest.json garbles {error}; build the bundle again") from error
+    about, found = _examined(read_bundle(options.bundle))
     if options.json:
         print(json.dumps(about | {"servable": not found, "findings": found}, indent=1))
     else:
