@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from compile.graph.contract import violations
-from model.bundle.manifest import Bundle, damage, read_bundle
+from model.bundle.manifest import Bundle, read_bundle
+from model.bundle.opening import damage
 from model.bundle.shards import faults
 from model.bundle.weights import shard_file
-from model.errors import UserError, run_cli
+from model.errors import run_cli
 
 
 def findings(bundle: Bundle) -> list[str]:
@@ -60,10 +61,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
-    try:
-        about, found = summary(bundle), findings(bundle)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{options.bundle}/manifest.json garbles {error}; build the bundle again") from error
+    about, found = summary(bundle), findings(bundle)
     if options.json:
         print(json.dumps(about | {"servable": not found, "findings": found}, indent=1))
     else:

@@ -134,7 +134,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (base / "strange" / "letter.txt").read_text(encoding="utf-8") == "mine"
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
-    _refused(lambda: build(spec(base)), "GB free")
+    _refused(lambda: build(spec(base)), "MB free")
 
     def full() -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
