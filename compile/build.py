@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compile.bundle.cutting import Cutter, layout
 from compile.bundle.remote import free_space, open_remote
-from compile.bundle.shard_writer import write_shard
 from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graph
 from compile.neuron import config as neuron_config
 from compile.neuron.files import compiled
-from compile.plan import Plan, make_plan
-from compile.recipes import ROOT, TRACED_WITH, graph_recipe, shard_recipe
+from compile.plan import BuildPlan, make_plan
+from compile.recipes import ROOT, TRACED_WITH, graph_recipe
 from compile.report import plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
 from compile.store import push, split
-from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -37,8 +36,6 @@ from model.bundle.manifest import (
     read_bundle,
     sha256_of,
 )
-from model.bundle.shards import cut_label
-from model.bundle.weights import DTYPES, shard_file
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 
@@ -71,7 +68,8 @@ def build_and_count(spec: BuildSpec) -> Built:
     spec.check()
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
         plan = make_plan(dataclasses.replace(spec, out=str(staging.folder)))
-        files = _files(plan)
+        cutter = Cutter(plan) if spec.checkpoint else None
+        files = _files(plan, cutter)
         of_sdk, how_compiled = compiled(plan, [f for f in files if f.name.startswith("hlo/")])
         files += of_sdk
         task.total = len(files)
@@ -79,6 +77,8 @@ def build_and_count(spec: BuildSpec) -> Built:
         records = {name: record for name, record in finished.items() if record}
         task.advance(kept := len(records))
         _check_disk(plan, [f for f in files if f.name not in records])
+        if cutter:
+            cutter.due([name for name in finished if name not in records])
         if kept < len(files):
             staging.begin()
         for file in files:
@@ -90,13 +90,12 @@ def build_and_count(spec: BuildSpec) -> Built:
     return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
 
 
-def _files(plan: Plan) -> list[StagedFile]:
+def _files(plan: BuildPlan, cutter: Cutter | None) -> list[StagedFile]:
     spec = plan.spec
     config = neuron_config.render(spec)
     files = [_text("neuron_config.json", config), *(_graph(plan, g) for g in plan.graphs)]
-    if spec.checkpoint:
-        checkpoints = {f"{m.role}_model": Checkpoint(Path(m.checkpoint), m.config) for m in spec.models}
-        files += [_shard(plan, checkpoints, rank) for rank in range(spec.tp)]
+    if cutter:
+        files += cutter.files()
         files += [
             _copy(f"tokenizer/{name}", Path(spec.checkpoint) / name)
             for name in _TOKENIZER
@@ -117,7 +116,7 @@ def _ignore(result: object) -> None:
     """Drop a result, for callables that must return None."""
 
 
-def _graph(plan: Plan, graph: GraphSpec) -> StagedFile:
+def _graph(plan: BuildPlan, graph: GraphSpec) -> StagedFile:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
     split = [spec.tp, spec.draft_ranks, spec.kv_shard]
@@ -125,43 +124,12 @@ def _graph(plan: Plan, graph: GraphSpec) -> StagedFile:
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
-def _shard(plan: Plan, checkpoints: dict[str, Checkpoint], rank: int) -> StagedFile:
-    spec = plan.spec
-    sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
-    layout, models = _layout(spec), {f"{m.role}_model": m for m in spec.models}
-
-    def write(path: Path) -> None:
-        tensors = (
-            (spec.stored_name(f"{prefix}.{name}"), tensor)
-            for prefix, checkpoint in checkpoints.items()
-            for name, tensor in checkpoint.shard(
-                rank % models[prefix].ranks, models[prefix].ranks, DTYPES[spec.dtype], spec.packing(models[prefix])
-            )
-        )
-        write_shard(path, plan.target_weights + plan.draft_weights, tensors, cut_label(layout, rank))
-
-    recipe = shard_recipe(sources, rank, layout)
-    return StagedFile(shard_file(rank), recipe, write)
-
-
-def _layout(spec: BuildSpec) -> dict[str, Any]:
-    """How the weights are cut and laid out; every shard carries it."""
-    return {
-        "ranks": spec.tp,
-        "dtype": spec.dtype,
-        "fused_qkv": False,
-        "transposed": False,
-        "draft_ranks": spec.draft_ranks,
-        "packed": {f"{m.role}_model": spec.packing(m)._asdict() for m in spec.models},
-    }
-
-
-def _check_disk(plan: Plan, missing: list[StagedFile]) -> None:
+def _check_disk(plan: BuildPlan, missing: list[StagedFile]) -> None:
     shards = sum(file.name.startswith("weights/") for file in missing)
     free_space(Path(plan.spec.out).absolute(), plan.weight_bytes * shards + (64 << 20 if missing else 0))
 
 
-def _manifest(plan: Plan) -> dict[str, Any]:
+def _manifest(plan: BuildPlan) -> dict[str, Any]:
     spec = plan.spec
     models: dict[str, dict[str, Any]] = {"draft": {"name": "none"}} | {
         m.role: {"name": _model_name(m.name), "config": json.loads(json.dumps(dataclasses.asdict(m.config)))}
@@ -172,11 +140,11 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True,
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
-        "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1 if spec.k else 0,
+        "k": spec.k, "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
         "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "graphs": [graph_as_json(g) for g in plan.graphs],
-        "weights": _layout(spec) if spec.checkpoint else None,
+        "weights": layout(spec) if spec.checkpoint else None,
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
         "toolchain": "cpu", "neff": "none",
         "versions": {n: importlib.metadata.version(n) for n in (*TRACED_WITH, "safetensors", "trnspec")}

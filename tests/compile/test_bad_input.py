@@ -114,7 +114,7 @@ def test_checkpoints(base: Path, fault: str) -> None:
         (base / "target" / "model.safetensors.index.json").write_text(INDICES[fault], encoding="utf-8")
 
     def read() -> None:
-        list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32, Packing()))
+        list(Checkpoint(base / "target", spec(base).target_config).pieces([0], 1, torch.float32, Packing()))
 
     word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model")
     _refused(read, word)
