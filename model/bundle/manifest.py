@@ -76,13 +76,6 @@ class Bundle:
     def graph(self, tag: str, bucket: int) -> GraphSpec:
         return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))
 
-    def content(self, name: str) -> bytes:
-        """A file's bytes, if they are what the manifest says; UserError if the file changed since it was verified."""
-        content = (self.path / name).read_bytes()
-        if hashlib.sha256(content).hexdigest() != self.manifest["files"][name]["sha256"]:
-            raise UserError(f"{self.path / name} has another content than the manifest says; load the bundle again")
-        return content
-
     def config(self, role: str) -> Qwen3Config:
         raw = dict(self.manifest["models"][role]["config"])
         raw["eos_token_ids"] = tuple(raw["eos_token_ids"])
