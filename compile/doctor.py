@@ -12,8 +12,7 @@ from compile.graph.contract import violations
 from model.bundle.manifest import Bundle, read_bundle
 from model.bundle.opening import damage
 from model.bundle.shards import faults
-from model.bundle.weights import shard_file
-from model.errors import run_cli
+from model.errors import UserError, run_cli
 
 
 def findings(bundle: Bundle) -> list[str]:
@@ -21,18 +20,13 @@ def findings(bundle: Bundle) -> list[str]:
     found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
     listed, whole = bundle["files"], not found
     for graph in bundle.graphs:
-        if graph.file not in listed:
-            found.append(f"{graph.file} is in no list of files; build the bundle again")
-        elif whole:
+        if whole:
             proto = (bundle.path / graph.file).read_bytes()
             found += [f"{graph.file}: {s}; build the bundle again" for s in violations(graph, proto, bundle["tp"])]
     if bundle["weights"] is None:
         found.append("the bundle has no weights; build it with --checkpoint and --draft-checkpoint")
     else:
-        missing = [r for r in range(bundle["tp"]) if shard_file(r) not in listed]
-        if missing:
-            found.append(f"the weights of ranks {missing} are in no list of files; build the bundle again")
-        elif whole:
+        if whole:
             found += [f"{fault}; build the bundle again" for fault in faults(bundle)]
         if "tokenizer/tokenizer.json" not in listed:
             found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
@@ -52,6 +46,16 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "versions": bundle["versions"], "commit": bundle["commit"],
         "files": len(files), "bytes": sum(f["bytes"] for f in files.values()),
     }  # fmt: skip
+
+
+def verify(path: str | Path) -> dict[str, Any]:
+    """The summary of a bundle that can be served; UserError says the worst of what keeps one from it, and how many."""
+    bundle = read_bundle(Path(path))
+    about, found = summary(bundle), findings(bundle)
+    if found:
+        more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
+        raise UserError(f"{path} cannot be served: {found[0]}{more}")
+    return about
 
 
 def main(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
-from model.graph_io import StepInputs, StepOutputs, tensor_specs
+from model.graph_io import INPUTS, OUTPUTS, tensor_specs
 from model.nki.backing import BACKINGS
 from model.nki.filter_floor import ALL_GATHERS
 from model.parallel import Parallel
@@ -47,10 +47,10 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
     batch, rows = spec.batch, spec.rows
     graphs = []
     for bucket in spec.buckets:
-        step = tensor_specs(StepInputs, B=batch, T=1, S=bucket)
-        prompt = tensor_specs(StepInputs, B=1, T=bucket, S=bucket)
-        first = tensor_specs(StepOutputs, B=1, N=rows, S=spec.max_len)
-        emitted, one = (tensor_specs(StepOutputs, B=batch, N=n, S=bucket) for n in (rows, 1))
+        step = tensor_specs(INPUTS, B=batch, T=1, S=bucket)
+        prompt = tensor_specs(INPUTS, B=1, T=bucket, S=bucket)
+        first = tensor_specs(OUTPUTS, B=1, N=rows, S=spec.max_len)
+        emitted, one = (tensor_specs(OUTPUTS, B=batch, N=n, S=bucket) for n in (rows, 1))
         graphs += [
             GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first,
                       _collectives(spec, prompt_passes=spec.k > 0)),

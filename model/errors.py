@@ -66,3 +66,6 @@ def run_cli(main: Callable[[], None]) -> None:
     except OSError as error:
         print(f"error: {sentence_of(error, 'this command')}", file=sys.stderr)
         raise SystemExit(2) from None
+    except RecursionError:
+        print("error: a file that was read is nested too deeply to be anything of ours; correct it", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -18,7 +18,7 @@ from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling as Rule
 from model.sampling import filtered, gumbel
-from model.serving.engine import Params
+from model.serving.request import Params
 
 _WORD = 1 << 32
 # a bucket is a multiple of this many positions

@@ -16,8 +16,9 @@ from bench.tune.acceptance import from_steps
 from compile.build import build
 from compile.spec import BuildSpec
 from model.bundle.opening import open_bundle
-from model.generate import compile_graphs, serve_by, shape_of
-from model.serving.engine import Engine, Request, Result, Step
+from model.serving.engine import Engine, SpecStep
+from model.serving.ready import compile_graphs, serve_by, shape_of
+from model.serving.request import Request, Result
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
 
@@ -78,7 +79,7 @@ def _timed(graphs: Graphs, request: Request) -> _Timed:
     steps: Counter[tuple[int, int]] = Counter()
     first: list[float] = []
 
-    def record(step: Step) -> None:
+    def record(step: SpecStep) -> None:
         steps[step.drafted, step.accepted] += 1
 
     def told(ids: list[int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.xla_bridge import backends_are_initialized
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
@@ -22,19 +23,16 @@ from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
 from model.dtypes import BY_NAME
 from model.errors import UserError
-from model.graph_io import StepInputs
+from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
+_TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
 os.environ.setdefault("NPROC", "1")
 # two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
 # and products and sums stay with the code whose order does not depend on the number of rows
-_SAME_BITS = (
-    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
-    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-)
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
+SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 
 # enough for the tensor-parallel runs that one process may mix
 _MIN_DEVICES = 2
@@ -69,8 +67,8 @@ class Graphs:
         if (tag, bucket) not in self._executables:
             self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
-        """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
+        """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
         graph = self.bundle.graph(tag, bucket)
         given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
@@ -84,7 +82,15 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
-        return [np.asarray(parts[0]) for parts in results[:visible]]
+        accepted, next_ids, next_mask, next_pos = (np.asarray(parts[0]) for parts in results[:visible])
+        return StepOutputs(accepted, next_ids, next_mask, next_pos)
+
+    def close(self) -> None:
+        """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
+        for array in (*self._weights.values(), *self._state.values()):
+            array.delete()
+        for held in (self._weights, self._state, self._executables):
+            held.clear()
 
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
@@ -116,6 +122,11 @@ class Graphs:
 
 
 def _cpu_devices(count: int) -> list[Any]:
+    if _TOO_LATE:
+        raise UserError(
+            "jax made its devices before model.serving.runtime was imported, with a thread for every core; "
+            "import it first, or start the process with NPROC=1"
+        )
     # once the devices are made, they must do
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
@@ -134,6 +145,7 @@ def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
     """An executable of an HLO proto, one replica a device."""
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
+    options.env_option_overrides = list(SAME_BITS.items())
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from nkisim.timeline.chip import Chip
-from nkisim.timeline.costs import Cost, MatmulCost
-from nkisim.timeline.costs_dma import DmaCost
+from nkisim.timeline.costs.dma import DmaCost
+from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.program import Link, Program
 from nkisim.timeline.schedule_state import DATA, IN_ORDER, NOBODY, Queue, TensorClock, Times, Transfer
 
@@ -61,7 +61,7 @@ class Machine:
                 self._move(~event, time)
                 continue
             cost = self.costs[event]
-            if isinstance(cost, Cost):
+            if isinstance(cost, EngineCost):
                 self._place_instruction(event, time, cost)
             elif isinstance(cost, MatmulCost):
                 self._place_matmul(event, time, cost)
@@ -124,7 +124,7 @@ class Machine:
                 ready, blocker = time, other
         return ready, blocker
 
-    def _place_instruction(self, event: int, ready: float, cost: Cost) -> None:
+    def _place_instruction(self, event: int, ready: float, cost: EngineCost) -> None:
         times = self.times
         times.start[event], times.stream[event] = ready, cost.stream
         if cost.table:
@@ -147,9 +147,10 @@ class Machine:
         if clock is None:
             clock = self.pe[lane] = TensorClock(n)
         weights_ready, producer = self._ready(self.program.weight_links[event])
+        # the load hides behind the running product; weights that come later are loaded in the open
         load = max(weights_ready, clock.multiply_start)
-        loaded = load + cost.load + n.tensor_load_exposed_ns
-        begin = max(ready, loaded)
+        exposed = n.tensor_load_exposed_ns if weights_ready >= self.lane_free[lane] else 0.0
+        begin = max(ready, load + cost.load + exposed)
         slowdown = clock.slowdown(begin)
         stream = cost.stream * slowdown * cost.passes
         if weights_ready > ready:
@@ -159,13 +160,13 @@ class Machine:
         times.stream[event] = stream
         times.free[event] = begin + stream
         times.end[event] = begin + stream + n.tensor_drain_ns
-        clock.multiply(begin, begin + stream)
+        clock.multiply(begin, begin + stream, cost.rows_share)
         self._finish(event)
 
     def _issue(self, event: int, ready: float, cost: DmaCost) -> None:
         """Trigger a transfer and generate its descriptors."""
         source, times = self.program.events[event], self.times
-        generator = (source.core, f"{source.work.get('issuer')} {source.work.get('dge')}")
+        generator = (source.core, cost.generator)
         begin = max(ready + cost.trigger, self.generators.get(generator, 0.0))
         self.generators[generator] = begin + cost.interval
         # a full generator holds the sequencer back

@@ -18,7 +18,7 @@ from bench.reproduce import wall as reproduce_wall
 from bench.reproduce.claims import CLAIMS, OPEN, STRUCTURED
 from bench.tune import acceptance
 from model.errors import UserError
-from model.serving.engine import Request, Result
+from model.serving.request import Request, Result
 
 KS = (3, 7, 15)
 

@@ -17,7 +17,7 @@ from compile.spec import BuildSpec
 from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError, guarded
 from model.packing import Packing
-from model.serving.engine import Engine, Params, Request, Shape
+from model.serving.request import Params, Request, Shape, check
 from model.serving.text import read_prompt
 from tests.compile.tiny import spec, write_model, write_pair
 
@@ -154,9 +154,8 @@ SHAPE = Shape(3, 2, 128, (128,))
     ids=lambda v: v if isinstance(v, str) else "",
 )  # fmt: skip
 def test_requests(request_: Request, word: str) -> None:
-    engine = Engine(None, SHAPE)  # type: ignore[arg-type]
-    engine.check(Request((1,) * 127, Params(1.0, 5, 1.0, 1.0, 2**64 - 1), k_limit=3))
-    _refused(lambda: engine.check(request_), word)
+    check(SHAPE, Request((1,) * 127, Params(1.0, 5, 1.0, 1.0, 2**64 - 1), k_limit=3))
+    _refused(lambda: check(SHAPE, request_), word)
 
 
 def test_prompt_files(tmp_path: Path) -> None:

@@ -28,12 +28,14 @@ from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
 from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
+from model.graph_io import StepOutputs
 from model.kernels import REFERENCE
 from model.nki import simulated
 from model.nki.backing import NkiKernels
 from model.ops import EAGER
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
@@ -242,7 +244,7 @@ class Ranks:
 
         return lambda x: sum(group(x)), lambda x: torch.cat(group(x), -1)
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
         made: list[Any] = [None] * len(self.modules)
@@ -261,7 +263,7 @@ class Ranks:
             thread.start()
         for thread in threads:
             thread.join()
-        return [t.numpy() for t in made[0][:4]]
+        return StepOutputs(*(t.numpy() for t in made[0][:4]))
 
 
 @pytest.mark.parametrize("tp", [1, 2])

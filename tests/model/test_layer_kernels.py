@@ -27,7 +27,7 @@ from model.qwen3 import Qwen3
 from model.rejection import Drafted, rejection_sample
 from model.sampling import Sampling
 from nki_kernels.sampling import law
-from tests.nki_kernels.sampling_inputs import key
+from tests.nki_kernels.sampling.inputs import key
 
 SIMULATED = NkiKernels(simulated.serve)
 # the smallest Qwen3 that the fused kernels take

@@ -23,7 +23,8 @@ from model.nki.launches import TARGET, Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.parallel import Parallel
 from model.sampling import Sampling
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.request import Params, Request
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 

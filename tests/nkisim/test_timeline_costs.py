@@ -15,10 +15,10 @@ import nkisim.language as nl
 from nkisim import isa
 from nkisim.errors import NotSimulated
 from nkisim.timeline.calibration import Tape
-from nkisim.timeline.cost_table import ANYWHERE, LAWS, law_of
-from nkisim.timeline.costs import MatmulCost, matmul, scalar, vector
-from nkisim.timeline.costs_dma import TRANSFERS, dma_cost, hbm_bytes
-from nkisim.timeline.costs_gpsimd import gather, gpsimd, topk
+from nkisim.timeline.costs.dma import TRANSFERS, dma_cost, hbm_bytes
+from nkisim.timeline.costs.engines import MatmulCost, matmul, scalar, vector
+from nkisim.timeline.costs.gpsimd import gather, gpsimd, topk
+from nkisim.timeline.costs.table import ANYWHERE, LAWS, law_of
 from nkisim.timeline.trn2 import TRN2
 from tests.nkisim import harness
 
