@@ -8,6 +8,7 @@ over the address of an earlier one waits for the earlier one's last uses.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
 

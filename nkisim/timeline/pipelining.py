@@ -180,8 +180,7 @@ class _ListSchedule:
         for consumer in self.consumers[position]:
             same = not transfer and self.lane_of[consumer] == lane
             time = end if same else end + signal
-            if time > at[consumer]:
-                at[consumer] = time
+            at[consumer] = max(at[consumer], time)
             missing[consumer] -= 1
             if not missing[consumer]:
                 core = self.core_of[self.lane_of[consumer]]
