@@ -92,12 +92,23 @@ def _into_quadrants(a: Allocation, busy: list[Allocation], region: Region, geome
     free = []
     for start in starts:
         beside = [b for b in busy if _partitions(b)[0] < start + a.partitions and start < _partitions(b)[1]]
-        address = _gap(beside, _rounded(a, region), region, 0)
+        address = _lowest(beside, _rounded(a, region), region)
         if address is not None:
             free.append((address, start))
     if free:
         a.address, a.shift = min(free)
     return bool(free)
+
+
+def _lowest(busy: list[Allocation], size: int, region: Region) -> int | None:
+    """Return the lowest address at which so many bytes are free."""
+    at = 0
+    for start, stop in sorted((b.address or 0, (b.address or 0) + _rounded(b, region)) for b in busy):
+        if at + size <= start:
+            break
+        at = max(at, stop)
+    at = -(-at // region.granule) * region.granule
+    return at if at + size <= region.size else None
 
 
 def _partitions(a: Allocation) -> tuple[int, int]:
