@@ -66,7 +66,10 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
             row = int(picked[int(np.argmax(bad.reshape(len(picked), -1).any(axis=1)))])
             line = storage.info.line
             found = f"gathers row {row} of {rows.all.name}, which nobody wrote entirely"
-            raise UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            fault = UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            missing = np.zeros((len(rows.index), *bad.shape[1:]), np.bool_)
+            missing[rows.valid] = bad
+            access.doubt(core, missing, fault)
     if storage.shadow is not None:
         for row in np.unique(picked):
             races.note(core, rows.all[int(row) : int(row) + 1], who)
@@ -97,3 +100,5 @@ def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
     if not storage.complete and storage.mask is not None:
         marks = rows.all._marks(storage.mask)
         marks[picked] = access.WRITTEN_MARK[marks.itemsize]
+    if core.unwritten:
+        access.inherit(core, rows.all)

@@ -177,6 +177,6 @@ def test_the_command_writes_its_report_and_fails_on_a_difference(base: Path, tmp
 def test_a_target_alone_is_not_compared_with_itself(
     command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pair, "read_bundle", lambda folder: {"k": 0})
+    monkeypatch.setattr(pair, "open_bundle", lambda folder: {"k": 0})
     with pytest.raises(UserError, match="give the bundle of a pair"):
         command.main(["--bundle", str(tmp_path), *(["--out", str(tmp_path)] if command is quality else [])])
