@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM
 from bench.pair import read_pair
 from bench.provenance import header, write_result
 from model.errors import run_cli
-from model.generate import serve
-from model.serving.engine import Request
+from model.serving.ready import serve
+from model.serving.request import Request
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
 

@@ -16,18 +16,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from rich.progress import track
 
 from bench.pair import read_pair
 from bench.provenance import header, write_result
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import run_cli
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request, Runner
+from model.graph_io import StepInputs, StepOutputs
+from model.serving.engine import Engine, Runner
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.switching import FORMAT, TABLE_FILE, expected_tokens
-from model.speculative import StepInputs
 
 _STEPS = 8
 _ALPHAS = tuple(i / 10 for i in range(11))
@@ -40,7 +40,7 @@ class Timed:
     graphs: Runner
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         begin = time.perf_counter()
         outputs = self.graphs.run(tag, bucket, inputs)
         self.seconds[tag].append(time.perf_counter() - begin)

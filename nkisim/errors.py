@@ -185,5 +185,9 @@ class AmbiguousManual(NkiSimWarning):
     """The kernel depends on a point where the documents disagree."""
 
 
+class Relaxed(NkiSimWarning):
+    """The policy let something pass that a strict launch refuses."""
+
+
 class Deprecated(NkiSimWarning):
     """The kernel uses a spelling that the manual has deprecated."""

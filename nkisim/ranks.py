@@ -7,14 +7,14 @@ from typing import Any
 
 from nkisim.core.cores import Meeting, run_all
 from nkisim.errors import BadLaunch
-from nkisim.geometry import TRN2
+from nkisim.geometry import CORE_V3
 from nkisim.isa.target import get_nc_version
 from nkisim.launch import Kernel, Session
-from nkisim.policy import STRICT, Policy, from_environment
+from nkisim.policy import Policy, chosen
 
 
 def simulate_ranks(
-    kernel: Any, world: int, policy: Policy | None = None
+    kernel: Any, world: int, policy: Policy | str | None = None
 ) -> Callable[[Sequence[tuple[Any, ...]]], list[Any]]:
     """Return a function from one argument tuple per rank to one output per rank.
 
@@ -22,7 +22,7 @@ def simulate_ranks(
         BadLaunch: the number of argument tuples is not `world`, or the kernel asks for two cores.
     """
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
-    rules = from_environment(policy or STRICT)
+    rules = chosen(policy)
 
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         get_nc_version()
@@ -32,7 +32,7 @@ def simulate_ranks(
         meeting = Meeting(world)
         sessions = []
         for rank in range(world):
-            session = Session(made, rules, TRN2, meeting, first=rank, rank=rank)
+            session = Session(made, rules, CORE_V3, meeting, first=rank, rank=rank)
             session.bind(tuple(arguments[rank]), {})
             sessions.append(session)
         run_all(meeting, [body for session in sessions for body in session.bodies()])

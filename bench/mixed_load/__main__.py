@@ -27,8 +27,9 @@ from bench.pair import read_pair
 from bench.provenance import header, said, write_result
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError, run_cli
-from model.generate import shape_of
-from model.serving.engine import Engine, Request, Result
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Request, Result
 from model.serving.runtime import Graphs
 from model.serving.switching import Table, find_table
 

@@ -21,8 +21,9 @@ from bench.quality.report import markdown, page
 from bench.quality.target_logits import Gap, TargetLogits
 from model.bundle.manifest import Bundle
 from model.errors import UserError, run_cli
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request, Result, Runner, Shape
+from model.serving.engine import Engine, Runner
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request, Result, Shape
 from model.serving.runtime import Graphs
 from model.serving.switching import Table, find_table
 from model.serving.text import load_tokenizer

@@ -26,10 +26,13 @@ from compile.neuron.sdk import Level
 from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.manifest import FUSED, Bundle, read_bundle
+from model.bundle.opening import open_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.graph_io import StepOutputs
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
@@ -119,11 +122,11 @@ class Device:
         shards = [load_file(bundle.path / shard_file(rank)) for rank in range(bundle["tp"])]
         self.model = toolchain.run_model(bundle.path / "model.pt", shards)
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
-        """The four outputs; the caches stay on the device."""
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
+        """The outputs without the caches, which stay on the device."""
         given = [torch.from_numpy(np.array(x)) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
-        return [t.cpu().numpy() for t in self.model(*given, nothing, nothing)[:4]]
+        return StepOutputs(*(t.cpu().numpy() for t in self.model(*given, nothing, nothing)[:4]))
 
 
 class SlotSeeds:
@@ -132,15 +135,15 @@ class SlotSeeds:
     def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
         slots = np.asarray(inputs.seq_ids)
         return self.graphs.run(tag, bucket, inputs._replace(seeds=np.stack([slots, 0 * slots], -1).astype(np.int32)))
 
 
 def generate(kernels: str, work: Path) -> dict[str, Any]:
     """Load the model, generate two requests, compare every token with the bundle's reference graphs on the CPU."""
-    bundle = read_bundle(work / f"demo-{kernels}")
-    on_cpu = read_bundle(build(_demo(work, toolchain="cpu", out=str(work / "demo-cpu"))))
+    bundle = open_bundle(work / f"demo-{kernels}")
+    on_cpu = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "demo-cpu"))))
     prompt = tuple(range(40, 60))
     requests = [Request(prompt, max_new_tokens=16), Request(prompt, Params(0.8), max_new_tokens=16)]
 

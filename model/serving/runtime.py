@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.xla_bridge import backends_are_initialized
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
@@ -20,20 +21,18 @@ from safetensors import safe_open
 from model.bundle.manifest import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
+from model.dtypes import BY_NAME
 from model.errors import UserError
+from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
-from model.nki.launches import NUMPY, TARGET
-from model.speculative import StepInputs
+from model.nki.launches import TARGET
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
+_TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
 os.environ.setdefault("NPROC", "1")
 # two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
 # and products and sums stay with the code whose order does not depend on the number of rows
-_SAME_BITS = (
-    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
-    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-)
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
+SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 
 # enough for the tensor-parallel runs that one process may mix
 _MIN_DEVICES = 2
@@ -53,6 +52,8 @@ class Graphs:
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._executables: dict[tuple[str, int], Any] = {}
+        # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
+        self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
         self._weights = self._load_weights()
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
@@ -64,12 +65,12 @@ class Graphs:
         """
         graph = self.bundle.graph(tag, bucket)
         if (tag, bucket) not in self._executables:
-            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, NUMPY[t.dtype]) for t in graph.inputs)))
+            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
-        """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
+        """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
         graph = self.bundle.graph(tag, bucket)
-        given = dict(zip(StepInputs._fields, inputs, strict=True))
+        given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
         # one call a device for all inputs: a call costs more than the copy
         replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
@@ -81,12 +82,20 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
-        return [np.asarray(parts[0]) for parts in results[:visible]]
+        accepted, next_ids, next_mask, next_pos = (np.asarray(parts[0]) for parts in results[:visible])
+        return StepOutputs(accepted, next_ids, next_mask, next_pos)
+
+    def close(self) -> None:
+        """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
+        for array in (*self._weights.values(), *self._state.values()):
+            array.delete()
+        for held in (self._weights, self._state, self._executables):
+            held.clear()
 
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
-            proto = (self.bundle.path / graph.file).read_bytes()
+            proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
             self._executables[key] = compile_hlo(proto, self._devices)
@@ -100,7 +109,7 @@ class Graphs:
         return {name: self._put([shard[name] for shard in shards]) for name in needed}
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, NUMPY[tensor.dtype])] * self.tp)
+        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp)
 
     def _put(self, parts: list[np.ndarray]) -> Any:
         return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])
@@ -113,6 +122,11 @@ class Graphs:
 
 
 def _cpu_devices(count: int) -> list[Any]:
+    if _TOO_LATE:
+        raise UserError(
+            "jax made its devices before model.serving.runtime was imported, with a thread for every core; "
+            "import it first, or start the process with NPROC=1"
+        )
     # once the devices are made, they must do
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
@@ -131,6 +145,7 @@ def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
     """An executable of an HLO proto, one replica a device."""
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
+    options.env_option_overrides = list(SAME_BITS.items())
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from nkisim.collectives.exchange import check_dim, done, fold, meet, only_hbm, pairs, put, reducer, ring_of, start, take
+from nkisim.collectives.exchange import (
+    ReplicaGroup,
+    check_dim,
+    done,
+    fold,
+    meet,
+    only_hbm,
+    pairs,
+    put,
+    reducer,
+    ring_of,
+    start,
+    take,
+)
+from nkisim.dtypes import Array
 from nkisim.errors import ShapeMismatch
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
+from nkisim.isa.tokens import Token
+from nkisim.memory.tensor import NkiTensor
 
 
 def all_reduce(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    op: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    op: Token,
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -30,9 +46,9 @@ def all_reduce(
 
 
 def all_gather(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
     collective_dim: int,
     priority: int | None = None,
     name: str | None = None,
@@ -48,11 +64,11 @@ def all_gather(
 
 
 def reduce_scatter(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
     collective_dim: int,
-    op: Any,
+    op: Token,
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -67,7 +83,7 @@ def reduce_scatter(
     return done(call, name)
 
 
-def _split(call: Call, operand: str, values: Any, count: int) -> list[Any]:
+def _split(call: Call, operand: str, values: Array, count: int) -> list[Array]:
     if values.shape[0] % count:
         found = f"has shape {values.shape}"
         call.refuse(ShapeMismatch, operand, found, f"dimension 0 divides into {count} ranks")
@@ -75,9 +91,9 @@ def _split(call: Call, operand: str, values: Any, count: int) -> list[Any]:
 
 
 def all_to_all(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
     collective_dim: int,
     priority: int | None = None,
     name: str | None = None,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.core.cores import Wait
-from nkisim.dtypes import INFO, to_fp32
+from nkisim.dtypes import ANY, INFO, Array, to_fp32
 from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
 from nkisim.isa.card import record
-from nkisim.isa.copies import ANY
 from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.operators import Fn
 from nkisim.isa.statement import DMA, Call, Card, Operand
-from nkisim.isa.tokens import resolve
+from nkisim.isa.tokens import Token, resolve
+from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NKIObject
 
@@ -26,7 +27,7 @@ class ReplicaGroup(NKIObject):
         self.groups = [list(g) for g in groups]
 
 
-def ring_of(core: Core, op: str, group: Any) -> list[int]:
+def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
     """Return the list of ranks that this core's rank belongs to."""
     if not isinstance(group, ReplicaGroup):
         found = f"is {group!r:.60}"
@@ -52,7 +53,9 @@ def meet(core: Core, op: str, ring: Sequence[int], payload: Any) -> dict[int, An
     return core.meeting.meet(core.number, wait)
 
 
-def start(op: str, srcs: Any, dsts: Any, priority: Any, one: bool = False) -> Call:
+def start(
+    op: str, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor], priority: int | None, one: bool = False
+) -> Call:
     """Check the tensor lists of a collective and return its call."""
     if priority is not None:
         raise NeedsNewerCore(f"{op} with priority")
@@ -90,12 +93,12 @@ def pairs(call: Call) -> list[tuple[str, str]]:
     return [(f"srcs[{i}]", f"dsts[{i}]") for i in range(count)]
 
 
-def take(call: Call, operand: str) -> Any:
+def take(call: Call, operand: str) -> Array:
     """Read a tensor; the copy is what the other ranks receive."""
     return access.read(call.core, call.tensors[operand], call.who(operand)).copy()
 
 
-def put(call: Call, operand: str, values: Any) -> None:
+def put(call: Call, operand: str, values: Array) -> None:
     """Write what arrived; equal dtypes bit for bit, others through fp32."""
     tensor = call.tensors[operand]
     if values.size != tensor.size:
@@ -105,7 +108,7 @@ def put(call: Call, operand: str, values: Any) -> None:
     access.write(call.core, tensor, values if same else to_fp32(values), call.who(operand))
 
 
-def reducer(op: Any, name: str) -> Callable[[Any, Any], Any]:
+def reducer(op: Token, name: str) -> Fn:
     """Return the function of a reduction operator."""
     found = resolve(op, (name, "op"))
     if found.name not in ("add", "minimum", "maximum"):
@@ -121,7 +124,7 @@ def check_dim(call: Call, dim: int, also: bool = False) -> None:
         call.refuse(WrongArgument, "collective_dim", f"is {dim}", "0 is supported (0 or 1 in SBUF)")
 
 
-def fold(parts: list[Any], fn: Callable[[Any, Any], Any]) -> Any:
+def fold(parts: list[Array], fn: Fn) -> Array:
     """Reduce the ranks' parts in fp32, in the order of the ring."""
     total = to_fp32(parts[0])
     for part in parts[1:]:

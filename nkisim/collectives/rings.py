@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from nkisim.collectives.exchange import done, meet, only_hbm, put, reducer, ring_of, start, take
+from nkisim.collectives.exchange import ReplicaGroup, done, meet, only_hbm, put, reducer, ring_of, start, take
 from nkisim.core import access
 from nkisim.core.context import current
 from nkisim.dtypes import to_fp32
 from nkisim.errors import NotSimulated, WrongArgument
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
+from nkisim.isa.tokens import Token
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import VirtualRegister
 
 
 def collective_permute(
-    srcs: Any,
-    dsts: Any,
-    source_target_pairs: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    source_target_pairs: Sequence[tuple[int, int]],
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -47,10 +50,10 @@ def _channels(op: str, ids: Any, *lists: Any) -> list[list[Any]]:
 
 
 def collective_permute_implicit(
-    srcs_by_channel: Any,
-    dsts_by_channel: Any,
-    replica_group: Any,
-    channel_ids: Any = [0],  # noqa: B006
+    srcs_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: ReplicaGroup,
+    channel_ids: Sequence[int] = [0],
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -66,7 +69,7 @@ def collective_permute_implicit(
     return last
 
 
-def _shift(call: Call, group: Any, payload: Any, name: str | None) -> NkiInstruction:
+def _shift(call: Call, group: ReplicaGroup, payload: Any, name: str | None) -> NkiInstruction:
     ring = ring_of(call.core, call.card.op, group)
     got = meet(call.core, call.card.op, ring, payload)
     put(call, "dsts[0]", got[ring[ring.index(call.core.rank) - 1]])
@@ -74,12 +77,12 @@ def _shift(call: Call, group: Any, payload: Any, name: str | None) -> NkiInstruc
 
 
 def collective_permute_implicit_reduce(
-    srcs0_by_channel: Any,
-    srcs1_by_channel: Any,
-    dsts_by_channel: Any,
-    replica_group: Any,
-    op: Any,
-    channel_ids: Any = [0],  # noqa: B006
+    srcs0_by_channel: Sequence[Sequence[NkiTensor]],
+    srcs1_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: ReplicaGroup,
+    op: Token,
+    channel_ids: Sequence[int] = [0],
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -99,7 +102,7 @@ def collective_permute_implicit_reduce(
 
 
 def collective_permute_implicit_current_processing_rank_id(
-    iteration_id: int, replica_group: Any, channel_id: int = 0, name: str | None = None
+    iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
     """Return the rank whose data is processed in a step of the ring."""
     op = "collective_permute_implicit_current_processing_rank_id"

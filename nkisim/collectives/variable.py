@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nkisim.collectives.exchange import done, meet, only_hbm, ring_of, start
+from nkisim.collectives.exchange import ReplicaGroup, done, meet, only_hbm, ring_of, start
 from nkisim.core import access
+from nkisim.dtypes import Array
 from nkisim.errors import ShapeMismatch, WrongArgument
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
 from nkisim.memory.tensor import NkiTensor
 
 
-def _variable(op: str, call: Call, group: Any, metadata: Any, flags: tuple[bool, bool]) -> Any:
+def _variable(op: str, call: Call, group: ReplicaGroup, metadata: NkiTensor, flags: tuple[bool, bool]) -> Any:
     """Read a metadata tensor; return (ring, rows, whether it is on chip)."""
     ring = ring_of(call.core, op, group)
     rows = 4 if flags[1] else 3
@@ -33,7 +35,7 @@ def _variable(op: str, call: Call, group: Any, metadata: Any, flags: tuple[bool,
     return ring, flat, view
 
 
-def _receive(call: Call, ring: list[int], chunks: list[Any], how: tuple[Any, ...]) -> None:
+def _receive(call: Call, ring: list[int], chunks: list[Array], how: tuple[Any, ...]) -> None:
     """Place one chunk per source rank into dst, and the counts into row 2."""
     flat, view, known, placed = how
     dst = call.tensors["dsts[0]"]
@@ -54,7 +56,7 @@ def _receive(call: Call, ring: list[int], chunks: list[Any], how: tuple[Any, ...
         access.write(call.core, row, counts, call.who("metadata_tensor"))
 
 
-def _chunk(call: Call, count: int, start: int) -> Any:
+def _chunk(call: Call, count: int, start: int) -> Array:
     src = call.tensors["srcs[0]"]
     if start + count > src.size:
         found = f"has {src.size} elements"
@@ -66,10 +68,10 @@ def _chunk(call: Call, count: int, start: int) -> Any:
 
 
 def all_gather_v(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    metadata_tensor: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
     recv_counts_known: bool = False,
     has_rdispls: bool = False,
     priority: int | None = None,
@@ -87,10 +89,10 @@ def all_gather_v(
 
 
 def all_to_all_v(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    metadata_tensor: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
     recv_counts_known: bool = False,
     has_rdispls: bool = False,
     priority: int | None = None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core import access, races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, store
+from nkisim.dtypes import Array, Flags, store
 from nkisim.errors import ShapeMismatch, UnwrittenRead
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout
@@ -21,8 +21,8 @@ class Rows:
 
     # every legal row of the tensor as one static view
     all: NkiTensor
-    index: Any
-    valid: Any
+    index: NDArray[np.int64]
+    valid: Flags
 
 
 def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
@@ -49,7 +49,7 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
     return Rows(tensor._make(layout, None), index, valid)
 
 
-def only(rows: Rows, arrives: Any) -> Rows:
+def only(rows: Rows, arrives: Flags) -> Rows:
     """Return the rows without those that do not arrive."""
     return replace(rows, valid=rows.valid & arrives)
 
@@ -66,10 +66,13 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
             row = int(picked[int(np.argmax(bad.reshape(len(picked), -1).any(axis=1)))])
             line = storage.info.line
             found = f"gathers row {row} of {rows.all.name}, which nobody wrote entirely"
-            raise UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            fault = UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            missing = np.zeros((len(rows.index), *bad.shape[1:]), np.bool_)
+            missing[rows.valid] = bad
+            access.doubt(core, missing, fault)
     if storage.shadow is not None:
         for row in np.unique(picked):
-            races.note(core, rows.all[int(row) : int(row) + 1], False, who)
+            races.note(core, rows.all[int(row) : int(row) + 1], who)
     held = rows.all._numpy()
     if len(picked) == len(rows.index):
         return held[picked]  # type: ignore[no-any-return]
@@ -88,10 +91,14 @@ def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
     picked = rows.index[rows.valid]
     storage.info.touch(core.clock)
     if storage.shadow is not None:
+        arriving = rounded[rows.valid]
         for row in np.unique(picked):
-            races.note(core, rows.all[int(row) : int(row) + 1], True, who)
+            last = np.flatnonzero(picked == row)[-1:]
+            races.note(core, rows.all[int(row) : int(row) + 1], who, arriving[last])
     storage.dirty = True
     target[picked] = rounded[rows.valid]
     if not storage.complete and storage.mask is not None:
         marks = rows.all._marks(storage.mask)
         marks[picked] = access.WRITTEN_MARK[marks.itemsize]
+    if core.unwritten:
+        access.inherit(core, rows.all)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access, races
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.core.cores import Wait
-from nkisim.dtypes import INFO
+from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
@@ -18,10 +19,10 @@ from nkisim.errors import (
     WrongSpace,
 )
 from nkisim.isa.card import record
-from nkisim.isa.copies import ANY
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import DMA, SBUF, Call, Card, Operand
+from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 
 
@@ -51,12 +52,12 @@ def partners(core: Core) -> tuple[int, int]:
 
 
 def sendrecv(
-    src: Any,
-    dst: Any,
+    src: NkiTensor,
+    dst: NkiTensor,
     send_to_rank: Any,
     recv_from_rank: Any,
     pipe_id: Any,
-    dma_engine: Any = dma_engine.dma,
+    dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
 ) -> NkiInstruction:
     """Send a tile to the other core while receiving its tile."""
@@ -110,7 +111,9 @@ def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any) -> None:
             call.refuse(TileTooLarge, "src", found, f"gpsimd_dma takes {most} B of {width} B types")
 
 
-def core_barrier(data: Any, cores: Any, engine: Any = engine.gpsimd, name: str | None = None) -> NkiInstruction:
+def core_barrier(
+    data: NkiTensor, cores: Sequence[int], engine: engine = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
     """Wait until both cores reach this barrier; accesses to `data` are then ordered."""
     core = current("core_barrier")
     _two_cores(core, "core_barrier")

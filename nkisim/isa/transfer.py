@@ -9,10 +9,9 @@ import numpy as np
 
 from nkisim.core import access, gather
 from nkisim.core.context import current
-from nkisim.dtypes import INFO, Array, to_fp32
+from nkisim.dtypes import ANY, INFO, Array, Flags, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongSpace
-from nkisim.isa.copies import ANY
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
@@ -28,6 +27,9 @@ def transfer(op: str, names: tuple[str, ...]) -> Card:
     return Card(op, ("dma",), operands, _body, work=_work)
 
 
+_ENUMS = (("oob_mode", oob_mode), ("dge_mode", dge_mode), ("engine", engine))
+
+
 def open_call(card: Card, args: dict[str, Any]) -> Call:
     """Check the operands of a transfer and return its call."""
     call = Call(current(card.op), card, args, "dma")
@@ -38,12 +40,16 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         if tensor.buffer.value not in DMA:
             found = f"is in {tensor.buffer.value}"
             call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
+        tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
     if args.get("priority") is not None:
         raise NeedsNewerCore(f"{card.op} with priority")
-    if not isinstance(args.get("oob_mode", oob_mode.error), oob_mode):
-        call.refuse(WrongArgument, "oob_mode", f"is {args['oob_mode']!r}", "pass a nisa.oob_mode")
+    enums = tuple((n, kind) for n, kind in _ENUMS if n in args)
+    call.members(enums)
+    for name, kind in enums:
+        if not isinstance(args[name], kind):
+            call.refuse(WrongArgument, name, f"is {args[name]!r}", f"pass a nisa.{name}")
     return call
 
 
@@ -84,7 +90,7 @@ def hwdge_transposes(src: NkiTensor) -> bool:
     return fits and (src.ndim == 2 or src.shape[0] * src.shape[-2] % 16 == 0)
 
 
-def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Array, Any] | None:
+def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Array, Flags | None] | None:
     """Read a source; return its elements and, where a gather skipped rows, which rows it read.
 
     None means that a run-time start is out of range and the transfer is skipped.
@@ -105,12 +111,12 @@ def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Arra
     return access.read(call.core, settled, who), None
 
 
-def spread(valid: Any, shape: tuple[int, ...]) -> Any:
+def spread(valid: Flags, shape: tuple[int, ...]) -> Flags:
     """Return one flag per element from one flag per row."""
     return np.broadcast_to(valid.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
-def deliver(call: Call, values: Array, where: Any, skip: bool) -> None:
+def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
     """Write to dst; with `where` (one flag per element of `values`), only those elements."""
     tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
     dynamic = tensor._dynamic
@@ -135,10 +141,10 @@ def deliver(call: Call, values: Array, where: Any, skip: bool) -> None:
         access.write_where(core, tensor, (values, np.ascontiguousarray(where)), who)
 
 
-def _whole_rows(call: Call, where: Any, count: int) -> Any:
+def _whole_rows(call: Call, where: Flags, count: int) -> Flags:
     """Return which rows of a scatter arrive, from flags per element."""
     flags = where.reshape(count, -1)
-    arrives = flags.any(axis=1)
+    arrives: Flags = np.any(flags, axis=1)
     if not np.array_equal(arrives, flags.all(axis=1)):
         found = f"scatters {count} rows, parts of which a gather skipped"
         call.refuse(ShapeMismatch, "dst", found, "oob_mode.skip needs one dst row per src row")

@@ -25,7 +25,7 @@ from nkisim.timeline.chip import (
 
 TRN2 = Chip(
     name="trn2",
-    geometry=geometry.TRN2,
+    geometry=geometry.CORE_V3,
     tensor_ghz=documented(2.4, "GHz", A3),
     tensor_min_cycles=inferred(64, "cycles", f"{A2}: stated for v2 only", 32, 128),
     # matmul pitch 429 to 430 ns for 1024 cycles

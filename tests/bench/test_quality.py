@@ -17,7 +17,7 @@ from bench.quality.report import markdown, page, verdict
 from bench.quality.target_logits import TargetLogits
 from model.bundle.manifest import FUSED
 from model.errors import UserError
-from model.serving.engine import Params, Request, Result
+from model.serving.request import Params, Request, Result
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 STEP = 2
@@ -38,12 +38,14 @@ class _Planted:
         self.inner, self.steps = inner, 0
 
     def run(self, tag, bucket, inputs):
-        outputs = [np.array(o) for o in self.inner.run(tag, bucket, inputs)]
+        outputs = self.inner.run(tag, bucket, inputs)
         if tag == FUSED:
             self.steps += 1
             if self.steps == STEP:
-                last = int((outputs[0][0] >= 0).sum()) - 1
-                outputs[0][0, last] = (outputs[0][0, last] + 1) % 2048
+                accepted = np.array(outputs.accepted)
+                last = int((accepted[0] >= 0).sum()) - 1
+                accepted[0, last] = (accepted[0, last] + 1) % 2048
+                return outputs._replace(accepted=accepted)
         return outputs
 
 
@@ -175,6 +177,6 @@ def test_the_command_writes_its_report_and_fails_on_a_difference(base: Path, tmp
 def test_a_target_alone_is_not_compared_with_itself(
     command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pair, "read_bundle", lambda folder: {"k": 0})
+    monkeypatch.setattr(pair, "open_bundle", lambda folder: {"k": 0})
     with pytest.raises(UserError, match="give the bundle of a pair"):
         command.main(["--bundle", str(tmp_path), *(["--out", str(tmp_path)] if command is quality else [])])

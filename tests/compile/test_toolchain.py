@@ -24,15 +24,17 @@ from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.neuron.module import StaticOps, StepModule
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.plan import make_plan
-from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
+from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
+from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
-from model.kernels import REFERENCE
+from model.graph_io import StepOutputs
 from model.nki import simulated
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.ops import EAGER
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
@@ -217,8 +219,8 @@ class Ranks:
         self.local = threading.local()
         ops = StaticOps(*self._within(tp), self._within)
         graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
-        kernels = REFERENCE if plan.spec.kernels == "reference" else NkiKernels(simulated.serve)
-        self.modules = [{t: StepModule(plan, g, ops, kernels) for t, g in graphs.items()} for _ in range(tp)]
+        backing = backing_of(plan.spec.kernels, simulated.serve)
+        self.modules = [{t: StepModule(plan, g, ops, backing) for t, g in graphs.items()} for _ in range(tp)]
         self.state: list[dict[str, torch.Tensor]] = [{} for _ in range(tp)]
         for rank, of_rank in enumerate(self.modules):
             shard = load_file(path / shard_file(rank))
@@ -241,7 +243,7 @@ class Ranks:
 
         return lambda x: sum(group(x)), lambda x: torch.cat(group(x), -1)
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
         made: list[Any] = [None] * len(self.modules)
@@ -260,7 +262,7 @@ class Ranks:
             thread.start()
         for thread in threads:
             thread.join()
-        return [t.numpy() for t in made[0][:4]]
+        return StepOutputs(*(t.numpy() for t in made[0][:4]))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
