@@ -56,6 +56,7 @@ class Tape:
         op: str,
         reads: tuple[Extent, ...],
         writes: tuple[Extent, ...],
+        /,
         **work: object,
     ) -> Event:
         """Append one event."""
