@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.progress import Progress
-
 from bench.pair import read_pair
 from bench.provenance import header, said
 from bench.quality.report import markdown, page
 from bench.quality.target_logits import Gap, TargetLogits
 from model.bundle.manifest import Bundle
 from model.errors import UserError, run_cli
+from model.progress import progress
 from model.serving.engine import Engine, Runner
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result, Shape
@@ -134,14 +133,17 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     """Compare, write quality.md, quality.html and rows.jsonl; exit code 1 if any token differs."""
     options = _options(arguments)
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"{options.out} is a file; give a folder as --out")
+    if options.tokens < 1 or (options.limit is not None and options.limit < 1):
+        raise UserError("--tokens and --limit are counts of at least 1; correct them")
     bundle = read_pair(options.bundle)
     table, cases = find_table(options.bundle, options.tuning), _cases(bundle, options)
     if not cases:
         raise UserError(f"{options.prompts} holds no prompts; give at least one")
     graphs = Graphs(bundle)
-    with Progress(transient=True) as progress:
-        task = progress.add_task("both ways", total=2 * len(cases) * options.tokens)
-        serve = server(graphs, shape_of(bundle), table, lambda count: progress.advance(task, count))
+    with progress("both ways", 2 * len(cases) * options.tokens, "tokens") as task:
+        serve = server(graphs, shape_of(bundle), table, task.advance)
         rows = [asdict(r) for r in compare(serve, cases, TargetLogits(bundle))]
     facts = _facts(bundle, options, table)
     options.out.mkdir(parents=True, exist_ok=True)
