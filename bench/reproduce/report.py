@@ -114,7 +114,7 @@ def _modelled_plot(results: Results) -> str:
         beside = 0.06 * (number - (len(named) - 1) / 2)
         bands = tuple((r["k"] + beside, r["gain_low"], r["gain_high"]) for r in rows if r["k"])
         series.append(Series(name.replace("assumed rate", "a rate assumed by us"), colour, points, bands, marks=True))
-    title = "Simulated gain on eight Trainium2 chips, batch 4, with the band of all uncertain constants"
+    title = "Simulated gain, eight Trainium2 chips, batch 4, with its band"
     return lines(Axes(title, _K, "times the target alone", 620, 320, whole=True), series)
 
 
