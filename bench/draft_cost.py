@@ -20,6 +20,7 @@ from typing import Any
 from bench.kernels.__main__ import simulate
 from bench.kernels.layer import BF16, Shard, attention_case, mlp_case
 from model.errors import UserError, run_cli
+from model.progress import progress
 from nkisim.timeline.trn2 import TRN2
 
 DEGREES = (4, 8, 32)
@@ -140,7 +141,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(
             f"batch is {options.batch}, 1 to {_MOST_SEQUENCES} sequences of 8 rows fit the kernels' 128 rows"
         )
-    found = rows(options.batch, options.lnc, options.all_reduce)
+    with progress("simulating the passes"):
+        found = rows(options.batch, options.lnc, options.all_reduce)
     print("\n".join(map(json.dumps, found)) if options.json else table(found))
 
 

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from compile.store import push, shown
+from compile.store import push
 from deploy.artifact import Expected, add_arguments, check_config, check_manifest, expected_of
 from model.bundle.manifest import read_bundle
 from model.errors import run_cli
@@ -19,7 +19,7 @@ def push_servable(bundle: Path, address: str, expected: Expected) -> None:
     """Push a bundle that is what was asked for; UserError otherwise, before anything is sent."""
     check_manifest(read_bundle(bundle).manifest, expected, str(bundle))
     check_config(bundle, expected)
-    shown(lambda progress: push(bundle, address, progress))
+    push(bundle, address)
 
 
 def main(arguments: list[str]) -> None:

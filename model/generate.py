@@ -19,6 +19,9 @@ from model.serving.text import read_prompt
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="folder of the bundle")
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not read the files' digests: a damaged bundle then runs, wrongly"
+    )
     parser.add_argument("--prompt", help="the prompt")
     parser.add_argument("--prompt-file", help="a UTF-8 file with the prompt")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -57,7 +60,7 @@ def _opened(options: argparse.Namespace) -> LLM:
     if not bundle["k"] and (options.compare or options.record):
         raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare and --record, or give a pair")
     record = recorder(options.record, bundle["models"]["draft"]["name"]) if options.record else None
-    return LLM(options.bundle, options.tuning, record, load=False)
+    return LLM(options.bundle, options.tuning, record, load=False, verify=not options.no_verify)
 
 
 def main(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, cast, overload
 
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import open_bundle
 from model.errors import UserError
 from model.serving.engine import Engine, Event, SpecStep
 from model.serving.ready import compile_graphs, shape_of
@@ -86,8 +86,9 @@ class LLM:
     """A bundle's models, loaded; prompts are served together, up to the bundle's batch. Not for several threads.
 
     `tuning` is a table that says when to speculate (by default the bundle's own, if it has one); `record` is told of
-    every speculative step. Tokens are a function of prompt, `Params` and bundle alone. UserError, one sentence, if the
-    folder holds no bundle that can run here. As a context manager it frees its memory at the end.
+    every speculative step. Every file is held against the manifest before anything runs; `verify=False` leaves that
+    out, and damaged weights then answer. Tokens are a function of prompt, `Params` and bundle alone. UserError, one
+    sentence, if the folder holds no bundle that can run here. As a context manager it frees its memory at the end.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class LLM:
         tuning: str | Path | None = None,
         record: Callable[[SpecStep], None] | None = None,
         load: bool = True,
+        verify: bool = True,
     ) -> None:
         path = Path(bundle)
-        self.bundle, self.tokenizer = read_bundle(path), load_tokenizer(path)
+        self.bundle = open_bundle(path, verify)
+        self.tokenizer = load_tokenizer(path)
         self.shape, self.table = shape_of(self.bundle), find_table(path, Path(tuning) if tuning else None)
         self._record = record
         self._graphs: Graphs | None = None

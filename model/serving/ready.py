@@ -22,7 +22,8 @@ class Run:
 
 def shape_of(bundle: Bundle) -> Shape:
     """What the engine must know of a bundle."""
-    return Shape(bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
+    vocabulary = bundle["models"]["target"]["config"]["vocab_size"]
+    return Shape(bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]), vocabulary)
 
 
 def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:

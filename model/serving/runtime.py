@@ -52,6 +52,8 @@ class Graphs:
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._executables: dict[tuple[str, int], Any] = {}
+        # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
+        self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
         self._weights = self._load_weights()
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
@@ -93,7 +95,7 @@ class Graphs:
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
-            proto = (self.bundle.path / graph.file).read_bytes()
+            proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
             self._executables[key] = compile_hlo(proto, self._devices)

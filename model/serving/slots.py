@@ -113,5 +113,5 @@ def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
 
 def _ask(inputs: StepInputs, row: int, request: Request) -> None:
     p = request.params
-    inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.temperature), p.min_p
+    inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.draw_temperature), p.min_p
     inputs.seeds.view(np.uint32)[row] = p.seed_words

@@ -34,6 +34,10 @@ def read_prompt(text: str | None, file: str | None) -> str:
             raise UserError(f"{file} cannot be read: {error.strerror}") from error
     if not text:
         raise UserError("the prompt is empty; give at least one character")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt is not UTF-8 (character {error.start}); give it in UTF-8") from error
     return text
 
 

@@ -24,7 +24,8 @@ from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.neuron.module import StaticOps, StepModule
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.plan import make_plan
-from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
+from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
+from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.graph_io import StepOutputs

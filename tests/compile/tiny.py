@@ -8,10 +8,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
+from torch import Tensor
 
 from compile.spec import BuildSpec
+from model.bundle.checkpoint import Checkpoint
 from model.bundle.weights import hf_shapes
 from model.config import config_from_dict
+from model.packing import Packing
 
 BASE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -51,3 +54,12 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     if changes.get("k") != 0:
         values |= {"draft": draft, "draft_checkpoint": draft}
     return BuildSpec(**(values | changes))  # type: ignore[arg-type]
+
+
+def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
+    """Every weight of one rank, put together from its pieces."""
+    pieces: dict[str, list[Tensor]] = {}
+    for piece in checkpoint.pieces([rank], tp, dtype, packing):
+        assert piece.row == sum(map(len, pieces.setdefault(piece.name, [])))
+        pieces[piece.name].append(piece.rows)
+    return {name: torch.cat(rows) for name, rows in pieces.items()}
