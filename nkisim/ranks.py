@@ -9,7 +9,7 @@ from nkisim.core.cores import Meeting, run_all
 from nkisim.errors import BadLaunch
 from nkisim.geometry import CORE_V3
 from nkisim.isa.target import get_nc_version
-from nkisim.launch import Kernel, Session
+from nkisim.launch import Session, jit
 from nkisim.policy import Policy, chosen
 
 
@@ -21,7 +21,7 @@ def simulate_ranks(
     Raises:
         BadLaunch: the number of argument tuples is not `world`.
     """
-    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    kernel = jit(kernel)
     rules = chosen(policy)
 
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -29,10 +29,10 @@ def simulate_ranks(
         if len(arguments) != world:
             found = f"got {len(arguments)} argument tuples"
             raise BadLaunch("simulate_ranks", None, found, f"one for each of the {world} ranks is needed")
-        meeting = Meeting(world * made.lnc)
+        meeting = Meeting(world * kernel.lnc)
         sessions = []
         for rank in range(world):
-            session = Session(made, rules, CORE_V3, meeting, first=rank * made.lnc, rank=rank)
+            session = Session(kernel, rules, CORE_V3, meeting, first=rank * kernel.lnc, rank=rank)
             session.bind(tuple(arguments[rank]), {})
             sessions.append(session)
         run_all(meeting, [body for session in sessions for body in session.bodies()])

@@ -84,8 +84,7 @@ def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruc
     size = src.size * INFO[src.dtype].itemsize
     work = {"bytes": size, "rows": src.shape[0], "row_bytes": size // src.shape[0],
             "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key, "dma_engine": way}  # fmt: skip
-    made = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
-    call.card = made
+    call.card = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
     return record(call)
 
 
