@@ -55,9 +55,9 @@ def partners(core: Core) -> tuple[int, int]:
 def sendrecv(
     src: NkiTensor,
     dst: NkiTensor,
-    send_to_rank: Any,
-    recv_from_rank: Any,
-    pipe_id: Any,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
     dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
 ) -> NkiInstruction:

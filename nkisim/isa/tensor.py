@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -234,9 +233,9 @@ def nc_matmul(
     is_moving_onezero: bool = False,
     is_transpose: bool = False,
     accumulate: bool | None = None,
-    tile_position: Any = (),
-    tile_size: Any = (),
-    perf_mode: Any = matmul_perf_mode.none,
+    tile_position: tuple[int, ...] = (),
+    tile_size: tuple[int, ...] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
 ) -> Array:  # fmt: skip
     """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
