@@ -113,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"no such file or folder: {', '.join(missing)}")
     findings, count = lint(options.paths)
+    if not count:
+        parser.error(f"no kernel in {', '.join(map(str, options.paths))}; give files or folders with kernels")
     refused = [f for f in findings if options.strict or f.severity == ERROR]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
