@@ -26,7 +26,7 @@ build: install
 	@echo $(DEMO)
 
 test: install
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
 
 check: install
 	$(VENV)/bin/ruff check .

@@ -12,7 +12,7 @@ import numpy as np
 from nkisim.core import access
 from nkisim.core.context import Core
 from nkisim.dtypes import INFO, name_of, storage_of, store
-from nkisim.errors import BadInput, BadOutput
+from nkisim.errors import BadInput, BadOutput, Relaxed
 from nkisim.memory.memory import Request, SharedMemory
 from nkisim.memory.storage import Storage
 from nkisim.memory.tensor import NkiTensor
@@ -151,14 +151,14 @@ def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
     if space is MemoryRegion.private_hbm and core.programs > 1:
         found = f"is {tensor.name} in private_hbm of one core"
         raise BadOutput("launch", "return value", found, "with two cores use nl.shared_hbm")
-    if core.policy.unwritten_output == "raise":
-        storage = tensor._storage
-        shadow, storage.shadow = storage.shadow, None
-        values = access.read(core, tensor, _WHO)
-        storage.shadow = shadow
-    else:
-        values = tensor._numpy()
-    array = np.array(values)
+    if core.policy.unwritten_output != "allow":
+        fault = access.unwritten(tensor, _WHO)
+        if fault is not None and core.policy.unwritten_output == "raise":
+            raise fault
+        if fault is not None:
+            core.warn("unwritten output", f"{fault}; NaN (integers: 4) is given back there", Relaxed)
+    tensor._storage.info.touch(core.clock)
+    array = np.array(tensor._numpy())
     if tensor.dtype == "bool":
         array = array.astype(bool)
     return to_torch(array) if torch else array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -15,13 +16,13 @@ from nkisim import door
 from nkisim.core.context import Core, enter, running
 from nkisim.core.cores import Meeting, run_all
 from nkisim.core.recording import build
-from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice, Relaxed
+from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice, PsumFull, Relaxed, SbufFull
 from nkisim.event import Peak, Recording
 from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
 from nkisim.lines import failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
-from nkisim.memory.placement import place, regions
+from nkisim.memory.placement import Region, pack, place, regions
 from nkisim.objects import NKIObject
 from nkisim.policy import Policy, chosen
 
@@ -224,14 +225,28 @@ class Session:
         bound.arguments.update({n: self._lower(v) for n, v in self.values.items()})
         return self.kernel.fn(*bound.args, **bound.kwargs)
 
+    def _place(self, core: Core, region: Region) -> Peak | None:
+        """Give the tensors of one memory their addresses; None where they do not fit and the policy warns."""
+        allocations, policy = core.memory.allocations, self.policy
+        try:
+            return place(allocations, region)
+        except (SbufFull, PsumFull) as full:
+            if policy.packing == "partitions":
+                with contextlib.suppress(SbufFull, PsumFull):
+                    peak = pack(allocations, region, self.geometry)
+                    text = f"tensors on disjoint partitions of {region.space} share bytes, or they would not fit"
+                    core.warn(f"packing {region.space}", f"{text}; no document says that the compiler does so", Relaxed)
+                    return peak
+            if policy.capacity is True or policy.recording:
+                raise
+            core.warn(f"capacity {region.space}", str(full), Relaxed)
+            return None
+
     def finish(self) -> Any:
         """Check memory, write mutated inputs back, and return the outputs of core 0."""
-        peaks = []
-        for core in self.cores:
-            if self.policy.capacity:
-                allocations = core.memory.allocations
-                peaks += [place(allocations, r) for r in regions(core.number, self.geometry)]
-        self.peaks = tuple(peaks)
+        if self.policy.capacity:
+            regions_ = [(core, r) for core in self.cores for r in regions(core.number, self.geometry)]
+            self.peaks = tuple(peak for core, r in regions_ if (peak := self._place(core, r)) is not None)
         with np.errstate(all="ignore"):
             outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=False)]
             for argument in self.arguments:

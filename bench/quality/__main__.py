@@ -31,7 +31,7 @@ PROMPTS = Path(__file__).resolve().parents[2] / "demo/prompts.json"
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """One prompt with sampling parameters."""
 
     name: str
@@ -70,7 +70,7 @@ def load_prompts(file: Path) -> list[tuple[str, str, str]]:
 
 
 def compare(
-    serve: Callable[[bool, list[Request]], list[Result]], cases: Sequence[Case], logits: TargetLogits
+    serve: Callable[[bool, list[Request]], list[Result]], cases: Sequence[Question], logits: TargetLogits
 ) -> list[Row]:
     """Serve all cases both ways; one row each."""
     requests = [c.request for c in cases]
@@ -78,7 +78,7 @@ def compare(
     return [_row(case, a, s, logits) for case, a, s in zip(cases, alone, speculative, strict=True)]
 
 
-def _row(case: Case, alone: Result, speculative: Result, logits: TargetLogits) -> Row:
+def _row(case: Question, alone: Result, speculative: Result, logits: TargetLogits) -> Row:
     params, a, s = case.request.params, alone.ids, speculative.ids
     row = Row(case.name, case.kind, params.temperature, params.seed, len(a), round(speculative.tokens_per_step, 3))
     if a == s:
@@ -103,11 +103,11 @@ def server(
     return serve
 
 
-def _cases(bundle: Bundle, options: argparse.Namespace) -> list[Case]:
+def _cases(bundle: Bundle, options: argparse.Namespace) -> list[Question]:
     tokenizer, stops = load_tokenizer(bundle.path), bundle.config("target").eos_token_ids
     chosen = load_prompts(options.prompts)[: options.limit]
     return [
-        Case(
+        Question(
             name,
             kind,
             Request(tuple(tokenizer.encode(text).ids), Params(t, seed=options.seed + i), options.tokens, stops),

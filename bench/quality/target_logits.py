@@ -10,14 +10,13 @@ from safetensors.torch import load_file
 
 from model.bundle.manifest import Bundle
 from model.bundle.weights import names, shard_file
-from model.cache import Rows, empty_caches
+from model.cache import Placement, empty_caches
 from model.dtypes import BY_FLAG
 from model.ops import Ops
 from model.packing import Packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
-from model.sampling import Sampling as Rule
-from model.sampling import filtered, gumbel
+from model.sampling import Sampling, filtered, gumbel
 from model.serving.request import Params
 
 _WORD = 1 << 32
@@ -64,7 +63,7 @@ class TargetLogits:
         ids[0, : len(known)] = torch.tensor(known, dtype=torch.int32)
         positions = torch.arange(length, dtype=torch.int32)
         caches = empty_caches(model.config, model.parallel, 1, length, dtype)
-        x, _ = model.hidden(ids, caches, Rows(positions[None], positions))
+        x, _ = model.hidden(ids, caches, Placement(positions[None], positions))
         return model.logits(x[:, len(known) - 1])[0]
 
     def _load(self) -> Qwen3:
@@ -87,7 +86,7 @@ def _scores(logits_V: torch.Tensor, params: Params, position: int) -> torch.Tens
     temperature, top_k, top_p, min_p = (
         torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p)
     )
-    rule = Rule(temperature, top_k, top_p, min_p, torch.from_numpy(seed))
+    rule = Sampling(temperature, top_k, top_p, min_p, torch.from_numpy(seed)).draw(torch.tensor([[position]]))
     scaled = logits_V[None] / params.temperature
     kept = filtered(Ops(), scaled - scaled.amax(-1, keepdim=True), rule)
-    return (kept + gumbel(rule.seed_R2, torch.tensor([position]), logits_V.shape[-1]))[0]
+    return (kept + gumbel(rule.seed_R2, rule.position_R, logits_V.shape[-1]))[0]

@@ -25,8 +25,7 @@ from compile.neuron.module import Collective, StaticOps, StepModule, example_inp
 from compile.plan import BuildPlan
 from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec
 from model.errors import UserError
-from model.kernels import REFERENCE, Kernels
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
 
 COMPILER = "neuronx-cc"
@@ -208,17 +207,12 @@ def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
                 mappings.gather_from_tensor_model_parallel_region,
                 within,
             )
-            self.module = StepModule(plan, graph, ops, device_kernels(plan.spec.kernels))
+            self.module = StepModule(plan, graph, ops, backing_of(plan.spec.kernels, launch_on_device))
 
         def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
             return self.module, self.module.aliases()
 
     return Instance()
-
-
-def device_kernels(name: str) -> Kernels:
-    """The backing of kernels by its name in the build's flags, launched on the device."""
-    return REFERENCE if name == "reference" else NkiKernels(launch_on_device)
 
 
 def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:

@@ -15,15 +15,9 @@ import nki.language as nl
 from nki_kernels.tiles import P, this_core
 
 
-def merge_tile(part_MRD, lse_MR, out_RD, merged_R, first):
-    """Up to 128 rows from row `first` on."""
-    shards, total_rows, dim = part_MRD.shape
-    rows = min(P, total_rows - first)
-    parts_RMD = nl.ndarray((rows, shards, dim), dtype=part_MRD.dtype)
-    lse_RM = nl.ndarray((rows, shards), dtype=nl.float32)
-    source = part_MRD.ap([[dim, rows], [total_rows * dim, shards], [1, dim]], offset=first * dim)
-    nisa.dma_copy(dst=parts_RMD, src=source)
-    nisa.dma_copy(dst=lse_RM, src=lse_MR.ap([[1, rows], [total_rows, shards]], offset=first))
+def shard_weights(lse_RM):
+    """Each shard's share of a row, fp32 (R, M), and the row's -maximum and sum of exponentials, fp32 (R, 1)."""
+    rows, shards = lse_RM.shape
     lowest_R1, weights_RM = nl.ndarray((rows, 1), dtype=nl.float32), nl.ndarray((rows, shards), dtype=nl.float32)
     total_R1, inverse_R1 = nl.ndarray((rows, 1), dtype=nl.float32), nl.ndarray((rows, 1), dtype=nl.float32)
     nisa.tensor_reduce(dst=lowest_R1, op=nl.maximum, data=lse_RM, axis=1, negate=True)
@@ -38,6 +32,19 @@ def merge_tile(part_MRD, lse_MR, out_RD, merged_R, first):
     )
     nisa.reciprocal(dst=inverse_R1, data=total_R1)
     nisa.tensor_scalar(dst=weights_RM, data=weights_RM, op0=nl.multiply, operand0=inverse_R1)
+    return weights_RM, lowest_R1, total_R1
+
+
+def merge_tile(part_MRD, lse_MR, out_RD, merged_R, first):
+    """Up to 128 rows from row `first` on."""
+    shards, total_rows, dim = part_MRD.shape
+    rows = min(P, total_rows - first)
+    parts_RMD = nl.ndarray((rows, shards, dim), dtype=part_MRD.dtype)
+    lse_RM = nl.ndarray((rows, shards), dtype=nl.float32)
+    source = part_MRD.ap([[dim, rows], [total_rows * dim, shards], [1, dim]], offset=first * dim)
+    nisa.dma_copy(dst=parts_RMD, src=source)
+    nisa.dma_copy(dst=lse_RM, src=lse_MR.ap([[1, rows], [total_rows, shards]], offset=first))
+    weights_RM, lowest_R1, total_R1 = shard_weights(lse_RM)
     sum_RD = nl.ndarray((rows, dim), dtype=nl.float32)
     nisa.tensor_scalar(dst=sum_RD, data=parts_RMD[:, 0, :], op0=nl.multiply, operand0=weights_RM[:, 0:1])
     for m in range(1, shards):

@@ -103,18 +103,10 @@ def norm_and_rotate(turned_psum_DHR, spans, rotary, eps):
     cosine_DHR, sine_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
     for span in spans:
         inside, count = slice(span.start, span.stop), span.stop - span.start
-        nisa.tensor_tensor(
-            dst=cosine_DHR[:, inside, :],
-            data1=plain_DHR[:, inside, :],
-            data2=span.norm.cos_D1R.broadcast(1, count),
-            op=nl.multiply,
-        )
-        nisa.tensor_tensor(
-            dst=sine_DHR[:, inside, :],
-            data1=partner_psum_DHR[:, inside, :],
-            data2=span.norm.sin_D1R.broadcast(1, count),
-            op=nl.multiply,
-        )
+        plain, cos = plain_DHR[:, inside, :], span.norm.cos_D1R.broadcast(1, count)
+        partner, sin = partner_psum_DHR[:, inside, :], span.norm.sin_D1R.broadcast(1, count)
+        nisa.tensor_tensor(dst=cosine_DHR[:, inside, :], data1=plain, data2=cos, op=nl.multiply)
+        nisa.tensor_tensor(dst=sine_DHR[:, inside, :], data1=partner, data2=sin, op=nl.multiply)
     nisa.tensor_tensor(dst=cosine_DHR, data1=cosine_DHR, data2=sine_DHR, op=nl.add)
     for span in spans:
         inside, target = slice(span.start, span.stop), span.target_DBHN

@@ -14,13 +14,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling.rows import LOWEST, chunks, load, per_row, tiling
 from nki_kernels.tiles import P, this_core
 
 LARGEST_CHUNK = 2048
 # the same parts whatever the number of rows: a row's sums have one order
-PARTS = 4
-MOST_ROWS = P // PARTS
+PARTS = P // SUM_ROWS
 
 
 def add_chunk(logits_PW, weights_PW, thresholds_PJ, total_PJ):

@@ -146,7 +146,7 @@ def rms_norm(shape: tuple[int, int]) -> list[Event]:
 def _normalise(s: Sketch, tile: Tile, scale: View, target: View) -> None:
     columns = tile.columns
     squares, total, root = s.tile(columns, FP32), s.tile(1, FP32), s.tile(1, FP32)
-    s.add("scalar", "activation_reduce", (tile.all(),), (squares.all(), total.all()),
+    s.add("scalar", "activation", (tile.all(),), (squares.all(), total.all()),
            elements=columns, function="square")  # fmt: skip
     s.compute("scalar", "activation", root.all(), total.all(), function="rsqrt")
     scaled, result = s.tile(columns, FP32), s.tile(columns, BF16)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
-from nkisim.geometry import TRN2
+from nkisim.geometry import CORE_V3
 from nkisim.memory.placement import place, regions
 from nkisim.memory.storage import Allocation
 
@@ -122,7 +122,7 @@ class Sketch:
 
     def events(self) -> list[Event]:
         """Place the tiles and return the events."""
-        for region in regions(self.core, TRN2):
+        for region in regions(self.core, CORE_V3):
             place(self.allocations, region)
         return [
             Event(index, self.core, engine, op, tuple([view.extent() for view in reads]),

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from nkisim.core import races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, Flags, storage_of, store
-from nkisim.errors import DynamicOutOfRange, IllegalView, ReplacedRead, UnwrittenRead, WrongDtype
+from nkisim.dtypes import INFO, Array, Flags, storage_of, store, to_fp32
+from nkisim.errors import DynamicOutOfRange, IllegalView, Relaxed, ReplacedRead, UnwrittenRead, WrongDtype
 from nkisim.memory.memory import shared_bytes
 from nkisim.memory.patterns import Dynamic
-from nkisim.memory.storage import OVERWRITTEN, WRITTEN, Allocation, Storage
+from nkisim.memory.storage import INT_SENTINEL, OVERWRITTEN, UNWRITTEN, WRITTEN, Allocation, Storage
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout, last_element
 from nkisim.objects import VirtualRegister
@@ -33,21 +33,31 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
     """
     storage = tensor._storage
     if not storage.complete:
-        _check_written(tensor, storage, who)
+        fault = unwritten(tensor, who)
+        if fault is not None:
+            marks = tensor._written_marks()
+            doubt(core, marks != WRITTEN_MARK[marks.itemsize], fault)
     if storage.shadow is not None:
         races.note(core, tensor, who)
     storage.info.touch(core.clock)
     return tensor._array if tensor._array is not None else tensor._numpy()
 
 
-def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
-    assert storage.mask is not None
+def unwritten(tensor: NkiTensor, who: Who) -> UnwrittenRead | None:
+    """Return the refusal of a view that holds elements nobody wrote.
+
+    Raises:
+        ReplacedRead: they were written, and then another tensor on the same bytes was.
+    """
+    storage = tensor._storage
+    if storage.complete or storage.mask is None:
+        return None
     marks = tensor._written_marks()
     full = WRITTEN_MARK[marks.itemsize]
     if int(marks.min()) == full:
         if covers(tensor) and not storage.info.explicit:
             storage.complete = True
-        return
+        return None
     other = storage.replaced_by
     if other is not None and np.any(marks & marks.dtype.type(OVERWRITTEN * (full // WRITTEN))):
         found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) was written on its bytes"
@@ -59,7 +69,37 @@ def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
         f"reads {missing} of {tensor.size} elements of {tensor.name} {tensor.shape} that nobody "
         f"wrote, the first at {list(first)}"
     )
-    raise UnwrittenRead(*who, found, f"write it first, it was allocated at {line[0]}:{line[1]}")
+    return UnwrittenRead(*who, found, f"write it first, it was allocated at {line[0]}:{line[1]}")
+
+
+def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
+    """Refuse a read of elements that nobody wrote, or let it read sentinels as the policy says."""
+    if core.policy.unwritten_read == "raise":
+        raise fault
+    core.unwritten.append(missing)
+    core.warn("unwritten read", f"{fault}; NaN (integers: {INT_SENTINEL}) is read instead", Relaxed)
+
+
+def inherit(core: Core, tensor: NkiTensor) -> None:
+    """Mark as unwritten what follows from elements that nobody wrote: floats by their NaN, others by their place."""
+    target = tensor._numpy()
+    if INFO[tensor.dtype].kind == "float":
+        missing: Flags = np.isnan(to_fp32(target))
+    else:
+        alike = [m.reshape(target.shape) for m in core.unwritten if m.size == target.size]
+        missing = np.any(alike, axis=0) if alike else np.zeros(target.shape, np.bool_)
+    if missing.any():
+        marked(tensor._storage)
+        tensor._written_marks()[missing] = UNWRITTEN
+
+
+def marked(storage: Storage) -> None:
+    """Begin to keep marks where all was written so far."""
+    if storage.mask is None:
+        storage.mask = np.full(storage.data.shape, WRITTEN, np.uint8)
+    elif storage.complete:
+        storage.mask.fill(WRITTEN)
+    storage.complete = False
 
 
 def covers(tensor: NkiTensor) -> bool:
@@ -84,6 +124,8 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
         values = rounded
     mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)
+    if core.unwritten:
+        inherit(core, tensor)
 
 
 def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who: Who) -> None:
@@ -106,6 +148,8 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
     if not storage.complete and storage.mask is not None:
         marks = tensor._written_marks()
         marks[where] = WRITTEN_MARK[marks.itemsize]
+    if core.unwritten:
+        inherit(core, tensor)
 
 
 def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nkisim.core.cores import Meeting
+from nkisim.dtypes import Flags
 from nkisim.errors import NkiSimWarning, OutsideKernel
 from nkisim.geometry import Geometry
 from nkisim.memory.memory import CoreMemory
@@ -57,6 +58,8 @@ class Core:
     ordered_depth: int = 0
     # ordered instructions inside no_reorder: index of the previous one
     previous: int | None = None
+    # which elements of the running instruction's operands nobody wrote, where the policy lets it read them
+    unwritten: list[Flags] = field(default_factory=list)
     # what was warned of, shared by the cores of a launch
     warned: set[str] = field(default_factory=set)
     # a small number for what plans of instructions depend on besides their operands

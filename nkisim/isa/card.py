@@ -139,6 +139,8 @@ def record(call: Call, decided: plan.Decided | None = None) -> NkiInstruction:
         # after the data: a cost law takes the first extents for what is moved
         reads += [access.extent(t) for t in call.indices]
         log(core, (call.engine, call.card.op, reads, writes, _work(call, decided)), call.args.get("name"))
+    if core.unwritten:
+        core.unwritten.clear()
     index = core.clock
     core.clock = index + 1
     return NkiInstruction((core, index))

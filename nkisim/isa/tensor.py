@@ -156,6 +156,8 @@ def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array) -> No
         result = _added(call, tensor, result, mode)
     access.mark(call.core, tensor, matmul=True)
     np.copyto(target, result)
+    if call.core.unwritten:
+        access.inherit(call.core, tensor)
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:
@@ -288,6 +290,8 @@ def _transpose_bank(call: Call) -> None:
 def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
     access.mark(call.core, tensor, matmul=call.engine == "tensor")
     np.copyto(tensor._numpy(), result.reshape(tensor.shape))
+    if call.core.unwritten:
+        access.inherit(call.core, tensor)
 
 
 def _transpose_work(call: Call) -> Mapping[str, object]:

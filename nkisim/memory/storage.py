@@ -38,6 +38,8 @@ class Allocation:
     # absolute byte address in the partition; None until the planner has placed the storage
     address: int | None = None
     explicit: bool = False
+    # partitions that the planner moved the storage by, to share bytes with others
+    shift: int = 0
     # positions in the core's program of the first and last instruction that touched it
     first: int = -1
     last: int = -1

@@ -172,6 +172,8 @@ class Quantities(Generic[T]):
     launch_ns: T
     # the compiler's window
     compiler_window: T
+    # what no law here covers, as a factor of the band's ends
+    unmodelled_share: T
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     return program
 
 
-# per event: its lane and whether it is a transfer; per pair of lanes: the signal between them; the tensor engine's lanes
+# per event: its lane, and whether it is a transfer; per pair of lanes: the signal; per lane: is it the tensor engine
 Signals = tuple[list[int], list[bool], list[list[int]], list[bool]]
 
 

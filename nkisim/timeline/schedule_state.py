@@ -62,7 +62,8 @@ class TensorClock:
         self.multiply_start = 0.0
         self.window: float = n.tensor_throttle_window_ns
         self.share: float = n.tensor_throttle_share
-        self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns
+        # more than the half, so that 64 rows without a pause stay slow
+        self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns * (1 + 1e-9)
 
     def slowdown(self, now: float) -> float:
         """How many times longer a multiply takes that starts now."""

@@ -17,7 +17,7 @@ from compile.plan import make_plan
 from model.bundle.manifest import GraphSpec, read_bundle
 from model.bundle.weights import shard_file
 from model.graph_io import StepInputs
-from model.kernels import REFERENCE
+from model.qwen3 import REFERENCE
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request

@@ -29,9 +29,8 @@ from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.graph_io import StepOutputs
-from model.kernels import REFERENCE
 from model.nki import simulated
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.ops import EAGER
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
@@ -220,8 +219,8 @@ class Ranks:
         self.local = threading.local()
         ops = StaticOps(*self._within(tp), self._within)
         graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
-        kernels = REFERENCE if plan.spec.kernels == "reference" else NkiKernels(simulated.serve)
-        self.modules = [{t: StepModule(plan, g, ops, kernels) for t, g in graphs.items()} for _ in range(tp)]
+        backing = backing_of(plan.spec.kernels, simulated.serve)
+        self.modules = [{t: StepModule(plan, g, ops, backing) for t, g in graphs.items()} for _ in range(tp)]
         self.state: list[dict[str, torch.Tensor]] = [{} for _ in range(tp)]
         for rank, of_rank in enumerate(self.modules):
             shard = load_file(path / shard_file(rank))

@@ -95,6 +95,6 @@ def serve(
 ) -> tuple[Synthetic, list[Result]]:
     """Serve one request per alpha; the runner with its costs, and the results."""
     runner = Synthetic(k, dict(enumerate(alphas, 1)))
-    engine = Engine(runner, Shape(k, batch, 1 << 14, (1 << 14,)), speculative, policy)
+    engine = Engine(runner, Shape(k, batch, 1 << 12, (1 << 12,)), speculative, policy)
     requests = [Request((1, 2, 3), Params(seed=seed), tokens) for seed in runner.alphas]
     return runner, engine.run(requests)

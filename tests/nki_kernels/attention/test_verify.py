@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.attention import verify_attention as torch_attention
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.ops import EAGER
 from nki_kernels.attention import law
 from nki_kernels.attention.host import Candidates, verify_attention
@@ -104,8 +104,8 @@ def test_the_law_is_the_model_s() -> None:
     x = draw(Dims(3, 4, 2, 5, 256, 64))
     new = tuple(torch.from_numpy(n) for n in x.new)
     cache = Cache(torch.from_numpy(x.keys.swapaxes(2, 3).copy()), torch.from_numpy(x.values.copy()))
-    rows = Rows(torch.from_numpy(x.positions), torch.arange(256, dtype=torch.int32))
-    out, after = torch_attention(EAGER, torch.from_numpy(x.q), new, cache, rows)  # type: ignore[arg-type]
+    placement = Placement(torch.from_numpy(x.positions), torch.arange(256, dtype=torch.int32))
+    out, after = torch_attention(EAGER, torch.from_numpy(x.q), new, cache, placement)  # type: ignore[arg-type]
     expected, _, written = exact(x)
     assert is_close(out.numpy(), naive(x), expected)
     assert np.array_equal(after.k.numpy().swapaxes(2, 3), written[0])

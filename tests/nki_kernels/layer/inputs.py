@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from model.attention import KEY_TILE
 from model.attention import verify_attention as torch_attention
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.ops import EAGER
 from model.qwen3 import RMSNorm, rope_angles, rotate
 from nki_kernels.layer import law
@@ -172,12 +172,12 @@ def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     padded = -(-slots // KEY_TILE) * KEY_TILE
     kept = [np.pad(c, ((0, 0), (0, 0), (0, padded - slots), (0, 0))) for c in (a.keys.swapaxes(2, 3), a.values)]
     positions = torch.from_numpy(a.positions)
-    rows = Rows(positions, torch.arange(padded, dtype=torch.int32))
+    placement = Placement(positions, torch.arange(padded, dtype=torch.int32))
     with torch.no_grad():
         normed, angles = _norm(as_torch(a.x), a.norms[0]), rope_angles(positions, a.dim, 1e6)
         q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, a.dim)).transpose(1, 2) for w in a.weights[:3])
         k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
-        attended, after = torch_attention(EAGER, q, (k, v), Cache(*map(as_torch, kept)), rows)
+        attended, after = torch_attention(EAGER, q, (k, v), Cache(*map(as_torch, kept)), placement)
         out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))
     keys, values = (c.float().numpy()[:, :, :slots] for c in after)
     return out.float().numpy(), (keys.swapaxes(2, 3), values)

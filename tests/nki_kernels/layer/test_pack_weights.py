@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from nki_kernels import tiles
 from nki_kernels.layer.pack_weights import (
+    BANK,
     pack,
     pack_gate_up,
     pack_out,
@@ -34,8 +36,8 @@ def test_rows_and_pairs(out: int, inputs: int) -> None:
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(2, 1, 4), (16, 8, 2), (5, 1, 128), (4, 2, 128)])
 def test_heads(heads: int, kv: int, dim: int) -> None:
     q, k, v = _weight(heads * dim, 3), _weight(kv * dim, 3, 10**6), _weight(kv * dim, 3, 2 * 10**6)
-    found = unpack_qkv(pack_qkv(q, k, v, dim), kv * dim)
-    assert all(torch.equal(a, b) for a, b in zip(found, (q, k, v), strict=True))
+    unpacked = unpack_qkv(pack_qkv(q, k, v, dim), kv * dim)
+    assert all(torch.equal(a, b) for a, b in zip(unpacked, (q, k, v), strict=True))
     out = _weight(6, heads * dim)
     assert torch.equal(unpack_out(pack_out(out, dim), dim), out)
 
@@ -47,3 +49,8 @@ def test_where_numbers_go() -> None:
     assert packed.shape == (2, 4, 6)
     assert torch.equal(packed[1, :, :3], gate[3:].T)
     assert torch.equal(packed[1, :, 3:], up[3:].T)
+
+
+def test_a_block_fills_at_most_a_bank() -> None:
+    """The stored layout has a constant of its own, which the kernels' products must hold."""
+    assert BANK <= tiles.BANK

@@ -69,9 +69,9 @@ def test_greedy_rows_beside_drawn_ones() -> None:
     """Temperature 0 ignores the noise, whatever is beside it; the same noise moves another row."""
     x = draw(Dims(4, 1000))
     x.temperature[:, 0], x.floor[:] = [0, 1, 0, 1], NO_FLOOR
-    found = merged(*run(x))
-    assert np.array_equal(found[[0, 2]], x.logits[[0, 2]].argmax(1))
-    assert not np.array_equal(found[[1, 3]], x.logits[[1, 3]].argmax(1))
+    ids = merged(*run(x))
+    assert np.array_equal(ids[[0, 2]], x.logits[[0, 2]].argmax(1))
+    assert not np.array_equal(ids[[1, 3]], x.logits[[1, 3]].argmax(1))
 
 
 def test_bits_do_not_depend_on_neighbours() -> None:
@@ -96,9 +96,9 @@ def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
     for start in starts:
         part = logits[:, start : start + columns].copy()
         noise = gumbel_noise(seeds, positions, one(start), part.shape[1])
-        found = coupled_sample(Shard(part, one(start)), noise, temperature, np.full((rows, 1), NO_FLOOR))
-        values.append(found[0][0])
-        ids.append(found[1][0])
+        best = coupled_sample(Shard(part, one(start)), noise, temperature, np.full((rows, 1), NO_FLOOR))
+        values.append(best[0][0])
+        ids.append(best[1][0])
     seen = np.full_like(logits, -1e30)
     for start in starts:
         seen[:, start : start + columns] = logits[:, start : start + columns]

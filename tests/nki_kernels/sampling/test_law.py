@@ -89,29 +89,29 @@ def run_rejection(cases: list[Any], block: bool = False) -> Iterator[tuple[float
 
 
 def test_rejection_emits_the_target_s_law() -> None:
-    found = law_of_texts(run_rejection(list(rejection_cases(grid(12), grid(12)))))
-    assert np.abs(found - exact_law()).max() < BOUND
+    emitted_law = law_of_texts(run_rejection(list(rejection_cases(grid(12), grid(12)))))
+    assert np.abs(emitted_law - exact_law()).max() < BOUND
 
 
 def test_block_verification_emits_the_target_s_law() -> None:
     """Its thresholds here are 2/5 or 1 for the first draft, 3/8 or 1 for both."""
-    found = law_of_texts(run_rejection(list(rejection_cases(grid(5), grid(8))), block=True))
-    assert np.abs(found - exact_law()).max() < BOUND
+    emitted_law = law_of_texts(run_rejection(list(rejection_cases(grid(5), grid(8))), block=True))
+    assert np.abs(emitted_law - exact_law()).max() < BOUND
 
 
 def test_blocks_with_the_classic_uniforms_are_caught() -> None:
     """Negative control: block verification that compares with the wrong prefix's uniform has another law."""
     cases = list(rejection_cases(grid(5), grid(8)))
     swapped = ((w, d, (u[1], u[1]), v) for w, d, u, v in cases)
-    found = law_of_texts(run_rejection(list(swapped), block=True))
-    assert np.abs(found - exact_law()).max() > 100 * BOUND
+    emitted_law = law_of_texts(run_rejection(list(swapped), block=True))
+    assert np.abs(emitted_law - exact_law()).max() > 100 * BOUND
 
 
 def test_shared_uniforms_are_caught() -> None:
     """Negative control: one uniform for both acceptance tests changes the law."""
     shared = [c for c in rejection_cases(grid(12), grid(12)) if c[2][0] == c[2][1]]
-    found = law_of_texts((12 * weight, ids) for weight, ids in run_rejection(shared))
-    assert np.abs(found - exact_law()).max() > 100 * BOUND
+    emitted_law = law_of_texts((12 * weight, ids) for weight, ids in run_rejection(shared))
+    assert np.abs(emitted_law - exact_law()).max() > 100 * BOUND
 
 
 def draws(tables: list[Any], noise: list[Any], temperatures: Any) -> Any:
@@ -121,14 +121,12 @@ def draws(tables: list[Any], noise: list[Any], temperatures: Any) -> Any:
     # the law is of the tempered distribution: undo it in the logits, so that every row draws from its table
     logits = np.where(temperature > 0, logits * temperature, logits).astype(np.float32)
     floor = np.full((len(tables), 1), NO_FLOOR)
-    found = []
+    ids = []
     for first in range(0, len(tables), 128):
         rows = slice(first, first + 128)
         shard = Shard(logits[rows].copy(), one(0))
-        found.append(
-            merged(*coupled_sample(shard, np.array(noise[rows]), temperature[rows].copy(), floor[rows].copy()))
-        )
-    return np.concatenate(found)
+        ids.append(merged(*coupled_sample(shard, np.array(noise[rows]), temperature[rows].copy(), floor[rows].copy())))
+    return np.concatenate(ids)
 
 
 def run_coupled(same_noise: bool) -> Iterator[tuple[float, list[int]]]:

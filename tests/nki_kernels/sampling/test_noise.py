@@ -38,10 +38,10 @@ def words_kernel(keys, first, second):  # type: ignore[no-untyped-def]
     other = nl.ndarray((rows, 1, 1), dtype=nl.uint32)
     for tile, source in ((key_tile, keys), (counter, first), (other, second)):
         nisa.dma_copy(dst=tile, src=source)
-    found = threefry.threefry(counter, other, threefry.schedule(key_tile))
+    both = threefry.threefry(counter, other, threefry.schedule(key_tile))
     out = nl.ndarray((2, rows, width), dtype=nl.uint32, buffer=nl.shared_hbm)
     for i in range(2):
-        nisa.dma_copy(dst=out[i], src=found[i])
+        nisa.dma_copy(dst=out[i], src=both[i])
     return out
 
 
@@ -51,8 +51,8 @@ def words(keys: Any, first: Any, second: Any) -> Any:
 
 @pytest.mark.parametrize(("secret", "counter", "expected"), ANSWERS)
 def test_known_answers(secret: tuple[int, int], counter: tuple[int, int], expected: tuple[int, int]) -> None:
-    found = words([secret], [[counter[0]]], [[counter[1]]])
-    assert tuple(found[:, 0, 0]) == expected == law.threefry(secret, counter)
+    drawn_words = words([secret], [[counter[0]]], [[counter[1]]])
+    assert tuple(drawn_words[:, 0, 0]) == expected == law.threefry(secret, counter)
 
 
 def test_words_are_exact() -> None:
@@ -62,11 +62,11 @@ def test_words_are_exact() -> None:
     keys = np.concatenate([rng.integers(0, 2**32, (90, 2), dtype=np.uint32), rng.choice(edges, (38, 2))])
     first = np.concatenate([rng.integers(0, 2**32, (128, 3), dtype=np.uint32), rng.choice(edges, (128, 4))], 1)
     second = rng.choice(edges, (128, 1))
-    found = words(keys, first, second)
+    drawn_words = words(keys, first, second)
     for p in range(128):
         for w in range(7):
             expected = law.threefry((int(keys[p, 0]), int(keys[p, 1])), (int(first[p, w]), int(second[p, 0])))
-            assert tuple(found[:, p, w]) == expected
+            assert tuple(drawn_words[:, p, w]) == expected
 
 
 def test_a_round_less_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,20 +79,20 @@ def test_a_round_less_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_noise(dims: Dims, lnc: int) -> None:
     """The model's noise up to the rounding of the logarithms, on one core and on two."""
     seeds, positions = generator_rows(dims.R)
-    found = gumbel_noise(seeds, positions, one(dims.start), dims.V, lnc=lnc)
+    noise = gumbel_noise(seeds, positions, one(dims.start), dims.V, lnc=lnc)
     last = dims.start + dims.V
     expected = gumbel(torch.from_numpy(seeds), torch.from_numpy(positions[:, 0]), last)[:, dims.start :].numpy()
     # log(-log u) near u = 1 / e is small against its terms: an ulp of 1 bounds it there
     bound = ULPS * np.spacing(np.maximum(np.abs(expected), 1))
-    assert (np.abs(found - expected) <= bound).all()
+    assert (np.abs(noise - expected) <= bound).all()
 
 
 def test_noise_is_the_law_s() -> None:
     seeds, positions = generator_rows(4)
-    found = gumbel_noise(seeds, positions, one(1001), 6)
+    noise = gumbel_noise(seeds, positions, one(1001), 6)
     for r in range(4):
         expected = law.gumbel_noise(key(seeds, r), int(positions[r, 0]), range(1001, 1007))
-        assert np.abs(found[r] - expected).max() <= ULPS * np.spacing(np.float32(16))
+        assert np.abs(noise[r] - expected).max() <= ULPS * np.spacing(np.float32(16))
 
 
 def test_bits_do_not_depend_on_the_launch() -> None:
@@ -113,7 +113,7 @@ def test_domains_differ() -> None:
 
 def test_uniform() -> None:
     seeds, positions = generator_rows(40)
-    found = uniform(seeds, positions, domain=ACCEPT_DOMAIN)
+    u = uniform(seeds, positions, domain=ACCEPT_DOMAIN)
     expected = [law.uniform(key(seeds, r), int(positions[r, 0]), 0, ACCEPT_DOMAIN) for r in range(40)]
-    assert np.array_equal(found[:, 0], np.array(expected, np.float32))
-    assert 0 < found.min() <= found.max() < 1
+    assert np.array_equal(u[:, 0], np.array(expected, np.float32))
+    assert 0 < u.min() <= u.max() < 1
