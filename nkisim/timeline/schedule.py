@@ -67,15 +67,12 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
     """
     written = prepare(events, chip, CASES if band else ("nominal",))
     n = chip.at("nominal")
-    machines = [Machine(order, chip, "nominal") for order in (written, pipelined(written, n))]
-    if machines[1].program.queues == written.queues:
-        # the compiler has nothing to move
-        machines[1] = machines[0]
-    for machine in dict.fromkeys(machines):
+    machines = [Machine(order, chip, "nominal") for order in dict.fromkeys((written, pipelined(written, n)))]
+    for machine in machines:
         machine.run()
     ends = [max(machine.times.end, default=0.0) for machine in machines]
     # a compiler keeps the order of the program where its own is not faster
-    best = machines[1 if ends[1] < ends[0] else 0]
+    best = machines[ends.index(min(ends))]
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
     path = critical_path(program, times, n)
@@ -92,7 +89,7 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
         low_ns=min(low, latency),
         high_ns=max(high, latency),
         program_order_ns=ends[0],
-        pipelined_ns=ends[1],
+        pipelined_ns=ends[-1],
         launch_ns=n.launch_ns,
         moving={i: transfer.moving for i, transfer in times.transfer.items()},
         lanes=tuple(f"core {core} {name}" for core, name in program.lanes),
