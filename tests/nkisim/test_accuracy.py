@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -139,6 +140,17 @@ def test_the_committed_table_has_every_row_as_it_is_now() -> None:
     assert text.count("\n| ") == 1 + len(ROWS)
     for o in few():
         assert command.table([o]).splitlines()[-1] in text
+
+
+def test_the_document_says_what_the_table_says() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "nkisim" / "accuracy" / "results.md").read_text(encoding="utf-8")
+    document = (root / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    pattern = r"geometric mean error ([\d.]+)%, (\d+) of \d+ rows inside the band, (\d+ of \d+) pairs"
+    found = re.findall(pattern, table)
+    assert len(found) == 3
+    for error, inside, pairs in found:
+        assert f"| | now | {error} % | {inside} | {pairs} |" in document
 
 
 def test_every_row_has_its_source_and_name_once() -> None:
