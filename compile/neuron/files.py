@@ -16,6 +16,7 @@ from compile.neuron import sdk as toolchain
 from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_tags
 from compile.plan import BuildPlan
+from compile.spec import BuildSpec
 from model.bundle.manifest import GraphSpec, canonical_hash
 from model.errors import UserError
 
@@ -23,10 +24,15 @@ MODEL = "model.pt"
 _CHOICES = ("auto", "cpu", "neuron")
 
 
+def check_words(spec: BuildSpec) -> None:
+    """Raise UserError for a toolchain or compiler flags that are none, also where nothing will be compiled."""
+    if spec.toolchain not in _CHOICES:
+        raise UserError(f"toolchain is {spec.toolchain!r}; it must be one of {', '.join(_CHOICES)}")
+    flags_of(spec.compiler_flags)
+
+
 def chosen(name: str) -> Found:
     """The toolchain of a build: what is here (auto), nothing (cpu), or at least the compiler (neuron)."""
-    if name not in _CHOICES:
-        raise UserError(f"toolchain is {name!r}; it must be one of {', '.join(_CHOICES)}")
     if name == "cpu":
         return Found(Level.NONE, (), {})
     return toolchain.require(Level.COMPILER, "--toolchain neuron") if name == "neuron" else toolchain.find()
