@@ -45,6 +45,36 @@ def plain(left: Any, right: Any) -> Any:
     return out
 
 
+def blocked(left: Any, right: Any) -> Any:
+    """The blocked product as a kernel, with blocks of (2, 1, 2) tiles."""
+    (k, m), n = left.shape, right.shape[1]
+    out = nl.ndarray((m, n), dtype=left.dtype, buffer=nl.shared_hbm)
+    for start in range(0, n, 512):
+        sums = [nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf) for _ in range(m // 128)]
+        for total in sums:
+            nisa.memset(dst=total, value=0.0)
+        for depth in range(0, k, 256):
+            moving = nl.ndarray((128, 2, 512), dtype=right.dtype, buffer=nl.sbuf)
+            for i in range(2):
+                rows = slice(depth + i * 128, depth + i * 128 + 128)
+                nisa.dma_copy(dst=moving[:, i, :], src=right[rows, start : start + 512])
+            for row in range(0, m, 256):
+                weights = nl.ndarray((128, 2, 256), dtype=left.dtype, buffer=nl.sbuf)
+                for i in range(2):
+                    rows = slice(depth + i * 128, depth + i * 128 + 128)
+                    nisa.dma_copy(dst=weights[:, i, :], src=left[rows, row : row + 256])
+                for at in range(2):
+                    product = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+                    for i in range(2):
+                        stationary = weights[:, i, at * 128 : at * 128 + 128]
+                        nisa.nc_matmul(dst=product, stationary=stationary, moving=moving[:, i, :], accumulate=i > 0)
+                    total = sums[row // 128 + at]
+                    nisa.tensor_tensor(dst=total, data1=total, data2=product, op=nl.add)
+        for row, total in enumerate(sums):
+            nisa.dma_copy(dst=out[row * 128 : row * 128 + 128, start : start + 512], src=total)
+    return out
+
+
 def copied(source: Any) -> Any:
     """The tiled copy as a kernel."""
     out = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.shared_hbm)
@@ -87,10 +117,11 @@ def recorded(kernel: Any, *shapes: tuple[int, int]) -> list[Event]:
     ("kernel", "shapes", "sketch"),
     [
         (plain, ((256, 256), (256, 1024)), lambda: plain_matmul((256, 256, 1024))),
+        (blocked, ((512, 512), (512, 1024)), lambda: blocked_matmul((512, 512, 1024), (2, 1, 2))),
         (copied, ((512, 256),), lambda: tiled_copy((512, 256))),
         (normed, ((256, 256), (1, 256)), lambda: rms_norm((256, 256))),
     ],
-    ids=["plain", "copy", "RMSNorm"],
+    ids=["plain", "blocked", "copy", "RMSNorm"],
 )
 def test_a_sketch_is_what_its_kernel_records(kernel: Any, shapes: Any, sketch: Any) -> None:
     real, drawn = recorded(kernel, *shapes), sketch()
