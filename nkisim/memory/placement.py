@@ -8,7 +8,7 @@ reused as late as possible; when that does not fit, first-fit is tried, and only
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 from nkisim.errors import LawError, PsumFull, SbufFull
@@ -115,56 +115,54 @@ def _fit(used: list[Allocation], region: Region, late: bool) -> Allocation | Non
 
 
 class _Memory:
-    """The bytes of a region as segments (start, stop, last use of the tensor that was there, or -1)."""
+    """The bytes of a region as segments, each with the last use of the tensor that was there, or -1."""
 
     def __init__(self, region: Region) -> None:
         self.granule = region.granule
+        # (start, stop, last use) by address, and (last use, start, stop) by age
         self.segments: list[tuple[int, int, int]] = [(0, region.size, -1)]
+        self.by_age: list[tuple[int, int, int]] = [(-1, 0, region.size)]
 
     def gap(self, tensor: Allocation, size: int, ahead: list[Allocation], late: bool) -> int | None:
         """The address whose bytes have been dead for the longest time, or the lowest free one."""
         taken = [((b.address or 0), (b.address or 0) + b.size) for b in ahead]
-        starts = [start for start, _, _ in self.segments]
-        candidates = sorted({*starts, *[high for _, high in taken]}) if taken else starts
-        best, dead_since = None, tensor.first
-        for start in candidates:
-            address = -(-start // self.granule) * self.granule
-            latest = self._latest(bisect_right(starts, start) - 1, address + size, dead_since)
-            if latest >= dead_since or any(low < address + size and address < high for low, high in taken):
-                continue
-            best, dead_since = address, latest
-            if not late or latest < 0:
-                break
-        return best
+        # runs of dead bytes, grown by one segment after the other
+        stop_of: dict[int, int] = {}
+        start_of: dict[int, int] = {}
+        if late:
+            dead = self.by_age
+        else:
+            dead = [(last, start, stop) for start, stop, last in self.segments if last < tensor.first]
+        for last, start, stop in dead:
+            if last >= tensor.first:
+                return None
+            low = start_of.pop(start, start)
+            high = stop_of.pop(stop, stop)
+            stop_of[low], start_of[high] = high, low
+            address = self._within(low, high - size, taken, size)
+            if address is not None:
+                return address
+        return None
 
-    def _latest(self, at: int, stop: int, limit: int) -> int:
-        """The last use of the bytes from a segment up to `stop`; `limit` if that is too late or too far."""
-        latest = -1
-        for _, end, last in self.segments[at:]:
-            if last >= limit:
-                return limit
-            latest = max(latest, last)
-            if end >= stop:
-                return latest
-        return limit
+    def _within(self, low: int, most: int, taken: list[tuple[int, int]], size: int) -> int | None:
+        """The first address from `low` to `most` that no tensor ahead needs."""
+        address = -(-low // self.granule) * self.granule
+        for start, stop in sorted(taken):
+            if start < address + size and address < stop:
+                address = -(-stop // self.granule) * self.granule
+        return address if address <= most else None
 
     def take(self, start: int, size: int, last: int) -> None:
         """Give bytes to a tensor that is used until `last`."""
         stop = start + size
-        cut: list[tuple[int, int, int]] = []
-        placed = False
-        for low, high, used in self.segments:
-            if high <= start or low >= stop:
-                if low >= stop and not placed:
-                    cut.append((start, stop, last))
-                    placed = True
-                cut.append((low, high, used))
-                continue
-            if low < start:
-                cut.append((low, start, used))
-            if not placed:
-                cut.append((start, stop, last))
-                placed = True
-            if high > stop:
-                cut.append((stop, high, used))
-        self.segments = cut
+        first = max(0, bisect_left(self.segments, (start,)) - 1)
+        end = bisect_left(self.segments, (stop,))
+        old = [part for part in self.segments[first:end] if part[1] > start]
+        new = [(low, start, used) for low, _, used in old[:1] if low < start]
+        new.append((start, stop, last))
+        new += [(stop, high, used) for _, high, used in old[-1:] if high > stop]
+        self.segments[end - len(old) : end] = new
+        for low, high, used in old:
+            del self.by_age[bisect_left(self.by_age, (used, low, high))]
+        for low, high, used in new:
+            insort(self.by_age, (used, low, high))
