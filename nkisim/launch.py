@@ -22,7 +22,8 @@ from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
 from nkisim.lines import failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
-from nkisim.memory.placement import Region, pack, place, regions
+from nkisim.memory.packing import pack
+from nkisim.memory.placement import Region, place, regions
 from nkisim.objects import NKIObject
 from nkisim.policy import Policy, chosen
 

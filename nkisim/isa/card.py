@@ -76,8 +76,30 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
         args.update(decided.resolved)
     for rule in card.always:
         rule(call)
-    _write(call, decided, _compute(call, decided))
+    if call.core.numerics or access.computed(call.tensors.values()):
+        for rule in card.values:
+            rule(call)
+        _write(call, decided, _compute(call, decided))
+    else:
+        _touch(call, decided)
     return record(call, decided)
+
+
+def _touch(call: Call, decided: plan.Decided) -> None:
+    """Check what an instruction reads and mark what it writes, without values."""
+    core, writer = call.core, call.card.writer
+    for name, who, _, _, unchecked in decided.reads:
+        if not unchecked:
+            access.read(core, call.tensors[name], who)
+    for name, who in decided.writes:
+        tensor = call.tensors.get(name)
+        if tensor is None:
+            continue
+        tensor._storage.unknown = True
+        if writer is not None:
+            writer(call, name, tensor, None)
+        else:
+            access.write_unknown(core, tensor, who)
 
 
 def _planned(call: Call) -> plan.Decided:

@@ -103,7 +103,7 @@ def _gather_inside(call: Call) -> None:
     Operand("data", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("indices", "in", spaces=SBUF, math="raw"),
     rules=(same_elements("dst", "indices"), same_partitions("dst", "data"), same_dtype("dst", "data"), _index_words),
-    always=(_gather_inside,),
+    values=(_gather_inside,),
 )
 def nc_n_gather(dst: Target, data: Array, indices: Array, name: str | None = None) -> Array:
     """Pick elements of the same partition by flattened index."""
@@ -151,7 +151,7 @@ def _local_inside(call: Call) -> None:
     Operand("src_buffer", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("index", "in", spaces=SBUF, math="raw"),
     rules=(same_partitions("dst", "src_buffer"), same_dtype("dst", "src_buffer"), _local_rules),
-    always=(_local_inside,),
+    values=(_local_inside,),
 )
 def local_gather(
     dst: Target,

@@ -73,6 +73,7 @@ def register_load(dst: Any, src: Any) -> NkiInstruction:
     call = Call(current("register_load"), _LOAD, {"name": None}, "sync")
     _register(dst, "register_load", "dst")
     tensor = _one_element(call, "src", src)
+    access.known(tensor, call.who("src"))
     value = access.read(call.core, tensor, call.who("src")).reshape(-1)[0]
     dst.set(int(value), "register_load")
     return record(call)

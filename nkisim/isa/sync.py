@@ -12,6 +12,7 @@ from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
+    Relaxed,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -74,7 +75,7 @@ def sendrecv(
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
         found = f"is {dst.dtype} {dst.shape}"
         call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
-    access.write(core, dst, received, call.who("dst"))
+    access.write(core, dst, received, call.who("dst"), together=True)
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
 
@@ -128,10 +129,14 @@ def core_barrier(
     text = f"core_barrier(data={data.name}, {line[0]}:{line[1]})"
     key = ("barrier", data._storage.info.number, partners(core))
 
-    def joined() -> None:
+    def joined(_: object) -> None:
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
-            scope = list(core.memory.shared.shared.values()) + core.memory.shared.inputs
+            others = [*core.memory.shared.shared.values(), *core.memory.shared.inputs]
+            if any(o is not data._storage and o.shadow is not None and o.shadow.marks is not None for o in others):
+                found = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
+                core.warn("barrier scope", found, Relaxed)
+            scope += others
         for storage in scope:
             races.clear(storage)
 

@@ -55,68 +55,10 @@ def place(allocations: list[Allocation], region: Region) -> Peak:
         if stuck is None:
             return peak
     assert stuck is not None
-    raise full(region, _at(used, region, stuck.first), stuck)
+    raise full(region, live_at(used, region, stuck.first), stuck)
 
 
-def pack(allocations: list[Allocation], region: Region, geometry: Geometry) -> Peak:
-    """Like place, but tensors on disjoint partitions may share bytes.
-
-    A tensor of at most 64 partitions may then start at partition 64, one of at most 32 at any multiple of 32.
-
-    Raises:
-        SbufFull, PsumFull: they still do not fit.
-    """
-    used = [a for a in allocations if a.first >= 0 and a.space == region.space]
-    used.sort(key=lambda a: (a.first, a.number))
-    live: list[Allocation] = []
-    highest = 0
-    for a in used:
-        live = [b for b in live if b.last >= a.first]
-        if not a.explicit and not _into_quadrants(a, live + _later(a, used), region, geometry):
-            raise full(region, _at(used, region, a.first), a)
-        live.append(a)
-        highest = max(highest, (a.address or 0) + _rounded(a, region))
-    columns = measure(used, region)
-    return Peak(region.core, region.space, min(highest, region.size), region.size, columns.live)
-
-
-def _later(a: Allocation, used: list[Allocation]) -> list[Allocation]:
-    """Return the tensors at explicit addresses that come to live while `a` does."""
-    return [b for b in used if b.explicit and b.first > a.first and b.first <= a.last]
-
-
-def _into_quadrants(a: Allocation, busy: list[Allocation], region: Region, geometry: Geometry) -> bool:
-    """Give `a` the lowest free bytes among the partitions that it may start at; tell whether there are some."""
-    step = geometry.quadrant if a.partitions <= geometry.quadrant else 2 * geometry.quadrant
-    starts = range(0, geometry.partitions, step) if a.partitions <= step else (0,)
-    free = []
-    for start in starts:
-        beside = [b for b in busy if _partitions(b)[0] < start + a.partitions and start < _partitions(b)[1]]
-        address = _lowest(beside, _rounded(a, region), region)
-        if address is not None:
-            free.append((address, start))
-    if free:
-        a.address, a.shift = min(free)
-    return bool(free)
-
-
-def _lowest(busy: list[Allocation], size: int, region: Region) -> int | None:
-    """Return the lowest address at which so many bytes are free."""
-    at = 0
-    for start, stop in sorted((b.address or 0, (b.address or 0) + _rounded(b, region)) for b in busy):
-        if at + size <= start:
-            break
-        at = max(at, stop)
-    at = -(-at // region.granule) * region.granule
-    return at if at + size <= region.size else None
-
-
-def _partitions(a: Allocation) -> tuple[int, int]:
-    start = a.start_partition + a.shift
-    return start, start + a.partitions
-
-
-def _rounded(allocation: Allocation, region: Region) -> int:
+def rounded(allocation: Allocation, region: Region) -> int:
     return -(-allocation.size // region.granule) * region.granule
 
 
@@ -124,7 +66,7 @@ def measure(used: list[Allocation], region: Region) -> Peak:
     """Return the largest sum of live bytes over the program."""
     steps: dict[int, int] = {}
     for a in used:
-        size = _rounded(a, region)
+        size = rounded(a, region)
         steps[a.first] = steps.get(a.first, 0) + size
         steps[a.last + 1] = steps.get(a.last + 1, 0) - size
     live = best = when = 0
@@ -132,13 +74,13 @@ def measure(used: list[Allocation], region: Region) -> Peak:
         live += steps[clock]
         if live > best:
             best, when = live, clock
-    return _at(used, region, when, best)
+    return live_at(used, region, when, best)
 
 
-def _at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
+def live_at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
     live = [a for a in used if a.first <= clock <= a.last]
     live.sort(key=lambda a: -a.size)
-    total = sum(_rounded(a, region) for a in live) if peak is None else peak
+    total = sum(rounded(a, region) for a in live) if peak is None else peak
     rows = tuple((a.name, a.size, a.line) for a in live)
     return Peak(region.core, region.space, total, region.size, rows)
 
@@ -164,11 +106,11 @@ def _fit(used: list[Allocation], region: Region, late: bool) -> Allocation | Non
     for a in used:
         if not a.explicit:
             ahead = [b for b in fixed if b.first <= a.last and b.last >= a.first]
-            address = memory.gap(a, _rounded(a, region), ahead, late)
+            address = memory.gap(a, rounded(a, region), ahead, late)
             if address is None:
                 return a
             a.address = address
-        memory.take(a.address or 0, _rounded(a, region), a.last)
+        memory.take(a.address or 0, rounded(a, region), a.last)
     return None
 
 

@@ -23,9 +23,11 @@ _FIXED = frozenset({"core_barrier", "sendrecv"})
 
 
 def pipelined(program: Program, n: Numbers) -> Program:
-    """The same events with lanes in the order of a list schedule, connected anew."""
+    """The same events with lanes in the order of a list schedule; the program itself if nothing moves."""
     order = _ListSchedule(program, n)
     order.run()
+    if order.queues == program.queues:
+        return program
     cases = list(program.costs)
     costs = {case: column[:] for case, column in program.costs.items()}
     for position in order.moved:
