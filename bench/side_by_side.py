@@ -1,4 +1,4 @@
-"""`python -m bench.side_by_side --vllm VLLM`: the demo pair behind `vllm serve`, our worker against vLLM's own for CPUs.
+"""`python -m bench.side_by_side --vllm VLLM`: the demo pair behind `vllm serve`, our worker against vLLM's own.
 
 The target alone, and with drafts (vLLM's method `draft_model`), greedy, fp32, one thread each, one server after the
 other. A number is the wall milliseconds a token of one request: the best of some tries of a prompt, then the median.
@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,11 @@ class Way:
         """What follows `vllm serve`; builds our bundle first if it is not there."""
         target, draft = str(_DEMO / "target"), str(_DEMO / "draft")
         if self.ours:
-            pair = {"draft": draft, "draft_checkpoint": draft} if self.k else {}
             out = str(folder / f"k{self.k}-b{batch}")
             spec = BuildSpec(
-                target=target, checkpoint=target, tp=1, k=self.k, batch=batch, max_len=_LENGTH, dtype="fp32", out=out,
-                **pair,
-            )  # fmt: skip
-            return [str(build(spec))]
+                target=target, checkpoint=target, tp=1, k=self.k, batch=batch, max_len=_LENGTH, dtype="fp32", out=out
+            )
+            return [str(build(replace(spec, draft=draft, draft_checkpoint=draft) if self.k else spec))]
         drafting = {"method": "draft_model", "model": draft, "num_speculative_tokens": self.k}
         options = ["--dtype", "float32", "--max-model-len", str(_LENGTH), "--max-num-seqs", str(batch)]
         options += ["--generation-config", "vllm", "--no-enable-prefix-caching"]

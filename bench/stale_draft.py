@@ -12,13 +12,12 @@ import statistics
 import sys
 from pathlib import Path
 
-from rich.progress import track
-
 from bench.pair import read_pair
 from bench.quality.__main__ import PROMPTS, load_prompts
-from model.errors import run_cli
-from model.generate import shape_of
+from model.errors import UserError, run_cli
+from model.progress import each
 from model.serving.engine import Engine, SpecStep
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
@@ -59,12 +58,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt")
     options = parser.parse_args(arguments)
+    if min(options.every, options.tokens) < 1 or min(options.gaps) < 0:
+        raise UserError("--every and --tokens are counts of at least 1, and a gap of at least 0; correct them")
     graphs, tokenizer = Graphs(read_pair(options.bundle)), load_tokenizer(options.bundle)
     prompts = load_prompts(PROMPTS)[:: options.every]
     print("| gap | prompts | " + " | ".join(f"{w}, tokens/step" for w in WAYS) + " |\n" + "|---" * 5 + "|")
     for gap in options.gaps:
         found: dict[tuple[str, str], list[float]] = {}
-        for _, kind, text in track(prompts, f"gap {gap}", transient=True):
+        for _, kind, text in each(prompts, f"gap {gap}, prompts"):
             request = Request(tuple(tokenizer.encode(text).ids), Params(), options.tokens)
             for way in WAYS:
                 found.setdefault((kind, way), []).append(tokens_per_step(graphs, request, way, gap))

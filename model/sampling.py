@@ -23,10 +23,25 @@ _PAST_IDS = 1 << 24
 
 
 class Sampling(NamedTuple):
-    """The sampling parameters of each row; the neutral values switch a filter off.
+    """What each sequence's request asks; the neutral values switch a filter off."""
 
-    `noise_BNV` is the noise of a step's positions, if a backing makes it once for all draws of the step;
-    `start_11` is the first id of the shard that it draws from, int32, or None for 0.
+    temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    seed_B2: Tensor
+
+    def draw(self, positions_BN: Tensor) -> Draw:
+        """What N rows of each sequence draw with, for the tokens at these positions."""
+        asked_R = Sampling(*(t.repeat_interleave(positions_BN.shape[1], 0) for t in self))
+        return Draw(*asked_R, positions_BN.flatten())
+
+
+class Draw(NamedTuple):
+    """What the rows of a pass draw with: R = B N rows, sequence-major.
+
+    `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
+    passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on.
     """
 
     temperature_R: Tensor
@@ -34,19 +49,14 @@ class Sampling(NamedTuple):
     top_p_R: Tensor
     min_p_R: Tensor
     seed_R2: Tensor
-    noise_BNV: Tensor | None = None
+    position_R: Tensor
+    noise_RV: Tensor | None = None
     start_11: Tensor | None = None
 
-    def rows(self, count: int) -> Sampling:
-        """The same parameters for `count` rows of each sequence, sequence-major, with the noise of the first ones."""
-        whole = ("noise_BNV", "start_11")
-        each = {name: t.repeat_interleave(count, 0) for name, t in self._asdict().items() if name not in whole}
-        noise = None if self.noise_BNV is None else self.noise_BNV[:, :count]
-        return Sampling(**each, noise_BNV=noise, start_11=self.start_11)
-
-    def at(self, row: int) -> Sampling:
-        """The parameters of a pass whose only row is the step's row `row`."""
-        return self if self.noise_BNV is None else self._replace(noise_BNV=self.noise_BNV[:, row : row + 1])
+    def row(self, n: int, rows: int) -> Draw:
+        """Row n of the `rows` rows of each sequence."""
+        noise_RV = None if self.noise_RV is None else self.noise_RV[n::rows]
+        return Draw._make([*(t[n::rows] for t in self[:6]), noise_RV, self.start_11])
 
 
 class Draws(NamedTuple):
@@ -62,28 +72,28 @@ class Draws(NamedTuple):
         return torch.where(self.values == self.values.amax(0), self.ids, _PAST_IDS).amin(0)
 
 
-def coupled_sample(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R: Tensor) -> Tensor:
+def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R,) int32 token ids: argmax over the filtered logits / temperature + Gumbel noise.
 
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
     Temperature 0 takes the argmax of the logits; ties go to the smallest id.
     """
-    noisy = sampling.temperature_R > 0
-    scores = ops.cond(noisy.any(), lambda: _perturbed(ops, logits_RV, sampling, positions_R), lambda: logits_RV)
+    noisy = draw.temperature_R > 0
+    scores = ops.cond(noisy.any(), lambda: _perturbed(ops, logits_RV, draw), lambda: logits_RV)
     return first_argmax(torch.where(noisy[:, None], scores, logits_RV))
 
 
-def _perturbed(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R: Tensor) -> Tensor:
-    temperature = torch.where(sampling.temperature_R > 0, sampling.temperature_R, 1.0)
+def _perturbed(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
+    temperature = torch.where(draw.temperature_R > 0, draw.temperature_R, 1.0)
     scaled = logits_RV / temperature[:, None]
     scaled = scaled - scaled.amax(-1, keepdim=True)
-    filtering = (sampling.top_k_R > 0) | (sampling.top_p_R < 1) | (sampling.min_p_R > 0)
-    kept = ops.cond(filtering.any(), lambda: filtered(ops, scaled, sampling), lambda: scaled)
+    filtering = (draw.top_k_R > 0) | (draw.top_p_R < 1) | (draw.min_p_R > 0)
+    kept = ops.cond(filtering.any(), lambda: filtered(ops, scaled, draw), lambda: scaled)
     kept = torch.where(filtering[:, None], kept, scaled)
-    return kept + gumbel(sampling.seed_R2, positions_R, logits_RV.shape[-1])
+    return kept + gumbel(draw.seed_R2, draw.position_R, logits_RV.shape[-1])
 
 
-def filtered(ops: Ops, scaled_RV: Tensor, sampling: Sampling) -> Tensor:
+def filtered(ops: Ops, scaled_RV: Tensor, draw: Draw) -> Tensor:
     """Logits (scaled, maximum 0) with what min-p, then top-k, then top-p removes set to -inf.
 
     min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
@@ -91,13 +101,13 @@ def filtered(ops: Ops, scaled_RV: Tensor, sampling: Sampling) -> Tensor:
     their fate, so no rule depends on the order of ids.
     """
     mass = torch.exp(scaled_RV)
-    mass = torch.where(mass >= sampling.min_p_R[:, None], mass, 0.0)
+    mass = torch.where(mass >= draw.min_p_R[:, None], mass, 0.0)
     # the logits are not above 0, so the bits of their distance from 0 are int32 keys, best first
     keys = ops.bits(scaled_RV.abs())
-    k = torch.where(sampling.top_k_R > 0, sampling.top_k_R, float("inf"))
+    k = torch.where(draw.top_k_R > 0, draw.top_k_R, float("inf"))
     last = _last_kept(ops, keys, (mass > 0).float(), k)
     mass = torch.where(keys <= last[:, None], mass, 0.0)
-    bound = torch.where(sampling.top_p_R < 1, sampling.top_p_R * mass.sum(-1), float("inf"))
+    bound = torch.where(draw.top_p_R < 1, draw.top_p_R * mass.sum(-1), float("inf"))
     last = _last_kept(ops, keys, mass, bound)
     return torch.where((keys <= last[:, None]) & (mass > 0), scaled_RV, float("-inf"))
 
@@ -119,26 +129,22 @@ def _last_kept(ops: Ops, keys_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -
     return ops.repeat(31, halve, (low, torch.full_like(low, _INFINITY_BITS + 1)))[0]
 
 
-def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int, domain: int = GUMBEL_DOMAIN) -> Tensor:
+def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
     """(R, V) fp32 Gumbel(0, 1) noise of (seed, position, id), from Threefry-2x32.
 
     Counter (id // 2, position + domain * 2^24), key the seed's two words; the word of parity
     id % 2 gives u = (its top 23 bits + 1/2) / 2^23, and the noise is -log(-log u).
     """
-    return -torch.log(-torch.log(uniform(seed_R2, positions_R, vocabulary, domain)))
-
-
-def uniform(seed_R2: Tensor, positions_R: Tensor, count: int, domain: int) -> Tensor:
-    """(R, count) fp32 numbers strictly between 0 and 1, of (seed, position, index) in a domain of the generator."""
-    pairs = torch.arange((count + 1) // 2, dtype=torch.int32, device=positions_R.device)
-    counter = positions_R.to(torch.int32) + (domain << 24)
+    pairs = torch.arange((vocabulary + 1) // 2, dtype=torch.int32, device=positions_R.device)
+    counter = positions_R.to(torch.int32) + (GUMBEL_DOMAIN << 24)
     words = threefry2x32(
         (seed_R2[:, :1], seed_R2[:, 1:]),
         (pairs[None].expand(counter.shape[0], -1), counter[:, None].expand(-1, pairs.shape[0])),
     )
-    bits = torch.stack(words, -1).flatten(1)[:, :count]
+    bits = torch.stack(words, -1).flatten(1)[:, :vocabulary]
     mantissa = (bits >> 9) & 0x7FFFFF
-    return (mantissa.float() + 0.5) * 2.0**-23
+    uniform_RV = (mantissa.float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform_RV))
 
 
 def accept(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 Drafter-invariant speculative decoding (Daliri, Musco, Suresh, arXiv 2408.07978). The outputs keep
 the order of NxDI's fused graphs: accepted ids, next id, next mask, next position, caches.
+Shapes: B sequences, k drafts, N = k + 1 candidate rows of a sequence, S cache positions, M shards of the vocabulary.
 """
 
 from __future__ import annotations
@@ -10,53 +11,57 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
+from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
-from model.sampling import Draws, Sampling
+from model.sampling import Draw, Draws, Sampling
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
 
 
-class StepInputs(NamedTuple):
-    """What the host passes to a graph: numpy arrays there, tensors in torch; integers are int32.
+class Window(NamedTuple):
+    """The rows of a step: the input id at its position and k drafts after it, over the keys of the bucket.
 
-    input_ids (B, 1), or (1, S) for a prompt; attention_mask (B, S), whose length is the bucket;
-    position_ids (B, 1) of the input id; seq_ids (B,), the cache slot of a prompt; sampling_params
-    (B, 3) fp32 top-k, top-p, temperature; min_p (B,) fp32; seeds (B, 2); k_limits (B,), the most
-    drafts to accept.
+    What a platform asks for is dealt with here: the target's pass has at least MIN_TARGET_ROWS rows, those beyond
+    the drafts are cut off again, and no draft is accepted that would go beyond the context's end.
     """
 
-    input_ids: Any
-    attention_mask: Any
-    position_ids: Any
-    seq_ids: Any
-    sampling_params: Any
-    min_p: Any
-    seeds: Any
-    k_limits: Any
+    k: int
+    placement: Placement
 
-    @property
-    def sampling(self) -> Sampling:
-        top_k, top_p, temperature = self.sampling_params.unbind(-1)
-        return Sampling(temperature, top_k, top_p, self.min_p, self.seeds)
+    @classmethod
+    def of(cls, k: int, position_B1: Tensor, bucket: int) -> Window:
+        """The window of a step from these positions on, in a bucket of so many keys."""
+        keys_S = _iota(bucket, position_B1)
+        rows_N = _iota(max(k + 1, MIN_TARGET_ROWS), position_B1)
+        return cls(k, Placement(position_B1 + rows_N, keys_S))
 
+    def row(self, n: int, draw: Draw) -> tuple[Placement, Draw]:
+        """Where row n of each sequence is, alone in a pass of the draft, and what it draws with."""
+        positions_BN = self.placement.positions_BN
+        return self.placement._replace(positions_BN=positions_BN[:, n : n + 1]), draw.row(n, positions_BN.shape[1])
 
-class StepOutputs(NamedTuple):
-    """accepted (B, k + 1) padded with -1, next id (B, 1), next mask (B, S), next position (B, 1).
+    def padded(self, candidates_BN: Tensor) -> Tensor:
+        """The ids of the target's pass."""
+        return F.pad(candidates_BN, (0, max(0, MIN_TARGET_ROWS - self.k - 1)))
 
-    The host gets them as numpy arrays; the caches stay with the runner.
-    """
+    def cut(self, draws: Draws) -> Draws:
+        """The draws after the N rows of the step."""
+        return Draws(*(t[..., : self.k + 1] for t in draws))
 
-    accepted: Any
-    next_ids: Any
-    next_mask: Any
-    next_pos: Any
-    draft_caches: list[Cache] | None = None
-    target_caches: list[Cache] | None = None
+    def mask(self, next_pos_B1: Tensor) -> Tensor:
+        """(B, S) the attention mask of the next step."""
+        return (self.placement.keys_S < next_pos_B1).to(torch.int32)
+
+    def limit(self, k_limits_B: Tensor, length: int) -> Tensor:
+        """(B,) drafts that may be accepted: the last position that a token may take is length - 1."""
+        room_B = length - 2 - self.placement.positions_BN[:, 0]
+        return torch.minimum(k_limits_B, room_B).clamp(min=0)
 
 
 class Pair(nn.Module):
@@ -67,66 +72,68 @@ class Pair(nn.Module):
         self.target_model, self.draft_model, self.ops = target, draft, ops
 
     def forward(self, stage: Callable[..., StepOutputs], *args: Any) -> StepOutputs:
-        """Run a stage, `Pair.step` or `Pair.prefill`, on this pair's weights."""
+        """Run a stage, `Pair.step` or `Pair.prefill`.
+
+        `torch.func.functional_call`, by which a graph's weights take the place of these parameters, calls `forward`
+        and nothing else.
+        """
         return stage(self, *args)
 
     def step(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
-        """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids."""
-        position_B1, keys_S = inputs.position_ids, _iota(inputs.attention_mask.shape[1], inputs.position_ids)
-        padding = max(0, MIN_TARGET_ROWS - k - 1)
-        rows = Rows(position_B1 + _iota(k + 1 + padding, position_B1), keys_S)
-        kernels = self.target_model.kernels
-        sampling, drafting = self._prepared(inputs.sampling, rows.positions_BN + 1)
-        candidates_BN, draft_caches = self._draft(k, inputs, drafting, keys_S, draft_caches)
-        rows_BN = torch.nn.functional.pad(candidates_BN, (0, padding))
-        draws, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, sampling)
-        draws = Draws(*(t[..., : k + 1] for t in draws))
-        # the last position that a token may take is S - 1: what lies beyond is not emitted
-        room_B = self.target_model.length(target_caches) - 2 - position_B1[:, 0]
-        limit_B = torch.minimum(inputs.k_limits, room_B).clamp(min=0)
-        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
-        next_pos = position_B1 + count_B1
-        next_mask = (keys_S < next_pos).to(torch.int32)
-        return StepOutputs(accepted_BN, next_ids, next_mask, next_pos, draft_caches, target_caches)
+        """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids.
 
-    def _prepared(self, sampling: Sampling, positions_BN: Tensor) -> tuple[Sampling, Sampling]:
-        """What the target and the draft draw with at a step's positions: the same where their shards are."""
-        target, draft = self.target_model, self.draft_model
-        prepared = target.kernels.prepare(self.ops, sampling, positions_BN, target.shard)
-        if draft is None or draft.shard.width == target.shard.width:
-            return prepared, prepared
-        return prepared, draft.kernels.prepare(self.ops, sampling, positions_BN, draft.shard)
+        Draft and target draw with the same noise at the same position. A draft is accepted while the two draws are
+        equal; what is emitted is the target's own draw. So the text is the target's, whatever the draft.
+        """
+        kernels, window = self.target_model.kernels, Window.of(k, inputs.position_ids, inputs.attention_mask.shape[1])
+        of_target, of_draft = self._prepared(inputs.sampling, window.placement.positions_BN + 1)
+        candidates_BN, draft_caches = self._draft(window, inputs.input_ids, of_draft, draft_caches)
+        draws, target_caches = self.ops.call(
+            self.target_model, window.padded(candidates_BN), target_caches, window.placement, of_target
+        )
+        limit_B = window.limit(inputs.k_limits, self.target_model.length(target_caches))
+        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], window.cut(draws), limit_B)
+        next_pos = inputs.position_ids + count_B1
+        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_caches, target_caches)
 
     def _draft(
-        self, k: int, inputs: StepInputs, sampling: Sampling, keys_S: Tensor, caches: list[Cache]
+        self, window: Window, input_ids_B1: Tensor, draw: Draw, caches: list[Cache]
     ) -> tuple[Tensor, list[Cache]]:
         """The input id and k drafts, from k chained passes; one more pass completes the cache."""
-        candidates = [inputs.input_ids]
-        if k == 0 or self.draft_model is None:
-            return candidates[0], caches
+        candidates = [input_ids_B1]
+        if window.k == 0 or self.draft_model is None:
+            return input_ids_B1, caches
         # a draft of other groups: its own operations, so that no trace of the target's is called for it
         ops = self.draft_model.parallel.ops
-        rows = Rows(inputs.position_ids, keys_S)
-        for i in range(k):
-            draws, caches = ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
+        for n in range(window.k):
+            draws, caches = ops.call(self.draft_model, candidates[-1], caches, *window.row(n, draw))
             candidates.append(draws.merged())
-            rows = rows._replace(positions_BN=rows.positions_BN + 1)
-        _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
+        last, _ = window.row(window.k, draw)
+        _, caches = self.draft_model.hidden(candidates[-1], caches, last)
         return torch.cat(candidates, 1), caches
+
+    def _prepared(self, asked: Sampling, positions_BN: Tensor) -> tuple[Draw, Draw]:
+        """What the target and the draft draw with at a step's positions: the same where their shards are."""
+        target, draft = self.target_model, self.draft_model
+        prepared = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
+        if draft is None or draft.shard.width == target.shard.width:
+            return prepared, prepared
+        return prepared, draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
 
     def prefill(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
         """A prompt of one sequence into its slot of both caches, and its first token."""
         length_B = inputs.attention_mask.sum(-1).to(torch.int32)
         keys_S = _iota(inputs.attention_mask.shape[1], length_B)
-        rows = Rows(keys_S[None], keys_S, inputs.seq_ids)
-        x_BSE, target_caches = self.target_model.hidden(inputs.input_ids, target_caches, rows)
+        placement = Placement(keys_S[None], keys_S, inputs.seq_ids)
+        x_BSE, target_caches = self.target_model.hidden(inputs.input_ids, target_caches, placement)
         last_BE = x_BSE[_iota(1, length_B), length_B - 1]
         logits_BV = self.target_model.logits(last_BE)
         kernels = self.target_model.kernels
-        sampling = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
-        token_B1 = kernels.coupled_sample(self.ops, logits_BV, sampling, length_B).merged()[:, None]
+        # the first token's position is the prompt's length
+        draw = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
+        token_B1 = kernels.coupled_sample(self.ops, logits_BV, draw).merged()[:, None]
         if self.draft_model is not None:
-            _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, rows)
+            _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, placement)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
         next_mask = (_iota(self.target_model.length(target_caches), length_B) < next_pos).to(torch.int32)

@@ -14,8 +14,8 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.bundle.manifest import PREFILL, damage
 from model.errors import UserError
-from model.generate import shape_of
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Request
 from model.serving.runtime import Graphs
 from model.serving.switching import find_table

@@ -19,6 +19,7 @@ import nkisim
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES
 from model.errors import UserError, run_cli
+from model.progress import each
 from nkisim.timeline.recording_file import save
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
@@ -26,7 +27,8 @@ from nkisim.timeline.trn2 import TRN2
 _BUSY = 0.05
 # on a machine with the vendor's nki: this process has it, so nkisim takes the name in another one
 _SIMULATED_BY = (
-    "import sys, nkisim.install as i; i.install(force=True); import bench.kernels as k; k.main(sys.argv[1:])"
+    "import sys, nkisim.install as i; i.install(force=True); "
+    "from bench.kernels.__main__ import main; main(sys.argv[1:])"
 )
 
 
@@ -113,7 +115,7 @@ def main(arguments: list[str]) -> None:
     if options.recording and len(chosen) > 1:
         raise UserError(f"--recording takes one case, {options.only!r} chooses {len(chosen)}: name one with --only")
     rows = []
-    for case in chosen:
+    for case in each(chosen, "kernels, cases"):
         if has_device():
             rows.append({**simulate_elsewhere(case), "device_us": measure(case)})
         else:

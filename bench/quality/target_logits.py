@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from model.bundle.manifest import Bundle
-from model.bundle.weights import DTYPES, bundle_names, shard_file
-from model.cache import Rows, empty_caches
+from model.bundle.weights import names, shard_file
+from model.cache import Placement, empty_caches
+from model.dtypes import BY_FLAG
 from model.ops import Ops
 from model.packing import Packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
-from model.sampling import Sampling as Rule
-from model.sampling import filtered, gumbel
+from model.sampling import Sampling, filtered, gumbel
 from model.serving.request import Params
 
 _WORD = 1 << 32
@@ -56,23 +56,24 @@ class TargetLogits:
 
     @torch.no_grad()
     def _logits(self, known: tuple[int, ...]) -> torch.Tensor:
-        model, dtype = self._load(), DTYPES[self.bundle["dtype"]]
+        model, dtype = self._load(), BY_FLAG[self.bundle["dtype"]].torch
         # as in a prompt's graph, the cache is longer than the prompt: rows past its end are never looked at
         length = -len(known) // _BLOCK * -_BLOCK
         ids = torch.zeros(1, length, dtype=torch.int32)
         ids[0, : len(known)] = torch.tensor(known, dtype=torch.int32)
         positions = torch.arange(length, dtype=torch.int32)
         caches = empty_caches(model.config, model.parallel, 1, length, dtype)
-        x, _ = model.hidden(ids, caches, Rows(positions[None], positions))
+        x, _ = model.hidden(ids, caches, Placement(positions[None], positions))
         return model.logits(x[:, len(known) - 1])[0]
 
     def _load(self) -> Qwen3:
         if self._model is None:
             config = self.bundle.config("target")
             stored = load_file(self.bundle.path / shard_file(0))
-            named = {ours: stored[name] for ours, name in bundle_names("target_model", config, Packing()).items()}
-            model = Qwen3(config, Parallel()).to(DTYPES[self.bundle["dtype"]])
-            model.load_state_dict({k.removeprefix("target_model."): v for k, v in named.items()})
+            prefix = "target_model"
+            stored_names = names(prefix, config, Packing(), alone=not self.bundle["k"])
+            model = Qwen3(config, Parallel()).to(BY_FLAG[self.bundle["dtype"]].torch)
+            model.load_state_dict({o.removeprefix(f"{prefix}."): stored[name] for o, name in stored_names.items()})
             self._model = model.eval()
         return self._model
 
@@ -85,7 +86,7 @@ def _scores(logits_V: torch.Tensor, params: Params, position: int) -> torch.Tens
     temperature, top_k, top_p, min_p = (
         torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p)
     )
-    rule = Rule(temperature, top_k, top_p, min_p, torch.from_numpy(seed))
+    rule = Sampling(temperature, top_k, top_p, min_p, torch.from_numpy(seed)).draw(torch.tensor([[position]]))
     scaled = logits_V[None] / params.temperature
     kept = filtered(Ops(), scaled - scaled.amax(-1, keepdim=True), rule)
-    return (kept + gumbel(rule.seed_R2, torch.tensor([position]), logits_V.shape[-1]))[0]
+    return (kept + gumbel(rule.seed_R2, rule.position_R, logits_V.shape[-1]))[0]

@@ -26,13 +26,14 @@ from compile.neuron.sdk import Level
 from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.manifest import FUSED, Bundle, read_bundle
+from model.bundle.opening import open_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
+from model.graph_io import StepOutputs
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from model.speculative import StepOutputs
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 _HOUR = 3600
@@ -141,8 +142,8 @@ class SlotSeeds:
 
 def generate(kernels: str, work: Path) -> dict[str, Any]:
     """Load the model, generate two requests, compare every token with the bundle's reference graphs on the CPU."""
-    bundle = read_bundle(work / f"demo-{kernels}")
-    on_cpu = read_bundle(build(_demo(work, toolchain="cpu", out=str(work / "demo-cpu"))))
+    bundle = open_bundle(work / f"demo-{kernels}")
+    on_cpu = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "demo-cpu"))))
     prompt = tuple(range(40, 60))
     requests = [Request(prompt, max_new_tokens=16), Request(prompt, Params(0.8), max_new_tokens=16)]
 

@@ -22,11 +22,10 @@ import torch
 
 from compile.neuron.flags import LNC, TARGET
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
-from compile.plan import Plan
+from compile.plan import BuildPlan
 from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec
 from model.errors import UserError
-from model.kernels import REFERENCE, Kernels
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
 
 COMPILER = "neuronx-cc"
@@ -156,12 +155,12 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
         )
 
 
-def nxdi_tags(plan: Plan) -> tuple[str, ...]:
+def nxdi_tags(plan: BuildPlan) -> tuple[str, ...]:
     """The tags of model.pt."""
     return NXDI_TAGS if plan.spec.k else NXDI_TAGS_ALONE
 
 
-def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> None:
+def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -> None:
     """Trace and compile the plan's graphs of a prompt and of a step with ModelBuilder; save them as NxDI's model.pt.
 
     The compiler's files stay in `work`, `{tag}/_tp0_bk{bucket index}` each; the builder empties it first.
@@ -183,7 +182,7 @@ def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> Non
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
 
 
-def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
+def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
     # vendor seam
     mappings: Any = importlib.import_module("neuronx_distributed.parallel_layers.mappings")
     xla: Any = importlib.import_module("torch_xla.core.xla_model")
@@ -208,17 +207,12 @@ def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
                 mappings.gather_from_tensor_model_parallel_region,
                 within,
             )
-            self.module = StepModule(plan, graph, ops, device_kernels(plan.spec.kernels))
+            self.module = StepModule(plan, graph, ops, backing_of(plan.spec.kernels, launch_on_device))
 
         def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
             return self.module, self.module.aliases()
 
     return Instance()
-
-
-def device_kernels(name: str) -> Kernels:
-    """The backing of kernels by its name in the build's flags, launched on the device."""
-    return REFERENCE if name == "reference" else NkiKernels(launch_on_device)
 
 
 def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:

@@ -7,17 +7,14 @@ as text. Kernels change caches in place; a launch returns what was changed after
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ml_dtypes
-import numpy as np
 from torch import Tensor
 
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
-NUMPY = {"float32": np.float32, "int32": np.int32, "bfloat16": ml_dtypes.bfloat16}
 Argument = Tensor | int | float | str | None | tuple["Argument", ...]
 
 
@@ -40,6 +37,9 @@ class Launch:
     def outputs(self, operands: Sequence[Result]) -> list[Result]:
         """Everything that the launch returns."""
         return [*self.results, *(operands[i] for i in self.changed)]
+
+
+Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def to_text(launch: Launch, operands: Sequence[Result]) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
+from model.graph_io import StepInputs, StepOutputs
 from model.serving.request import Request, Result, Shape, check
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.switching import Belief, Decision, Pause, Table, decide
-from model.speculative import StepInputs, StepOutputs
 
 
 class Runner(Protocol):
@@ -139,7 +139,7 @@ class Engine:
         decision = self._decide(seated)
         if not decision.limits:
             return _Work(DECODE, seated, (0,) * len(seated))
-        due = tuple(s for s, stale in zip(seated, decision.refresh, strict=False) if stale)
+        due = tuple(s for s, stale in zip(seated, decision.refresh, strict=True) if stale) if decision.refresh else ()
         return _Work(FUSED, seated, decision.limits, due)
 
     def _decide(self, seated: list[Slot]) -> Decision:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from model.errors import UserError
 
 _WORD = 1 << 32
+# source: _SAMPLING_EPS of vllm/sampling_params.py (vllm-project/vllm)
+_GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,13 @@ class Shape:
     batch: int
     max_len: int
     buckets: tuple[int, ...]
+    # ids are below it; none is too large where it is not known
+    vocabulary: int = 1 << 31
+
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies, and the most ids that a step emits."""
+        return self.k + 1
 
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds so many positions, or the largest there is."""
@@ -39,18 +49,24 @@ class Params:
         """The low and the high word of the seed."""
         return self.seed % _WORD, self.seed // _WORD
 
+    @property
+    def draw_temperature(self) -> float:
+        """The temperature to draw at: below what divides logits without overflow, greedy, as vLLM has it."""
+        return self.temperature if self.temperature >= _GREEDY_BELOW else 0.0
+
     def check(self) -> None:
-        """Raise UserError for a parameter outside its range."""
-        rules = (
-            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number of at least 0"),
-            ("top-k", self.top_k, 0 <= self.top_k < 1 << 24, "0 (off) or a count"),
-            ("top-p", self.top_p, 0 < self.top_p <= 1, "a number in (0, 1]"),
-            ("min-p", self.min_p, 0 <= self.min_p <= 1, "a number in [0, 1]"),
-            ("seed", self.seed, 0 <= self.seed < _WORD * _WORD, "an integer of 64 bits"),
+        """Raise UserError for a parameter outside its range, or of another type."""
+        real, whole = (int, float), (int,)
+        rules: tuple[tuple[str, Any, tuple[type, ...], Callable[[Any], bool], str], ...] = (
+            ("temperature", self.temperature, real, lambda v: 0 <= v < float("inf"), "a number of at least 0"),
+            ("top-k", self.top_k, whole, lambda v: 0 <= v < 1 << 24, "0 (off) or a count"),
+            ("top-p", self.top_p, real, lambda v: 0 < v <= 1, "a number in (0, 1]"),
+            ("min-p", self.min_p, real, lambda v: 0 <= v <= 1, "a number in [0, 1]"),
+            ("seed", self.seed, whole, lambda v: 0 <= v < _WORD * _WORD, "an integer of 64 bits"),
         )
-        for name, value, holds, expected in rules:
-            if not holds:
-                raise UserError(f"{name} is {value}; it must be {expected}")
+        for name, value, types, holds, expected in rules:
+            if type(value) not in types or not holds(value):
+                raise UserError(f"{name} is {value!r}; it must be {expected}")
 
 
 @dataclass(frozen=True)
@@ -74,15 +90,19 @@ def check(shape: Shape, request: Request) -> None:
     request.params.check()
     if not request.ids:
         raise UserError("the prompt is empty; give at least one token")
+    for token in request.ids:
+        if type(token) is not int or not 0 <= token < shape.vocabulary:
+            raise UserError(f"the prompt holds the id {token!r}; this bundle's ids are 0 to {shape.vocabulary - 1}")
     if len(request.ids) >= shape.max_len:
         raise UserError(
             f"the prompt has {len(request.ids)} tokens, the largest bucket is {shape.max_len} and "
             "one place is needed for an answer; shorten the prompt or build with a larger --max-len"
         )
-    if request.max_new_tokens < 1:
-        raise UserError(f"max-new-tokens is {request.max_new_tokens}; it must be at least 1")
-    if request.k_limit is not None and not 0 <= request.k_limit <= shape.k:
-        raise UserError(f"k-limit is {request.k_limit}; this bundle drafts 0 to {shape.k} tokens")
+    if type(request.max_new_tokens) is not int or request.max_new_tokens < 1:
+        raise UserError(f"max-new-tokens is {request.max_new_tokens!r}; it must be a count of at least 1")
+    limit = request.k_limit
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= shape.k):
+        raise UserError(f"k-limit is {limit!r}; this bundle drafts 0 to {shape.k} tokens")
 
 
 @dataclass

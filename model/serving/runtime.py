@@ -21,10 +21,11 @@ from safetensors import safe_open
 from model.bundle.manifest import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
+from model.dtypes import BY_NAME
 from model.errors import UserError
+from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
-from model.nki.launches import NUMPY, TARGET
-from model.speculative import StepInputs, StepOutputs
+from model.nki.launches import TARGET
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -55,6 +56,8 @@ class Graphs:
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._executables: dict[tuple[str, int], Any] = {}
+        # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
+        self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
         self._weights = self._load_weights()
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
@@ -66,12 +69,12 @@ class Graphs:
         """
         graph = self.bundle.graph(tag, bucket)
         if (tag, bucket) not in self._executables:
-            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, NUMPY[t.dtype]) for t in graph.inputs)))
+            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
         graph = self.bundle.graph(tag, bucket)
-        given = dict(zip(StepInputs._fields, inputs, strict=True))
+        given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
         # one call a device for all inputs: a call costs more than the copy
         replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
@@ -86,10 +89,17 @@ class Graphs:
         accepted, next_ids, next_mask, next_pos = (np.asarray(parts[0]) for parts in results[:visible])
         return StepOutputs(accepted, next_ids, next_mask, next_pos)
 
+    def close(self) -> None:
+        """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
+        for array in (*self._weights.values(), *self._state.values()):
+            array.delete()
+        for held in (self._weights, self._state, self._executables):
+            held.clear()
+
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
-            proto = (self.bundle.path / graph.file).read_bytes()
+            proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
             self._executables[key] = compile_hlo(proto, self._devices)
@@ -103,7 +113,7 @@ class Graphs:
         return {name: self._put([shard[name] for shard in shards]) for name in needed}
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, NUMPY[tensor.dtype])] * self.tp)
+        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp)
 
     def _put(self, parts: list[np.ndarray]) -> Any:
         return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from model.graph_io import StepInputs, zero_inputs
 from model.serving.request import Request, Result
 from model.serving.switching import Belief
-from model.speculative import StepInputs
 
 
 @dataclass
@@ -55,7 +55,7 @@ class SlotTable:
         self._free = list(range(batch))[::-1]
         self._slots: dict[int, Slot] = {}
         # what the seated ask of the sampling; made again when the seats change
-        self._sampling: StepInputs | None = None
+        self._sampling: dict[str, np.ndarray] | None = None
 
     @property
     def full(self) -> bool:
@@ -80,41 +80,38 @@ class SlotTable:
 
     def step_inputs(self, limits: tuple[int, ...], bucket: int) -> StepInputs:
         """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral."""
-        ids_B1, position_B1 = np.zeros((2, self.batch, 1), np.int32)
-        limit_B = np.zeros(self.batch, np.int32)
+        inputs = zero_inputs(B=self.batch, T=1, S=bucket)
         for slot, limit in zip(self._slots.values(), limits, strict=True):
-            ids_B1[slot.index], position_B1[slot.index], limit_B[slot.index] = slot.token, slot.position, limit
+            inputs.input_ids[slot.index], inputs.position_ids[slot.index] = slot.token, slot.position
+            inputs.k_limits[slot.index] = limit
+        inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids
         if self._sampling is None:
-            self._sampling = _inputs([(s.index, s.request) for s in self.seated], self.batch)
-        mask_BS = (np.arange(bucket, dtype=np.int32) < position_B1).astype(np.int32)
-        return self._sampling._replace(
-            input_ids=ids_B1, attention_mask=mask_BS, position_ids=position_B1, k_limits=limit_B
-        )
+            self._sampling = _sampling(self.seated, self.batch)
+        return inputs._replace(**self._sampling)
 
 
 def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, k: int) -> StepInputs:
     """The inputs of the prompt's graph: these ids, from position 0 on, into a slot."""
-    ids_1S, mask_1S = np.zeros((2, 1, bucket), np.int32)
-    ids_1S[0, : len(ids)], mask_1S[0, : len(ids)] = ids, 1
-    return _inputs([(0, slot.request)], 1)._replace(
-        input_ids=ids_1S,
-        attention_mask=mask_1S,
-        position_ids=np.arange(bucket, dtype=np.int32)[None],
-        seq_ids=np.array([slot.index], np.int32),
-        k_limits=np.array([k], np.int32),
-    )
+    inputs = zero_inputs(B=1, T=bucket, S=bucket)
+    inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
+    inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, k
+    _ask(inputs, 0, slot.request)
+    return inputs
 
 
-def _inputs(rows: Iterable[tuple[int, Request]], batch: int) -> StepInputs:
-    """What requests ask of the sampling in their rows; idle rows neutral, the caller fills the others."""
-    params_B3, min_p_B = np.zeros((batch, 3), np.float32), np.zeros(batch, np.float32)
-    seeds_B2 = np.zeros((batch, 2), np.uint32)
-    params_B3[:, 1] = 1
-    for row, request in rows:
-        p = request.params
-        params_B3[row] = (p.top_k, p.top_p, p.temperature)
-        min_p_B[row], seeds_B2[row] = p.min_p, p.seed_words
-    none_B1 = np.zeros((batch, 1), np.int32)
-    sequences_B = np.arange(batch, dtype=np.int32)
-    seeds_B2 = seeds_B2.view(np.int32)
-    return StepInputs(none_B1, none_B1, none_B1, sequences_B, params_B3, min_p_B, seeds_B2, none_B1[:, 0])
+def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
+    """What requests ask of the sampling in their rows; idle rows neutral."""
+    inputs = zero_inputs(B=batch, T=1, S=0)
+    inputs.seq_ids[:] = np.arange(batch)
+    # a top-p of 1 filters nothing
+    inputs.sampling_params[:, 1] = 1
+    for slot in seated:
+        _ask(inputs, slot.index, slot.request)
+    names = ("seq_ids", "sampling_params", "min_p", "seeds")
+    return {name: getattr(inputs, name) for name in names}
+
+
+def _ask(inputs: StepInputs, row: int, request: Request) -> None:
+    p = request.params
+    inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.draw_temperature), p.min_p
+    inputs.seeds.view(np.uint32)[row] = p.seed_words

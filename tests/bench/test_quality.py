@@ -12,7 +12,7 @@ import pytest
 
 from bench import pair, speedup, stale_draft, step_costs
 from bench.quality import __main__ as quality
-from bench.quality.__main__ import Case, Row, compare, load_prompts, server
+from bench.quality.__main__ import Question, Row, compare, load_prompts, server
 from bench.quality.report import markdown, page, verdict
 from bench.quality.target_logits import TargetLogits
 from model.bundle.manifest import FUSED
@@ -49,14 +49,14 @@ class _Planted:
         return outputs
 
 
-def _cases(g, temperature: float, count: int) -> list[Case]:
+def _cases(g, temperature: float, count: int) -> list[Question]:
     return [
-        Case(f"p{i}", "all", request(g, PROMPTS[i], Params(temperature, seed=i), count=24))
+        Question(f"p{i}", "all", request(g, PROMPTS[i], Params(temperature, seed=i), count=24))
         for i in range(0, 2 * count, 2)
     ]
 
 
-def _rows(g, runner, cases: list[Case]) -> list[Row]:
+def _rows(g, runner, cases: list[Question]) -> list[Row]:
     return compare(server(runner, shape_of(g.bundle), None, lambda count: None), cases, TargetLogits(g.bundle))
 
 
@@ -100,7 +100,7 @@ def test_another_seed_is_not_what_the_graphs_drew(base: Path) -> None:
 
 
 def _served(alone: list[int], speculative: list[int]):
-    case = Case("p", "open", Request((1, 2), Params()))
+    case = Question("p", "open", Request((1, 2), Params()))
     return compare(lambda way, requests: [Result(speculative if way else alone)], [case], _NoLogits())[0]
 
 
@@ -177,6 +177,6 @@ def test_the_command_writes_its_report_and_fails_on_a_difference(base: Path, tmp
 def test_a_target_alone_is_not_compared_with_itself(
     command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pair, "read_bundle", lambda folder: {"k": 0})
+    monkeypatch.setattr(pair, "open_bundle", lambda folder: {"k": 0})
     with pytest.raises(UserError, match="give the bundle of a pair"):
         command.main(["--bundle", str(tmp_path), *(["--out", str(tmp_path)] if command is quality else [])])

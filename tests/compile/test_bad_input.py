@@ -114,7 +114,7 @@ def test_checkpoints(base: Path, fault: str) -> None:
         (base / "target" / "model.safetensors.index.json").write_text(INDICES[fault], encoding="utf-8")
 
     def read() -> None:
-        list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32, Packing()))
+        list(Checkpoint(base / "target", spec(base).target_config).pieces([0], 1, torch.float32, Packing()))
 
     word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model")
     _refused(read, word)
@@ -134,7 +134,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (base / "strange" / "letter.txt").read_text(encoding="utf-8") == "mine"
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
-    _refused(lambda: build(spec(base)), "GB free")
+    _refused(lambda: build(spec(base)), "MB free")
 
     def full() -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")

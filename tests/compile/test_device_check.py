@@ -24,7 +24,7 @@ from compile.neuron.module import StaticOps, StepModule
 from compile.plan import make_plan
 from model.bundle.manifest import FUSED, PREFILL
 from model.errors import UserError
-from model.kernels import REFERENCE
+from model.qwen3 import REFERENCE
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 

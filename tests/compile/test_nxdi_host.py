@@ -16,12 +16,12 @@ from compile.neuron.sdk import nxdi_tags
 from compile.plan import make_plan
 from model.bundle.manifest import GraphSpec, read_bundle
 from model.bundle.weights import shard_file
-from model.generate import shape_of
-from model.kernels import REFERENCE
+from model.graph_io import StepInputs
+from model.qwen3 import REFERENCE
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from model.speculative import StepInputs
 from tests.compile.fake_sdk import same
 from tests.compile.nxdi_host import Host, Model, Sequence, Tensors
 from tests.compile.tiny import spec, write_model

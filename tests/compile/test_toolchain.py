@@ -24,18 +24,18 @@ from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.neuron.module import StaticOps, StepModule
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.plan import make_plan
-from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
+from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
+from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
-from model.kernels import REFERENCE
+from model.graph_io import StepOutputs
 from model.nki import simulated
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.ops import EAGER
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from model.speculative import StepOutputs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -102,7 +102,7 @@ def test_the_default_flags_are_nxdi_s_to_the_blank() -> None:
 
 def test_no_other_file_imports_the_sdk() -> None:
     sdk = re.compile(r"import.*\b(torch_neuronx|torch_xla|libneuronxla|neuronxcc|neuronx_distributed\w*)\b")
-    root = Path(toolchain.__file__).parents[1]
+    root = Path(toolchain.__file__).parents[2]
     rooms = ("model", "compile", "bench", "deploy", "nki_kernels")
     sources = [f for room in rooms for f in (root / room).rglob("*.py")]
     found = {str(f.relative_to(root)) for f in sources if sdk.search(f.read_text(encoding="utf-8"))}
@@ -219,8 +219,8 @@ class Ranks:
         self.local = threading.local()
         ops = StaticOps(*self._within(tp), self._within)
         graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
-        kernels = REFERENCE if plan.spec.kernels == "reference" else NkiKernels(simulated.serve)
-        self.modules = [{t: StepModule(plan, g, ops, kernels) for t, g in graphs.items()} for _ in range(tp)]
+        backing = backing_of(plan.spec.kernels, simulated.serve)
+        self.modules = [{t: StepModule(plan, g, ops, backing) for t, g in graphs.items()} for _ in range(tp)]
         self.state: list[dict[str, torch.Tensor]] = [{} for _ in range(tp)]
         for rank, of_rank in enumerate(self.modules):
             shard = load_file(path / shard_file(rank))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
+from model.graph_io import StepInputs, StepOutputs
 from model.serving.engine import Engine
 from model.serving.request import Params, Request, Result, Shape
 from model.serving.switching import Curve, Table, expected_tokens
-from model.speculative import StepInputs, StepOutputs
 
 # in steps of the target alone; what a demo bundle of k 7 measures, rounded
 ALONE, PER_DRAFT, PROMPT = 1.0, 0.17, 3.0
@@ -95,6 +95,6 @@ def serve(
 ) -> tuple[Synthetic, list[Result]]:
     """Serve one request per alpha; the runner with its costs, and the results."""
     runner = Synthetic(k, dict(enumerate(alphas, 1)))
-    engine = Engine(runner, Shape(k, batch, 1 << 14, (1 << 14,)), speculative, policy)
+    engine = Engine(runner, Shape(k, batch, 1 << 12, (1 << 12,)), speculative, policy)
     requests = [Request((1, 2, 3), Params(seed=seed), tokens) for seed in runner.alphas]
     return runner, engine.run(requests)

@@ -12,23 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from model.cache import PLAIN, Rows, empty_caches
+from model.cache import PLAIN, Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
-from model.kernels import REFERENCE
 from model.nki import custom_calls, simulated
-from model.nki.backing import NkiKernels
-from model.nki.filter_floor import NO_FLOOR, filter_floor
+from model.nki.backing import backing_of
+from model.nki.filter_floor import filter_floor
+from model.nki.kernels import NkiKernels
 from model.nki.launches import TARGET, Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.parallel import Parallel
+from model.qwen3 import REFERENCE
 from model.sampling import Sampling
 from model.serving.engine import Engine
 from model.serving.request import Params, Request
+from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
-SIMULATED = NkiKernels(simulated.serve)
+NKI, SIMULATED = backing_of("nki", simulated.serve), NkiKernels(simulated.serve)
 # parameters and tokens: a filtered draw takes a search of seventeen launches
 PARAMETERS = [
     (Params(), 12),
@@ -110,14 +112,14 @@ def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
         logits = (2 * rng.standard_normal(shape)).astype(np.float32)
         if step:
             logits = np.round(logits / step).astype(np.float32) * np.float32(step)
-        sampling = _filters(rows, seed)
-        floor = filter_floor(EAGER, torch.from_numpy(logits), sampling, SIMULATED._weights_above).numpy()
+        draw = _filters(rows, seed).draw(torch.zeros(rows, 1, dtype=torch.int32))
+        floor = filter_floor(EAGER, torch.from_numpy(logits), draw, SIMULATED._weights_above).numpy()
         for r in range(rows):
             row = law.RowParameters(
-                *(float(t[r]) for t in sampling[:1]),
-                int(sampling.top_k_R[r]),
-                float(sampling.top_p_R[r]),
-                float(sampling.min_p_R[r]),
+                *(float(t[r]) for t in draw[:1]),
+                int(draw.top_k_R[r]),
+                float(draw.top_p_R[r]),
+                float(draw.min_p_R[r]),
             )
             assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
 
@@ -125,7 +127,8 @@ def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
 def test_no_filter_is_no_floor() -> None:
     off = torch.zeros(2)
     sampling = Sampling(off + 1, off, off + 1, off, torch.zeros(2, 2, dtype=torch.int32))
-    floor = filter_floor(EAGER, torch.randn(2, 50), sampling, SIMULATED._weights_above)
+    draw = sampling.draw(torch.zeros(2, 1, dtype=torch.int32))
+    floor = filter_floor(EAGER, torch.randn(2, 50), draw, SIMULATED._weights_above)
     assert (floor == NO_FLOOR).all()
 
 
@@ -134,16 +137,16 @@ def test_attention_of_a_prompt_and_of_rows(dtype: torch.dtype) -> None:
     """A prompt in its slot, then rows of all slots: within rounding of the reference, caches equal bit for bit."""
     config = PRESETS["Qwen/Qwen3-0.6B"]
     torch.manual_seed(0)
-    caches = [empty_caches(config, Parallel(8), 3, 256, dtype, kernels.layout)[0] for kernels in (REFERENCE, SIMULATED)]
+    caches = [empty_caches(config, Parallel(8), 3, 256, dtype, backing.layout)[0] for backing in (REFERENCE, NKI)]
     keys = torch.arange(256, dtype=torch.int32)
     for slots, batch, first, count in ((torch.tensor([1], dtype=torch.int32), 1, 0, 70), (None, 3, 70, 8)):
         q = torch.randn(batch, 2, count, 128).to(dtype)
         new = tuple(torch.randn(batch, 1, count, 128).to(dtype) for _ in "kv")
         positions = (first + torch.arange(count, dtype=torch.int32)).expand(batch, -1).contiguous()
-        rows = Rows(positions, keys, slots)
+        placement = Placement(positions, keys, slots)
         outs = []
-        for i, kernels in enumerate((REFERENCE, SIMULATED)):
-            out, caches[i] = kernels.verify_attention(EAGER, q, new, caches[i], rows)  # type: ignore[arg-type]
+        for i, backing in enumerate((REFERENCE, NKI)):
+            out, caches[i] = backing.kernels.verify_attention(EAGER, q, new, caches[i], placement)  # type: ignore[arg-type]
             outs.append(out.float())
         assert (outs[0] - outs[1]).abs().max() <= 8 * torch.finfo(dtype).eps
     assert torch.equal(caches[1].k.transpose(2, 3)[:, :, :256], caches[0].k)

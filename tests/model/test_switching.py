@@ -12,8 +12,8 @@ import pytest
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
-from model.generate import recorder
 from model.serving.engine import Engine, SpecStep
+from model.serving.record import recorder
 from model.serving.request import Params, Request, Shape
 from model.serving.switching import (
     FIRST_PAUSE,
