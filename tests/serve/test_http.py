@@ -144,6 +144,12 @@ def test_a_prompt_that_is_too_long(server: Server, prompt: list[int]) -> None:
         ask(server, prompt, max_tokens=1)
 
 
+def test_an_id_that_the_vocabulary_lacks(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        ask(server, [5, 99999], max_tokens=1)
+    assert ask(server, "The girl", max_tokens=4, temperature=0).choices[0].text
+
+
 def test_metrics_tell_of_steps_drafts_and_gaps(server: Server) -> None:
     before = {n: server.metrics(n) for n in ("trnspec_tokens_total", "trnspec_sequence_steps_total")}
     ask(server, COUNTING, max_tokens=100, temperature=0)
