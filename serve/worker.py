@@ -12,8 +12,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from model.bundle.manifest import PREFILL, damage
-from model.errors import UserError
+from model.bundle.manifest import PREFILL
+from model.bundle.opening import open_bundle
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Request
@@ -37,9 +37,7 @@ class BundleWorker(WorkerBase):
         self.device = torch.device("cpu")
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        bundle = served_bundle()
-        if faults := damage(bundle):
-            raise UserError(f"{bundle.path} is damaged: {faults[0]}; pull or build it again")
+        bundle = open_bundle(served_bundle().path)
         self.bundle, self.shape, self.graphs = bundle, shape_of(bundle), Graphs(bundle)
         self.engine = Engine(self.graphs, self.shape, table=find_table(bundle.path, None))
         self.numbers: dict[str, int] = {}

@@ -127,7 +127,7 @@ REFUSED = [
     ("repetition_penalty", {"repetition_penalty": 1.2}), ("logit_bias", {"logit_bias": {"5": 1}}),
     ("allowed_token_ids", {"allowed_token_ids": [1, 2]}), ("bad_words", {"bad_words": ["a"]}),
     ("structured_outputs", {"response_format": {"type": "json_object"}}),
-    ("structured_outputs", {"structured_outputs": {"regex": "[a-z]+"}}), ("seed", {"seed": -1}),
+    ("structured_outputs", {"structured_outputs": {"regex": "[a-z]+"}}), ("seed", {"seed": -5}),
 ]  # fmt: skip
 
 
@@ -142,6 +142,12 @@ def test_what_a_bundle_cannot_serve_is_a_400_with_a_sentence(server: Server, wor
 def test_a_prompt_that_is_too_long(server: Server, prompt: list[int]) -> None:
     with pytest.raises(openai.BadRequestError, match=str(LENGTH)):
         ask(server, prompt, max_tokens=1)
+
+
+def test_an_id_that_the_vocabulary_lacks(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        ask(server, [5, 99999], max_tokens=1)
+    assert ask(server, "The girl", max_tokens=4, temperature=0).choices[0].text
 
 
 def test_metrics_tell_of_steps_drafts_and_gaps(server: Server) -> None:
