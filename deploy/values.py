@@ -202,10 +202,10 @@ def check(values: Values) -> None:
             f"server.shm_gib {values.server.shm_gib} takes all of memory_gib {values.server.memory_gib}, "
             "which it counts against; raise memory_gib"
         )
-    if values.load_test.max_tokens >= values.model.max_len:
+    if values.load_test.max_tokens >= values.model.max_len - values.model.k:
         raise UserError(
             f"load_test.max_tokens {values.load_test.max_tokens} leaves no room for a prompt in "
-            f"model.max_len {values.model.max_len}; lower it"
+            f"model.max_len {values.model.max_len} less model.k {values.model.k}; lower it"
         )
 
 
