@@ -26,7 +26,8 @@ from nkisim.timeline.trn2 import TRN2
 _BUSY = 0.05
 # on a machine with the vendor's nki: this process has it, so nkisim takes the name in another one
 _SIMULATED_BY = (
-    "import sys, nkisim.install as i; i.install(force=True); import bench.kernels as k; k.main(sys.argv[1:])"
+    "import sys, nkisim.install as i; i.install(force=True); "
+    "from bench.kernels.__main__ import main; main(sys.argv[1:])"
 )
 
 

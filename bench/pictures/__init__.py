@@ -1,0 +1,1 @@
+"""The pictures of README and docs: drawn from data and committed results by one command."""
