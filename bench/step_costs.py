@@ -24,10 +24,10 @@ from bench.provenance import header, write_result
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import run_cli
 from model.generate import shape_of
+from model.graph_io import StepInputs
 from model.serving.engine import Engine, Params, Request, Runner
 from model.serving.runtime import Graphs
 from model.serving.switching import FORMAT, TABLE_FILE, expected_tokens
-from model.speculative import StepInputs
 
 _STEPS = 8
 _ALPHAS = tuple(i / 10 for i in range(11))

@@ -24,7 +24,7 @@ from compile.bundle.staging import Artifact, Record, Staging
 from compile.graph.trace import lower_graph
 from compile.neuron import config as neuron_config
 from compile.neuron.files import compiled
-from compile.plan import Plan, make_plan
+from compile.plan import BuildPlan, make_plan
 from compile.recipes import ROOT, TRACED_WITH, graph_recipe, shard_recipe
 from compile.report import plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
@@ -32,7 +32,8 @@ from compile.store import push, shown, split
 from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import FORMAT, FORMAT_VERSION, GraphSpec, canonical_hash, graph_as_json, sha256_of
 from model.bundle.shards import cut_label
-from model.bundle.weights import DTYPES, shard_file
+from model.bundle.weights import shard_file
+from model.dtypes import BY_FLAG
 from model.errors import UserError, guarded, run_cli
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
@@ -81,12 +82,12 @@ def build_and_count(spec: BuildSpec, progress: Progress | None = None) -> Built:
     return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
 
 
-def _artifacts(plan: Plan) -> list[Artifact]:
+def _artifacts(plan: BuildPlan) -> list[Artifact]:
     spec = plan.spec
     config = neuron_config.render(spec)
     artifacts = [_text("neuron_config.json", config), *(_graph(plan, g) for g in plan.graphs)]
     if spec.checkpoint:
-        checkpoints = {f"{m.role}_model": Checkpoint(Path(m.checkpoint), m.config) for m in spec.models}
+        checkpoints = {m.prefix: Checkpoint(Path(m.checkpoint), m.config) for m in spec.models}
         artifacts += [_shard(plan, checkpoints, rank) for rank in range(spec.tp)]
         artifacts += [
             _copy(f"tokenizer/{name}", Path(spec.checkpoint) / name)
@@ -108,7 +109,7 @@ def _ignore(result: object) -> None:
     """Drop a result, for callables that must return None."""
 
 
-def _graph(plan: Plan, graph: GraphSpec) -> Artifact:
+def _graph(plan: BuildPlan, graph: GraphSpec) -> Artifact:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
     split = [spec.tp, spec.draft_ranks, spec.kv_shard]
@@ -116,18 +117,17 @@ def _graph(plan: Plan, graph: GraphSpec) -> Artifact:
     return Artifact(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
-def _shard(plan: Plan, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
+def _shard(plan: BuildPlan, checkpoints: dict[str, Checkpoint], rank: int) -> Artifact:
     spec = plan.spec
     sources = {prefix: checkpoint.identity() for prefix, checkpoint in checkpoints.items()}
-    layout, models = _layout(spec), {f"{m.role}_model": m for m in spec.models}
+    layout, names, models = _layout(spec), spec.weight_names(), {m.prefix: m for m in spec.models}
+    dtype = BY_FLAG[spec.dtype].torch
 
     def write(path: Path) -> None:
         tensors = (
-            (spec.stored_name(f"{prefix}.{name}"), tensor)
-            for prefix, checkpoint in checkpoints.items()
-            for name, tensor in checkpoint.shard(
-                rank % models[prefix].ranks, models[prefix].ranks, DTYPES[spec.dtype], spec.packing(models[prefix])
-            )
+            (names[f"{prefix}.{ours}"], tensor)
+            for prefix, model in models.items()
+            for ours, tensor in checkpoints[prefix].shard(rank % model.ranks, model.ranks, dtype, spec.packing(model))
         )
         write_shard(path, plan.target_weights + plan.draft_weights, tensors, cut_label(layout, rank))
 
@@ -143,11 +143,11 @@ def _layout(spec: BuildSpec) -> dict[str, Any]:
         "fused_qkv": False,
         "transposed": False,
         "draft_ranks": spec.draft_ranks,
-        "packed": {f"{m.role}_model": spec.packing(m)._asdict() for m in spec.models},
+        "packed": {m.prefix: spec.packing(m)._asdict() for m in spec.models},
     }
 
 
-def _check_disk(plan: Plan) -> None:
+def _check_disk(plan: BuildPlan) -> None:
     needed = (plan.weight_bytes * plan.spec.tp if plan.spec.checkpoint else 0) + (64 << 20)
     folder = Path(plan.spec.out).absolute()
     while not folder.exists():
@@ -160,7 +160,7 @@ def _check_disk(plan: Plan) -> None:
         )
 
 
-def _manifest(plan: Plan) -> dict[str, Any]:
+def _manifest(plan: BuildPlan) -> dict[str, Any]:
     spec = plan.spec
     models: dict[str, dict[str, Any]] = {"draft": {"name": "none"}} | {
         m.role: {"name": _model_name(m.name), "config": json.loads(json.dumps(dataclasses.asdict(m.config)))}
@@ -171,7 +171,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True,
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
-        "k": spec.k, "rows": spec.k + 1, "speculation_length": spec.k + 1 if spec.k else 0,
+        "k": spec.k, "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
         "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "graphs": [graph_as_json(g) for g in plan.graphs],

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compile.spec import BuildSpec, PartModel
 from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
-from model.bundle.weights import RANK, bundle_names, local_shapes
+from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
+from model.dtypes import BY_FLAG
+from model.graph_io import StepInputs, StepOutputs, tensor_specs
 from model.nki.backing import BACKINGS
 from model.nki.filter_floor import ALL_GATHERS
 from model.parallel import Parallel
 
-_DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
-
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What a build makes, before anything is made."""
 
     spec: BuildSpec
@@ -37,76 +37,44 @@ class Plan:
         return sum(t.bytes for t in self.state)
 
 
-def make_plan(spec: BuildSpec) -> Plan:
+def make_plan(spec: BuildSpec) -> BuildPlan:
     """The plan of a checked spec."""
-    target, draft = spec.target_config, spec.draft_config
-    models = {m.role: m for m in spec.models}
-    of_target, of_draft = spec.parallel()
-    target_weights = _weights(models["target"], spec)
-    draft_weights = _weights(models["draft"], spec) if spec.k else ()
-    draft_state = _state("draft_model", draft, of_draft, spec) if spec.k else ()
-    target_state = _state("target_model", target, of_target, spec)
-    target_weights = tuple(replace(t, name=spec.stored_name(t.name)) for t in target_weights)
-    both = draft_weights + target_weights
+    weights = {m.role: _weights(m, spec) for m in spec.models}
+    parallel = dict(zip(("target", "draft"), spec.parallel(), strict=True))
+    caches = {m.role: _caches(m, parallel[m.role], spec) for m in spec.models}
+    target_weights, draft_weights = weights["target"], weights.get("draft", ())
+    both, state = draft_weights + target_weights, caches.get("draft", ()) + caches["target"]
+    batch, rows = spec.batch, spec.rows
     graphs = []
     for bucket in spec.buckets:
-        step, prompt = _inputs(spec.batch, 1, bucket), _inputs(1, bucket, bucket)
-        state = draft_state + target_state
+        step = tensor_specs(StepInputs, B=batch, T=1, S=bucket)
+        prompt = tensor_specs(StepInputs, B=1, T=bucket, S=bucket)
+        first = tensor_specs(StepOutputs, B=1, N=rows, S=spec.max_len)
+        emitted, one = (tensor_specs(StepOutputs, B=batch, N=n, S=bucket) for n in (rows, 1))
         graphs += [
-            GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, _outputs(1, spec.k, spec.max_len),
+            GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first,
                       _collectives(spec, prompt_passes=spec.k > 0)),
-            GraphSpec(FUSED, bucket, spec.k, both, step, state, _outputs(spec.batch, spec.k, bucket),
-                      _collectives(spec, draft_passes=spec.k + 1)),
-            GraphSpec(DECODE, bucket, 0, target_weights, step, target_state, _outputs(spec.batch, 0, bucket),
-                      _collectives(spec)),
+            GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted, _collectives(spec, draft_passes=rows)),
+            GraphSpec(DECODE, bucket, 0, target_weights, step, caches["target"], one, _collectives(spec)),
         ]  # fmt: skip
     if not spec.k:
         graphs = [g for g in graphs if g.tag != FUSED]
-    return Plan(spec, tuple(graphs), target_weights, draft_weights, draft_state + target_state)
+    return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
 
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    shapes, prefix = local_shapes(model.config, model.ranks, spec.packing(model)), f"{model.role}_model"
-    number = TensorSpec(f"{prefix}.{RANK}", (1,), "int32")
-    return (*(TensorSpec(f"{prefix}.{name}", shape, _DTYPE[spec.dtype]) for name, shape in shapes.items()), number)
+    names, dtype = spec.weight_names(), BY_FLAG[spec.dtype].name
+    shapes = local_shapes(model.config, model.ranks, spec.packing(model))
+    cut = (TensorSpec(names[f"{model.prefix}.{ours}"], shape, dtype) for ours, shape in shapes.items())
+    return (*cut, TensorSpec(names[f"{model.prefix}.{RANK}"], (1,), "int32"))
 
 
-def parameter_names(spec: BuildSpec, drafting: bool) -> dict[str, str]:
-    """Parameter of a pair -> its name in the bundle."""
-    names: dict[str, str] = {}
-    for model in spec.models[: 1 + drafting]:
-        names |= bundle_names(f"{model.role}_model", model.config, spec.packing(model))
-    return {ours: spec.stored_name(name) for ours, name in names.items()}
-
-
-def _state(prefix: str, config: Qwen3Config, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(config, parallel, spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
+def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
+    shapes = cache_shapes(model.config, parallel, spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
     return tuple(
-        TensorSpec(f"{prefix}.kv.{layer}.{which}", shape, _DTYPE[spec.dtype])
-        for layer in range(config.num_hidden_layers)
+        TensorSpec(f"{model.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
+        for layer in range(model.config.num_hidden_layers)
         for which, shape in zip("kv", shapes, strict=True)
-    )
-
-
-def _inputs(batch: int, count: int, bucket: int) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("input_ids", (batch, count), "int32"),
-        TensorSpec("attention_mask", (batch, bucket), "int32"),
-        TensorSpec("position_ids", (batch, count), "int32"),
-        TensorSpec("seq_ids", (batch,), "int32"),
-        TensorSpec("sampling_params", (batch, 3), "float32"),
-        TensorSpec("min_p", (batch,), "float32"),
-        TensorSpec("seeds", (batch, 2), "int32"),
-        TensorSpec("k_limits", (batch,), "int32"),
-    )
-
-
-def _outputs(batch: int, k: int, mask: int) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("accepted_tokens", (batch, k + 1), "int32"),
-        TensorSpec("next_input_ids", (batch, 1), "int32"),
-        TensorSpec("next_attention_mask", (batch, mask), "int32"),
-        TensorSpec("next_pos_ids", (batch, 1), "int32"),
     )
 
 

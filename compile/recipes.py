@@ -17,7 +17,8 @@ from model.bundle.manifest import canonical_hash, sha256_of
 ROOT = Path(__file__).resolve().parent.parent
 # what runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
-    "compile/graph", "model/attention.py", "model/cache.py", "model/config.py", "model/kernels.py",
+    "compile/graph", "model/attention.py", "model/cache.py", "model/config.py", "model/dtypes.py",
+    "model/graph_io.py", "model/kernels.py",
     "model/nki/backing.py", "model/nki/custom_calls.py", "model/nki/filter_floor.py", "model/nki/launches.py",
     "model/ops.py",
     "model/fused_layer.py", "model/packing.py", "model/parallel.py", "model/qwen3.py", "model/rejection.py",
@@ -28,7 +29,7 @@ TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # what reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/shard_writer.py", "model/bundle/checkpoint.py", "model/bundle/shards.py", "model/bundle/weights.py",
-    "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
+    "model/dtypes.py", "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)
 

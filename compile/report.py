@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from compile.plan import Plan
+from compile.plan import BuildPlan
+from compile.spec import BuildSpec
 from model.bundle.manifest import graph_as_json
 from model.config import Qwen3Config
 from model.parallel import HeadMap
 
 
-def plan_as_json(plan: Plan) -> dict[str, Any]:
+def plan_as_json(plan: BuildPlan) -> dict[str, Any]:
     """Everything that the plan holds."""
     spec = plan.spec
     return {
         "spec": spec.what_is_built(),
         "k": spec.k,
-        "rows": spec.k + 1,
+        "rows": spec.rows,
         "buckets": list(spec.buckets),
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
     }
 
 
-def plan_as_text(plan: Plan) -> str:
+def plan_as_text(plan: BuildPlan) -> str:
     """A few lines: the pair, what a step is, the graphs, bytes on a rank."""
     spec = plan.spec
     lines = [
@@ -32,7 +33,7 @@ def plan_as_text(plan: Plan) -> str:
             f"{m.config.num_hidden_layers} layers{_padding(m.config, spec.tp)}"
             for m in spec.models
         ),
-        f"step   {_step(spec.k)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
+        f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
         f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
@@ -43,8 +44,10 @@ def plan_as_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _step(k: int) -> str:
-    return f"k = {k} drafts, {k + 1} verified rows, 1 to {k + 1} tokens" if k else "k = 0: the target alone, 1 token"
+def _step(spec: BuildSpec) -> str:
+    if not spec.k:
+        return "k = 0: the target alone, 1 token"
+    return f"k = {spec.k} drafts, {spec.rows} verified rows, 1 to {spec.rows} tokens"
 
 
 def _padding(config: Qwen3Config, tp: int) -> str:

@@ -12,8 +12,9 @@ from typing import Any, get_type_hints
 from tokenizers import Tokenizer
 
 from model.attention import KEY_TILE
-from model.bundle.weights import DTYPES
+from model.bundle.weights import names
 from model.config import Qwen3Config, load_config
+from model.dtypes import BY_FLAG
 from model.errors import UserError
 from model.nki.backing import BACKINGS
 from model.ops import EAGER, Ops
@@ -64,6 +65,11 @@ class BuildSpec:
     force: bool = _flag(False, "build everything again, even what has not changed", how=True)
 
     @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies in a step, and the most tokens that it emits."""
+        return self.k + 1
+
+    @property
     def target_config(self) -> Qwen3Config:
         return load_config(self.target)
 
@@ -80,9 +86,10 @@ class BuildSpec:
         draft = PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config, self.draft_ranks)
         return (target, draft)
 
-    def stored_name(self, name: str) -> str:
-        """A weight's name in the bundle. NxDI puts `target_model.` before it in a pair alone."""
-        return name if self.k else name.removeprefix("target_model.")
+    def weight_names(self) -> dict[str, str]:
+        """Parameter of a pair -> its name in the bundle, for every weight of the build."""
+        of_models = (names(m.prefix, m.config, self.packing(m), alone=not self.k) for m in self.models)
+        return {ours: stored for of_model in of_models for ours, stored in of_model.items()}
 
     @property
     def draft_ranks(self) -> int:
@@ -177,10 +184,10 @@ class BuildSpec:
                 f"max-len {self.max_len} cannot be reached by buckets, which are multiples of {KEY_TILE}; "
                 f"use {max(1, -(-self.max_len // KEY_TILE)) * KEY_TILE}"
             )
-        if self.k + 1 >= self.max_len:
+        if self.rows >= self.max_len:
             raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.dtype not in BY_FLAG:
+            raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(BY_FLAG)}")
         if self.kv_shard not in KV_SHARDS:
             raise UserError(f"kv-shard is {self.kv_shard!r}; it must be one of {', '.join(KV_SHARDS)}")
         if self.kernels not in BACKINGS:
@@ -206,6 +213,11 @@ class PartModel:
     checkpoint: str
     config: Qwen3Config
     ranks: int
+
+    @property
+    def prefix(self) -> str:
+        """Before the model's parameters, caches and files of weights: its name in a Pair."""
+        return f"{self.role}_model"
 
     def check(self) -> None:
         """Refuse a folder of weights that are another model's."""

@@ -7,53 +7,19 @@ the order of NxDI's fused graphs: accepted ids, next id, next mask, next positio
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from model.cache import Cache, Rows
+from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
 from model.sampling import Draws, Sampling
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
-
-
-class StepInputs(NamedTuple):
-    """What the host passes to a graph: numpy arrays there, tensors in torch; integers are int32.
-
-    input_ids (B, 1), or (1, S) for a prompt; attention_mask (B, S), whose length is the bucket;
-    position_ids (B, 1) of the input id; seq_ids (B,), the cache slot of a prompt; sampling_params
-    (B, 3) fp32 top-k, top-p, temperature; min_p (B,) fp32; seeds (B, 2); k_limits (B,), the most
-    drafts to accept.
-    """
-
-    input_ids: Any
-    attention_mask: Any
-    position_ids: Any
-    seq_ids: Any
-    sampling_params: Any
-    min_p: Any
-    seeds: Any
-    k_limits: Any
-
-    @property
-    def sampling(self) -> Sampling:
-        top_k, top_p, temperature = self.sampling_params.unbind(-1)
-        return Sampling(temperature, top_k, top_p, self.min_p, self.seeds)
-
-
-class StepOutputs(NamedTuple):
-    """accepted (B, k + 1) padded with -1, next id (B, 1), next mask (B, S), next position (B, 1)."""
-
-    accepted: Tensor
-    next_ids: Tensor
-    next_mask: Tensor
-    next_pos: Tensor
-    draft_caches: list[Cache]
-    target_caches: list[Cache]
 
 
 class Pair(nn.Module):

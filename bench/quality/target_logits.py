@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from model.bundle.manifest import Bundle
-from model.bundle.weights import DTYPES, bundle_names, shard_file
+from model.bundle.weights import names, shard_file
 from model.cache import Rows, empty_caches
+from model.dtypes import BY_FLAG
 from model.ops import Ops
 from model.packing import Packing
 from model.parallel import Parallel
@@ -56,7 +57,7 @@ class TargetLogits:
 
     @torch.no_grad()
     def _logits(self, known: tuple[int, ...]) -> torch.Tensor:
-        model, dtype = self._load(), DTYPES[self.bundle["dtype"]]
+        model, dtype = self._load(), BY_FLAG[self.bundle["dtype"]].torch
         # as in a prompt's graph, the cache is longer than the prompt: rows past its end are never looked at
         length = -len(known) // _BLOCK * -_BLOCK
         ids = torch.zeros(1, length, dtype=torch.int32)
@@ -70,9 +71,10 @@ class TargetLogits:
         if self._model is None:
             config = self.bundle.config("target")
             stored = load_file(self.bundle.path / shard_file(0))
-            named = {ours: stored[name] for ours, name in bundle_names("target_model", config, Packing()).items()}
-            model = Qwen3(config, Parallel()).to(DTYPES[self.bundle["dtype"]])
-            model.load_state_dict({k.removeprefix("target_model."): v for k, v in named.items()})
+            prefix = "target_model"
+            stored_names = names(prefix, config, Packing(), alone=not self.bundle["k"])
+            model = Qwen3(config, Parallel()).to(BY_FLAG[self.bundle["dtype"]].torch)
+            model.load_state_dict({o.removeprefix(f"{prefix}."): stored[name] for o, name in stored_names.items()})
             self._model = model.eval()
         return self._model
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from model.bundle.manifest import TensorSpec
+from model.dtypes import BY_NAME, DTYPES
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int32: "I32"}
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "int32": "I32"}
+_BY_TORCH = {d.torch: d for d in DTYPES}
 
 
 def write_shard(
@@ -25,16 +25,17 @@ def write_shard(
     """Write the tensors, in any order, each once, with the shapes and dtypes that `specs` announce, and the label."""
     header, at = dict[str, Any](), 0
     # wide numbers first: readers want each at a multiple of its size
-    for spec in sorted(specs, key=lambda t: t.dtype == "bfloat16"):
+    for spec in sorted(specs, key=lambda t: -BY_NAME[t.dtype].bytes):
         offsets = [at, at := at + spec.bytes]
-        header[spec.name] = {"dtype": _DTYPES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
+        stored = BY_NAME[spec.dtype].safetensors
+        header[spec.name] = {"dtype": stored, "shape": list(spec.shape), "data_offsets": offsets}
     text = json.dumps({"__metadata__": label} | header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for name, tensor in tensors:
             announced = header.pop(name)
-            found = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
+            found = {"dtype": _BY_TORCH[tensor.dtype].safetensors, "shape": list(tensor.shape)}
             assert announced == found | {"data_offsets": announced["data_offsets"]}, f"{name}: {found}"
             out.seek(8 + len(text) + announced["data_offsets"][0])
             out.write(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from compile.graph import collectives, hlo
 from compile.graph.custom_call import kernels_of_graph
 from compile.graph.torchax_seam import interop
-from compile.plan import Plan, parameter_names
+from compile.plan import BuildPlan
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.weights import DTYPES
 from model.cache import Cache
+from model.dtypes import BY_FLAG
+from model.graph_io import StepInputs
 from model.ops import Ops, State
 from model.qwen3 import Qwen3
-from model.speculative import Pair, StepInputs
+from model.speculative import Pair
 
 
 class TracedOps(Ops):
@@ -82,7 +83,7 @@ class TracedOps(Ops):
         return interop.call_jax(lambda a: collectives.all_gather(a, self.ranks, self.world), x)
 
 
-def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
+def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
     """The serialized HloModuleProto of one planned graph, for one rank.
 
     Its parameters are the graph's weights, inputs and state in the plan's order; its results the
@@ -95,8 +96,9 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
     with torch.device("meta"):
         kernels = kernels_of_graph(spec.kernels)
         draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
-        pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
-    theirs = parameter_names(spec, drafting)
+        pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(BY_FLAG[spec.dtype].torch)
+    weight_names = spec.weight_names()
+    stored = {ours: weight_names[ours] for ours in pair.state_dict()}
     stage = Pair.prefill if graph.tag == PREFILL else Pair.step
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument
@@ -105,7 +107,7 @@ def lower_graph(plan: Plan, graph: GraphSpec) -> bytes:
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
         by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}
-        named = {ours: by_name[name] for ours, name in theirs.items()}
+        named = {ours: by_name[name] for ours, name in stored.items()}
         layers: list[Any] = [Cache(*pair_) for pair_ in zip(state[::2], state[1::2], strict=True)]
         split = len(layers) - spec.target_config.num_hidden_layers
         return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), layers[:split], layers[split:]))

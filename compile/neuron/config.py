@@ -12,9 +12,9 @@ from typing import Any
 
 from compile.spec import BuildSpec
 from model.config import Qwen3Config
+from model.dtypes import BY_FLAG
 
 _DEFAULTS = json.loads(Path(__file__).with_name("nxdi_defaults.json").read_text(encoding="utf-8"))
-_TORCH_DTYPE = {"bf16": "bfloat16", "fp32": "float32"}
 _LONG_CONTEXT = 32 * 1024
 
 
@@ -87,7 +87,7 @@ def _neuron(spec: BuildSpec, speculation: bool) -> dict[str, Any]:
             # NxDI tiles for fused speculation alone, and the draft's config is a copy of the pair's
             "kv_cache_tiling": spec.k > 0 and spec.max_len > 128 and spec.max_len % 128 == 0,
             # NxDI counts the verified rows, the target's own token included
-            "speculation_length": spec.k + 1 if speculation else 0,
-            "torch_dtype": _TORCH_DTYPE[spec.dtype],
+            "speculation_length": spec.rows if speculation else 0,
+            "torch_dtype": BY_FLAG[spec.dtype].name,
         }
     )

@@ -15,7 +15,7 @@ from compile.bundle.staging import Artifact
 from compile.neuron import sdk as toolchain
 from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_tags
-from compile.plan import Plan
+from compile.plan import BuildPlan
 from model.bundle.manifest import GraphSpec, canonical_hash
 from model.errors import UserError
 
@@ -32,7 +32,7 @@ def chosen(name: str) -> Found:
     return toolchain.require(Level.COMPILER, "--toolchain neuron") if name == "neuron" else toolchain.find()
 
 
-def compiled(plan: Plan, graphs: list[Artifact]) -> tuple[list[Artifact], dict[str, Any]]:
+def compiled(plan: BuildPlan, graphs: list[Artifact]) -> tuple[list[Artifact], dict[str, Any]]:
     """The artifacts that the SDK adds to those of the graphs, and what it changes in the manifest."""
     found = chosen(plan.spec.toolchain)
     if found.level is Level.NONE:
@@ -48,7 +48,7 @@ def compiled(plan: Plan, graphs: list[Artifact]) -> tuple[list[Artifact], dict[s
     return artifacts, {"toolchain": found.level.name.lower(), "neff": neff, "compiler": how}
 
 
-def _work(plan: Plan) -> Path:
+def _work(plan: BuildPlan) -> Path:
     return Path(plan.spec.out) / ".build" / "neuron"
 
 
@@ -56,7 +56,7 @@ def _stem(graph: GraphSpec) -> str:
     return f"{graph.tag}_bk{graph.bucket}"
 
 
-def _neffs(plan: Plan, recipes: dict[str, str], flags: dict[str, str], found: Found) -> list[Artifact]:
+def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], found: Found) -> list[Artifact]:
     if plan.spec.kernels != "reference":
         raise UserError(
             f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {toolchain.COMPILER} "
@@ -87,7 +87,7 @@ def _copy_of(source: Path) -> Callable[[Path], None]:
     return write
 
 
-def _model(plan: Plan, recipe: str, flags: dict[str, str]) -> list[Artifact]:
+def _model(plan: BuildPlan, recipe: str, flags: dict[str, str]) -> list[Artifact]:
     work = _work(plan)
     made = [Artifact(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
     for tag in nxdi_tags(plan):

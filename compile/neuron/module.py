@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compile.plan import Plan, parameter_names
+from compile.plan import BuildPlan
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.weights import DTYPES
 from model.cache import Cache
+from model.dtypes import BY_FLAG, BY_NAME
+from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import Ops
 from model.qwen3 import Qwen3
-from model.speculative import Pair, StepInputs
+from model.speculative import Pair
 
-_TORCH = {"float32": torch.float32, "int32": torch.int32, "bfloat16": torch.bfloat16}
 Collective = Callable[[Tensor], Tensor]
 
 
@@ -68,18 +67,19 @@ class StaticOps(Ops):
 class StepModule(nn.Module):
     """A graph of the plan for one rank; parameters are zeros, whose values no graph holds."""
 
-    def __init__(self, plan: Plan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
+    def __init__(self, plan: BuildPlan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
         super().__init__()
         spec = plan.spec
         self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
         self.state_names = [t.name for t in graph.state]
         drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
         self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
-        self.names = parameter_names(spec, drafting)
         of_target, of_draft = spec.parallel(ops)
         with torch.device("meta"):
             draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
-            pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(DTYPES[spec.dtype])
+            pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(BY_FLAG[spec.dtype].torch)
+        weight_names = spec.weight_names()
+        self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
         # in a list, so that its empty parameters are none of this module's
         self._pair = [pair]
         for tensor in (*graph.weights, *graph.state):
@@ -135,14 +135,13 @@ def _place(module: nn.Module, tensor: TensorSpec) -> None:
         if part not in module._modules:
             module.add_module(part, nn.Module())
         module = module._modules[part]  # type: ignore[assignment]
-    value = torch.zeros(tensor.shape, dtype=_TORCH[tensor.dtype])
+    value = torch.zeros(tensor.shape, dtype=BY_NAME[tensor.dtype].torch)
     module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 
 
 def example_inputs(graph: GraphSpec) -> tuple[Tensor, ...]:
     """NxDI's input tuple for a graph: zeros, but for the positive parameters of sampling."""
-    shapes = {t.name: (t.shape, _TORCH[t.dtype]) for t in graph.inputs}
-    names = ("input_ids", "attention_mask", "position_ids", "seq_ids")
-    made: list[Any] = [torch.zeros(shapes[n][0], dtype=shapes[n][1]) for n in names]
-    batch = made[0].shape[0]
-    return (*made, torch.ones(batch, 3), torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32))
+    inputs = StepInputs(*(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in graph.inputs))
+    ids, mask, positions, slots, params, *_ = inputs
+    # the last two are NxDI's own: hidden, adapter_ids
+    return ids, mask, positions, slots, torch.ones_like(params), torch.zeros_like(slots), torch.zeros_like(slots)

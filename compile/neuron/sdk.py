@@ -22,7 +22,7 @@ import torch
 
 from compile.neuron.flags import LNC, TARGET
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
-from compile.plan import Plan
+from compile.plan import BuildPlan
 from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec
 from model.errors import UserError
 from model.kernels import REFERENCE, Kernels
@@ -156,12 +156,12 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
         )
 
 
-def nxdi_tags(plan: Plan) -> tuple[str, ...]:
+def nxdi_tags(plan: BuildPlan) -> tuple[str, ...]:
     """The tags of model.pt."""
     return NXDI_TAGS if plan.spec.k else NXDI_TAGS_ALONE
 
 
-def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> None:
+def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -> None:
     """Trace and compile the plan's graphs of a prompt and of a step with ModelBuilder; save them as NxDI's model.pt.
 
     The compiler's files stay in `work`, `{tag}/_tp0_bk{bucket index}` each; the builder empties it first.
@@ -183,7 +183,7 @@ def build_model(plan: Plan, out: Path, work: Path, flags: dict[str, str]) -> Non
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
 
 
-def _instance(plan: Plan, graph: GraphSpec, base: Any) -> Any:
+def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
     # vendor seam
     mappings: Any = importlib.import_module("neuronx_distributed.parallel_layers.mappings")
     xla: Any = importlib.import_module("torch_xla.core.xla_model")

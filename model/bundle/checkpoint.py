@@ -55,12 +55,12 @@ class Checkpoint:
         return self._where[name].get_slice(name)
 
     def shard(self, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> Iterator[tuple[str, Tensor]]:
-        """(bundle name, tensor) of every weight of one rank; UserError names a tensor with NaN."""
+        """(our name, tensor) of every weight of one rank; UserError names a tensor with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
         for weight in table(self.config, packing):
             parts = [self._part(name, cut, rank, heads) for name, cut in weight.parts]
             # a copy: safetensors refuses the two cuts of a tied tensor to share memory
-            yield weight.bundle, weight.join(*parts, self.config.head_dim).to(dtype, copy=True).contiguous()
+            yield weight.ours, weight.join(*parts, self.config.head_dim).to(dtype, copy=True).contiguous()
         yield RANK, torch.tensor([rank], dtype=torch.int32)
 
     def _part(self, name: str, cut: Cut, rank: int, heads: HeadMap) -> Tensor:

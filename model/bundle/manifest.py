@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model.config import Qwen3Config
+from model.dtypes import BY_NAME
 from model.errors import UserError
 
 FORMAT = "trnspec-bundle"
@@ -33,10 +35,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        size = {"float32": 4, "int32": 4, "bfloat16": 2}[self.dtype]
-        for extent in self.shape:
-            size *= extent
-        return size
+        return BY_NAME[self.dtype].bytes * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,11 @@ class GraphSpec:
     state: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     collectives: dict[str, int]
+
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies, and the most ids that a step emits."""
+        return self.k + 1
 
     @property
     def file(self) -> str:

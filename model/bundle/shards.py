@@ -14,9 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from model.bundle.manifest import Bundle, TensorSpec
 from model.bundle.weights import shard_file
-
-# safetensors' names of the dtypes that graphs take
-_DTYPE = {"F32": "float32", "BF16": "bfloat16", "I32": "int32"}
+from model.dtypes import BY_SAFETENSORS
 
 
 def cut_label(layout: dict[str, Any], rank: int) -> dict[str, str]:
@@ -47,8 +45,13 @@ def faults(bundle: Bundle) -> Iterator[str]:
 def _header(bundle: Bundle, rank: int) -> tuple[dict[str, TensorSpec], dict[str, str]]:
     with safe_open(bundle.path / shard_file(rank), framework="np") as shard:
         slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
-        dtypes = {name: _DTYPE.get(s.get_dtype(), s.get_dtype()) for name, s in slices.items()}
-        return {n: TensorSpec(n, tuple(s.get_shape()), dtypes[n]) for n, s in slices.items()}, shard.metadata() or {}
+        return {n: TensorSpec(n, tuple(s.get_shape()), _dtype(s)) for n, s in slices.items()}, shard.metadata() or {}
+
+
+def _dtype(stored: Any) -> str:
+    # one that no graph takes keeps its name: the difference says it
+    name: str = stored.get_dtype()
+    return BY_SAFETENSORS[name].name if name in BY_SAFETENSORS else name
 
 
 def _other_cut(label: dict[str, str], layout: dict[str, Any], rank: int) -> Iterator[str]:

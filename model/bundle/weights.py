@@ -16,7 +16,6 @@ from model.packing import Packing
 from model.parallel import HeadMap
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # the one weight that no checkpoint has: int32 (1,), the rank's number; ours and the bundle's name
 RANK = "rank_util.rank"
 
@@ -113,7 +112,7 @@ def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 
 
 def local_shapes(config: Qwen3Config, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:
-    """The bundle's name -> the shape of every weight of a rank but its number."""
+    """Our name -> the shape of every weight of a rank but its number."""
     heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
     counted = {"query": heads.heads_per_rank * config.head_dim, "kv": heads.kv_per_rank * config.head_dim}
     whole = hf_shapes(config)
@@ -125,15 +124,19 @@ def local_shapes(config: Qwen3Config, tp: int, packing: Packing) -> dict[str, tu
         return torch.empty(shape, device="meta")
 
     return {
-        w.bundle: tuple(w.join(*(part(name, cut) for name, cut in w.parts), config.head_dim).shape)
+        w.ours: tuple(w.join(*(part(name, cut) for name, cut in w.parts), config.head_dim).shape)
         for w in table(config, packing)
     }
 
 
-def bundle_names(prefix: str, config: Qwen3Config, packing: Packing) -> dict[str, str]:
-    """Our parameter name -> the bundle's name, both under the prefix of the model in the pair."""
+def names(prefix: str, config: Qwen3Config, packing: Packing, alone: bool) -> dict[str, str]:
+    """A pair's parameter -> its name in the bundle, for the model that the pair knows by `prefix`.
+
+    NxDI puts the prefix before a weight's name in a pair, and nothing before those of a target alone.
+    """
+    bundle_prefix = "" if alone else f"{prefix}."
     names = {w.ours: w.bundle for w in table(config, packing)} | {RANK: RANK}
-    return {f"{prefix}.{ours}": f"{prefix}.{bundle}" for ours, bundle in names.items()}
+    return {f"{prefix}.{ours}": bundle_prefix + bundle for ours, bundle in names.items()}
 
 
 def shard_file(rank: int) -> str:

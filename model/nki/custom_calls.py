@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from jaxlib import xla_client
 
+from model.dtypes import BY_NAME
 from model.errors import UserError
-from model.nki.launches import NUMPY, TARGET, Result, from_text
+from model.nki.launches import TARGET, Result, from_text
 from model.nki.simulated import simulate
 
 _failures: list[Exception] = []
@@ -46,7 +47,7 @@ def check(results: Any) -> None:
 
 
 def _view(address: int, of: Result) -> Any:
-    dtype = np.dtype(NUMPY[of.dtype])
+    dtype: Any = BY_NAME[of.dtype].numpy
     size = int(np.prod(of.shape, dtype=np.int64)) * dtype.itemsize
     memory = (ctypes.c_char * size).from_address(address)
     return np.frombuffer(memory, dtype).reshape(of.shape)

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ml_dtypes
-import numpy as np
 from torch import Tensor
 
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
-NUMPY = {"float32": np.float32, "int32": np.int32, "bfloat16": ml_dtypes.bfloat16}
 Argument = Tensor | int | float | str | None | tuple["Argument", ...]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
+from model.graph_io import StepInputs, zero_inputs
 from model.serving.switching import Belief, Pause, Table, decide
-from model.speculative import StepInputs
 
 _WORD = 1 << 32
 
@@ -30,6 +30,11 @@ class Shape:
     batch: int
     max_len: int
     buckets: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies, and the most ids that a step emits."""
+        return self.k + 1
 
 
 @dataclass(frozen=True)
@@ -195,14 +200,10 @@ class Engine:
         """Write all known ids into both caches; the id drawn after them."""
         length = len(known)
         bucket = next(b for b in self.shape.buckets if b >= length)
-        ids, mask = np.zeros((1, bucket), np.int32), np.zeros((1, bucket), np.int32)
-        ids[0, :length], mask[0, :length] = known, 1
-        inputs = _inputs([(0, request, self.shape.k)], 1)._replace(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=np.arange(bucket, dtype=np.int32)[None],
-            seq_ids=np.array([place], np.int32),
-        )
+        inputs = zero_inputs(B=1, T=bucket, S=bucket)
+        inputs.input_ids[0, :length], inputs.attention_mask[0, :length] = known, 1
+        inputs.position_ids[0], inputs.seq_ids[0] = np.arange(bucket), place
+        _ask(inputs, 0, request, self.shape.k)
         return int(self.runner.run(PREFILL, bucket, inputs)[0][0, 0])
 
     def _limits(self, active: list[_Slot]) -> tuple[int, ...]:
@@ -213,9 +214,10 @@ class Engine:
             return tuple(s.belief.most for s in active)
         decision = decide(self.table, tuple(s.belief for s in active), self.pause)
         self.pause = decision.pause
-        for slot, due in zip(active, decision.refresh, strict=False):
-            if due:
-                self._refresh(slot)
+        if decision.refresh:
+            for slot, due in zip(active, decision.refresh, strict=True):
+                if due:
+                    self._refresh(slot)
         return decision.limits
 
     def _refresh(self, slot: _Slot) -> None:
@@ -232,13 +234,16 @@ class Engine:
         tag, k = (FUSED, self.shape.k) if limits else (DECODE, 0)
         last = max(s.position for s in active) + k
         bucket = next((b for b in self.shape.buckets if last < b), self.shape.max_len)
-        rows = zip(active, limits or (0,) * len(active), strict=True)
-        inputs = _inputs([(s.index, s.request, limit) for s, limit in rows], self.shape.batch)
-        for slot in active:
+        inputs = zero_inputs(B=self.shape.batch, T=1, S=bucket)
+        inputs.seq_ids[:] = np.arange(self.shape.batch)
+        # an idle row filters nothing: a top-p of 1
+        inputs.sampling_params[:, 1] = 1
+        for slot, limit in zip(active, limits or (0,) * len(active), strict=True):
             inputs.input_ids[slot.index] = slot.token
             inputs.position_ids[slot.index] = slot.position
-        mask = np.arange(bucket, dtype=np.int32) < inputs.position_ids
-        outputs = self.runner.run(tag, bucket, inputs._replace(attention_mask=mask.astype(np.int32)))
+            _ask(inputs, slot.index, slot.request, limit)
+        inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids
+        outputs = self.runner.run(tag, bucket, inputs)
         emitted = []
         for slot in active:
             new = [int(t) for t in outputs[0][slot.index] if t >= 0]
@@ -278,16 +283,9 @@ class Engine:
         return result.ids[before:]
 
 
-def _inputs(rows: list[tuple[int, Request, int]], batch: int) -> StepInputs:
-    """Inputs of a step: (row, request, its k limit), idle rows neutral; the caller fills ids, mask and positions."""
-    params, min_p = np.zeros((batch, 3), np.float32), np.zeros(batch, np.float32)
-    seeds, limits = np.zeros((batch, 2), np.uint32), np.zeros(batch, np.int32)
-    params[:, 1] = 1
-    for row, request, limit in rows:
-        p = request.params
-        params[row] = (p.top_k, p.top_p, p.temperature)
-        min_p[row], seeds[row], limits[row] = p.min_p, (p.seed % _WORD, p.seed // _WORD), limit
-    zeros = np.zeros((batch, 1), np.int32)
-    return StepInputs(
-        zeros, zeros, zeros.copy(), np.arange(batch, dtype=np.int32), params, min_p, seeds.view(np.int32), limits
-    )
+def _ask(inputs: StepInputs, row: int, request: Request, limit: int) -> None:
+    """Write what a request asks of its row: sampling, seed, and the most drafts to accept."""
+    p = request.params
+    inputs.sampling_params[row] = (p.top_k, p.top_p, p.temperature)
+    inputs.min_p[row], inputs.k_limits[row] = p.min_p, limit
+    inputs.seeds.view(np.uint32)[row] = (p.seed % _WORD, p.seed // _WORD)

@@ -20,10 +20,11 @@ from safetensors import safe_open
 from model.bundle.manifest import PREFILL, Bundle, GraphSpec, TensorSpec
 from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
+from model.dtypes import BY_NAME
 from model.errors import UserError
+from model.graph_io import StepInputs
 from model.nki import custom_calls
-from model.nki.launches import NUMPY, TARGET
-from model.speculative import StepInputs
+from model.nki.launches import TARGET
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 os.environ.setdefault("NPROC", "1")
@@ -64,12 +65,12 @@ class Graphs:
         """
         graph = self.bundle.graph(tag, bucket)
         if (tag, bucket) not in self._executables:
-            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, NUMPY[t.dtype]) for t in graph.inputs)))
+            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
         """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
         graph = self.bundle.graph(tag, bucket)
-        given = dict(zip(StepInputs._fields, inputs, strict=True))
+        given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
         # one call a device for all inputs: a call costs more than the copy
         replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
@@ -100,7 +101,7 @@ class Graphs:
         return {name: self._put([shard[name] for shard in shards]) for name in needed}
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, NUMPY[tensor.dtype])] * self.tp)
+        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp)
 
     def _put(self, parts: list[np.ndarray]) -> Any:
         return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])

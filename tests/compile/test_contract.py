@@ -20,7 +20,7 @@ from compile.graph import collectives, hlo
 from compile.graph.contract import CONSTANT_BYTES, declared, violations
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import lower_graph
-from compile.plan import Plan, make_plan
+from compile.plan import BuildPlan, make_plan
 from model import qwen3
 from model.bundle.manifest import FUSED, GraphSpec, manifest_digest, read_bundle, sha256_of
 from model.parallel import Embedding
@@ -73,7 +73,7 @@ def _instructions(proto: bytes) -> list[Any]:
 
 
 @functools.cache
-def _fused(base: Path) -> tuple[Plan, GraphSpec, bytes]:
+def _fused(base: Path) -> tuple[BuildPlan, GraphSpec, bytes]:
     plan = make_plan(spec(base, tp=2))
     graph = next(g for g in plan.graphs if g.tag == FUSED)
     return plan, graph, lower_graph(plan, graph)

@@ -17,10 +17,10 @@ from compile.plan import make_plan
 from model.bundle.manifest import GraphSpec, read_bundle
 from model.bundle.weights import shard_file
 from model.generate import shape_of
+from model.graph_io import StepInputs
 from model.kernels import REFERENCE
 from model.serving.engine import Engine, Params, Request
 from model.serving.runtime import Graphs
-from model.speculative import StepInputs
 from tests.compile.fake_sdk import same
 from tests.compile.nxdi_host import Host, Model, Sequence, Tensors
 from tests.compile.tiny import spec, write_model

@@ -132,7 +132,7 @@ def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, t
         last = f"layers.{config.num_hidden_layers - 1}"
         # the last of 32 ranks holds zero heads of a draft with 16
         value = 0 if tp == 32 and config.num_attention_heads == 16 else source[f"model.{last}.self_attn.q_proj.weight"]
-        assert tensors[f"{last}.self_attn.qkv_proj.q_proj.weight"].float().unique().tolist() == [value]
+        assert tensors[f"{last}.self_attn.q_proj.weight"].float().unique().tolist() == [value]
 
 
 def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
         group, place = divmod(rank, 4)
         head = 2 * group + place + 1 if place < 2 else 0
         attention = "layers.0.self_attn."
-        assert torch.equal(shard[attention + "qkv_proj.q_proj.weight"], torch.full((8, 32), float(head)))
-        assert torch.equal(shard[attention + "o_proj.o_proj.weight"], torch.full((32, 8), float(head)))
+        assert torch.equal(shard[attention + "q_proj.weight"], torch.full((8, 32), float(head)))
+        assert torch.equal(shard[attention + "o_proj.weight"], torch.full((32, 8), float(head)))
         for which in "kv":
-            kept = shard[attention + f"qkv_proj.{which}_proj.weight"]
+            kept = shard[attention + f"{which}_proj.weight"]
             assert torch.equal(kept, torch.full((8, 32), group + 1.0))
         assert torch.equal(shard["layers.0.mlp.down_proj.weight"], torch.full((32, 1), float(rank)))
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
+from model.graph_io import StepInputs
 from model.serving.engine import Engine, Params, Request, Result, Shape
 from model.serving.switching import Curve, Table, expected_tokens
-from model.speculative import StepInputs
 
 # in steps of the target alone; what a demo bundle of k 7 measures, rounded
 ALONE, PER_DRAFT, PROMPT = 1.0, 0.17, 3.0

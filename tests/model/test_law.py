@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from model import sampling
 from model.cache import Cache, Rows
+from model.graph_io import StepInputs
 from model.kernels import REFERENCE
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
 from model.sampling import Draws, Sampling, coupled_sample
-from model.speculative import Pair, StepInputs
+from model.speculative import Pair
 from tests.model.test_sampling import law_of_filter
 
 BOUND = 1e-3

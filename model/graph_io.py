@@ -1,0 +1,84 @@
+"""What crosses a graph's border: every input and output, declared once with its shape and dtype.
+
+The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
+sequences, T ids of each that come in (1 in a step, S in a prompt), S positions (the bucket) and N = k + 1 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import numpy as np
+
+from model.bundle.manifest import TensorSpec
+from model.cache import Cache
+from model.dtypes import BY_NAME
+from model.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Port:
+    """A tensor at the border: its axes, letters or numbers; its dtype; its name in the bundle, if it has its own."""
+
+    axes: str
+    dtype: str = "int32"
+    name: str = ""
+
+    def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The axes as numbers, given what each letter is."""
+        return tuple(int(axis) if axis.isdigit() else sizes[axis] for axis in self.axes.split())
+
+
+class StepInputs(NamedTuple):
+    """What the host passes to a graph: numpy arrays there, tensors in torch.
+
+    attention_mask is 1 where a token is known; position_ids are the input ids' own; seq_ids is the cache slot of a
+    prompt; sampling_params are top-k, top-p, temperature; seeds two words each; k_limits the most drafts to accept.
+    """
+
+    input_ids: Annotated[Any, Port("B T")]
+    attention_mask: Annotated[Any, Port("B S")]
+    position_ids: Annotated[Any, Port("B T")]
+    seq_ids: Annotated[Any, Port("B")]
+    sampling_params: Annotated[Any, Port("B 3", "float32")]
+    min_p: Annotated[Any, Port("B", "float32")]
+    seeds: Annotated[Any, Port("B 2")]
+    k_limits: Annotated[Any, Port("B")]
+
+    @property
+    def sampling(self) -> Sampling:
+        top_k, top_p, temperature = self.sampling_params.unbind(-1)
+        return Sampling(temperature, top_k, top_p, self.min_p, self.seeds)
+
+
+class StepOutputs(NamedTuple):
+    """What a graph returns; `accepted` is padded with -1. The caches stay with the device: a host sees none.
+
+    After a prompt the mask has the cache's length, S positions of all.
+    """
+
+    accepted: Annotated[Any, Port("B N", name="accepted_tokens")]
+    next_ids: Annotated[Any, Port("B 1", name="next_input_ids")]
+    next_mask: Annotated[Any, Port("B S", name="next_attention_mask")]
+    next_pos: Annotated[Any, Port("B 1", name="next_pos_ids")]
+    draft_caches: Sequence[Cache] = ()
+    target_caches: Sequence[Cache] = ()
+
+
+def ports(border: type[StepInputs] | type[StepOutputs]) -> Iterator[tuple[str, Port]]:
+    """Field -> what is declared of it, in the graph's order."""
+    for field, hint in get_type_hints(border, include_extras=True).items():
+        yield from ((field, port) for port in getattr(hint, "__metadata__", ()))
+
+
+def tensor_specs(border: type[StepInputs] | type[StepOutputs], **sizes: int) -> tuple[TensorSpec, ...]:
+    """A graph's inputs or outputs as the bundle lists them, given the size of each letter."""
+    return tuple(TensorSpec(port.name or field, port.shape(sizes), port.dtype) for field, port in ports(border))
+
+
+def zero_inputs(**sizes: int) -> StepInputs:
+    """Inputs of zeros, numpy arrays to be filled in, given the sizes B, T and S."""
+    arrays = {field: np.zeros(port.shape(sizes), BY_NAME[port.dtype].numpy) for field, port in ports(StepInputs)}
+    return StepInputs(**arrays)
