@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from compile.neuron.flags import flags_of
 from compile.neuron.sdk import Level
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import FUSED, Bundle, read_bundle
+from model.bundle.manifest import FUSED, PREFILL, Bundle, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import shape_of
@@ -127,14 +128,17 @@ class Device:
 
 
 class SlotSeeds:
-    """The bundle's graphs on the CPU, keyed by the slot as model.pt is."""
+    """The bundle's graphs on the CPU with the noise of model.pt: keyed by the slot and the prompts that it has had."""
 
     def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
+        self.graphs, self.counts = graphs, Counter[int]()
 
     def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
-        slots = np.asarray(inputs.seq_ids)
-        return self.graphs.run(tag, bucket, inputs._replace(seeds=np.stack([slots, 0 * slots], -1).astype(np.int32)))
+        slots = [int(slot) for slot in inputs.seq_ids]
+        if tag == PREFILL:
+            self.counts.update(slots)
+        seeds = np.array([(slot, self.counts[slot]) for slot in slots], np.int32)
+        return self.graphs.run(tag, bucket, inputs._replace(seeds=seeds))
 
 
 def generate(kernels: str, work: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """neuron_config.json in the form that NxDI 0.9 writes it, so that its loader and NxDI 0.6's read our bundle.
 
-The fields that no flag of ours moves are NxDI's own defaults, kept in nxdi_defaults.json. `draft_model_cls` is left out:
-0.9 takes it as null, 0.6 has no such argument and ends on it.
+The fields that no flag of ours moves are NxDI's own defaults, kept in nxdi_defaults.json. `draft_model_cls` is left
+out: 0.9 takes it as null, 0.6 has no such argument and ends on it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from model.kernels import REFERENCE, Kernels
 from model.nki.backing import NkiKernels
 from model.nki.on_device import launch_on_device
 
-COMPILER = "neuronx-cc"
+COMPILER, NKI = "neuronx-cc", "nki"
 # NxDI routes by the list of input shapes, where a step of the target alone would equal the fused one
 NXDI_TAGS = (PREFILL, FUSED)
 NXDI_TAGS_ALONE = (PREFILL, DECODE)
@@ -56,26 +56,36 @@ PROBES = (
     Probe("torch-neuronx", "torch_neuronx.xla_impl.trace", "generate_hlo"),
     Probe("libneuronxla", "libneuronxla", "neuron_xla_compile"),
     Probe("neuronx-distributed", "neuronx_distributed.trace.model_builder", "ModelBuilder"),
-    Probe("nki", "nki.isa", "nc_matmul"),
+    # kernels in the graphs alone need it; SDK 2.26.1, the last whose engine loads a pair, has no such package
+    Probe(NKI, "nki.isa", "nc_matmul"),
 )
 
 
 @dataclass(frozen=True)
 class Found:
-    """The level, one sentence for each package that is here in name alone, and versions."""
+    """The level, one sentence for each package that is here in name alone, versions, and what model.pt lacks."""
 
     level: Level
     look_alikes: tuple[str, ...]
     versions: dict[str, str]
+    absent: tuple[str, ...] = ()
+
+    @property
+    def why_no_model(self) -> str:
+        """Why this is not all that model.pt needs; empty if it is."""
+        absent = f"{', '.join(self.absent)} not installed" if self.absent else ""
+        return "; ".join(filter(None, (*self.look_alikes, absent)))
 
 
-def find() -> Found:
-    """Look for the SDK on this machine."""
-    states = {p.package: _state(p) for p in PROBES} | {COMPILER: _compiler_state()}
+def find(kernels: str = "reference") -> Found:
+    """Look on this machine for the SDK as a build with these kernels needs it."""
+    needed = [p for p in PROBES if p.package != NKI or kernels != "reference"]
+    states = {p.package: _state(p) for p in needed} | {COMPILER: _compiler_state()}
     empty = tuple(_sentence(name) for name, state in states.items() if state == "look-alike")
+    absent = tuple(name for name, state in states.items() if state == "absent")
     here = {name for name, state in states.items() if state == "present"}
     level = Level.NONE if COMPILER not in here else Level.FULL if here == states.keys() else Level.COMPILER
-    return Found(level, empty, {name: _version(name) for name in sorted(here)})
+    return Found(level, empty, {name: _version(name) for name in sorted(here)}, absent)
 
 
 def _state(probe: Probe) -> str:
@@ -122,12 +132,13 @@ def _version(package: str) -> str:
         return "(unknown version)"
 
 
-def require(level: Level, what: str) -> Found:
+def require(level: Level, what: str, kernels: str = "reference") -> Found:
     """What is here, if that is enough; otherwise UserError names what is missing."""
-    found = find()
+    found = find(kernels)
     if found.level < level:
         wanted = COMPILER if level is Level.COMPILER else "the Neuron SDK"
-        why = "; ".join(found.look_alikes) or "install it from AWS's package index, on a machine with Trainium2"
+        partly = found.why_no_model if found.level is Level.COMPILER else "; ".join(found.look_alikes)
+        why = partly or "install it from AWS's package index, on a machine with Trainium2"
         raise UserError(f"{what} needs {wanted}, which is not on this machine; {why}")
     return found
 
@@ -183,19 +194,22 @@ def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
 
 
-def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
+def device_ops(tp: int) -> StaticOps:
+    """The operations of a module that torch_xla traces, whose replica groups a graph holds as they are."""
     # vendor seam
-    mappings: Any = importlib.import_module("neuronx_distributed.parallel_layers.mappings")
     xla: Any = importlib.import_module("torch_xla.core.xla_model")
 
     def within(ranks: int) -> tuple[Collective, Collective]:
-        """Collectives inside of each `ranks` consecutive ranks, whose replica groups the graph holds as they are."""
-        groups = [list(range(first, first + ranks)) for first in range(0, plan.spec.tp, ranks)]
+        groups = [list(range(first, first + ranks)) for first in range(0, tp, ranks)]
         return (
             lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups, pin_layout=False),
             lambda x: xla.all_gather(x, dim=x.dim() - 1, groups=groups, pin_layout=False),
         )
 
+    return StaticOps(within, tp)
+
+
+def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
     class Instance(base):  # type: ignore[misc]
         """One tag's module. Its buckets differ in the inputs alone, so all get the same parameters."""
 
@@ -203,12 +217,7 @@ def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
             super().__init__(module_cls=StepModule, input_output_aliases={})
 
         def load_module(self) -> None:
-            ops = StaticOps(
-                mappings.reduce_from_tensor_model_parallel_region,
-                mappings.gather_from_tensor_model_parallel_region,
-                within,
-            )
-            self.module = StepModule(plan, graph, ops, device_kernels(plan.spec.kernels))
+            self.module = StepModule(plan, graph, device_ops(plan.spec.tp), device_kernels(plan.spec.kernels))
 
         def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
             return self.module, self.module.aliases()

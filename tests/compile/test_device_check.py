@@ -20,11 +20,11 @@ from compile.device_check.__main__ import main as device_check
 from compile.device_check.kernels import CASES, Compared
 from compile.device_check.steps import STEPS, Step
 from compile.neuron import sdk as toolchain
-from compile.neuron.module import StaticOps, StepModule
+from compile.neuron.eager import EagerRanks
+from compile.neuron.sdk import NXDI_TAGS
 from compile.plan import make_plan
 from model.bundle.manifest import FUSED, PREFILL
 from model.errors import UserError
-from model.kernels import REFERENCE
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -131,27 +131,16 @@ class Traced:
     """The modules that ModelBuilder would trace, routed by the list of input shapes as its model is."""
 
     def __init__(self, base: Path, seed: int) -> None:
-        plan, self.seed = make_plan(spec(base, batch=1)), seed
-        ops = StaticOps(fake_sdk.same, fake_sdk.same)
-        self.modules = {
-            g.inputs[0].shape[1]: StepModule(plan, g, ops, REFERENCE) for g in plan.graphs if g.tag in (PREFILL, FUSED)
-        }
-        self.state: dict[str, torch.Tensor] = {}
+        self.plan, self.seed = make_plan(spec(base, batch=1)), seed
 
     def load(self, path: Path, shards: list[dict[str, torch.Tensor]]) -> Traced:
-        for module in self.modules.values():
-            module.load_state_dict(shards[0], strict=False)
+        self.ranks = EagerRanks(self.plan, NXDI_TAGS, shards)
         return self
 
-    def __call__(self, ids: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        module = self.modules[ids.shape[1]]
-        module.load_state_dict(self.state, strict=False)
-        mask, positions, slots, *rest = inputs
-        out = module(ids, mask, positions, slots, *rest)
-        names = {id(p): n for n, p in module.named_parameters()}
-        self.state = {names[id(p)]: out[i].detach().clone() for p, i in module.aliases().items()}
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        out = self.ranks(FUSED if inputs[0].shape[1] == 1 else PREFILL, inputs)
         # a device that draws with other noise: every drawn token moves with the seed
-        return [out[0] + self.seed, *out[1:4]]
+        return [out[0] + self.seed, *out[1:]]
 
 
 def test_generate_compares_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
