@@ -11,7 +11,7 @@ from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
 from model.graph_io import StepInputs, StepOutputs, tensor_specs
-from model.nki.backing import BACKINGS
+from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS
 from model.parallel import Parallel
 
@@ -70,7 +70,7 @@ def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
 
 
 def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(model.config, parallel, spec.batch, spec.max_len, BACKINGS[spec.kernels].layout)
+    shapes = cache_shapes(model.config, parallel, spec.batch, spec.max_len, backing_of(spec.kernels).layout)
     return tuple(
         TensorSpec(f"{model.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
         for layer in range(model.config.num_hidden_layers)
@@ -90,7 +90,7 @@ def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = F
     target = _collectives_of(spec.target_config, of_target, 1, 1)
     draft = _collectives_of(spec.draft_config, of_draft, passes, drafted)
     draws = (of_target.tp > 1) + drafted * (of_draft.tp > 1)
-    searched = {"conditional all-gather": ALL_GATHERS * draws} if BACKINGS[spec.kernels].sharded and draws else {}
+    searched = {"conditional all-gather": ALL_GATHERS * draws} if backing_of(spec.kernels).sharded and draws else {}
     return {op: target[op] + draft[op] for op in target} | searched
 
 

@@ -16,7 +16,7 @@ from model.bundle.weights import names
 from model.config import Qwen3Config, load_config
 from model.dtypes import BY_FLAG
 from model.errors import UserError
-from model.nki.backing import BACKINGS
+from model.nki.backing import NAMES, backing_of
 from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel, check_tp
@@ -113,7 +113,7 @@ class BuildSpec:
 
     def packing(self, model: PartModel) -> Packing:
         """The halves of a model's layers whose weights are packed."""
-        return BACKINGS[self.kernels].packing(model.config, model.ranks)
+        return backing_of(self.kernels).packing(model.config, model.ranks)
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
@@ -190,8 +190,8 @@ class BuildSpec:
             raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(BY_FLAG)}")
         if self.kv_shard not in KV_SHARDS:
             raise UserError(f"kv-shard is {self.kv_shard!r}; it must be one of {', '.join(KV_SHARDS)}")
-        if self.kernels not in BACKINGS:
-            raise UserError(f"kernels is {self.kernels!r}; it must be one of {', '.join(BACKINGS)}")
+        if self.kernels not in NAMES:
+            raise UserError(f"kernels is {self.kernels!r}; it must be one of {', '.join(NAMES)}")
         if self.draft_tp not in (0, self.tp, *DRAFT_GROUPS):
             raise UserError(
                 f"draft-tp is {self.draft_tp}; the draft's groups have {', '.join(map(str, DRAFT_GROUPS))} ranks, "

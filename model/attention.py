@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.ops import Ops
 
 KEY_TILE = 128
@@ -19,7 +19,7 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 def verify_attention(
-    ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows
+    ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
 ) -> tuple[Tensor, Cache]:
     """Attention of N rows per sequence over the cache, with the rows themselves written first.
 
@@ -27,37 +27,37 @@ def verify_attention(
     Returns (B, H, N, D) in q's dtype and the updated cache. Softmax in fp32. H is a multiple of G;
     query head h reads kv head h // (H / G).
     """
-    cache = append(ops, new, cache, rows, rows.positions_BN)
-    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, rows)
+    cache = append(ops, new, cache, placement, placement.positions_BN)
+    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement)
     o_BGRD = out_BGRD / total_BGR[..., None]
     return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
 
 
-def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows, places_BN: Tensor) -> Cache:
+def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement, places_BN: Tensor) -> Cache:
     """The cache with the rows' keys and values at these places of their slots."""
-    slots = rows.slots_B
+    slots = placement.slots_B
     if slots is None:
         slots = torch.arange(places_BN.shape[0], dtype=torch.int32, device=places_BN.device)
     return Cache(*(ops.append(c, n, slots, places_BN) for c, n in zip(cache, new, strict=True)))
 
 
-def weighted(q_BHND: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Tensor, Tensor]:
     """The values' weighted sum (B, G, R, D) of the rows, the weights' sum and the largest score (B, G, R), all fp32.
 
     R are the (H / G) x N rows of a kv head. A row that sees no key has sums of 0 and the largest score -inf.
     """
-    k_BGSD, v_BGSD = (_seen(c, rows) for c in cache)
+    k_BGSD, v_BGSD = (_seen(c, placement) for c in cache)
     batch, heads, count, dim = q_BHND.shape
     group = heads // k_BGSD.shape[1]
     q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
-    position_BR = rows.positions_BN[:, None].expand(-1, group, -1).flatten(1)
-    return _weighted(q_BGRD, k_BGSD, v_BGSD, rows.keys_S <= position_BR[:, None, :, None])
+    position_BR = placement.positions_BN[:, None].expand(-1, group, -1).flatten(1)
+    return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= position_BR[:, None, :, None])
 
 
-def _seen(cache_BGSD: Tensor, rows: Rows) -> Tensor:
-    if rows.slots_B is not None:
-        cache_BGSD = cache_BGSD[rows.slots_B]
-    return cache_BGSD[:, :, : rows.keys_S.shape[0]]
+def _seen(cache_BGSD: Tensor, placement: Placement) -> Tensor:
+    if placement.slots_B is not None:
+        cache_BGSD = cache_BGSD[placement.slots_B]
+    return cache_BGSD[:, :, : placement.keys_S.shape[0]]
 
 
 def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The KV cache of a fixed size, and the rows that a pass writes and reads in it."""
+"""The KV cache of a fixed size, and where a pass writes and reads its rows in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Cache(NamedTuple):
     v: Tensor
 
 
-class Rows(NamedTuple):
-    """Where the rows of a pass stand.
+class Placement(NamedTuple):
+    """Where the rows of a pass are.
 
     Row n of sequence b is written at absolute position `positions_BN[b, n]` of its cache slot and
     attends the keys of that slot whose position, listed in `keys_S`, is not greater. Slots are
@@ -38,12 +38,16 @@ class Rows(NamedTuple):
 class Layout(NamedTuple):
     """How a backing of the kernels keeps a cache of S positions.
 
-    Keys (B, G, S, D) as the values, or transposed to (B, G, D, S); `margin` slots more, for rows that stand past the
-    last position, where nothing reads them.
+    Keys (B, G, S, D) as the values, or transposed to (B, G, D, S); `margin` slots more, for rows past the last
+    position, where nothing reads them.
     """
 
     transposed_keys: bool = False
     margin: int = 0
+
+    def length(self, cache: Cache) -> int:
+        """Positions that a cache on one rank can hold."""
+        return cache.v.shape[2] - self.margin
 
 
 PLAIN = Layout()

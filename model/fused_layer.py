@@ -1,17 +1,20 @@
-"""The halves of a layer with packed weights: one parameter a stream of the fused kernels.
+"""A layer whose halves are one kernel each, norm and projections included, with weights packed as they are streamed.
 
-The kernels read them as they are. A pass of many rows, a prompt's, unpacks them in the graph.
+The kernels read packed weights as they are. A pass of many rows, a prompt's, unpacks them in the graph.
 """
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.cache import Cache, Placement
 from model.config import Qwen3Config
+from model.nki.kernels import NkiKernels
+from model.nki.launches import Result
+from model.packing import fused_packing
 from model.parallel import Parallel
-from model.qwen3 import MLP, Attention
+from model.qwen3 import MLP, Attention, Layer
 from nki_kernels.layer.pack_weights import (
     pack,
     pack_gate_up,
@@ -22,25 +25,19 @@ from nki_kernels.layer.pack_weights import (
     unpack_out,
     unpack_qkv,
 )
-
-
-def _empty(features_out: int, features_in: int) -> Tensor:
-    return torch.empty(features_out, features_in, device="meta")
-
-
-def _like(packed: Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.empty(packed.shape))
+from nki_kernels.limits import CANDIDATES, ROWS
 
 
 class PackedAttention(Attention):
     """Attention whose projections are packed."""
 
-    def make_weights(self, config: Qwen3Config, parallel: Parallel) -> None:
-        heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
-        self.kv_features = heads.kv_per_rank * d
-        q, kv = _empty(heads.heads_per_rank * d, e), _empty(self.kv_features, e)
-        self.qkv_packed = _like(pack_qkv(q, kv, kv, d))
-        self.out_packed = _like(pack_out(_empty(e, heads.heads_per_rank * d), d))
+    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
+        super().__init__(config, parallel, kernels)
+        q, k, v, out = (p.weight.data for p in (self.q_proj, self.k_proj, self.v_proj, self.o_proj))
+        self.kv_features = len(k)
+        self.qkv_packed = nn.Parameter(pack_qkv(q, k, v, self.head_dim))
+        self.out_packed = nn.Parameter(pack_out(out, self.head_dim))
+        del self.q_proj, self.k_proj, self.v_proj, self.o_proj
 
     def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = unpack_qkv(self.qkv_packed, self.kv_features)
@@ -53,13 +50,70 @@ class PackedAttention(Attention):
 class PackedMLP(MLP):
     """MLP whose projections are packed."""
 
-    def make_weights(self, config: Qwen3Config, parallel: Parallel) -> None:
-        e, i = config.hidden_size, config.intermediate_size // parallel.tp
+    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+        super().__init__(config, parallel)
+        gate, up, down = (p.weight.data for p in (self.gate_proj, self.up_proj, self.down_proj))
         self.ops = parallel.ops
-        self.gate_up_packed = _like(pack_gate_up(_empty(i, e), _empty(i, e)))
-        self.down_packed = _like(pack(_empty(e, i)))
+        self.gate_up_packed = nn.Parameter(pack_gate_up(gate, up))
+        self.down_packed = nn.Parameter(pack(down))
+        del self.gate_proj, self.up_proj, self.down_proj
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = unpack_gate_up(self.gate_up_packed)
-        made = F.silu(F.linear(x, gate)) * F.linear(x, up)
-        return self.ops.all_reduce(F.linear(made, unpack(self.down_packed)))
+        hidden = F.silu(F.linear(x, gate)) * F.linear(x, up)
+        return self.ops.all_reduce(F.linear(hidden, unpack(self.down_packed)))
+
+
+class FusedLayer(Layer):
+    """One decoder layer, each half in one launch where the kernels take the model's sizes and the pass's rows."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
+        super().__init__(config, parallel, kernels)
+        self.ops, self.run = parallel.ops, kernels.run
+        packed = fused_packing(config, parallel.tp)
+        if packed.attention:
+            self.self_attn = PackedAttention(config, parallel, kernels)
+        if packed.mlp:
+            self.mlp = PackedMLP(config, parallel)
+
+    def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+        attended, cache = self._attended(x, angles, cache, placement)
+        x = x + attended
+        return x + self._expanded(x), cache
+
+    def _attended(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+        norm, half = self.input_layernorm, self.self_attn
+        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, placement):
+            attended, cache = half(norm(x_BNE), angles, cache, placement)
+            return attended, cache
+        x_RE = x_BNE.flatten(0, 1)
+        norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
+        weights, turns = (half.qkv_packed, half.out_packed), (angles.cos(), angles.sin())
+        arguments = (x_RE, norms, weights, turns, tuple(cache), placement.positions_BN, norm.eps)
+        part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
+        return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
+
+    def _expanded(self, x_BNE: Tensor) -> Tensor:
+        norm, half = self.post_attention_layernorm, self.mlp
+        if not isinstance(half, PackedMLP) or not _few_rows(x_BNE):
+            expanded: Tensor = half(norm(x_BNE))
+            return expanded
+        x_RE = x_BNE.flatten(0, 1)
+        arguments = (x_RE, norm.weight, half.gate_up_packed, half.down_packed, norm.eps)
+        (part,) = self.run("decode_mlp", arguments, _like(x_RE))
+        return self.ops.all_reduce(part.reshape(x_BNE.shape))
+
+
+def _like(x: Tensor) -> Result:
+    return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+
+
+def _few_rows(x_BNE: Tensor) -> bool:
+    """Whether the fused layer kernels take these rows."""
+    return x_BNE.shape[0] * x_BNE.shape[1] <= ROWS
+
+
+def _fit(half: PackedAttention, x_BNE: Tensor, placement: Placement) -> bool:
+    """Whether the rows of a sequence fit beside each other, and are in a cache of their own."""
+    count, heads_per_kv = x_BNE.shape[1], half.out_packed.shape[1] // half.kv_features
+    return placement.slots_B is None and count <= CANDIDATES and heads_per_kv * count <= ROWS

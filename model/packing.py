@@ -22,3 +22,8 @@ def fused_packing(config: Qwen3Config, tp: int) -> Packing:
     whole = config.hidden_size % _HIDDEN_UNIT == 0
     # gate and up are dealt to two cores
     return Packing(whole and config.head_dim == _FUSED_DIM, whole and config.intermediate_size // tp % 2 == 0)
+
+
+def nothing_packed(config: Qwen3Config, tp: int) -> Packing:
+    """NxDI's layout, whatever the model."""
+    return Packing()

@@ -163,3 +163,6 @@ class Parallel:
         """The operations of attention: their collectives join the slices of a kv head."""
         slices = self.slices(config)
         return self.ops.grouped(slices) if slices > 1 else self.ops
+
+
+ONE_RANK = Parallel()

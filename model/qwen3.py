@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.cache import Cache, Rows
+from model.backing import Backing
+from model.cache import Cache, Placement
 from model.config import Qwen3Config
-from model.kernels import REFERENCE, Kernels
-from model.parallel import ColumnLinear, Embedding, Head, Parallel, Rank, RowLinear, Shard
+from model.kernels import Kernels
+from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
+from model.rank_model import RankModel
 from model.sampling import Draws, Sampling
-from model.sequence import placed
 
 
 class RMSNorm(nn.Module):
@@ -55,17 +56,13 @@ class Attention(nn.Module):
         super().__init__()
         self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
         self.attention_ops = parallel.attention_ops(config)
-        self.make_weights(config, parallel)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-
-    def make_weights(self, config: Qwen3Config, parallel: Parallel) -> None:
-        """The parameters of the projections on one rank."""
         heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
         self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
         self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.v_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.o_proj = RowLinear(heads.heads_per_rank * d, e, parallel.ops)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of normed rows, (B, N, heads * D) each."""
@@ -76,13 +73,13 @@ class Attention(nn.Module):
         summed: Tensor = self.o_proj(o_BNF)
         return summed
 
-    def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
+    def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         def split(y: Tensor) -> Tensor:
             return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         q, k, v = (split(y) for y in self.qkv(x_BNE))
         q_BHND, k_BGND, v_BGND = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
-        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, (k_BGND, v_BGND), cache, rows)
+        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, (k_BGND, v_BGND), cache, placement)
         return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
@@ -91,10 +88,6 @@ class MLP(nn.Module):
 
     def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
         super().__init__()
-        self.make_weights(config, parallel)
-
-    def make_weights(self, config: Qwen3Config, parallel: Parallel) -> None:
-        """The parameters of the projections on one rank."""
         e, i = config.hidden_size, config.intermediate_size // parallel.tp
         self.gate_proj, self.up_proj = ColumnLinear(e, i), ColumnLinear(e, i)
         self.down_proj = RowLinear(i, e, parallel.ops)
@@ -111,66 +104,52 @@ class Layer(nn.Module):
         super().__init__()
         self.kind = config
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        halves = kernels.halves(config, parallel)
-        attention, mlp = halves or (Attention(config, parallel, kernels), MLP(config, parallel))
-        self.self_attn: Attention = attention
-        self.mlp: MLP = mlp
+        self.self_attn = Attention(config, parallel, kernels)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config, parallel)
 
-    def forward(self, x: Tensor, angles: Tensor, cache: Cache, rows: Rows) -> tuple[Tensor, Cache]:
-        kernels, ops = self.self_attn.kernels, self.self_attn.ops
-        attended, cache = kernels.attention_half(ops, self.input_layernorm, self.self_attn, x, angles, cache, rows)
+    def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+        attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, placement)
         x = x + attended
-        return x + kernels.mlp_half(ops, self.post_attention_layernorm, self.mlp, x), cache
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
-class Qwen3(nn.Module):
-    """The decoder of one rank. A tied head is a second copy: it is sharded along another axis."""
+REFERENCE = Backing("reference", Kernels(), Layer)
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel | None = None, kernels: Kernels = REFERENCE) -> None:
-        super().__init__()
-        self.config = self.kind = config
-        self.parallel, self.kernels = parallel or Parallel(), kernels
-        tp, ops = self.parallel.tp, self.parallel.ops
+
+class Qwen3(RankModel):
+    """The decoder of one rank. A tied head is a second copy: it is sharded along a different axis."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
+        super().__init__(config, parallel, backing)
+        tp, ops = parallel.tp, parallel.ops
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // tp, ops)
-        self.layers = nn.ModuleList(Layer(config, self.parallel, kernels) for _ in range(config.num_hidden_layers))
+        layers = (backing.layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops, kernels.sharded)
-        self.rank_util = Rank()
+        self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops, backing.sharded)
 
-    @property
-    def shard(self) -> Shard:
-        """The ids that kernels which draw from shards see on this rank."""
-        width = self.lm_head.weight.shape[0]
-        return Shard(self.rank_util.rank[:, None] * width, width)
-
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
-        x, rows = self.embed_tokens(ids_BN), self._placed(rows)
-        angles = rope_angles(rows.positions_BN, self.config.head_dim, self.config.rope_theta)
+        x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
+        angles = rope_angles(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
         written = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            x, cache = self.parallel.ops.call(layer, x, angles, cache, rows)
+            x, cache = self.parallel.ops.call(layer, x, angles, cache, placement)
             written.append(cache)
         return x, written
-
-    def _placed(self, rows: Rows) -> Rows:
-        slices = self.parallel.slices(self.config)
-        return rows if slices == 1 else placed(rows, self.rank_util.rank % slices, slices)
-
-    def length(self, caches: list[Cache]) -> int:
-        """Positions that the caches of all ranks hold together."""
-        return self.kernels.length(caches[0]) * self.parallel.slices(self.config)
 
     def logits(self, x_BNE: Tensor) -> Tensor:
         """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""
         return self.lm_head(self.norm(x_BNE))
 
-    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, sampling: Sampling) -> tuple[Draws, list[Cache]]:
+    def forward(
+        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, sampling: Sampling
+    ) -> tuple[Draws, list[Cache]]:
         """What is drawn after each row, (M, B, N), and the updated caches."""
-        x, caches = self.hidden(ids_BN, caches, rows)
+        x, caches = self.hidden(ids_BN, caches, placement)
         batch, count = ids_BN.shape
-        positions_R = (rows.positions_BN + 1).flatten()
+        positions_R = (placement.positions_BN + 1).flatten()
         logits_RV, drawn = self.logits(x).flatten(0, 1), sampling.rows(count)
         draws = self.kernels.coupled_sample(self.parallel.ops, logits_RV, drawn, positions_R)
         return Draws(*(t.unflatten(1, (batch, count)) for t in draws)), caches

@@ -18,40 +18,40 @@ from torch import Tensor
 
 from model import attention
 from model.attention import KEY_TILE
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.ops import Ops
 
 
-def placed(rows: Rows, slice_1: Tensor, slices: int) -> Rows:
-    """The rows as a cache of slice `slice_1`, int32 (1,), of the positions takes them."""
-    count = -(-rows.keys_S.shape[0] // (KEY_TILE * slices)) * KEY_TILE
+def sliced(placement: Placement, slice_1: Tensor, slices: int) -> Placement:
+    """The placement as a cache of slice `slice_1`, int32 (1,), of the positions takes them."""
+    count = -(-placement.keys_S.shape[0] // (KEY_TILE * slices)) * KEY_TILE
     place_S = torch.arange(count, dtype=torch.int32, device=slice_1.device)
     keys_S = (place_S // KEY_TILE * slices + slice_1) * KEY_TILE + place_S % KEY_TILE
-    tile_BN = rows.positions_BN // KEY_TILE
-    places_BN = tile_BN // slices * KEY_TILE + rows.positions_BN % KEY_TILE
+    tile_BN = placement.positions_BN // KEY_TILE
+    places_BN = tile_BN // slices * KEY_TILE + placement.positions_BN % KEY_TILE
     places_BN = torch.where(tile_BN % slices == slice_1, places_BN, -1)
-    return rows._replace(keys_S=keys_S, places_BN=places_BN, slice_1=slice_1)
+    return placement._replace(keys_S=keys_S, places_BN=places_BN, slice_1=slice_1)
 
 
 def verify_attention(
-    ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, rows: Rows
+    ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
 ) -> tuple[Tensor, Cache]:
     """As `model.attention.verify_attention`, of one kv head whose slices the ranks of `ops` hold."""
-    assert rows.places_BN is not None
-    assert rows.slice_1 is not None
-    cache = attention.append(ops, new, cache, rows, rows.places_BN)
+    assert placement.places_BN is not None
+    assert placement.slice_1 is not None
+    cache = attention.append(ops, new, cache, placement, placement.places_BN)
     q_JBHND = _gather(ops, q_BHND)
-    of_all = attended(q_JBHND.transpose(0, 1).flatten(1, 2), cache, rows)
+    of_all = attended(q_JBHND.transpose(0, 1).flatten(1, 2), cache, placement)
     # (M, B, J, H, N, D + 1): a rank keeps the parts of its own heads
     parts = _gather(ops, of_all.unflatten(1, (ops.ranks, -1)))
-    own = parts.index_select(2, rows.slice_1)[:, :, 0]
+    own = parts.index_select(2, placement.slice_1)[:, :, 0]
     return merge(own).to(q_BHND.dtype), cache
 
 
-def attended(q_BHND: Tensor, cache: Cache, rows: Rows) -> Tensor:
+def attended(q_BHND: Tensor, cache: Cache, placement: Placement) -> Tensor:
     """(B, H, N, D + 1) fp32: attention over this slice, and its log-sum-exp as the last column."""
-    out, total_BGR, best_BGR = attention.weighted(q_BHND, cache, rows)
-    # the log of 0 is left to no device
+    out, total_BGR, best_BGR = attention.weighted(q_BHND, cache, placement)
+    # avoid log(0): devices disagree about it
     total = torch.where(total_BGR > 0, total_BGR, 1.0)
     part, lse = out / total[..., None], best_BGR + torch.log(total)
     return torch.cat((part, lse[..., None]), -1).reshape(*q_BHND.shape[:3], -1)

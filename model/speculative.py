@@ -2,17 +2,19 @@
 
 Drafter-invariant speculative decoding (Daliri, Musco, Suresh, arXiv 2408.07978). The outputs keep
 the order of NxDI's fused graphs: accepted ids, next id, next mask, next position, caches.
+Shapes: B sequences, k drafts, N = k + 1 candidate rows of a sequence, S cache positions, M shards of the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
@@ -20,6 +22,47 @@ from model.sampling import Draws, Sampling
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
+
+
+class Window(NamedTuple):
+    """The rows of a step: the input id at its position and k drafts after it, over the keys of the bucket.
+
+    What a platform asks for is dealt with here: the target's pass has at least MIN_TARGET_ROWS rows, those beyond
+    the drafts are cut off again, and no draft is accepted that would go beyond the context's end.
+    """
+
+    k: int
+    position_B1: Tensor
+    target: Placement
+
+    @classmethod
+    def of(cls, k: int, position_B1: Tensor, bucket: int) -> Window:
+        """The window of a step from these positions on, in a bucket of so many keys."""
+        keys_S = _iota(bucket, position_B1)
+        rows_N = _iota(max(k + 1, MIN_TARGET_ROWS), position_B1)
+        return cls(k, position_B1, Placement(position_B1 + rows_N, keys_S))
+
+    @property
+    def draft(self) -> Placement:
+        """Where the row of the draft's first pass is."""
+        return Placement(self.position_B1, self.target.keys_S)
+
+    def padded(self, candidates_BN: Tensor) -> Tensor:
+        """The ids of the target's pass."""
+        return F.pad(candidates_BN, (0, max(0, MIN_TARGET_ROWS - self.k - 1)))
+
+    def cut(self, draws: Draws) -> Draws:
+        """The draws after the N rows of the step."""
+        return Draws(*(t[..., : self.k + 1] for t in draws))
+
+    def mask(self, next_pos_B1: Tensor) -> Tensor:
+        """(B, S) the attention mask of the next step."""
+        return (self.target.keys_S < next_pos_B1).to(torch.int32)
+
+    def limit(self, k_limits_B: Tensor, length: int) -> Tensor:
+        """(B,) drafts that may be accepted: the last position that a token may take is length - 1."""
+        room_B = length - 2 - self.position_B1[:, 0]
+        return torch.minimum(k_limits_B, room_B).clamp(min=0)
 
 
 class Pair(nn.Module):
@@ -30,27 +73,45 @@ class Pair(nn.Module):
         self.target_model, self.draft_model, self.ops = target, draft, ops
 
     def forward(self, stage: Callable[..., StepOutputs], *args: Any) -> StepOutputs:
-        """Run a stage, `Pair.step` or `Pair.prefill`, on this pair's weights."""
+        """Run a stage, `Pair.step` or `Pair.prefill`.
+
+        `torch.func.functional_call`, by which a graph's weights take the place of these parameters, calls `forward`
+        and nothing else.
+        """
         return stage(self, *args)
 
     def step(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
-        """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids."""
-        position_B1, keys_S = inputs.position_ids, _iota(inputs.attention_mask.shape[1], inputs.position_ids)
-        padding = max(0, MIN_TARGET_ROWS - k - 1)
-        rows = Rows(position_B1 + _iota(k + 1 + padding, position_B1), keys_S)
-        kernels = self.target_model.kernels
-        sampling, drafting = self._prepared(inputs.sampling, rows.positions_BN + 1)
-        candidates_BN, draft_caches = self._draft(k, inputs, drafting, keys_S, draft_caches)
-        rows_BN = torch.nn.functional.pad(candidates_BN, (0, padding))
-        draws, target_caches = self.ops.call(self.target_model, rows_BN, target_caches, rows, sampling)
-        draws = Draws(*(t[..., : k + 1] for t in draws))
-        # the last position that a token may take is S - 1: what lies beyond is not emitted
-        room_B = self.target_model.length(target_caches) - 2 - position_B1[:, 0]
-        limit_B = torch.minimum(inputs.k_limits, room_B).clamp(min=0)
-        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
-        next_pos = position_B1 + count_B1
-        next_mask = (keys_S < next_pos).to(torch.int32)
-        return StepOutputs(accepted_BN, next_ids, next_mask, next_pos, draft_caches, target_caches)
+        """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids.
+
+        Draft and target draw with the same noise at the same position. A draft is accepted while the two draws are
+        equal; what is emitted is the target's own draw. So the text is the target's, whatever the draft.
+        """
+        kernels, window = self.target_model.kernels, Window.of(k, inputs.position_ids, inputs.attention_mask.shape[1])
+        of_target, of_draft = self._prepared(inputs.sampling, window.target.positions_BN + 1)
+        candidates_BN, draft_caches = self._draft(window, inputs.input_ids, of_draft, draft_caches)
+        draws, target_caches = self.ops.call(
+            self.target_model, window.padded(candidates_BN), target_caches, window.target, of_target
+        )
+        limit_B = window.limit(inputs.k_limits, self.target_model.length(target_caches))
+        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], window.cut(draws), limit_B)
+        next_pos = inputs.position_ids + count_B1
+        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_caches, target_caches)
+
+    def _draft(
+        self, window: Window, input_ids_B1: Tensor, sampling: Sampling, caches: list[Cache]
+    ) -> tuple[Tensor, list[Cache]]:
+        """The input id and k drafts, from k chained passes; one more pass completes the cache."""
+        candidates, placement = [input_ids_B1], window.draft
+        if window.k == 0 or self.draft_model is None:
+            return input_ids_B1, caches
+        # a draft of other groups: its own operations, so that no trace of the target's is called for it
+        ops = self.draft_model.parallel.ops
+        for i in range(window.k):
+            draws, caches = ops.call(self.draft_model, candidates[-1], caches, placement, sampling.at(i))
+            candidates.append(draws.merged())
+            placement = placement._replace(positions_BN=placement.positions_BN + 1)
+        _, caches = self.draft_model.hidden(candidates[-1], caches, placement)
+        return torch.cat(candidates, 1), caches
 
     def _prepared(self, sampling: Sampling, positions_BN: Tensor) -> tuple[Sampling, Sampling]:
         """What the target and the draft draw with at a step's positions: the same where their shards are."""
@@ -60,36 +121,19 @@ class Pair(nn.Module):
             return prepared, prepared
         return prepared, draft.kernels.prepare(self.ops, sampling, positions_BN, draft.shard)
 
-    def _draft(
-        self, k: int, inputs: StepInputs, sampling: Sampling, keys_S: Tensor, caches: list[Cache]
-    ) -> tuple[Tensor, list[Cache]]:
-        """The input id and k drafts, from k chained passes; one more pass completes the cache."""
-        candidates = [inputs.input_ids]
-        if k == 0 or self.draft_model is None:
-            return candidates[0], caches
-        # a draft of other groups: its own operations, so that no trace of the target's is called for it
-        ops = self.draft_model.parallel.ops
-        rows = Rows(inputs.position_ids, keys_S)
-        for i in range(k):
-            draws, caches = ops.call(self.draft_model, candidates[-1], caches, rows, sampling.at(i))
-            candidates.append(draws.merged())
-            rows = rows._replace(positions_BN=rows.positions_BN + 1)
-        _, caches = self.draft_model.hidden(candidates[-1], caches, rows)
-        return torch.cat(candidates, 1), caches
-
     def prefill(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
         """A prompt of one sequence into its slot of both caches, and its first token."""
         length_B = inputs.attention_mask.sum(-1).to(torch.int32)
         keys_S = _iota(inputs.attention_mask.shape[1], length_B)
-        rows = Rows(keys_S[None], keys_S, inputs.seq_ids)
-        x_BSE, target_caches = self.target_model.hidden(inputs.input_ids, target_caches, rows)
+        placement = Placement(keys_S[None], keys_S, inputs.seq_ids)
+        x_BSE, target_caches = self.target_model.hidden(inputs.input_ids, target_caches, placement)
         last_BE = x_BSE[_iota(1, length_B), length_B - 1]
         logits_BV = self.target_model.logits(last_BE)
         kernels = self.target_model.kernels
         sampling = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
         token_B1 = kernels.coupled_sample(self.ops, logits_BV, sampling, length_B).merged()[:, None]
         if self.draft_model is not None:
-            _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, rows)
+            _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, placement)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
         next_mask = (_iota(self.target_model.length(target_caches), length_B) < next_pos).to(torch.int32)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from model.bundle.manifest import Bundle
 from model.bundle.weights import names, shard_file
-from model.cache import Rows, empty_caches
+from model.cache import Placement, empty_caches
 from model.dtypes import BY_FLAG
 from model.ops import Ops
 from model.packing import Packing
@@ -64,7 +64,7 @@ class TargetLogits:
         ids[0, : len(known)] = torch.tensor(known, dtype=torch.int32)
         positions = torch.arange(length, dtype=torch.int32)
         caches = empty_caches(model.config, model.parallel, 1, length, dtype)
-        x, _ = model.hidden(ids, caches, Rows(positions[None], positions))
+        x, _ = model.hidden(ids, caches, Placement(positions[None], positions))
         return model.logits(x[:, len(known) - 1])[0]
 
     def _load(self) -> Qwen3:

@@ -17,9 +17,10 @@ from nki_kernels.attention.merge import merge_attention_kernel
 from nki_kernels.layer.host import AttentionWeights, decode_attention, place
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import host as sampling_host
 from nki_kernels.sampling import law
-from nki_kernels.sampling.host import NO_FLOOR, Shard, Step
+from nki_kernels.sampling.host import Shard, Step
 
 Run = Callable[[Any], Any]
 # fp32 sums of a few hundred terms, relative to the largest number

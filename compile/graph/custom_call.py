@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from torch import Tensor
 
 from compile.graph.torchax_seam import interop
-from model.kernels import REFERENCE, Kernels
-from model.nki.backing import NkiKernels
 from model.nki.launches import TARGET, Launch, Result, to_text
 
 # the version whose calls get their configuration as text
@@ -30,8 +28,3 @@ def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor
         return tuple(run(*operands))
 
     return tuple(interop.call_jax(call, *tensors))
-
-
-def kernels_of_graph(name: str) -> Kernels:
-    """The backing of a graph's kernels by its name in the build's flags."""
-    return REFERENCE if name == "reference" else NkiKernels(launch_in_graph)

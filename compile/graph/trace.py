@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph import collectives, hlo
-from compile.graph.custom_call import kernels_of_graph
+from compile.graph.custom_call import launch_in_graph
+from compile.graph.pair import make_pair
 from compile.graph.torchax_seam import interop
 from compile.plan import BuildPlan
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
 from model.cache import Cache
-from model.dtypes import BY_FLAG
 from model.graph_io import StepInputs
+from model.nki.backing import backing_of
 from model.ops import Ops, State
-from model.qwen3 import Qwen3
 from model.speculative import Pair
 
 
@@ -91,12 +91,7 @@ def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
     """
     spec = plan.spec
     ops = TracedOps(spec.tp, spec.inline)
-    of_target, of_draft = spec.parallel(ops)
-    drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
-    with torch.device("meta"):
-        kernels = kernels_of_graph(spec.kernels)
-        draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
-        pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(BY_FLAG[spec.dtype].torch)
+    pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph))
     weight_names = spec.weight_names()
     stored = {ours: weight_names[ours] for ours in pair.state_dict()}
     stage = Pair.prefill if graph.tag == PREFILL else Pair.step

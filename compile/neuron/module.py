@@ -14,14 +14,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from compile.graph.pair import make_pair
 from compile.plan import BuildPlan
+from model.backing import Backing
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
 from model.cache import Cache
-from model.dtypes import BY_FLAG, BY_NAME
+from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
-from model.kernels import Kernels
 from model.ops import Ops
-from model.qwen3 import Qwen3
 from model.speculative import Pair
 
 Collective = Callable[[Tensor], Tensor]
@@ -66,19 +66,14 @@ class StaticOps(Ops):
 class StepModule(nn.Module):
     """A graph of the plan for one rank; parameters are zeros, whose values no graph holds."""
 
-    def __init__(self, plan: BuildPlan, graph: GraphSpec, ops: Ops, kernels: Kernels) -> None:
+    def __init__(self, plan: BuildPlan, graph: GraphSpec, ops: Ops, backing: Backing) -> None:
         super().__init__()
         spec = plan.spec
         self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
-        drafting = any(t.name.startswith("draft_model.") for t in graph.weights)
-        self.draft_layers = spec.draft_config.num_hidden_layers if drafting else 0
-        of_target, of_draft = spec.parallel(ops)
-        with torch.device("meta"):
-            draft = Qwen3(spec.draft_config, of_draft, kernels) if drafting else None
-            pair = Pair(Qwen3(spec.target_config, of_target, kernels), draft, ops).to(BY_FLAG[spec.dtype].torch)
-        weight_names = spec.weight_names()
+        self.draft_layers = spec.draft_config.num_hidden_layers if graph.drafts else 0
+        pair, weight_names = make_pair(spec, graph, ops, backing), spec.weight_names()
         self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
         # in a list, so that its empty parameters are none of this module's
         self._pair = [pair]

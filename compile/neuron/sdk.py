@@ -25,8 +25,7 @@ from compile.neuron.module import Collective, StaticOps, StepModule, example_inp
 from compile.plan import BuildPlan
 from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec
 from model.errors import UserError
-from model.kernels import REFERENCE, Kernels
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
 
 COMPILER, NKI = "neuronx-cc", "nki"
@@ -217,17 +216,13 @@ def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
             super().__init__(module_cls=StepModule, input_output_aliases={})
 
         def load_module(self) -> None:
-            self.module = StepModule(plan, graph, device_ops(plan.spec.tp), device_kernels(plan.spec.kernels))
+            backing = backing_of(plan.spec.kernels, launch_on_device)
+            self.module = StepModule(plan, graph, device_ops(plan.spec.tp), backing)
 
         def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
             return self.module, self.module.aliases()
 
     return Instance()
-
-
-def device_kernels(name: str) -> Kernels:
-    """The backing of kernels by its name in the build's flags, launched on the device."""
-    return REFERENCE if name == "reference" else NkiKernels(launch_on_device)
 
 
 def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:

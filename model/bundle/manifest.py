@@ -57,6 +57,11 @@ class GraphSpec:
         return self.k + 1
 
     @property
+    def drafts(self) -> bool:
+        """Whether the draft's weights and caches are among the parameters."""
+        return self.k > 0
+
+    @property
     def file(self) -> str:
         return f"hlo/{self.tag}_bk{self.bucket}.hlo.pb"
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model.ops import Ops
 from model.sampling import Sampling
+from nki_kernels.limits import NO_FLOOR
 
-NO_FLOOR = -3.4028234663852886e38
 _BITS, _THRESHOLDS = 4, 15
 # of one call over several ranks: the rows' best logits, the passes of two searches, the mass between them
 ALL_GATHERS = 1 + 2 * (32 // _BITS) + 1

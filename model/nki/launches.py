@@ -7,7 +7,7 @@ as text. Kernels change caches in place; a launch returns what was changed after
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +37,9 @@ class Launch:
     def outputs(self, operands: Sequence[Result]) -> list[Result]:
         """Everything that the launch returns."""
         return [*self.results, *(operands[i] for i in self.changed)]
+
+
+Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def to_text(launch: Launch, operands: Sequence[Result]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.errors import UserError
 from model.nki.launches import Launch, filled
-from model.nki.simulated import KERNELS
+from model.nki.table import KERNELS
 
 
 def launch_on_device(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Launches served by nkisim: the only file of the model that sees the kernels and the simulator."""
+"""Launches served by nkisim: the only file of the model that runs the simulator."""
 
 from __future__ import annotations
 
@@ -12,29 +12,7 @@ from torch import Tensor
 
 import nkisim
 from model.nki.launches import Launch, filled
-from nki_kernels.attention.verify import verify_attention_kernel
-from nki_kernels.layer.attention import decode_attention_kernel
-from nki_kernels.layer.mlp import decode_mlp_kernel
-from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
-from nki_kernels.sampling.accept_rejection import accept_rejection_kernel
-from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
-from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
-from nki_kernels.sampling.rejection_sample import rejection_sample_kernel
-from nki_kernels.sampling.uniform import uniform_kernel
-from nki_kernels.sampling.weights_above import weights_above_kernel
-
-KERNELS = {
-    "accept_drafts": accept_drafts_kernel,
-    "accept_rejection": accept_rejection_kernel,
-    "coupled_sample": coupled_sample_kernel,
-    "decode_attention": decode_attention_kernel,
-    "decode_mlp": decode_mlp_kernel,
-    "gumbel_noise": gumbel_noise_kernel,
-    "rejection_sample": rejection_sample_kernel,
-    "uniform": uniform_kernel,
-    "verify_attention": verify_attention_kernel,
-    "weights_above": weights_above_kernel,
-}
+from model.nki.table import KERNELS
 
 
 def simulate(launch: Launch, operands: Sequence[Any]) -> list[Any]:

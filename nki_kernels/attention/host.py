@@ -12,9 +12,9 @@ import numpy as np
 from nki_kernels.attention.paged import verify_attention_paged_kernel
 from nki_kernels.attention.rows import RUN, P
 from nki_kernels.attention.verify import verify_attention_kernel
+from nki_kernels.limits import CANDIDATES
 
 DIMS = (64, 128)
-MAX_CANDIDATES = 32
 MAX_BATCH = 32
 MAX_SLOTS = 32768
 # addresses are computed in fp32, which is exact up to here
@@ -93,8 +93,8 @@ def check(q: Any, new: tuple[Any, Any], cache: tuple[Any, Any], rows: Rows) -> N
 def _check_dims(batch: int, count: int, dim: int) -> None:
     if dim not in DIMS:
         raise ValueError(f"head dim D is {dim}, the kernel serves 64 and 128: use the reference for this model")
-    if not 1 <= count <= MAX_CANDIDATES:
-        raise ValueError(f"N is {count} rows per sequence, 1 to {MAX_CANDIDATES} are served: lower k")
+    if not 1 <= count <= CANDIDATES:
+        raise ValueError(f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"B is {batch} sequences, 1 to {MAX_BATCH} are served: split the batch")
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import nki
 import numpy as np
 
+from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
 from nki_kernels.sampling.accept_rejection import accept_rejection_kernel
 from nki_kernels.sampling.block_verification import accept_block_kernel, block_weights_kernel
@@ -20,14 +21,13 @@ from nki_kernels.sampling.gumbel_noise import DOMAIN_SHIFT, gumbel_noise_kernel
 from nki_kernels.sampling.rejection_sample import rejection_sample_kernel
 from nki_kernels.sampling.rows import P
 from nki_kernels.sampling.uniform import uniform_kernel
-from nki_kernels.sampling.weights_above import MOST_ROWS, weights_above_kernel
+from nki_kernels.sampling.weights_above import weights_above_kernel
 
 Run = Callable[[Any], Any]
 
 # ids and sums of ids stay exact in fp32
 MAX_VOCABULARY = 1 << 22
 MAX_POSITION = (1 << DOMAIN_SHIFT) - 1
-NO_FLOOR = -3.4028235e38
 FP32, INT32 = ("float32",), ("int32",)
 LOGITS = ("float32", "bfloat16")
 
@@ -96,7 +96,7 @@ def weights_above(
     logits: Any, weigh: tuple[Any, Any], floor: Any, thresholds: Any, *, lnc: int = 1, run: Run = nki.simulate
 ) -> Any:
     """(cores, J, R) fp32: the weight exp(l * scale + bias) above thresholds (R, J), of the logits from the floor on."""
-    rows, _ = _check_logits("logits", logits, MOST_ROWS)
+    rows, _ = _check_logits("logits", logits, SUM_ROWS)
     for name, column in (("scale", weigh[0]), ("bias", weigh[1]), ("floor", floor)):
         _check(name, column, (rows, 1), FP32)
     count = thresholds.shape[-1] if len(thresholds.shape) else 0

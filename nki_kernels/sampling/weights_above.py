@@ -14,12 +14,12 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling.rows import LOWEST, P, chunks, load, per_row, tiling
 
 LARGEST_CHUNK = 2048
 # the same parts whatever the number of rows: a row's sums have one order
-PARTS = 4
-MOST_ROWS = P // PARTS
+PARTS = P // SUM_ROWS
 
 
 def add_chunk(logits, weights, thresholds, total):

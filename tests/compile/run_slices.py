@@ -20,7 +20,7 @@ from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from model import sequence
 from model.attention import append
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.ops import Ops
 from model.serving.runtime import compile_hlo
 
@@ -53,9 +53,9 @@ def of_rank(ops: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
     return sequence.verify_attention(ops, q, (k, v), Cache(keys, values), _rows(positions, number % SLICES))
 
 
-def _rows(positions: Tensor, slice_1: Tensor) -> Rows:
+def _rows(positions: Tensor, slice_1: Tensor) -> Placement:
     keys_S = torch.arange(LENGTH, dtype=torch.int32, device=positions.device)
-    return sequence.placed(Rows(positions, keys_S), slice_1, SLICES)
+    return sequence.sliced(Placement(positions, keys_S), slice_1, SLICES)
 
 
 def executed(given: list[np.ndarray]) -> list[np.ndarray]:

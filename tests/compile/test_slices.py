@@ -13,7 +13,7 @@ import torch
 
 from model import sequence
 from model.attention import verify_attention
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.ops import EAGER
 from nki_kernels.attention import law as reference
 from tests.compile.run_slices import FIRST, HEADS, LENGTH, RANKS, SLICES, defined, inputs
@@ -75,7 +75,7 @@ def test_the_definition_keeps_the_law() -> None:
         queries = np.concatenate(given[0][first : first + SLICES], 1)
         new, caches = (given[1][first], given[2][first]), _whole(given[3:5], first)
         exact, _ = reference.verify_attention(*_fp64(queries, new, (caches[0], caches[1])), FIRST)
-        rows = Rows(torch.from_numpy(given[5][0]), torch.arange(LENGTH, dtype=torch.int32))
+        rows = Placement(torch.from_numpy(given[5][0]), torch.arange(LENGTH, dtype=torch.int32))
         pair = (torch.from_numpy(new[0]), torch.from_numpy(new[1]))
         plain, _ = verify_attention(EAGER, torch.from_numpy(queries), pair, Cache(*map(torch.from_numpy, caches)), rows)
         error = np.abs(torch.cat(list(out[first : first + SLICES]), 1).numpy() - exact).max()
@@ -86,8 +86,8 @@ def test_the_definition_keeps_the_law() -> None:
 
 def test_a_slice_without_a_visible_key_is_an_exact_zero() -> None:
     q, cache = torch.randn(1, HEADS, 3, 16), Cache(*(torch.randn(1, 1, 256, 16) for _ in "kv"))
-    rows = Rows(torch.tensor([[126, 127, 128]], dtype=torch.int32), torch.arange(1024, dtype=torch.int32))
-    part = sequence.attended(q, cache, sequence.placed(rows, torch.tensor([1], dtype=torch.int32), SLICES))
+    rows = Placement(torch.tensor([[126, 127, 128]], dtype=torch.int32), torch.arange(1024, dtype=torch.int32))
+    part = sequence.attended(q, cache, sequence.sliced(rows, torch.tensor([1], dtype=torch.int32), SLICES))
     assert torch.equal(part[:, :, :2, :-1], torch.zeros(1, HEADS, 2, 16))
     assert (part[:, :, :2, -1] == float("-inf")).all()
     # the third row sees one key of this slice, the first of its first tile: its value, and its score

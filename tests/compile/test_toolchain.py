@@ -28,9 +28,8 @@ from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import shape_of
-from model.kernels import REFERENCE
 from model.nki import simulated
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.ops import EAGER
 from model.serving.engine import Engine, Params, Request
 from model.serving.runtime import Graphs
@@ -229,8 +228,8 @@ class Ranks(EagerRanks):
 
     def __init__(self, path: Path, tp: int, base: Path, **changes: object) -> None:
         plan = make_plan(spec(base, tp=tp, **changes))
-        kernels = REFERENCE if plan.spec.kernels == "reference" else NkiKernels(simulated.serve)
-        super().__init__(plan, NXDI_TAGS, [load_file(path / shard_file(rank)) for rank in range(tp)], kernels)
+        backing = backing_of(plan.spec.kernels, simulated.serve)
+        super().__init__(plan, NXDI_TAGS, [load_file(path / shard_file(rank)) for rank in range(tp)], backing)
 
     def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]

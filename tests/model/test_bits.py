@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
@@ -36,9 +36,9 @@ class Pass(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
-        rows = Rows(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
-        x, _ = self.model.hidden(ids, caches, rows)
-        draws, caches = self.model(ids, caches, rows, sampling)
+        placement = Placement(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
+        x, _ = self.model.hidden(ids, caches, placement)
+        draws, caches = self.model(ids, caches, placement, sampling)
         return self.model.logits(x), draws.merged(), caches
 
 

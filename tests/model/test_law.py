@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from model import sampling
-from model.cache import Cache, Rows
+from model.cache import Cache, Placement
 from model.graph_io import StepInputs
-from model.kernels import REFERENCE
+from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
 from model.sampling import Draws, Sampling, coupled_sample
@@ -60,7 +60,7 @@ class Table(nn.Module):
 
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
-        self.size, self.kind, self.kernels = size, seed, REFERENCE
+        self.size, self.kind, self.kernels = size, seed, Kernels()
         self.parallel = Parallel()
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
@@ -70,20 +70,22 @@ class Table(nn.Module):
         ]
 
     def length(self, caches: list[Cache]) -> int:
-        return self.kernels.length(caches[0])
+        return caches[0].v.shape[2]
 
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], rows: Rows) -> tuple[Tensor, list[Cache]]:
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
         written = EAGER.append(
-            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN)), rows.positions_BN
+            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN)), placement.positions_BN
         )
         return ids_BN, [Cache(written, caches[0].v)]
 
-    def forward(self, ids_BN: Tensor, caches: list[Cache], rows: Rows, params: Sampling) -> tuple[Draws, list[Cache]]:
-        _, caches = self.hidden(ids_BN, caches, rows)
+    def forward(
+        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, params: Sampling
+    ) -> tuple[Draws, list[Cache]]:
+        _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
         for n in range(ids_BN.shape[1]):
-            position = rows.positions_BN[:, n]
+            position = placement.positions_BN[:, n]
             drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params, position + 1))
         ids_BN = torch.stack(drawn, 1)
         return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches

@@ -6,7 +6,7 @@ from transformers import Qwen3Config as HFConfig
 from transformers import Qwen3ForCausalLM
 
 from model.bundle.weights import RANK
-from model.cache import Rows, empty_caches
+from model.cache import Placement, empty_caches
 from model.config import PRESETS, config_from_dict
 from model.errors import UserError
 from model.parallel import Parallel
@@ -47,7 +47,7 @@ def _prefix_logits(ours: Qwen3, ids: torch.Tensor, length: int) -> torch.Tensor:
     pieces, start = [], 0
     for stop in (length // 2, length):
         if stop > start:
-            x, caches = ours.hidden(ids[None, start:stop], caches, Rows(keys[None, start:stop], keys))
+            x, caches = ours.hidden(ids[None, start:stop], caches, Placement(keys[None, start:stop], keys))
             pieces.append(ours.logits(x)[0])
         start = stop
     return torch.cat(pieces)
@@ -69,13 +69,13 @@ def test_batch_rows_equal_single_rows_bit_for_bit() -> None:
     _, ours = _pair(8, 2, 16, 2, False)
     keys = torch.arange(256, dtype=torch.int32)
     ids = torch.randint(0, 97, (3, 40), dtype=torch.int32)
-    rows = Rows(keys[None, :40].expand(3, -1), keys)
-    together, _ = ours.hidden(ids, empty_caches(ours.config, Parallel(), 3, 256, torch.float32), rows)
+    placement = Placement(keys[None, :40].expand(3, -1), keys)
+    together, _ = ours.hidden(ids, empty_caches(ours.config, Parallel(), 3, 256, torch.float32), placement)
     for b in range(3):
         alone, _ = ours.hidden(
             ids[b : b + 1],
             empty_caches(ours.config, Parallel(), 1, 256, torch.float32),
-            Rows(keys[None, :40], keys),
+            Placement(keys[None, :40], keys),
         )
         torch.testing.assert_close(together[b], alone[0], rtol=1e-5, atol=1e-5)
 

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from model import sampling
 from model.config import PRESETS
-from model.kernels import REFERENCE
+from model.kernels import Kernels
 from model.nki import simulated
-from model.nki.backing import NkiKernels
+from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS, filter_floor, over_ranks
+from model.nki.kernels import NkiKernels
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
 from model.qwen3 import Qwen3
-from model.rejection import rejection_sample
 from model.sampling import Draws, Sampling
 from model.speculative import Pair
 from tests.model.ranks import RankOps, on_ranks
-from tests.model.test_layer_kernels import _case
 from tests.model.test_simulated_kernels import _filters
 
+NKI = backing_of("nki", simulated.serve)
 SIMULATED = NkiKernels(simulated.serve)
 
 
@@ -93,7 +93,7 @@ def test_acceptance_merges_the_shards(k: int) -> None:
     drafts = draws.merged()[:, :k].clone()
     drafts[1::2, k // 2 :] += 1
     found = SIMULATED.accept(EAGER, drafts, draws, limit)
-    for ours, theirs in zip(found, REFERENCE.accept(EAGER, drafts, draws, limit), strict=True):
+    for ours, theirs in zip(found, Kernels().accept(EAGER, drafts, draws, limit), strict=True):
         assert torch.equal(ours, theirs)
     highest = values.argmax(0, keepdim=True)
     assert torch.equal(draws.merged(), ids.gather(0, highest)[0]), "argmax takes the first shard, ids ascend"
@@ -123,26 +123,6 @@ def test_sums_of_ranks_have_one_order() -> None:
     assert torch.equal(few[0], found[0][7:9])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_classic_rule_over_shards(ranks: int) -> None:
-    """Token for token that of the whole vocabulary; a wrong first id is not."""
-    target, drafted, params, positions = _case(5, 3, 4 * 17, 2)
-
-    def served(shift: int) -> list[tuple[Tensor, Tensor]]:
-        def work(ops: RankOps) -> tuple[Tensor, Tensor]:
-            local = part(target, ops, ranks)
-            mine = drafted._replace(logits_BKV=part(drafted.logits_BKV, ops, ranks))
-            held = params._replace(start_11=shard(ops.rank, local.shape[-1]).start + shift)
-            return SIMULATED.rejection_sample(ops, local, mine, held, positions)
-
-        return on_ranks(ranks, work)
-
-    accepted, counts = rejection_sample(EAGER, target, drafted, params, positions)
-    assert all(torch.equal(a, accepted) and torch.equal(c, counts) for a, c in served(0))
-    assert len(set(counts.flatten().tolist())) > 1
-    assert not torch.equal(served(1)[0][0], accepted)
-
-
 CONFIG = dataclasses.replace(
     PRESETS["Qwen/Qwen3-0.6B"],
     hidden_size=64,
@@ -157,7 +137,7 @@ CONFIG = dataclasses.replace(
 
 @pytest.mark.parametrize("draft_tp", [1, 2])
 def test_noise_is_shared_by_models_of_the_same_shards(draft_tp: int) -> None:
-    target, draft = (Qwen3(CONFIG, Parallel(tp), SIMULATED) for tp in (2, draft_tp))
+    target, draft = (Qwen3(CONFIG, Parallel(tp), NKI) for tp in (2, draft_tp))
     target.rank_util.rank.data += 1
     draft.rank_util.rank.data += draft_tp - 1
     off = torch.zeros(3)

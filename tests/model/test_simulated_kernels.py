@@ -12,22 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from model.cache import PLAIN, Rows, empty_caches
+from model.cache import PLAIN, Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
-from model.kernels import REFERENCE
 from model.nki import custom_calls, simulated
-from model.nki.backing import NkiKernels
-from model.nki.filter_floor import NO_FLOOR, filter_floor
+from model.nki.backing import backing_of
+from model.nki.filter_floor import filter_floor
+from model.nki.kernels import NkiKernels
 from model.nki.launches import TARGET, Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.parallel import Parallel
+from model.qwen3 import REFERENCE
 from model.sampling import Sampling
 from model.serving.engine import Engine, Params, Request
+from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
-SIMULATED = NkiKernels(simulated.serve)
+NKI, SIMULATED = backing_of("nki", simulated.serve), NkiKernels(simulated.serve)
 # parameters and tokens: a filtered draw takes a search of seventeen launches
 PARAMETERS = [
     (Params(), 12),
@@ -133,16 +135,16 @@ def test_attention_of_a_prompt_and_of_rows(dtype: torch.dtype) -> None:
     """A prompt in its slot, then rows of all slots: within rounding of the reference, caches equal bit for bit."""
     config = PRESETS["Qwen/Qwen3-0.6B"]
     torch.manual_seed(0)
-    caches = [empty_caches(config, Parallel(8), 3, 256, dtype, kernels.layout)[0] for kernels in (REFERENCE, SIMULATED)]
+    caches = [empty_caches(config, Parallel(8), 3, 256, dtype, backing.layout)[0] for backing in (REFERENCE, NKI)]
     keys = torch.arange(256, dtype=torch.int32)
     for slots, batch, first, count in ((torch.tensor([1], dtype=torch.int32), 1, 0, 70), (None, 3, 70, 8)):
         q = torch.randn(batch, 2, count, 128).to(dtype)
         new = tuple(torch.randn(batch, 1, count, 128).to(dtype) for _ in "kv")
         positions = (first + torch.arange(count, dtype=torch.int32)).expand(batch, -1).contiguous()
-        rows = Rows(positions, keys, slots)
+        placement = Placement(positions, keys, slots)
         outs = []
-        for i, kernels in enumerate((REFERENCE, SIMULATED)):
-            out, caches[i] = kernels.verify_attention(EAGER, q, new, caches[i], rows)  # type: ignore[arg-type]
+        for i, backing in enumerate((REFERENCE, NKI)):
+            out, caches[i] = backing.kernels.verify_attention(EAGER, q, new, caches[i], placement)  # type: ignore[arg-type]
             outs.append(out.float())
         assert (outs[0] - outs[1]).abs().max() <= 8 * torch.finfo(dtype).eps
     assert torch.equal(caches[1].k.transpose(2, 3)[:, :, :256], caches[0].k)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling.host import weights_above
-from nki_kernels.sampling.weights_above import MOST_ROWS
 from tests.nki_kernels.sampling_inputs import NO_FLOOR, SHAPES, Dims, draw
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
-@pytest.mark.parametrize("dims", [d for d in SHAPES if d.R <= MOST_ROWS], ids=str)
+@pytest.mark.parametrize("dims", [d for d in SHAPES if d.R <= SUM_ROWS], ids=str)
 def test_law(dims: Dims, lnc: int) -> None:
     """Half of the rows count, half weigh by probability; the floor takes part."""
     x, rng = draw(dims), np.random.default_rng(1)

@@ -1,0 +1,123 @@
+"""The NKI kernels behind the seam: the operations of `model/kernels.py` as launches.
+
+Who serves a launch is their one field: nkisim at once (`model/nki/simulated.py`), a custom call of a graph
+(`compile/graph/custom_call.py`), or the device (`model/nki/on_device.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model.cache import Cache, Placement
+from model.kernels import Kernels
+from model.nki.filter_floor import filter_floor
+from model.nki.launches import Argument, Launch, Launcher, Result, numbered
+from model.ops import Ops
+from model.parallel import Shard
+from model.sampling import GUMBEL_DOMAIN, Draws, Sampling
+from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
+
+
+class NkiKernels(Kernels):
+    """The NKI kernels, launched by `launch`; a fused layer runs its own."""
+
+    def __init__(self, launch: Launcher) -> None:
+        self.launch = launch
+
+    def run(
+        self, kernel: str, arguments: tuple[Argument, ...], *results: Result, changed: tuple[int, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        """Launch a kernel: its results, then the tensors among the arguments that it changed."""
+        plain, tensors = numbered(arguments)
+        return self.launch(Launch(kernel, plain, results, changed), tensors)
+
+    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
+        """The shard's first id, and its noise at all positions of a step."""
+        noisy = drawn.temperature_R > 0
+        positions_R, seeds = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
+        noise = ops.cond(
+            noisy.any(),
+            lambda: self._noise(seeds, positions_R, shard),
+            lambda: torch.zeros(positions_R.shape[0], shard.width, device=positions_R.device),
+        )
+        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape), start_11=shard.start)
+
+    def _noise(self, seeds_R2: Tensor, positions_R: Tensor, shard: Shard, domain: int = GUMBEL_DOMAIN) -> Tensor:
+        parts: list[Tensor] = []
+        for seeds, positions in zip(seeds_R2.split(ROWS), positions_R[:, None].split(ROWS), strict=True):
+            result = Result((positions.shape[0], shard.width), "float32")
+            parts += self.run("gumbel_noise", (seeds, positions, *shard, domain), result)
+        return torch.cat(parts)
+
+    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
+        assert drawn.noise_BNV is not None, "draws need what prepare gives"
+        filtering = (drawn.top_k_R > 0) | (drawn.top_p_R < 1) | (drawn.min_p_R > 0)
+        filtering &= drawn.temperature_R > 0
+        lowest = torch.full_like(drawn.temperature_R, NO_FLOOR)
+        floor = ops.cond(
+            filtering.any(), lambda: filter_floor(ops, logits_RV, drawn, self._weights_above), lambda: lowest
+        )
+        floor = torch.where(filtering, floor, lowest)
+        noise_RV, found = drawn.noise_BNV.flatten(0, 1), []
+        for first in range(0, logits_RV.shape[0], ROWS):
+            part = slice(first, first + ROWS)
+            given = (logits_RV[part], noise_RV[part], drawn.temperature_R[part, None], floor[part, None])
+            shape = (1, given[0].shape[0])
+            results = (Result(shape, "float32"), Result(shape, "int32"))
+            values, ids = self.run("coupled_sample", (*given, drawn.start_11), *results)
+            found.append(torch.cat((values, ids.float())))
+        # a collective for both: ids are exact in fp32
+        best = _of_shards(ops, torch.cat(found, 1))
+        return Draws(best[:, 0], best[:, 1].to(torch.int32))
+
+    def _weights_above(
+        self, logits_RV: Tensor, scale_R: Tensor, bias_R: Tensor, floor_R: Tensor, thresholds_RJ: Tensor
+    ) -> Tensor:
+        parts = []
+        for first in range(0, logits_RV.shape[0], SUM_ROWS):
+            part = slice(first, first + SUM_ROWS)
+            columns = (t[part, None] for t in (scale_R, bias_R, floor_R))
+            result = Result((1, thresholds_RJ.shape[1], logits_RV[part].shape[0]), "float32")
+            parts.append(self.run("weights_above", (logits_RV[part], *columns, thresholds_RJ[part]), result)[0][0].T)
+        return torch.cat(parts)
+
+    def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, count = draws.ids.shape[1:]
+        column = torch.zeros_like(limit_B)[:, None]
+        steps = (drafts_BK, column, limit_B[:, None]) if count > 1 else (None, column, None)
+        results = (Result((batch, count), "int32"), *(Result((batch, 1), "int32"),) * 3)
+        accepted, counts, following, _ = self.run("accept_drafts", (*draws, *steps), *results)
+        return accepted, counts, following
+
+    def verify_attention(
+        self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
+    ) -> tuple[Tensor, Cache]:
+        if placement.slots_B is None:
+            return self._attend(q_BHND, new, cache, placement.positions_BN)
+        # a prompt goes into its slot in pieces; how it is split has no say in a row's bits
+        taken = Cache(*(c.index_select(0, placement.slots_B) for c in cache))
+        heads, count = q_BHND.shape[1:3]
+        step = min(CANDIDATES, ROWS // (heads // cache.v.shape[1]))
+        parts = []
+        for first in range(0, count, step):
+            part = slice(first, first + step)
+            pieces = (new[0][:, :, part], new[1][:, :, part])
+            out, taken = self._attend(q_BHND[:, :, part], pieces, taken, placement.positions_BN[:, part])
+            parts.append(out)
+        index = torch.arange(cache.v.shape[0], dtype=torch.int32, device=q_BHND.device)
+        here = (index == placement.slots_B)[:, None, None, None]
+        return torch.cat(parts, 2), Cache(*(torch.where(here, t, c) for t, c in zip(taken, cache, strict=True)))
+
+    def _attend(
+        self, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, positions_BN: Tensor
+    ) -> tuple[Tensor, Cache]:
+        result = Result(tuple(q_BHND.shape), str(q_BHND.dtype).removeprefix("torch."))
+        out, k, v = self.run("verify_attention", (q_BHND, *new, *cache, positions_BN), result, changed=(3, 4))
+        return out, Cache(k, v)
+
+
+def _of_shards(ops: Ops, columns_CR: Tensor) -> Tensor:
+    """(M, C, R): the C numbers of each row on every rank, in rank order, by one collective."""
+    gathered = ops.all_gather(columns_CR.T)
+    return gathered.unflatten(-1, (-1, columns_CR.shape[0])).permute(1, 2, 0)

@@ -1,0 +1,42 @@
+"""One rank's share of a model: its number, the ids that it draws from, the positions that its caches hold."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from model.backing import Backing
+from model.cache import Cache, Placement
+from model.config import Qwen3Config
+from model.kernels import Kernels
+from model.parallel import Parallel, Rank, Shard
+from model.sequence import sliced
+
+
+class RankModel(nn.Module):
+    """What a model on one of `parallel.tp` ranks knows beside its layers."""
+
+    def __init__(self, config: Qwen3Config, parallel: Parallel, backing: Backing) -> None:
+        super().__init__()
+        self.config = self.kind = config
+        self.parallel, self.backing = parallel, backing
+        self.rank_util = Rank()
+
+    @property
+    def kernels(self) -> Kernels:
+        """The backing's kernels."""
+        return self.backing.kernels
+
+    @property
+    def shard(self) -> Shard:
+        """The ids that kernels which draw from shards see on this rank."""
+        width = self.config.vocab_size // self.parallel.tp
+        return Shard(self.rank_util.rank[:, None] * width, width)
+
+    def length(self, caches: list[Cache]) -> int:
+        """Positions that the caches of all ranks hold together."""
+        return self.backing.layout.length(caches[0]) * self.parallel.slices(self.config)
+
+    def on_rank(self, placement: Placement) -> Placement:
+        """The placement as this rank's caches take it: whole, or their slice of the positions."""
+        slices = self.parallel.slices(self.config)
+        return placement if slices == 1 else sliced(placement, self.rank_util.rank % slices, slices)

@@ -1,0 +1,10 @@
+"""What one launch takes: known to the host wrappers, which refuse more, and to the model, which splits its work."""
+
+# rows of noise, draws and layers: one a partition
+ROWS = 128
+# rows of the sums above thresholds
+SUM_ROWS = 32
+# new rows of a sequence for attention
+CANDIDATES = 32
+# the floor of a row that keeps every id: the lowest fp32 number
+NO_FLOOR = -3.4028234663852886e38
