@@ -28,8 +28,10 @@ class Kernels:
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
     def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
-        """The parameters with what the draws at these positions of a step share: those from this shard alone."""
-        return drawn
+        """The parameters with what the draws at these positions of a step share: the noise of the shard's ids."""
+        positions_R, seeds_R2 = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
+        noise = sampling.gumbel(seeds_R2, positions_R, shard.width)
+        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape))
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
         """See `model.sampling.coupled_sample`; `drawn` comes from `prepare`."""

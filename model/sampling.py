@@ -7,17 +7,17 @@ target's own draw, whatever the draft. docs/sampling.md specifies every step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from model.ops import Ops, State, first_argmax
+from model.filters import filtered
+from model.ops import Ops, first_argmax, shift_right
 from model.threefry import threefry2x32
 
 # the domain word keeps this stream apart from those of other sampling rules
 GUMBEL_DOMAIN = 0
-_INFINITY_BITS = 0x7F800000
 # above all ids
 _PAST_IDS = 1 << 24
 
@@ -25,28 +25,53 @@ _PAST_IDS = 1 << 24
 class Sampling(NamedTuple):
     """The sampling parameters of each row; the neutral values switch a filter off.
 
-    `noise_BNV` is the noise of a step's positions, if a backing makes it once for all draws of the step;
-    `start_11` is the first id of the shard that it draws from, int32, or None for 0.
+    Where a graph serves no row that filters, the filters are None. `guess_J` are the steps at which a draft's filters
+    are tried (`model/filters.py`); None makes them exact, as the target's are. `noise_BNV` is the noise of a step's
+    positions, made once for all draws of the step; `start_11` is the first id of the shard that it draws from, int32,
+    or None for 0.
     """
 
     temperature_R: Tensor
-    top_k_R: Tensor
-    top_p_R: Tensor
-    min_p_R: Tensor
+    top_k_R: Tensor | None
+    top_p_R: Tensor | None
+    min_p_R: Tensor | None
     seed_R2: Tensor
     noise_BNV: Tensor | None = None
     start_11: Tensor | None = None
+    guess_J: Tensor | None = None
 
     def rows(self, count: int) -> Sampling:
         """The same parameters for `count` rows of each sequence, sequence-major, with the noise of the first ones."""
-        whole = ("noise_BNV", "start_11")
-        each = {name: t.repeat_interleave(count, 0) for name, t in self._asdict().items() if name not in whole}
+        each: dict[str, Any] = {
+            name: None if t is None else t.repeat_interleave(count, 0) for name, t in zip(_OF_ROWS, self, strict=False)
+        }
         noise = None if self.noise_BNV is None else self.noise_BNV[:, :count]
-        return Sampling(**each, noise_BNV=noise, start_11=self.start_11)
+        return self._replace(**each, noise_BNV=noise)
+
+    def unfiltered(self) -> Sampling:
+        """The parameters of a graph for rows that do not filter."""
+        return self._replace(top_k_R=None, top_p_R=None, min_p_R=None)
+
+    @property
+    def filtering_R(self) -> Tensor | None:
+        """(R,) whether a row filters; None where none does."""
+        if self.top_k_R is None or self.top_p_R is None or self.min_p_R is None:
+            return None
+        asked = (self.top_k_R > 0) | (self.top_p_R < 1) | (self.min_p_R > 0)
+        return asked & (self.temperature_R > 0)
+
+    @property
+    def heat_R(self) -> Tensor:
+        """(R,) the temperature to divide by: 1 for a greedy row, whose draw does not use it."""
+        return torch.where(self.temperature_R > 0, self.temperature_R, 1.0)
 
     def at(self, row: int) -> Sampling:
         """The parameters of a pass whose only row is the step's row `row`."""
         return self if self.noise_BNV is None else self._replace(noise_BNV=self.noise_BNV[:, row : row + 1])
+
+
+# fields with a number a row
+_OF_ROWS = ("temperature_R", "top_k_R", "top_p_R", "min_p_R", "seed_R2")
 
 
 class Draws(NamedTuple):
@@ -68,55 +93,17 @@ def coupled_sample(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R:
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
     Temperature 0 takes the argmax of the logits; ties go to the smallest id.
     """
-    noisy = sampling.temperature_R > 0
-    scores = ops.cond(noisy.any(), lambda: _perturbed(ops, logits_RV, sampling, positions_R), lambda: logits_RV)
-    return first_argmax(torch.where(noisy[:, None], scores, logits_RV))
-
-
-def _perturbed(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R: Tensor) -> Tensor:
-    temperature = torch.where(sampling.temperature_R > 0, sampling.temperature_R, 1.0)
-    scaled = logits_RV / temperature[:, None]
+    heat_R1 = sampling.heat_R[:, None]
+    scaled = logits_RV / heat_R1
     scaled = scaled - scaled.amax(-1, keepdim=True)
-    filtering = (sampling.top_k_R > 0) | (sampling.top_p_R < 1) | (sampling.min_p_R > 0)
-    kept = ops.cond(filtering.any(), lambda: filtered(ops, scaled, sampling), lambda: scaled)
-    kept = torch.where(filtering[:, None], kept, scaled)
-    return kept + gumbel(sampling.seed_R2, positions_R, logits_RV.shape[-1])
-
-
-def filtered(ops: Ops, scaled_RV: Tensor, sampling: Sampling) -> Tensor:
-    """Logits (scaled, maximum 0) with what min-p, then top-k, then top-p removes set to -inf.
-
-    min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
-    above them; top-p those with less than p of the remaining mass above them. Equal logits share
-    their fate, so no rule depends on the order of ids.
-    """
-    mass = torch.exp(scaled_RV)
-    mass = torch.where(mass >= sampling.min_p_R[:, None], mass, 0.0)
-    # the logits are not above 0, so the bits of their distance from 0 are int32 keys, best first
-    keys = ops.bits(scaled_RV.abs())
-    k = torch.where(sampling.top_k_R > 0, sampling.top_k_R, float("inf"))
-    last = _last_kept(ops, keys, (mass > 0).float(), k)
-    mass = torch.where(keys <= last[:, None], mass, 0.0)
-    bound = torch.where(sampling.top_p_R < 1, sampling.top_p_R * mass.sum(-1), float("inf"))
-    last = _last_kept(ops, keys, mass, bound)
-    return torch.where((keys <= last[:, None]) & (mass > 0), scaled_RV, float("-inf"))
-
-
-def _last_kept(ops: Ops, keys_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -> Tensor:
-    """(R,) the largest key whose better keys weigh less than the bound in total.
-
-    A bisection over the 31 bits of the key: exact, without a sort.
-    """
-
-    def halve(range_: State) -> State:
-        low, high = range_
-        middle = low + ((high - low) >> 1)
-        better = torch.where(keys_RV < middle[:, None], weights_RV, 0.0).sum(-1)
-        fits = better < bound_R
-        return torch.where(fits, middle, low), torch.where(fits, high, middle)
-
-    low = torch.zeros_like(bound_R, dtype=torch.int32)
-    return ops.repeat(31, halve, (low, torch.full_like(low, _INFINITY_BITS + 1)))[0]
+    filtering_R = sampling.filtering_R
+    if filtering_R is not None:
+        scaled = torch.where(filtering_R[:, None], filtered(ops, scaled, sampling), scaled)
+    if sampling.noise_BNV is None:
+        noise = gumbel(sampling.seed_R2, positions_R, logits_RV.shape[-1])
+    else:
+        noise = sampling.noise_BNV.flatten(0, 1)
+    return first_argmax(torch.where(sampling.temperature_R[:, None] > 0, scaled + noise, logits_RV))
 
 
 def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int, domain: int = GUMBEL_DOMAIN) -> Tensor:
@@ -131,13 +118,13 @@ def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int, domain: int = 
 def uniform(seed_R2: Tensor, positions_R: Tensor, count: int, domain: int) -> Tensor:
     """(R, count) fp32 numbers strictly between 0 and 1, of (seed, position, index) in a domain of the generator."""
     pairs = torch.arange((count + 1) // 2, dtype=torch.int32, device=positions_R.device)
-    counter = positions_R.to(torch.int32) + (domain << 24)
+    counter = positions_R.to(torch.int32) + domain * (1 << 24)
     words = threefry2x32(
         (seed_R2[:, :1], seed_R2[:, 1:]),
         (pairs[None].expand(counter.shape[0], -1), counter[:, None].expand(-1, pairs.shape[0])),
     )
     bits = torch.stack(words, -1).flatten(1)[:, :count]
-    mantissa = (bits >> 9) & 0x7FFFFF
+    mantissa = shift_right(bits, 9) & 0x7FFFFF
     return (mantissa.float() + 0.5) * 2.0**-23
 
 

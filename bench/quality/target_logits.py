@@ -12,12 +12,13 @@ from model.bundle.manifest import Bundle
 from model.bundle.weights import names, shard_file
 from model.cache import Placement, empty_caches
 from model.dtypes import BY_FLAG
+from model.filters import filtered
 from model.ops import Ops
 from model.packing import Packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling as Rule
-from model.sampling import filtered, gumbel
+from model.sampling import gumbel
 from model.serving.engine import Params
 
 _WORD = 1 << 32

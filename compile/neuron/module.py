@@ -14,10 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from compile.graph.pair import make_pair
+from compile.graph.pair import make_pair, stage_of
 from compile.plan import BuildPlan
 from model.backing import Backing
-from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.manifest import GraphSpec, TensorSpec
 from model.cache import Cache
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
@@ -41,9 +41,6 @@ class StaticOps(Ops):
 
     def grouped(self, ranks: int) -> Ops:
         return StaticOps(self.within, ranks)
-
-    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
-        return torch.where(pred, if_true(), if_false())
 
     def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
         length = cache_BGSD.shape[2]
@@ -69,7 +66,7 @@ class StepModule(nn.Module):
     def __init__(self, plan: BuildPlan, graph: GraphSpec, ops: Ops, backing: Backing) -> None:
         super().__init__()
         spec = plan.spec
-        self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
+        self.alone, self.k, self.stage = not spec.k, graph.k, stage_of(graph)
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
         self.draft_layers = spec.draft_config.num_hidden_layers if graph.drafts else 0

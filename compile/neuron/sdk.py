@@ -197,8 +197,14 @@ def device_ops(tp: int) -> StaticOps:
     """The operations of a module that torch_xla traces, whose replica groups a graph holds as they are."""
     # vendor seam
     xla: Any = importlib.import_module("torch_xla.core.xla_model")
+    runtime: Any = importlib.import_module("torch_xla.runtime")
 
     def within(ranks: int) -> tuple[Collective, Collective]:
+        if runtime.world_size() != tp:
+            raise UserError(
+                f"torch_xla sees {runtime.world_size()} ranks while a graph of {tp} is traced, and of one rank it "
+                "drops every all-reduce; trace with an NxD whose builder mocks the ranks (0.15 to 0.18)"
+            )
         groups = [list(range(first, first + ranks)) for first in range(0, tp, ranks)]
         return (
             lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups, pin_layout=False),

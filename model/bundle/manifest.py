@@ -23,6 +23,8 @@ MANIFEST = "manifest.json"
 PREFILL = "context_encoding_model"
 FUSED = "fused_speculation_model"
 DECODE = "token_generation_model"
+# ends the tag of a step's graph for rows of which none filters
+UNFILTERED = "_unfiltered"
 
 
 @dataclass(frozen=True)

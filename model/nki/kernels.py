@@ -6,12 +6,15 @@ Who serves a launch is their one field: nkisim at once (`model/nki/simulated.py`
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
+from model.filters import guessed_floor
 from model.kernels import Kernels
-from model.nki.filter_floor import filter_floor
+from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
@@ -34,13 +37,8 @@ class NkiKernels(Kernels):
 
     def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
         """The shard's first id, and its noise at all positions of a step."""
-        noisy = drawn.temperature_R > 0
         positions_R, seeds = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
-        noise = ops.cond(
-            noisy.any(),
-            lambda: self._noise(seeds, positions_R, shard),
-            lambda: torch.zeros(positions_R.shape[0], shard.width, device=positions_R.device),
-        )
+        noise = self._noise(seeds, positions_R, shard)
         return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape), start_11=shard.start)
 
     def _noise(self, seeds_R2: Tensor, positions_R: Tensor, shard: Shard, domain: int = GUMBEL_DOMAIN) -> Tensor:
@@ -52,13 +50,7 @@ class NkiKernels(Kernels):
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
         assert drawn.noise_BNV is not None, "draws need what prepare gives"
-        filtering = (drawn.top_k_R > 0) | (drawn.top_p_R < 1) | (drawn.min_p_R > 0)
-        filtering &= drawn.temperature_R > 0
-        lowest = torch.full_like(drawn.temperature_R, NO_FLOOR)
-        floor = ops.cond(
-            filtering.any(), lambda: filter_floor(ops, logits_RV, drawn, self._weights_above), lambda: lowest
-        )
-        floor = torch.where(filtering, floor, lowest)
+        floor = self._floor(ops, logits_RV, drawn)
         noise_RV, found = drawn.noise_BNV.flatten(0, 1), []
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
@@ -70,6 +62,19 @@ class NkiKernels(Kernels):
         # a collective for both: ids are exact in fp32
         best = _of_shards(ops, torch.cat(found, 1))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
+
+    def _floor(self, ops: Ops, logits_RV: Tensor, drawn: Sampling) -> Tensor:
+        """(R,) each row's smallest kept logit: searched for a target's draw, one of a few for a draft's."""
+        lowest, filtering_R = torch.full_like(drawn.temperature_R, NO_FLOOR), drawn.filtering_R
+        if filtering_R is None:
+            return lowest
+        if drawn.guess_J is None:
+            floor = filter_floor(ops, logits_RV, drawn, self._weights_above)
+        else:
+            best = best_logit(ops, logits_RV)
+            sums = functools.partial(count_and_mass, ops, logits_RV, (1 / drawn.heat_R, best), self._weights_above)
+            floor = guessed_floor(best, drawn, sums)
+        return torch.where(filtering_R, floor, lowest)
 
     def _weights_above(
         self, logits_RV: Tensor, scale_R: Tensor, bias_R: Tensor, floor_R: Tensor, thresholds_RJ: Tensor

@@ -17,7 +17,7 @@ from jaxlib import xla_client
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 from safetensors import safe_open
 
-from model.bundle.manifest import PREFILL, Bundle, GraphSpec, TensorSpec
+from model.bundle.manifest import PREFILL, UNFILTERED, Bundle, GraphSpec, TensorSpec
 from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
 from model.dtypes import BY_NAME
@@ -63,13 +63,13 @@ class Graphs:
 
         The first run of an executable is slow; later ones are what is worth timing.
         """
-        graph = self.bundle.graph(tag, bucket)
-        if (tag, bucket) not in self._executables:
+        graph = self._picked(tag, bucket, filters=False)
+        if (graph.tag, bucket) not in self._executables:
             self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
         """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
-        graph = self.bundle.graph(tag, bucket)
+        graph = self._picked(tag, bucket, inputs.filter)
         given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
         # one call a device for all inputs: a call costs more than the copy
@@ -83,6 +83,11 @@ class Graphs:
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
         return [np.asarray(parts[0]) for parts in results[:visible]]
+
+    def _picked(self, tag: str, bucket: int, filters: bool) -> GraphSpec:
+        """No graph has a branch: rows that do not filter have one without the search."""
+        tags = {g.tag for g in self.bundle.graphs}
+        return self.bundle.graph(tag if filters or tag + UNFILTERED not in tags else tag + UNFILTERED, bucket)
 
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)

@@ -167,6 +167,7 @@ def install(patch: pytest.MonkeyPatch, look_alike: str = "") -> None:
         "torch_xla.core.xla_model": {
             "REDUCE_SUM": "sum", "all_reduce": reduce_groups, "all_gather": gather_groups,
         },
+        "torch_xla.runtime": {"world_size": lambda: ModelBuilder.built[-1].tp},
         "libneuronxla": {"neuron_xla_compile": same},
         "neuronx_distributed": {}, "neuronx_distributed.trace": {},
         "neuronx_distributed.trace.model_builder": {

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.build import build
+from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
 from compile.neuron.eager import EagerRanks
 from compile.neuron.sdk import nxdi_tags
 from compile.plan import make_plan
@@ -21,7 +22,6 @@ from model.generate import shape_of
 from model.graph_io import StepInputs
 from model.serving.engine import Engine, Params, Request
 from model.serving.runtime import Graphs
-from tests.compile.nxdi_host import Host, Model, Sequence, Tensors
 from tests.compile.tiny import spec, write_model
 
 SIZES = {"batch": 3, "max_len": 256, "k": 2}

@@ -223,6 +223,17 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
         toolchain.build_model(make_plan(spec(base)), out / "x", out / "work", DEFAULT_FLAGS)
 
 
+def test_a_tracer_that_would_drop_all_reduces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_xla returns the input where it sees one rank: NxD's builder tells it of all of them."""
+    fake_sdk.install(monkeypatch)
+    monkeypatch.setattr(sys.modules["torch_xla.runtime"], "world_size", lambda: 1)
+    with pytest.raises(
+        UserError, match="torch_xla sees 1 ranks while a graph of 2 is traced, and of one rank it drops"
+    ):
+        toolchain.device_ops(2).all_reduce(torch.ones(3))
+    assert toolchain.device_ops(1).all_reduce(torch.ones(3)).tolist() == [1, 1, 1]
+
+
 class Ranks(EagerRanks):
     """Modules of every rank as a runner of the engine."""
 

@@ -86,7 +86,7 @@ class Table(nn.Module):
         drawn = []
         for n in range(ids_BN.shape[1]):
             position = placement.positions_BN[:, n]
-            drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params, position + 1))
+            drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params.at(n), position + 1))
         ids_BN = torch.stack(drawn, 1)
         return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches
 
@@ -229,12 +229,12 @@ def test_a_wrong_acceptance_is_caught() -> None:
 
 
 def test_a_reused_noise_stream_is_caught() -> None:
-    real = sampling.coupled_sample
+    real = Kernels.prepare
 
-    def reused(ops: Any, logits: Tensor, params: Sampling, positions: Tensor) -> Tensor:
-        return real(ops, logits, params, (positions - 1) // 2 * 2 + 1)
+    def reused(self: Kernels, ops: Any, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
+        return real(self, ops, drawn, (positions_BN - 1) // 2 * 2 + 1, shard)
 
-    with mock.patch(f"{__name__}.coupled_sample", reused):
+    with mock.patch.object(Kernels, "prepare", reused):
         assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
 
 
