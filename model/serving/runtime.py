@@ -1,20 +1,16 @@
-"""A bundle's graphs on the CPU: XLA compiles the HLO, weights and caches stay on its devices.
+"""A bundle's graphs on the devices of a PJRT platform: weights and caches stay there.
 
-Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
+On a CPU ranks are virtual devices and XLA compiles the HLO; on Trainium its plugin does (`model/serving/pjrt.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib import xla_client
-from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from model.bundle.manifest import PREFILL, UNFILTERED, Bundle, GraphSpec, TensorSpec
@@ -25,32 +21,20 @@ from model.errors import UserError
 from model.graph_io import StepInputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-
-# read when the first device is made. The pool of XLA's CPU client: one thread a device
-os.environ.setdefault("NPROC", "1")
-# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
-# and products and sums stay with the code whose order does not depend on the number of rows
-_SAME_BITS = (
-    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
-    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-)
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
-
-# enough for the tensor-parallel runs that one process may mix
-_MIN_DEVICES = 2
+from model.serving import pjrt
 
 
 class Graphs:
     """The graphs of one bundle, compiled when first used, with their weights and state."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
         self.bundle, self.tp = bundle, bundle["tp"]
         if bundle["weights"] is None:
             raise UserError(
                 f"{bundle.path} was built without weights; build it with --checkpoint and "
                 "--draft-checkpoint to generate from it"
             )
-        self._devices = _cpu_devices(self.tp)
+        self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._executables: dict[tuple[str, int], Any] = {}
@@ -95,7 +79,8 @@ class Graphs:
             proto = (self.bundle.path / graph.file).read_bytes()
             if TARGET.encode() in proto:
                 custom_calls.register()
-            self._executables[key] = compile_hlo(proto, self._devices)
+            loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
+            self._executables[key] = loaded or pjrt.compile_hlo(proto, self._devices)
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
@@ -118,26 +103,6 @@ class Graphs:
         return jax.make_array_from_single_device_arrays((first[0] * self.tp, *first[1:]), self._sharding, parts)
 
 
-def _cpu_devices(count: int) -> list[Any]:
-    # once the devices are made, they must do
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
-    devices = jax.devices("cpu")
-    if len(devices) < count:
-        raise UserError(f"this process has {len(devices)} CPU devices, the bundle needs {count}; start a new process")
-    return list(devices[:count])
-
-
 def _read_shard(file: Path) -> dict[str, np.ndarray]:
     with safe_open(file, framework="np") as shard:
         return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
-
-
-def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
-    """An executable of an HLO proto, one replica a device."""
-    options = xla_client.CompileOptions()
-    options.num_replicas, options.num_partitions = len(devices), 1
-    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
-    client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
-    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
-    return client.compile_and_load(stablehlo, listed, options)

@@ -87,7 +87,7 @@ def _read(file: Path, here: set[str], asked: dict, unversioned: set[str], define
             if symbol["st_shndx"] != "SHN_UNDEF":
                 defined.add(symbol.name)
                 continue
-            library, version = of_number.get(numbers.get_symbol(i)["ndx"] if numbers else None, ("", ""))
+            library, version = of_number.get(numbers.get_symbol(i)["ndx"] if numbers else -1, ("", ""))
             if not library:
                 unversioned.add(symbol.name)
             elif library not in here and not library.startswith(_SYSTEM):

@@ -20,7 +20,7 @@ from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import GraphSpec, TensorSpec
 from model.dtypes import BY_FLAG, BY_NAME
 from model.errors import UserError
-from model.serving.runtime import compile_hlo
+from model.serving.pjrt import compile_hlo, devices_of
 
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 _NUMPY = {1: np.bool_, 4: np.int32, 5: np.int64, 11: np.float32, 12: np.float64}
@@ -58,7 +58,7 @@ class Lowered:
     def __init__(
         self, plan: BuildPlan, folder: Path, case: str, lowered: dict[str, Any], shards: list[dict[str, Tensor]]
     ) -> None:
-        self.devices = jax.devices("cpu")[: plan.spec.tp]
+        self.devices = devices_of("cpu", plan.spec.tp)
         self.lowered, self.executables, self.kinds = lowered, {}, {}
         counts = TensorSpec(REQUEST_COUNTS, (plan.spec.batch,), "int32")
         self.graphs: dict[str, GraphSpec] = {}
@@ -102,6 +102,7 @@ def _joined(parts: list[Any], devices: list[Any]) -> Any:
     if len(arrays) == 1:
         return arrays[0]
     mesh = jax.sharding.Mesh(np.array(devices), ("rank",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rank"))
-    shape = (arrays[0].shape[0] * len(arrays), *arrays[0].shape[1:])
+    split = arrays[0].ndim > 0
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*["rank"] * split))
+    shape = (arrays[0].shape[0] * len(arrays), *arrays[0].shape[1:]) if split else ()
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
