@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from torch import Tensor
 from compile.device_check.nxdi_host import Host, Sequence, Tensors
 from compile.neuron.sdk import nxdi_tags
 from compile.plan import BuildPlan
+from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import GraphSpec
+from model.dtypes import BY_FLAG
 
 # top-k, top-p, temperature; NxDI writes greedy as top-k 1 at temperature 1
 NXDI_REQUESTS: dict[str, tuple[tuple[int, ...], tuple[float, float, float]]] = {
@@ -39,3 +42,14 @@ def serve(plan: BuildPlan, model: Model) -> list[list[int]]:
     sequences: list[Any] = [Sequence(prompt, NEW_TOKENS, params) for prompt, params in NXDI_REQUESTS.values()]
     Host(graphs, run, plan.spec.k, plan.spec.max_len).serve(sequences, plan.spec.batch)
     return [s.ids for s in sequences]
+
+
+def shard_of(plan: BuildPlan, rank: int) -> dict[str, Tensor]:
+    """A rank's weights by their names in the bundle, from the checkpoints of the plan."""
+    spec, names = plan.spec, plan.spec.weight_names()
+    shard: dict[str, Tensor] = {}
+    for model in spec.models:
+        checkpoint = Checkpoint(Path(model.checkpoint), model.config)
+        tensors = checkpoint.shard(rank % model.ranks, model.ranks, BY_FLAG[spec.dtype].torch, spec.packing(model))
+        shard |= {names[f"{model.prefix}.{name}"]: tensor for name, tensor in tensors}
+    return shard

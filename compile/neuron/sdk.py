@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,3 +238,17 @@ def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[...
     model = torch.jit.load(str(path))
     model.nxd_model.initialize(shards, torch.tensor([0], dtype=torch.int32))
     return model  # type: ignore[no-any-return]
+
+
+def nxdi_first_token(path: Path, prompt: Sequence[int]) -> int:
+    """The token after a prompt as NxDI's own application loads and runs the bundle."""
+    # vendor seam
+    vendor: Any = importlib.import_module("neuronx_distributed_inference.models.qwen3.modeling_qwen3")
+    application = vendor.NeuronQwen3ForCausalLM(str(path))
+    application.load(str(path))
+    ids = torch.tensor([list(prompt)], dtype=torch.int32)
+    positions = torch.arange(len(prompt), dtype=torch.int32)[None]
+    greedy = torch.tensor([[1.0, 1.0, 1.0]])
+    lines = torch.zeros(1, dtype=torch.int32)
+    out = application(ids, torch.ones_like(ids), positions, lines, sampling_params=greedy)
+    return int(torch.as_tensor(out.hidden_states[0])[0, 0])

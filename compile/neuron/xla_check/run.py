@@ -9,16 +9,15 @@ import jax
 import numpy as np
 from torch import Tensor
 
-from compile.device_check.requests import NXDI_REQUESTS, serve
+from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
 from compile.graph import hlo
 from compile.neuron.eager import EagerRanks
 from compile.neuron.module import REQUEST_COUNTS
 from compile.neuron.sdk import nxdi_tags
 from compile.neuron.xla_check.lower import INPUTS
 from compile.plan import BuildPlan
-from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import GraphSpec, TensorSpec
-from model.dtypes import BY_FLAG, BY_NAME
+from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.serving.pjrt import compile_hlo, devices_of
 
@@ -39,17 +38,6 @@ def compared(plan: BuildPlan, folder: Path, case: str, lowered: dict[str, Any]) 
         if one != other:
             raise UserError(f"{case}: {request} gives {one} as torch_xla lowered it, {other} eagerly")
     return sum(map(len, found))
-
-
-def shard_of(plan: BuildPlan, rank: int) -> dict[str, Tensor]:
-    """A rank's weights by their names in the bundle, from the checkpoints of the plan."""
-    spec, names = plan.spec, plan.spec.weight_names()
-    shard: dict[str, Tensor] = {}
-    for model in spec.models:
-        checkpoint = Checkpoint(Path(model.checkpoint), model.config)
-        tensors = checkpoint.shard(rank % model.ranks, model.ranks, BY_FLAG[spec.dtype].torch, spec.packing(model))
-        shard |= {names[f"{model.prefix}.{name}"]: tensor for name, tensor in tensors}
-    return shard
 
 
 class Lowered:
