@@ -8,7 +8,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check bench device-check install clean
+.PHONY: build test check hostile bench device-check install clean
 
 install: $(VENV)/.installed
 
@@ -26,7 +26,7 @@ build: install
 	@echo $(DEMO)
 
 test: install
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
 
 check: install
 	$(VENV)/bin/ruff check .
@@ -34,6 +34,10 @@ check: install
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
+
+# damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes
+hostile: install
+	$(RUN) -m tests.hostile
 
 bench: install
 	$(RUN) -m bench.speedup --out bench/results/speedup.json

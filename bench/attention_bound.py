@@ -17,14 +17,14 @@ from nkisim.timeline.trn2 import TRN2
 PARTITIONS = 128
 
 
-class Step(NamedTuple):
+class PathPart(NamedTuple):
     """One part of the path and its nanoseconds."""
 
     name: str
     ns: float
 
 
-def value_path(d: AttentionDims) -> tuple[Step, ...]:
+def value_path(d: AttentionDims) -> tuple[PathPart, ...]:
     """The steps that follow each other whatever else the kernel does, on one core."""
     n = TRN2.at("nominal")
     rate, groups = n.dma_engines * n.dma_bytes_per_ns, d.batch * d.kv_heads
@@ -34,14 +34,14 @@ def value_path(d: AttentionDims) -> tuple[Step, ...]:
     small = rows * (n.dma_descriptor_ns + d.dim * d.itemsize / n.dma_bytes_per_ns) / n.dma_engines
     columns = n.tensor_min_cycles + n.tensor_issue_cycles
     return (
-        Step("first transfer: trigger and lead", n.dma_trigger_ns + n.dma_load_lead_ns),
-        Step("bytes of the cache", verify_attention(d).hbm_bytes / rate),
-        Step("their descriptors", cached * n.dma_descriptor_ns / n.dma_engines),
-        Step("queries and new rows", small),
-        Step("completion and semaphore", n.dma_tail_ns + n.dma_semaphore_ns),
-        Step("one product", columns / n.tensor_ghz + n.tensor_drain_ns + n.semaphore_ns),
-        Step("division of D columns", d.dim / n.vector_ghz + n.vector_latency_ns + n.vector_pointer_ns),
-        Step("store of one row", n.semaphore_ns + n.dma_trigger_ns + n.dma_store_lead_ns + n.dma_descriptor_ns
+        PathPart("first transfer: trigger and lead", n.dma_trigger_ns + n.dma_load_lead_ns),
+        PathPart("bytes of the cache", verify_attention(d).hbm_bytes / rate),
+        PathPart("their descriptors", cached * n.dma_descriptor_ns / n.dma_engines),
+        PathPart("queries and new rows", small),
+        PathPart("completion and semaphore", n.dma_tail_ns + n.dma_semaphore_ns),
+        PathPart("one product", columns / n.tensor_ghz + n.tensor_drain_ns + n.semaphore_ns),
+        PathPart("division of D columns", d.dim / n.vector_ghz + n.vector_latency_ns + n.vector_pointer_ns),
+        PathPart("store of one row", n.semaphore_ns + n.dma_trigger_ns + n.dma_store_lead_ns + n.dma_descriptor_ns
              + d.dim * d.itemsize / n.dma_bytes_per_ns + n.dma_tail_ns),
     )  # fmt: skip
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 from transformers import AutoModelForCausalLM
 
 from bench.pair import read_pair
 from bench.provenance import header, write_result
 from model.errors import run_cli
-from model.generate import serve
-from model.serving.engine import Request
+from model.progress import each
+from model.serving.ready import serve
+from model.serving.request import Request
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
 
@@ -78,7 +78,7 @@ def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
     for way in ways.values():
         way(warm)
     rows = []
-    for prompt in track(prompts, "prompts", transient=True):
+    for prompt in each(prompts, "prompts"):
         request = replace(template, ids=tuple(tokenizer.encode(prompt["text"]).ids))
         order = rng.sample(_WAYS, len(_WAYS))
         runs = {name: ways[name](request) for name in order}

@@ -16,16 +16,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from rich.progress import track
-
 from bench.pair import read_pair
 from bench.provenance import header, write_result
 from model.bundle.manifest import DECODE, FUSED, PREFILL
-from model.errors import run_cli
-from model.generate import shape_of
-from model.graph_io import StepInputs
-from model.serving.engine import Engine, Params, Request, Runner
+from model.errors import UserError, run_cli
+from model.graph_io import StepInputs, StepOutputs
+from model.progress import each
+from model.serving.engine import Engine, Runner
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.switching import FORMAT, TABLE_FILE, expected_tokens
 
@@ -40,7 +39,7 @@ class Timed:
     graphs: Runner
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         begin = time.perf_counter()
         outputs = self.graphs.run(tag, bucket, inputs)
         self.seconds[tag].append(time.perf_counter() - begin)
@@ -72,7 +71,7 @@ def measure(graphs: Graphs, repeats: int, seed: int) -> list[Cost]:
         cells += [(bucket, (lower + bucket) // 2, active) for active in range(1, shape.batch + 1)]
         lower = bucket
     times = {cell: Timed(graphs) for cell in cells}
-    for _ in track(range(repeats), "step costs", transient=True):
+    for _ in each(range(repeats), "step costs, rounds"):
         for cell in rng.sample(cells, len(cells)):
             _, length, active = cell
             for speculative in rng.sample((False, True), 2):
@@ -115,6 +114,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds, each of some steps per graph")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the measurements")
     options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        raise UserError(f"repeats is {options.repeats}; give at least 1")
     graphs = Graphs(read_pair(options.bundle))
     costs = measure(graphs, options.repeats, options.seed)
     out = options.out or options.bundle / TABLE_FILE

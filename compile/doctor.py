@@ -1,4 +1,4 @@
-"""`python -m compile.doctor DIR`: what a bundle is, whether it is whole, and whether it can be served."""
+"""`python -m compile.doctor DIR`: what a bundle is, whether it is whole, and whether it can generate here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from compile.graph.contract import violations
-from model.bundle.manifest import Bundle, damage, read_bundle
+from model.bundle.manifest import Bundle, read_bundle
+from model.bundle.opening import damage
 from model.bundle.shards import faults
-from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
 
 
@@ -20,18 +20,13 @@ def findings(bundle: Bundle) -> list[str]:
     found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
     listed, whole = bundle["files"], not found
     for graph in bundle.graphs:
-        if graph.file not in listed:
-            found.append(f"{graph.file} is in no list of files; build the bundle again")
-        elif whole:
+        if whole:
             proto = (bundle.path / graph.file).read_bytes()
             found += [f"{graph.file}: {s}; build the bundle again" for s in violations(graph, proto, bundle["tp"])]
     if bundle["weights"] is None:
         found.append("the bundle has no weights; build it with --checkpoint and --draft-checkpoint")
     else:
-        missing = [r for r in range(bundle["tp"]) if shard_file(r) not in listed]
-        if missing:
-            found.append(f"the weights of ranks {missing} are in no list of files; build the bundle again")
-        elif whole:
+        if whole:
             found += [f"{fault}; build the bundle again" for fault in faults(bundle)]
         if "tokenizer/tokenizer.json" not in listed:
             found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
@@ -53,24 +48,37 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def verify(path: str | Path) -> dict[str, Any]:
+    """The summary of a bundle that can be served; UserError says the worst of what keeps one from it, and how many."""
+    bundle = read_bundle(Path(path))
+    about, found = summary(bundle), findings(bundle)
+    if found:
+        more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
+        raise UserError(f"{path} cannot be served: {found[0]}{more}")
+    return about
+
+
+def _verdict(bundle: Bundle) -> str:
+    if bundle["neff"] == "none":
+        return "this bundle is whole and can generate here; a server on Trainium cannot load it (neff: none)"
+    return "this bundle is whole and can generate here; compile.serve_command says how a server loads it"
+
+
 def main(arguments: list[str]) -> None:
-    """Print the summary and the findings; exit 0 only if the bundle can be served."""
+    """Print the summary and the findings; exit 0 only if there are none."""
     parser = argparse.ArgumentParser(prog="python -m compile.doctor", description=__doc__)
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
-    try:
-        about, found = summary(bundle), findings(bundle)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{options.bundle}/manifest.json garbles {error}; build the bundle again") from error
+    about, found = summary(bundle), findings(bundle)
     if options.json:
         print(json.dumps(about | {"servable": not found, "findings": found}, indent=1))
     else:
         for key, value in about.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             print(f"{key + ':':<12}{shown}")
-        print("\n".join(f"NOT SERVABLE: {sentence}" for sentence in found) or "this bundle can be served")
+        print("\n".join(f"NOT SERVABLE: {sentence}" for sentence in found) or _verdict(bundle))
     if found:
         raise SystemExit(1)
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from compile.spec import BuildSpec, PartModel
-from model.bundle.manifest import DECODE, FUSED, PREFILL, UNFILTERED, GraphSpec, TensorSpec
+from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
+from model.bundle.schema import UNFILTERED
 from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
-from model.graph_io import StepInputs, StepOutputs, tensor_specs
+from model.graph_io import INPUTS, OUTPUTS, tensor_specs
 from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.parallel import Parallel
@@ -48,10 +49,10 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
     batch, rows = spec.batch, spec.rows
     graphs = []
     for bucket in spec.buckets:
-        step = tensor_specs(StepInputs, B=batch, T=1, S=bucket)
-        prompt = tensor_specs(StepInputs, B=1, T=bucket, S=bucket)
-        first = tensor_specs(StepOutputs, B=1, N=rows, S=spec.max_len)
-        emitted, one = (tensor_specs(StepOutputs, B=batch, N=n, S=bucket) for n in (rows, 1))
+        step = tensor_specs(INPUTS, B=batch, T=1, S=bucket)
+        prompt = tensor_specs(INPUTS, B=1, T=bucket, S=bucket)
+        first = tensor_specs(OUTPUTS, B=1, N=rows, S=spec.max_len)
+        emitted, one = (tensor_specs(OUTPUTS, B=batch, N=n, S=bucket) for n in (rows, 1))
         graphs += [
             GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first,
                       _collectives(spec, prompt_passes=spec.k > 0)),

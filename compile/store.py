@@ -1,4 +1,4 @@
-"""`python -m compile.store push|pull|ls|verify`: bundles in S3, by content, the manifest last.
+"""`python -m compile.store push|pull|ls|verify|sign`: bundles in S3, by content, the manifest last.
 
 A bundle at s3://bucket/team/name is its manifest, s3://bucket/team/name/manifest.json; its files
 are s3://bucket/team/objects/<sha256>, shared with every bundle of the same team. So what is equal
@@ -13,16 +13,17 @@ import concurrent.futures
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
 from compile.bundle.remote import Remote, Told, free_space, open_remote
-from compile.bundle.staging import Staging
-from model.bundle.manifest import MANIFEST, Bundle, damage, manifest_digest, parse_manifest, read_bundle, sha256_of
+from compile.bundle.staging import Staging, staged
+from model.bundle.manifest import MANIFEST, Bundle, parse_manifest, read_bundle
+from model.bundle.opening import damage, fault_of
+from model.bundle.schema import shown
+from model.bundle.signature import SIGNATURE, check_signature, key_of, sign
 from model.errors import UserError, guarded, run_cli
+from model.progress import progress
 
 _WORKERS = 4
 
@@ -39,15 +40,15 @@ def _object(sha256: str) -> str:
     return f"objects/{sha256}"
 
 
-def push(bundle: Path, address: str, progress: Progress | None = None, again: bool = False) -> str:
+def push(bundle: Path, address: str, again: bool = False) -> str:
     """Copy a whole bundle to an address; returns the address. What is there already is not sent, but with `again`.
 
-    Raises UserError when the bundle is damaged, another bundle has the address, or the remote fails.
+    Raises UserError when the bundle is damaged, a different bundle has the address, or the remote fails.
     """
     parent, name = split(address)
     local = read_bundle(bundle)
-    if found := damage(local):
-        raise UserError(f"{bundle} is damaged: {found[0]}; build it again before it is pushed")
+    if sentences := damage(local):
+        raise UserError(f"{bundle} is damaged: {sentences[0]}; build it again before it is pushed")
     remote, key = open_remote(parent), f"{name}/{MANIFEST}"
     there = remote.read(key)
     content = (bundle / MANIFEST).read_bytes()
@@ -63,30 +64,68 @@ def push(bundle: Path, address: str, progress: Progress | None = None, again: bo
         if remote.size(_object(sha256)) != size:
             raise UserError(f"{address}: {file.name} did not arrive whole; the same command goes on from here")
 
-    _each(sorted(wanted), send, sum(size for _, size in wanted.values()), progress, "push")
+    _each(sorted(wanted), send, sum(size for _, size in wanted.values()), f"pushing {address}")
+    _push_signature(bundle, remote, name)
     if there != content and not remote.put_new(key, content):
         _refuse_another(remote.read(key), content, address)
     return address
 
 
+def _push_signature(bundle: Path, remote: Remote, name: str) -> None:
+    signature, key = bundle / SIGNATURE, f"{name}/{SIGNATURE}"
+    if signature.is_file() and remote.read(key) != signature.read_bytes():
+        remote.put(signature, key, lambda count: None)
+
+
 def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
     # the beginning of our own manifest is what a killed push leaves in a folder
-    if there is not None and not ours.startswith(there):
-        raise UserError(f"{address} holds another bundle, which is never overwritten; push to another name")
+    if there is None or ours.startswith(there):
+        return
+    if not there.lstrip().startswith(b"{"):
+        raise UserError(
+            f"{address}/{MANIFEST} is no manifest (it begins with {shown(there[:20].decode('latin-1'))}): if a proxy "
+            "or a login page answered, log in and run the same command; else push to a different name"
+        )
+    raise UserError(f"{address} holds another bundle, which is never overwritten; push to another name")
 
 
-def pull(address: str, out: Path, progress: Progress | None = None) -> Path:
+def pull(address: str, out: Path, public_key: str = "") -> Path:
     """Copy a bundle to a local folder; its manifest appears when every digest is right.
 
-    Raises UserError when there is no bundle, the folder is another's, a byte is wrong, or the remote fails.
+    Raises UserError when there is no bundle, its signature is not the key's (where one is asked for), the folder is
+    another's, a byte is wrong, or the remote fails.
     """
-    remote, content, manifest = _manifest(address)
-    files: dict[str, Any] = manifest["files"]
-    staging = Staging(out)
-    if (out / MANIFEST).is_file() and read_bundle(out)["manifest_sha256"] != manifest["manifest_sha256"]:
+    remote, content, bundle = _manifest(address)
+    signature = remote.read(f"{split(address)[1]}/{SIGNATURE}")
+    if key := key_of(public_key):
+        check_signature(content, signature, key, address)
+    if (out / MANIFEST).is_file() and _digest_of(out) != bundle["manifest_sha256"]:
         raise UserError(f"{out} holds another bundle; pull into another folder")
-    missing = sorted(name for name, entry in files.items() if not _intact(out / name, entry))
-    free_space(out.absolute(), sum(files[name]["bytes"] for name in missing))
+    with staged(out, beside=False) as staging:
+        _pull_files(address, remote, bundle, staging)
+        if (out / MANIFEST).is_file() and (out / MANIFEST).read_bytes() == content:
+            return out
+        if signature is not None:
+            (out / SIGNATURE).write_bytes(signature)
+        staging.finish_copy(content, set(bundle["files"]))
+    return out
+
+
+def _digest_of(out: Path) -> str | None:
+    # a damaged manifest is mended by a pull of the same bundle
+    try:
+        digest: str = read_bundle(out)["manifest_sha256"]
+    except UserError:
+        return None
+    return digest
+
+
+def _pull_files(address: str, remote: Remote, bundle: Bundle, staging: Staging) -> None:
+    files: dict[str, Any] = bundle["files"]
+    out = staging.folder
+    missing = sorted(name for name, entry in files.items() if fault_of(out / name, entry))
+    total = sum(files[name]["bytes"] for name in missing)
+    free_space(out.absolute(), total)
     if missing:
         staging.begin()
 
@@ -95,7 +134,7 @@ def pull(address: str, out: Path, progress: Progress | None = None) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")
         remote.get(_object(entry["sha256"]), part, told)
-        if not _intact(part, entry):
+        if fault_of(part, entry):
             part.unlink()
             raise UserError(
                 f"{address}: {name} did not arrive as it was built (its sha256 differs); "
@@ -103,86 +142,72 @@ def pull(address: str, out: Path, progress: Progress | None = None) -> Path:
             )
         part.replace(file)
 
-    _each(missing, fetch, sum(files[name]["bytes"] for name in missing), progress, "pull")
-    staging.finish_copy(content, set(files))
-    return out
+    _each(missing, fetch, total, f"pulling {address}")
 
 
-def _intact(file: Path, entry: dict[str, Any]) -> bool:
-    return file.is_file() and file.stat().st_size == entry["bytes"] and sha256_of(file) == entry["sha256"]
-
-
-def _manifest(address: str) -> tuple[Remote, bytes, dict[str, Any]]:
+def _manifest(address: str) -> tuple[Remote, bytes, Bundle]:
     parent, name = split(address)
     remote = open_remote(parent)
     content = remote.read(f"{name}/{MANIFEST}")
     if content is None:
         raise UserError(f"{address} holds no bundle, or its push did not finish; push it again or correct the address")
-    bundle = parse_manifest(content, f"{address}/{MANIFEST}", Path(address))
-    _check_names(bundle)
-    if manifest_digest(bundle.manifest) != bundle["manifest_sha256"]:
-        raise UserError(f"{address}/{MANIFEST} was changed after it was written; push the bundle to another name")
-    return remote, content, bundle.manifest
+    return remote, content, parse_manifest(content, f"{address}/{MANIFEST}", Path(address))
 
 
-def _check_names(bundle: Bundle) -> None:
-    # a manifest comes from outside: no name may leave the folder
-    for name in bundle["files"]:
-        path = PurePosixPath(name)
-        outside = path.is_absolute() or ".." in path.parts or "\\" in name
-        if outside or path.parts[0] in (".build", MANIFEST):
-            raise UserError(f"{bundle.path}: the manifest names {name!r}, no file of a bundle; do not trust it")
+def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
+    """One sentence for each object of a bundle that is missing or of another size; with `deep`, of other content.
 
-
-def verify(address: str, progress: Progress | None = None) -> list[str]:
-    """One sentence for each object of a bundle that is missing or of another size."""
-    remote, _, manifest = _manifest(address)
+    `deep` reads every byte where it is stored. The signature is checked too if a key is given.
+    """
+    remote, content, bundle = _manifest(address)
+    if key := key_of(public_key):
+        check_signature(content, remote.read(f"{split(address)[1]}/{SIGNATURE}"), key, address)
     found: list[str] = []
 
     def check(name: str, told: Told) -> None:
-        entry = manifest["files"][name]
+        entry = bundle["files"][name]
         size = remote.size(_object(entry["sha256"]))
         if size != entry["bytes"]:
             is_ = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
             found.append(f"{name} {is_}; push the bundle again")
-        told(entry["bytes"])
+        elif deep and remote.sha256(_object(entry["sha256"]), told) != entry["sha256"]:
+            found.append(f"{name} has another content than was pushed; push the bundle with --again")
+        if not deep:
+            told(entry["bytes"])
 
-    _each(sorted(manifest["files"]), check, sum(e["bytes"] for e in manifest["files"].values()), progress, "verify")
+    _each(sorted(bundle["files"]), check, sum(e["bytes"] for e in bundle["files"].values()), f"verifying {address}")
     return sorted(found)
 
 
 def bundles(address: str) -> list[dict[str, Any]]:
-    """What is stored below an address: one row a bundle."""
-    remote, rows = open_remote(address.rstrip("/")), []
-    for key in remote.listing():
-        if key.endswith(f"/{MANIFEST}") and (content := remote.read(key)):
-            manifest = parse_manifest(content, key, Path(key)).manifest
-            rows.append(
-                {
-                    "name": key[: -len(MANIFEST) - 1],
-                    "target": manifest["models"]["target"]["name"],
-                    "draft": manifest["models"]["draft"]["name"],
-                    "tp": manifest["tp"],
-                    "k": manifest["k"],
-                    "bytes": sum(e["bytes"] for e in manifest["files"].values()),
-                    "neff": manifest["neff"],
-                }
-            )
-    return rows
+    """What is stored below an address: one row a bundle; a row with `error` says what is wrong with a manifest."""
+    if not address.strip("/"):
+        raise UserError("the address is empty; give s3://bucket/folder or a folder")
+    remote = open_remote(address.rstrip("/"))
+    return [_row(remote, key) for key in remote.listing() if key.endswith(f"/{MANIFEST}")]
 
 
-def _each(
-    names: list[str], work: Callable[[str, Told], None], total: int, progress: Progress | None, what: str
-) -> None:
+def _row(remote: Remote, key: str) -> dict[str, Any]:
+    name = key[: -len(MANIFEST) - 1]
+    try:
+        bundle = parse_manifest(remote.read(key) or b"", key, Path(key))
+    except UserError as error:
+        return {"name": name, "error": str(error)}
+    return {
+        "name": name,
+        "target": bundle["models"]["target"]["name"],
+        "draft": bundle["models"]["draft"]["name"],
+        "tp": bundle["tp"],
+        "k": bundle["k"],
+        "bytes": sum(e["bytes"] for e in bundle["files"].values()),
+        "neff": bundle["neff"],
+    }
+
+
+def _each(names: list[str], work: Callable[[str, Told], None], total: int, what: str) -> None:
     """Run the work for every name, a few at a time; the first error ends the rest."""
-    task = progress.add_task(what, total=total) if progress else None
-
-    def told(count: int) -> None:
-        if progress and task is not None:
-            progress.advance(task, count)
-
-    with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
-        running = [pool.submit(work, name, told) for name in names]
+    with progress(what, total, "bytes") as task, concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
+        running = [pool.submit(work, name, task.advance) for name in names]
         try:
             for done in concurrent.futures.as_completed(running):
                 done.result()
@@ -191,21 +216,7 @@ def _each(
             raise
 
 
-def shown(work: Callable[[Progress], Any]) -> Any:
-    """Run a transfer with its progress bar on stderr."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        return work(progress)
-
-
-def main(arguments: list[str]) -> None:
-    """Push, pull, list or verify; the last line of stdout is the address or the folder."""
+def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m compile.store", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, first, second in (("push", "bundle", "address"), ("pull", "address", "out")):
@@ -217,26 +228,45 @@ def main(arguments: list[str]) -> None:
         command = commands.add_parser(name)
         command.add_argument("address", help="s3://bucket/folder" + ("/name" if name == "verify" else ""))
         command.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
-    guarded(lambda: _run(options), getattr(options, "out", options.address))
+    commands.choices["verify"].add_argument("--deep", action="store_true", help="read and hash every object")
+    for name in ("pull", "verify"):
+        commands.choices[name].add_argument("--public-key", default="", help="refuse what this key has not signed")
+    sign_ = commands.add_parser("sign")
+    sign_.add_argument("bundle", help="folder of the bundle")
+    sign_.add_argument("--key", required=True, help="minisign's secret key file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    """Push, pull, list, verify or sign; the last line of stdout is the address or the folder."""
+    options = _options(arguments)
+    place = next(getattr(options, name) for name in ("out", "address", "bundle") if hasattr(options, name))
+    guarded(lambda: _run(options), place)
 
 
 def _run(options: argparse.Namespace) -> None:
     if options.command == "push":
-        print(shown(lambda p: push(Path(options.bundle), options.address, p, options.again)))
+        print(push(Path(options.bundle), options.address, options.again))
     elif options.command == "pull":
-        print(shown(lambda p: pull(options.address, Path(options.out), p)))
+        print(pull(options.address, Path(options.out), options.public_key))
+    elif options.command == "sign":
+        print(sign(Path(options.bundle), Path(options.key)))
     elif options.command == "ls":
         rows = bundles(options.address)
         print(json.dumps(rows, indent=1) if options.json else "\n".join(_line(r) for r in rows) or "no bundle")
+        if any("error" in row for row in rows):
+            raise SystemExit(1)
     else:
-        found = shown(lambda p: verify(options.address, p))
-        print(json.dumps(found) if options.json else "\n".join(found) or f"{options.address}: every object is there")
+        found = verify(options.address, options.deep, options.public_key)
+        good = "every object is what was pushed" if options.deep else "every object is there"
+        print(json.dumps(found) if options.json else "\n".join(found) or f"{options.address}: {good}")
         if found:
             raise SystemExit(1)
 
 
 def _line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{ascii(row['name'])[1:-1]:<40} unusable: {row['error']}"
     pair, size = f"{row['target']} + {row['draft']}", row["bytes"] / 1e9
     return f"{row['name']:<40} {pair:<36} tp {row['tp']:<3} k {row['k']:<3} {size:8.2f} GB  neff {row['neff']}"
 

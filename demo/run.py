@@ -19,7 +19,7 @@ Point = dict[str, float | int | str]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The size of a run; the steps of the drafts follow from those of the target."""
 
     steps: int = 1100
@@ -43,14 +43,14 @@ class Plan:
         return max(1, round(0.6 * self.steps))
 
 
-QUICK = Plan(steps=4, batch=2, length=64, own_batches=2, own_batch_rows=2, every=2)
+QUICK = TrainingPlan(steps=4, batch=2, length=64, own_batches=2, own_batch_rows=2, every=2)
 
 
 @dataclass
 class Run:
     """What a run reads and what it has recorded so far."""
 
-    plan: Plan
+    plan: TrainingPlan
     prose: Prose
     tokenizer: Tokenizer
     progress: rich.progress.Progress

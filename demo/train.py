@@ -13,7 +13,7 @@ from demo.corpus import load_prose
 from demo.learn import Learner, own_text
 from demo.models import DRAFT, DRAFT_SMALL, TARGET, build, load, parameters, rounded, save
 from demo.report import write_report
-from demo.run import QUICK, Plan, Run
+from demo.run import QUICK, Run, TrainingPlan
 from demo.tokenizer import end_id, train_tokenizer
 
 HERE = Path(__file__).parent
@@ -93,7 +93,7 @@ def finish(run: Run, models: dict[str, Qwen3ForCausalLM], out: Path) -> None:
     write_report(run, {name: parameters(model) for name, model in models.items()}, out)
 
 
-def train(plan: Plan, out: Path, reuse_target: bool = False) -> None:
+def train(plan: TrainingPlan, out: Path, reuse_target: bool = False) -> None:
     """Run the plan and write three model folders, run.json and loss.svg into `out`."""
     torch.set_num_threads(1)
     prose = load_prose()
@@ -108,12 +108,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE, help="folder to write into")
-    parser.add_argument("--steps", type=int, help=f"steps of the target (default {Plan.steps})")
-    parser.add_argument("--seed", type=int, default=Plan.seed, help="seed of everything")
+    parser.add_argument("--steps", type=int, help=f"steps of the target (default {TrainingPlan.steps})")
+    parser.add_argument("--seed", type=int, default=TrainingPlan.seed, help="seed of everything")
     parser.add_argument("--quick", action="store_true", help="a few steps, to test the script")
     parser.add_argument("--reuse-target", action="store_true", help="train only the drafts, for the target in --out")
     args = parser.parse_args()
-    plan = replace(QUICK if args.quick else Plan(), seed=args.seed)
+    plan = replace(QUICK if args.quick else TrainingPlan(), seed=args.seed)
     plan = plan if args.steps is None else replace(plan, steps=args.steps)
     train(plan, args.out, args.reuse_target)
     print(args.out)

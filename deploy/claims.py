@@ -6,6 +6,7 @@ request asks for under `exactly`; v1beta1 holds it flat.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from deploy.values import Values
@@ -20,7 +21,8 @@ def claim_name(values: Values) -> str:
 
 def claim_template(values: Values) -> dict[str, Any]:
     """A ResourceClaimTemplate for the devices of one server, with its size of a logical core."""
-    instance = f"device.attributes['{DRIVER}'].instanceType == '{values.device.instance_type}'"
+    # a JSON string is a CEL string; the value is one of a list besides
+    instance = f"device.attributes['{DRIVER}'].instanceType == {json.dumps(values.device.instance_type)}"
     asked: dict[str, Any] = {
         "deviceClassName": DRIVER,
         "allocationMode": "ExactCount",

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from compile.store import pull, shown
+from compile.store import pull
 from deploy.artifact import Expected, add_arguments, check_config, check_manifest, expected_of
 from model.bundle.manifest import read_bundle
 from model.errors import run_cli
@@ -19,7 +19,7 @@ from model.errors import run_cli
 def fetch(stored: Path, out: Path, expected: Expected) -> Path:
     """Copy a stored bundle that is what was asked for; UserError otherwise."""
     check_manifest(read_bundle(stored).manifest, expected, str(stored))
-    shown(lambda progress: pull(str(stored), out, progress))
+    pull(str(stored), out)
     check_config(out, expected)
     return out
 

@@ -41,6 +41,7 @@ def policies(values: Values) -> dict[str, dict[str, Any]]:
     store = values.storage
     bucket = f"arn:{values.partition}:s3:::{store.bucket}"
     ours = f"{bucket}/{store.prefix}"
+    bundles = f"{ours}/bundles/*"
     read = [
         _allow(["s3:ListBucket"], bucket, {"StringLike": {"s3:prefix": [f"{store.prefix}/*"]}}),
         _allow(["s3:GetObject"], f"{ours}/*"),
@@ -50,9 +51,15 @@ def policies(values: Values) -> dict[str, dict[str, Any]]:
     namespace = {"StringEquals": {"cloudwatch:namespace": values.load_test.cloudwatch_namespace}}
     return {
         "bucket-read": _policy(read),
-        COMPILE: _policy([*read, _allow(write, f"{ours}/bundles/*")]),
+        COMPILE: _policy([*read, _allow(write, bundles), _never_replaced(f"{bundles}/manifest.json")]),
         BENCH: _policy([_allow(["cloudwatch:PutMetricData"], "*", namespace), _allow(write, f"{ours}/results/*")]),
     }
+
+
+def _never_replaced(resource: str) -> dict[str, Any]:
+    """An object may be put only by a request that fails where there is one; the store sends If-None-Match."""
+    missing = {"Null": {"s3:if-none-match": "true"}}
+    return {"Effect": "Deny", "Action": "s3:PutObject", "Resource": resource, "Condition": missing}
 
 
 def trust() -> dict[str, Any]:

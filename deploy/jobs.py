@@ -6,7 +6,9 @@ from deploy.iam import BENCH, COMPILE
 from deploy.pods import (
     RESULTS,
     SCRATCH,
+    TMP_GIB,
     Manifest,
+    api_key,
     environment,
     job,
     mount,
@@ -39,6 +41,8 @@ def build_command(values: Values, variant: str) -> list[str]:
         "batch": m.batch,
         "max-len": m.max_len,
         "dtype": m.dtype,
+        # refuses to begin where the SDK is not: a bundle without model.pt cannot be served
+        "toolchain": "neuron",
         "out": f"{SCRATCH}/{values.bundle_name(variant)}",
     }
     return ["python", "-m", "compile.build", *(p for n, v in flags.items() for p in (f"--{n}", str(v)))]
@@ -46,13 +50,14 @@ def build_command(values: Values, variant: str) -> list[str]:
 
 def _push(values: Values, variant: str) -> Manifest:
     name = values.bundle_name(variant)
-    called = ["python", "-m", "compile.store", "push", f"{SCRATCH}/{name}", values.s3(f"bundles/{name}")]
+    called = ["python", "-m", "deploy.push", f"{SCRATCH}/{name}", values.s3(f"bundles/{name}")]
+    called += expected(values, variant).arguments
     return tool(values, "push", called, [mount("scratch", SCRATCH)], _sized(values, 8, 32))
 
 
 def _sized(values: Values, cpu: int, memory_gib: int) -> Manifest:
     # a scratch volume counts against its containers' disk
-    return resources(cpu, f"{memory_gib}Gi", f"{values.compile.disk_gib}Gi")
+    return resources(cpu, f"{memory_gib}Gi", f"{values.compile.disk_gib + TMP_GIB}Gi")
 
 
 def compile_bundle(values: Values, variant: str) -> Manifest:
@@ -86,6 +91,11 @@ def _serving(values: Values, out: str, **more: str | int) -> list[str]:
     return ["python", "-m", "bench.serving", *called]
 
 
+def _client(values: Values, container: Manifest) -> Manifest:
+    """A container that calls the servers, with their key."""
+    return container | {"env": [*container["env"], api_key(values, "OPENAI_API_KEY")]}
+
+
 def _kept(values: Values, part: str, command: list[str]) -> list[str]:
     return ["python", "-m", "deploy.keep", RESULTS, values.s3(f"results/{part}"), "--", *command]
 
@@ -104,7 +114,7 @@ def load_test(values: Values) -> Manifest:
         cloudwatch=t.cloudwatch_namespace,
     )
     mounts = [mount("results", RESULTS)]
-    container = tool(values, "load-test", _kept(values, "load-test", measured), mounts)
+    container = _client(values, tool(values, "load-test", _kept(values, "load-test", measured), mounts))
     return job(values, "load-test", pod(values, BENCH, [container], [scratch("results", 10)]), _DAY)
 
 
@@ -121,7 +131,7 @@ def quality(values: Values) -> Manifest:
         warmup=1,
         k=values.model.k,
     )
-    equality = tool(values, "equality", _kept(values, "equality", compared), mounts)
+    equality = _client(values, tool(values, "equality", _kept(values, "equality", compared), mounts))
     evaluated = [_evaluated(values, variant) for variant in (BASELINE, SPECULATIVE)]
     kept = tool(values, "keep", ["python", "-m", "deploy.keep", RESULTS, values.s3("results/quality")], mounts)
     volumes = [scratch("results", 10), scratch("cache", 10)]
@@ -143,5 +153,5 @@ def _evaluated(values: Values, variant: str) -> Manifest:
     made = tool(values, f"lm-eval-{variant}", called, [mount("results", RESULTS), mount("cache", "/cache")], small())
     return made | {
         "image": values.images.lm_eval,
-        "env": environment({"HF_HOME": "/cache", "HOME": "/tmp", "OPENAI_API_KEY": "none"}),
+        "env": [*environment({"HF_HOME": "/cache", "HOME": "/tmp"}), api_key(values, "OPENAI_API_KEY")],
     }

@@ -13,6 +13,14 @@ SCRATCH = "/scratch"
 RESULTS = "/results"
 # what our own containers need when they only talk
 SMALL = {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "40Gi"}
+# what every container bears, also one that runs as root
+CONFINED: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+# every pod has a /tmp, which counts against its disk
+TMP_GIB = 2
 Manifest = dict[str, Any]
 
 
@@ -38,21 +46,29 @@ def small() -> Manifest:
 def tool(
     values: Values, name: str, command: list[str], mounts: list[Manifest], sized: Manifest | None = None
 ) -> Manifest:
-    """A container of our own image: no shell, no root, no rights."""
+    """A container of our own image: no shell, no root, no rights, nothing to write but its volumes."""
     return {
         "name": name,
         "image": values.images.tools,
         "command": command,
         "env": environment({"AWS_REGION": values.region, "HOME": "/tmp"}),
         "resources": sized or small(),
-        "volumeMounts": mounts,
+        "volumeMounts": [*mounts, mount("tmp", "/tmp")],
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": values.storage.uid,
             "runAsGroup": values.storage.gid,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+            "readOnlyRootFilesystem": True,
+        }
+        | CONFINED,
+    }
+
+
+def api_key(values: Values, variable: str) -> Manifest:
+    """The servers' key as a variable, from the operator's Secret."""
+    return {
+        "name": variable,
+        "valueFrom": {"secretKeyRef": {"name": values.server.api_key_secret, "key": "api-key"}},
     }
 
 
@@ -81,7 +97,7 @@ def pod(values: Values, role: str, containers: list[Manifest], volumes: list[Man
         "enableServiceLinks": False,
         "securityContext": {"fsGroup": values.storage.gid, "fsGroupChangePolicy": "OnRootMismatch"},
         "containers": containers,
-        "volumes": volumes,
+        "volumes": [*volumes, scratch("tmp", TMP_GIB)],
     } | more
 
 
@@ -98,11 +114,11 @@ def claims(values: Values) -> list[Manifest]:
 
 
 def job(values: Values, part: str, spec: Manifest, deadline_seconds: int) -> Manifest:
-    """A Job that is tried once: a failure is read, not repeated."""
+    """A Job that is tried once: a failure is read, not repeated. It cannot be changed, so its name has the version."""
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata(values, f"{values.name}-{part}", part),
+        "metadata": metadata(values, f"{values.name}-{part}-{values.version}", part),
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": deadline_seconds,

@@ -3,6 +3,7 @@
 DIR/base/   what runs all the time, and kustomization.yaml over it
 DIR/jobs/   what is run once and in this order: compile-*, load-test, quality
 DIR/iam/    policy documents of the roles, and the trust policy
+DIR/grafana/  a dashboard of the servers' metrics, to import
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from deploy import claims, iam, jobs, server, storage
+from deploy import claims, dashboard, iam, jobs, network, server, storage
 from deploy.pods import Manifest
 from deploy.schema import validate
 from deploy.values import Values, load_values
@@ -26,11 +27,18 @@ _MARK = "kustomization.yaml"
 _DEFAULT = Path(__file__).with_name("values.yaml")
 
 
+def namespace(values: Values) -> Manifest:
+    """The namespace. It enforces `baseline`; all pods but the servers' keep `restricted` (see deploy.server)."""
+    levels = {"enforce": "baseline", "audit": "restricted", "warn": "restricted"}
+    marks = {f"pod-security.kubernetes.io/{mode}": level for mode, level in levels.items()}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": values.namespace, "labels": marks}}
+
+
 def base(values: Values) -> dict[str, list[Manifest]]:
     """The manifests of the base by file name."""
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": values.namespace}}
     found = {
-        "namespace.yaml": [namespace],
+        "namespace.yaml": [namespace(values)],
+        "network.yaml": network.policies(values),
         "service-accounts.yaml": iam.service_accounts(values),
         "bucket.yaml": [storage.volume(values), storage.claim(values)],
         "devices.yaml": [claims.claim_template(values)],
@@ -73,6 +81,7 @@ def render(values: Values, out: Path) -> list[Path]:
     files[f"base/{_MARK}"] = _yaml([kustomization(values, sorted(base(values)))])
     documents: dict[str, Any] = iam.policies(values) | {"trust": iam.trust()}
     files |= {f"iam/{name}.json": json.dumps(document, indent=1) + "\n" for name, document in documents.items()}
+    files["grafana/dashboard.json"] = json.dumps(dashboard.dashboard(values), indent=1) + "\n"
     _clear(out)
     for name, text in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +101,12 @@ class _Plain(yaml.SafeDumper):
 
 
 def _clear(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder as --out")
     if out.exists() and any(out.iterdir()):
         if not (out / "base" / _MARK).is_file():
             raise UserError(f"{out} holds something else than rendered manifests; give an empty or new folder")
-        for folder in ("base", "jobs", "iam"):
+        for folder in ("base", "jobs", "iam", "grafana"):
             shutil.rmtree(out / folder, ignore_errors=True)
 
 
@@ -103,9 +114,12 @@ def main(arguments: list[str]) -> None:
     """The last line of stdout is the folder."""
     parser = argparse.ArgumentParser(prog="python -m deploy.render", description=__doc__.splitlines()[0])
     parser.add_argument("--values", type=Path, default=_DEFAULT, help="values file (default: deploy/values.yaml)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="replace a value; may be repeated"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the manifests")
     options = parser.parse_args(arguments)
-    for file in render(load_values(options.values), options.out):
+    for file in render(load_values(options.values, options.set), options.out):
         print(file)
     print(options.out)
 

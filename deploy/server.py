@@ -3,6 +3,10 @@
 Flags and variables are those of the NxDI loader of vLLM's V0 engine, the last that takes a plain
 draft model in its fused graph. It recompiles for hours when it finds no artifact; here it can't: an
 init container refuses first, and the server's own view of the bundle is read-only.
+
+The servers miss `restricted` pod security in one point: the vendor's image runs as root, and whether
+another user may open the Neuron devices that the DRA driver hands in is not documented. The engine
+also writes beside its code, so its root file system stays writable.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ from compile import serve_command
 from deploy.artifact import Expected
 from deploy.iam import SERVE
 from deploy.pods import (
+    CONFINED,
+    TMP_GIB,
     Manifest,
+    api_key,
     claims,
     environment,
     labels,
@@ -64,7 +71,7 @@ def command(values: Values, variant: str) -> list[str]:
 def _fetch(values: Values, variant: str) -> Manifest:
     name = values.bundle_name(variant)
     called = ["python", "-m", "deploy.fetch", f"{MOUNT}/bundles/{name}", f"{_BUNDLE}/{name}"]
-    sized = resources(8, "32Gi", f"{values.server.disk_gib}Gi")
+    sized = resources(8, "32Gi", f"{values.server.disk_gib + TMP_GIB}Gi")
     mounts = [bucket_mount(), mount("bundle", _BUNDLE)]
     return tool(values, "fetch", called + expected(values, variant).arguments, mounts, sized)
 
@@ -76,10 +83,14 @@ def _container(values: Values, variant: str) -> Manifest:
         "name": "server",
         "image": values.images.server,
         "command": command(values, variant),
-        "env": engine_environment(values, f"{_BUNDLE}/{values.bundle_name(variant)}"),
+        "env": [
+            *engine_environment(values, f"{_BUNDLE}/{values.bundle_name(variant)}"),
+            api_key(values, "VLLM_API_KEY"),
+        ],
         "ports": [{"name": "http", "containerPort": s.port}],
-        "resources": resources(s.cpu, f"{s.memory_gib}Gi", f"{s.disk_gib}Gi", devices=True),
+        "resources": resources(s.cpu, f"{s.memory_gib}Gi", f"{s.disk_gib + TMP_GIB}Gi", devices=True),
         "volumeMounts": [mount("shm", "/dev/shm"), mount("bundle", _BUNDLE, read_only=True), bucket_mount()],
+        "securityContext": CONFINED,
         "startupProbe": health | {"failureThreshold": -(-s.startup_seconds // _PROBE_SECONDS)},
         "readinessProbe": health | {"failureThreshold": 2},
         "livenessProbe": health | {"failureThreshold": 6},

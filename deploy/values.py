@@ -1,25 +1,19 @@
-"""The values file as frozen dataclasses, checked whole before anything is rendered from it."""
+"""The values file as frozen dataclasses, read strictly; `deploy.checks` says what they may be."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 import yaml
 
-from compile.neuron.flags import LNC
+from deploy.checks import check
 from model.errors import UserError
-
-CLAIM_APIS = ("v1", "v1beta1")
-# connected sets that the Neuron DRA driver offers: resource.aws.com/devicegroup<n>_id
-CONNECTED_DEVICES = (1, 4, 8, 16)
-_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_PATH = re.compile(r"[\w.-]+(/[\w.-]+)*")
-_PLACEHOLDER = re.compile(r"your[-_ ]|changeme|example\.com|<[^>]*>|\$\{|todo|xxx|my-bucket", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -65,6 +59,8 @@ class Device:
 class Server:
     replicas: int
     port: int
+    api_key_secret: str
+    clients_namespace: str
     cpu: int
     memory_gib: int
     shm_gib: int
@@ -119,12 +115,19 @@ class Values:
         """Neuron devices of one server: tp logical cores of lnc physical cores each."""
         return self.model.tp * self.device.lnc // self.device.physical_cores_per_device
 
+    @property
+    def version(self) -> str:
+        """A digest of what makes the bundles: models, folders, shape, cores, and the image that compiles."""
+        makers = [*dataclasses.astuple(self.model), self.device.lnc, self.images.tools]
+        return hashlib.sha256(json.dumps(makers).encode()).hexdigest()[:8]
+
     def bundle_name(self, variant: str) -> str:
-        """The bundle's name says what it was built for."""
+        """The bundle's name says what it was built for and by what, so that an upgrade meets no older bundle."""
         m = self.model
         shape = f"tp{m.tp}-b{m.batch}-s{m.max_len}-{m.dtype}"
         target, draft = (name.rsplit("/", 1)[-1].lower() for name in (m.target, m.draft))
-        return f"{target}-{shape}" if variant == "baseline" else f"{target}-{draft}-{shape}-k{m.k}"
+        named = f"{target}-{shape}" if variant == "baseline" else f"{target}-{draft}-{shape}-k{m.k}"
+        return f"{named}-{self.version}"
 
     def server_name(self, variant: str) -> str:
         return f"{self.name}-{variant}"
@@ -140,17 +143,51 @@ class Values:
 _T = TypeVar("_T")
 
 
-def load_values(path: Path) -> Values:
-    """The values of a YAML file; UserError names the first key that is missing, unknown or wrong."""
+def load_values(path: Path, changes: Sequence[str] = ()) -> Values:
+    """The values of a YAML file with changes of the form key.key=value.
+
+    UserError names the first key that is missing, unknown, doubled or wrong.
+    """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"{path} cannot be read as YAML ({type(error).__name__}); start from deploy/values.yaml"
-        ) from error
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Strict)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = error.problem if isinstance(error, yaml.constructor.ConstructorError) else type(error).__name__
+        raise UserError(f"{path} cannot be read as YAML ({reason}); start from deploy/values.yaml") from error
+    for change in changes:
+        _set(raw, change)
     values = _parse(Values, raw, "")
     check(values)
     return values
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key may stand once: the last of two would win unseen."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]  # type: ignore[no-untyped-call]
+    for number, key in enumerate(keys):
+        if key in keys[:number]:
+            raise yaml.constructor.ConstructorError(problem=f"{key} is given twice")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _set(raw: Any, change: str) -> None:
+    """Replace one value that the file has; the text is read as YAML, so numbers are numbers."""
+    name, equals, text = change.partition("=")
+    *outer, last = name.split(".")
+    at = raw
+    for key in outer:
+        at = at.get(key) if isinstance(at, dict) else None
+    if not equals or not isinstance(at, dict) or last not in at:
+        raise UserError(f"--set {change!r} names no value; write key.key=value with a key of the values file")
+    try:
+        at[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {change!r} cannot be read; write key.key=value") from error
 
 
 def _parse(kind: type[_T], raw: Any, where: str) -> _T:
@@ -172,64 +209,3 @@ def _parse(kind: type[_T], raw: Any, where: str) -> _T:
         else:
             raise UserError(f"{where}{name} is {value!r}; it must be of type {hint.__name__}")
     return kind(**found)
-
-
-def check(values: Values) -> None:
-    """Raise UserError for the first value that cannot be deployed."""
-    for where, value in _leaves(dataclasses.asdict(values), ""):
-        if isinstance(value, int) and value < 1:
-            raise UserError(f"{where} is {value}; it must be at least 1")
-        if isinstance(value, str) and (not value or _PLACEHOLDER.search(value)):
-            raise UserError(f"{where} is {value!r}, which looks unfilled; write your own value")
-    for where, value in (("name", values.name), ("namespace", values.namespace)):
-        if not _DNS_LABEL.fullmatch(value):
-            raise UserError(f"{where} is {value!r}; use up to 40 lower-case letters, digits and hyphens")
-    if not _BUCKET.fullmatch(values.storage.bucket):
-        raise UserError(f"storage.bucket is {values.storage.bucket!r}, no bucket name; give the name alone")
-    for where, value in (
-        ("storage.prefix", values.storage.prefix),
-        ("model.target_folder", values.model.target_folder),
-        ("model.draft_folder", values.model.draft_folder),
-    ):
-        if not _PATH.fullmatch(value) or ".." in value.split("/"):
-            raise UserError(f"{where} is {value!r}; give a path without a slash at either end")
-    if values.claim_api not in CLAIM_APIS:
-        raise UserError(f"claim_api is {values.claim_api!r}; it must be one of {', '.join(CLAIM_APIS)}")
-    _check_images(values.images)
-    _check_devices(values)
-    if values.server.shm_gib >= values.server.memory_gib:
-        raise UserError(
-            f"server.shm_gib {values.server.shm_gib} takes all of memory_gib {values.server.memory_gib}, "
-            "which it counts against; raise memory_gib"
-        )
-    if values.load_test.max_tokens >= values.model.max_len - values.model.k:
-        raise UserError(
-            f"load_test.max_tokens {values.load_test.max_tokens} leaves no room for a prompt in "
-            f"model.max_len {values.model.max_len} less model.k {values.model.k}; lower it"
-        )
-
-
-def _leaves(value: Any, where: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [leaf for k, v in value.items() for leaf in _leaves(v, f"{where}.{k}" if where else k)]
-    return [(where, value)]
-
-
-def _check_images(images: Images) -> None:
-    for name, image in dataclasses.asdict(images).items():
-        last = image.rsplit("/", 1)[-1]
-        if "@sha256:" not in image and (":" not in last or last.endswith(":latest")):
-            raise UserError(f"images.{name} is {image!r}, which may change under its name; add a version or a digest")
-
-
-def _check_devices(values: Values) -> None:
-    lnc, per_device = values.device.lnc, values.device.physical_cores_per_device
-    if lnc not in (1, 2):
-        raise UserError(f"device.lnc is {lnc}; Trainium2 has logical cores of 1 or 2 physical ones")
-    if lnc != LNC:
-        raise UserError(f"device.lnc is {lnc}; compile.build compiles for {LNC} alone, so set it to {LNC}")
-    if values.model.tp * lnc % per_device or values.devices not in CONNECTED_DEVICES:
-        raise UserError(
-            f"tp {values.model.tp} at lnc {lnc} is {values.model.tp * lnc / per_device:g} devices, and connected sets "
-            f"have {', '.join(map(str, CONNECTED_DEVICES))}; change model.tp or device.lnc"
-        )

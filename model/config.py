@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from model.bundle.schema import CONFIG, Wrong
 from model.errors import UserError
 
 
@@ -73,9 +74,12 @@ def load_config(name_or_path: str) -> Qwen3Config:
         )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again") from error
     return config_from_dict(raw, str(path))
+
+
+_HEAD_DIM_FROM = ("hidden_size", "num_attention_heads")
 
 
 def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
@@ -83,17 +87,21 @@ def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
     eos = raw.get("eos_token_id")
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    return tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     """A Hugging Face config dictionary as a Qwen3Config; UserError says what is not supported."""
+    if not isinstance(raw, dict):
+        raise UserError(f"{where} holds no JSON object; give the folder of a Qwen3 checkpoint")
     if raw.get("model_type") != "qwen3":
         raise UserError(
             f"{where} describes architecture {raw.get('model_type')!r}; only dense Qwen3 "
             "(model_type 'qwen3') can be built"
         )
     rope = raw.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise UserError(f"{where} has rope_parameters {rope!r}; a Qwen3 config.json has an object there")
     scaling = raw.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
     for key, found in (
         ("rope_scaling", scaling),
@@ -110,12 +118,16 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     values |= {name: float(values[name]) for name in ("rope_theta", "rms_norm_eps") if name in values}
     values["eos_token_ids"] = eos_ids(raw)
     values.setdefault("bos_token_id", None)
-    if "head_dim" not in values and {"hidden_size", "num_attention_heads"} <= values.keys():
+    if "head_dim" not in values and all(isinstance(values.get(n), int) and values[n] > 0 for n in _HEAD_DIM_FROM):
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     missing = [f.name for f in fields(Qwen3Config) if f.default is MISSING and f.name not in values]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; a Qwen3 config.json has them all")
     config = Qwen3Config(**values)
+    try:
+        CONFIG(asdict(config) | {"eos_token_ids": list(config.eos_token_ids)}, "")
+    except Wrong as wrong:
+        raise UserError(f"{where}: {wrong}; give the folder of a complete Qwen3 checkpoint") from wrong
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
             f"{where} has {config.num_attention_heads} query heads over {config.num_key_value_heads} "

@@ -20,11 +20,14 @@ def guarded(work: Callable[[], T], place: str) -> T:
     try:
         return work()
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            said = f"the disk of {place} is full; free some space and run the same command to go on"
-        else:
-            said = f"{error.filename or place}: {error.strerror or error}; mend this and run the same command to go on"
-        raise UserError(said) from error
+        raise UserError(sentence_of(error, place)) from error
+
+
+def sentence_of(error: OSError, place: str) -> str:
+    """What the operating system refused, and where."""
+    if error.errno == errno.ENOSPC:
+        return f"the disk of {place} is full; free some space and run the same command to go on"
+    return f"{error.filename or place}: {error.strerror or error}; mend this and run the same command to go on"
 
 
 def quiet_start() -> None:
@@ -45,7 +48,7 @@ def _not_swallowed(raised: Any) -> None:
 
 
 def run_cli(main: Callable[[], None]) -> None:
-    """Run a command: a UserError ends with its sentence on stderr and exit code 2, Ctrl-C with 130."""
+    """Run a command: a UserError, or a file that refuses, is a sentence on stderr and exit code 2; Ctrl-C is 130."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     sys.unraisablehook = _not_swallowed
@@ -60,3 +63,9 @@ def run_cli(main: Callable[[], None]) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(141) from None
+    except OSError as error:
+        print(f"error: {sentence_of(error, 'this command')}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except RecursionError:
+        print("error: a file that was read is nested too deeply to be anything of ours; correct it", file=sys.stderr)
+        raise SystemExit(2) from None

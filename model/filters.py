@@ -17,7 +17,7 @@ from model.ops import Ops, State
 from nki_kernels.limits import NO_FLOOR
 
 if TYPE_CHECKING:
-    from model.sampling import Sampling
+    from model.sampling import Draw
 
 # distances below the best logit, in temperatures, at which a draft's filters are tried; the last is below all ids
 GUESSED_STEPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 9.0, 1e30)
@@ -28,7 +28,7 @@ _MANTISSA_BITS = 23
 Sums = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def filtered(ops: Ops, scaled_RV: Tensor, sampling: Sampling) -> Tensor:
+def filtered(ops: Ops, scaled_RV: Tensor, draw: Draw) -> Tensor:
     """Logits (scaled, maximum 0) with what min-p, then top-k, then top-p removes set to -inf.
 
     min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
@@ -36,19 +36,19 @@ def filtered(ops: Ops, scaled_RV: Tensor, sampling: Sampling) -> Tensor:
     their fate, so no rule depends on the order of ids.
     """
     mass = torch.exp(scaled_RV)
-    if sampling.guess_J is not None:
-        best, one = torch.zeros_like(sampling.temperature_R), torch.ones_like(sampling.temperature_R)
-        floor = guessed_floor(best, sampling._replace(temperature_R=one), lambda t: _sums_above(scaled_RV, mass, t))
+    if draw.guess_J is not None:
+        best, one = torch.zeros_like(draw.temperature_R), torch.ones_like(draw.temperature_R)
+        floor = guessed_floor(best, draw._replace(temperature_R=one), lambda t: _sums_above(scaled_RV, mass, t))
         return torch.where(scaled_RV >= floor[:, None], scaled_RV, float("-inf"))
-    assert sampling.top_k_R is not None
-    assert sampling.top_p_R is not None
-    assert sampling.min_p_R is not None
-    mass = torch.where(mass >= sampling.min_p_R[:, None], mass, 0.0)
+    assert draw.top_k_R is not None
+    assert draw.top_p_R is not None
+    assert draw.min_p_R is not None
+    mass = torch.where(mass >= draw.min_p_R[:, None], mass, 0.0)
     distance = scaled_RV.abs()
-    k = torch.where(sampling.top_k_R > 0, sampling.top_k_R, float("inf"))
+    k = torch.where(draw.top_k_R > 0, draw.top_k_R, float("inf"))
     last = _last_kept(ops, distance, (mass > 0).float(), k)
     mass = torch.where(distance <= last[:, None], mass, 0.0)
-    bound = torch.where(sampling.top_p_R < 1, sampling.top_p_R * mass.sum(-1), float("inf"))
+    bound = torch.where(draw.top_p_R < 1, draw.top_p_R * mass.sum(-1), float("inf"))
     last = _last_kept(ops, distance, mass, bound)
     return torch.where((distance <= last[:, None]) & (mass > 0), scaled_RV, float("-inf"))
 
@@ -78,21 +78,21 @@ def _last_kept(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tenso
     return ops.repeat(_MANTISSA_BITS, add, (distance, distance * 0.5))[0]
 
 
-def guessed_floor(best_R: Tensor, sampling: Sampling, sums: Sums) -> Tensor:
+def guessed_floor(best_R: Tensor, draw: Draw, sums: Sums) -> Tensor:
     """(R,) the logit from which on a draft's ids are kept: that of the exact filters or a little below it.
 
     The filters are tried at the steps, then at as many numbers between the last one that they keep and the next.
     """
-    assert sampling.guess_J is not None
-    assert sampling.top_k_R is not None
-    assert sampling.top_p_R is not None
-    assert sampling.min_p_R is not None
-    heat, best_R1 = sampling.heat_R, best_R[:, None]
-    top_k_R1 = torch.where(sampling.top_k_R > 0, sampling.top_k_R, float("inf"))[:, None]
-    tried_RJ = best_R1 - heat[:, None] * sampling.guess_J
+    assert draw.guess_J is not None
+    assert draw.top_k_R is not None
+    assert draw.top_p_R is not None
+    assert draw.min_p_R is not None
+    heat, best_R1 = draw.heat_R, best_R[:, None]
+    top_k_R1 = torch.where(draw.top_k_R > 0, draw.top_k_R, float("inf"))[:, None]
+    tried_RJ = best_R1 - heat[:, None] * draw.guess_J
     count_RJ, mass_RJ = sums(tried_RJ)
     mass_R = torch.where(count_RJ < top_k_R1, mass_RJ[:, -1:], mass_RJ).amin(-1)
-    bound_R1 = torch.where(sampling.top_p_R < 1, sampling.top_p_R * mass_R, float("inf"))[:, None]
+    bound_R1 = torch.where(draw.top_p_R < 1, draw.top_p_R * mass_R, float("inf"))[:, None]
     kept_RJ = (count_RJ < top_k_R1) & (mass_RJ < bound_R1)
     kept_R1 = torch.where(kept_RJ, tried_RJ, best_R1).amin(-1, keepdim=True)
     removed_R1 = torch.where(kept_RJ, tried_RJ[:, -1:], tried_RJ).amax(-1, keepdim=True)
@@ -102,8 +102,8 @@ def guessed_floor(best_R: Tensor, sampling: Sampling, sums: Sums) -> Tensor:
     kept_RJ = (count_RJ < top_k_R1) & (mass_RJ < bound_R1)
     floor = torch.where(kept_RJ, removed_R1, tried_RJ).amax(-1)
     # NxDI's greedy
-    floor = torch.where(sampling.top_k_R == 1, best_R, floor)
-    of_min_p = (best_R + heat * torch.log(sampling.min_p_R)).clamp(min=NO_FLOOR)
+    floor = torch.where(draw.top_k_R == 1, best_R, floor)
+    of_min_p = (best_R + heat * torch.log(draw.min_p_R)).clamp(min=NO_FLOOR)
     return torch.minimum(torch.maximum(floor, of_min_p), best_R)
 
 

@@ -6,7 +6,7 @@ sequences, T ids of each that come in (1 in a step, S in a prompt), S positions 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -73,18 +73,21 @@ class StepOutputs(NamedTuple):
     target_caches: Sequence[Cache] = ()
 
 
-def ports(border: type[StepInputs] | type[StepOutputs]) -> Iterator[tuple[str, Port]]:
-    """Field -> what is declared of it, in the graph's order."""
-    for field, hint in get_type_hints(border, include_extras=True).items():
-        yield from ((field, port) for port in getattr(hint, "__metadata__", ()))
+def _ports(border: type[NamedTuple]) -> dict[str, Port]:
+    hints = get_type_hints(border, include_extras=True).items()
+    return {field: hint.__metadata__[0] for field, hint in hints if hasattr(hint, "__metadata__")}
 
 
-def tensor_specs(border: type[StepInputs] | type[StepOutputs], **sizes: int) -> tuple[TensorSpec, ...]:
+# field -> what is declared of it, in the graph's order
+INPUTS, OUTPUTS = _ports(StepInputs), _ports(StepOutputs)
+
+
+def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:
     """A graph's inputs or outputs as the bundle lists them, given the size of each letter."""
-    return tuple(TensorSpec(port.name or field, port.shape(sizes), port.dtype) for field, port in ports(border))
+    return tuple(TensorSpec(port.name or field, port.shape(sizes), port.dtype) for field, port in ports.items())
 
 
 def zero_inputs(**sizes: int) -> StepInputs:
     """Inputs of zeros, numpy arrays to be filled in, given the sizes B, T and S."""
-    arrays = {field: np.zeros(port.shape(sizes), BY_NAME[port.dtype].numpy) for field, port in ports(StepInputs)}
+    arrays = {field: np.zeros(port.shape(sizes), BY_NAME[port.dtype].numpy) for field, port in INPUTS.items()}
     return StepInputs(**arrays)

@@ -13,7 +13,7 @@ from model import attention, sampling, sequence
 from model.cache import Cache, Placement
 from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import Draws, Sampling
+from model.sampling import Draw, Draws, Sampling
 
 
 class Kernels:
@@ -27,15 +27,14 @@ class Kernels:
             return sequence.verify_attention(ops, q_BHND, new, cache, placement)
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
-    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
-        """The parameters with what the draws at these positions of a step share: the noise of the shard's ids."""
-        positions_R, seeds_R2 = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
-        noise = sampling.gumbel(seeds_R2, positions_R, shard.width)
-        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape))
+    def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
+        """What the tokens at these positions are drawn with, the noise of the shard's ids among it."""
+        draw = asked.draw(positions_BN)
+        return draw._replace(noise_RV=sampling.gumbel(draw.seed_R2, draw.position_R, shard.width))
 
-    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
-        """See `model.sampling.coupled_sample`; `drawn` comes from `prepare`."""
-        ids_R = sampling.coupled_sample(ops, logits_RV, drawn, positions_R)
+    def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
+        """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""
+        ids_R = sampling.coupled_sample(ops, logits_RV, draw)
         return Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
     def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:

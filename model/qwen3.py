@@ -17,7 +17,7 @@ from model.config import Qwen3Config
 from model.kernels import Kernels
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
-from model.sampling import Draws, Sampling
+from model.sampling import Draw, Draws
 
 
 class RMSNorm(nn.Module):
@@ -144,12 +144,9 @@ class Qwen3(RankModel):
         return self.lm_head(self.norm(x_BNE))
 
     def forward(
-        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, sampling: Sampling
+        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Draws, list[Cache]]:
         """What is drawn after each row, (M, B, N), and the updated caches."""
-        x, caches = self.hidden(ids_BN, caches, placement)
-        batch, count = ids_BN.shape
-        positions_R = (placement.positions_BN + 1).flatten()
-        logits_RV, drawn = self.logits(x).flatten(0, 1), sampling.rows(count)
-        draws = self.kernels.coupled_sample(self.parallel.ops, logits_RV, drawn, positions_R)
-        return Draws(*(t.unflatten(1, (batch, count)) for t in draws)), caches
+        x_BNE, caches = self.hidden(ids_BN, caches, placement)
+        draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_BNE).flatten(0, 1), draw)
+        return Draws(*(t.unflatten(1, ids_BN.shape) for t in draws)), caches

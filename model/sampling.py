@@ -7,7 +7,7 @@ target's own draw, whatever the draft. docs/sampling.md specifies every step.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +23,33 @@ _PAST_IDS = 1 << 24
 
 
 class Sampling(NamedTuple):
-    """The sampling parameters of each row; the neutral values switch a filter off.
+    """What each sequence's request asks; the neutral values switch a filter off.
 
-    Where a graph serves no row that filters, the filters are None. `guess_J` are the steps at which a draft's filters
-    are tried (`model/filters.py`); None makes them exact, as the target's are. `noise_BNV` is the noise of a step's
-    positions, made once for all draws of the step; `start_11` is the first id of the shard that it draws from, int32,
-    or None for 0.
+    In a graph for sequences of which none filters, the filters are None.
+    """
+
+    temperature_B: Tensor
+    top_k_B: Tensor | None
+    top_p_B: Tensor | None
+    min_p_B: Tensor | None
+    seed_B2: Tensor
+
+    def unfiltered(self) -> Sampling:
+        """The same without filters."""
+        return self._replace(top_k_B=None, top_p_B=None, min_p_B=None)
+
+    def draw(self, positions_BN: Tensor) -> Draw:
+        """What N rows of each sequence draw with, for the tokens at these positions."""
+        asked_R = (None if t is None else t.repeat_interleave(positions_BN.shape[1], 0) for t in self)
+        return Draw._make([*asked_R, positions_BN.flatten(), None, None, None])
+
+
+class Draw(NamedTuple):
+    """What the rows of a pass draw with: R = B N rows, sequence-major.
+
+    `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
+    passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on. `guess_J` are the steps at which a
+    draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are.
     """
 
     temperature_R: Tensor
@@ -36,21 +57,10 @@ class Sampling(NamedTuple):
     top_p_R: Tensor | None
     min_p_R: Tensor | None
     seed_R2: Tensor
-    noise_BNV: Tensor | None = None
+    position_R: Tensor
+    noise_RV: Tensor | None = None
     start_11: Tensor | None = None
     guess_J: Tensor | None = None
-
-    def rows(self, count: int) -> Sampling:
-        """The same parameters for `count` rows of each sequence, sequence-major, with the noise of the first ones."""
-        each: dict[str, Any] = {
-            name: None if t is None else t.repeat_interleave(count, 0) for name, t in zip(_OF_ROWS, self, strict=False)
-        }
-        noise = None if self.noise_BNV is None else self.noise_BNV[:, :count]
-        return self._replace(**each, noise_BNV=noise)
-
-    def unfiltered(self) -> Sampling:
-        """The parameters of a graph for rows that do not filter."""
-        return self._replace(top_k_R=None, top_p_R=None, min_p_R=None)
 
     @property
     def filtering_R(self) -> Tensor | None:
@@ -65,13 +75,10 @@ class Sampling(NamedTuple):
         """(R,) the temperature to divide by: 1 for a greedy row, whose draw does not use it."""
         return torch.where(self.temperature_R > 0, self.temperature_R, 1.0)
 
-    def at(self, row: int) -> Sampling:
-        """The parameters of a pass whose only row is the step's row `row`."""
-        return self if self.noise_BNV is None else self._replace(noise_BNV=self.noise_BNV[:, row : row + 1])
-
-
-# fields with a number a row
-_OF_ROWS = ("temperature_R", "top_k_R", "top_p_R", "min_p_R", "seed_R2")
+    def row(self, n: int, rows: int) -> Draw:
+        """Row n of the `rows` rows of each sequence."""
+        of_rows = (None if t is None else t[n::rows] for t in self[:7])
+        return Draw._make([*of_rows, self.start_11, self.guess_J])
 
 
 class Draws(NamedTuple):
@@ -87,45 +94,39 @@ class Draws(NamedTuple):
         return torch.where(self.values == self.values.amax(0), self.ids, _PAST_IDS).amin(0)
 
 
-def coupled_sample(ops: Ops, logits_RV: Tensor, sampling: Sampling, positions_R: Tensor) -> Tensor:
+def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R,) int32 token ids: argmax over the filtered logits / temperature + Gumbel noise.
 
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
     Temperature 0 takes the argmax of the logits; ties go to the smallest id.
     """
-    heat_R1 = sampling.heat_R[:, None]
-    scaled = logits_RV / heat_R1
+    scaled = logits_RV / draw.heat_R[:, None]
     scaled = scaled - scaled.amax(-1, keepdim=True)
-    filtering_R = sampling.filtering_R
+    filtering_R = draw.filtering_R
     if filtering_R is not None:
-        scaled = torch.where(filtering_R[:, None], filtered(ops, scaled, sampling), scaled)
-    if sampling.noise_BNV is None:
-        noise = gumbel(sampling.seed_R2, positions_R, logits_RV.shape[-1])
-    else:
-        noise = sampling.noise_BNV.flatten(0, 1)
-    return first_argmax(torch.where(sampling.temperature_R[:, None] > 0, scaled + noise, logits_RV))
+        scaled = torch.where(filtering_R[:, None], filtered(ops, scaled, draw), scaled)
+    noise = draw.noise_RV
+    if noise is None:
+        noise = gumbel(draw.seed_R2, draw.position_R, logits_RV.shape[-1])
+    return first_argmax(torch.where(draw.temperature_R[:, None] > 0, scaled + noise, logits_RV))
 
 
-def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int, domain: int = GUMBEL_DOMAIN) -> Tensor:
+def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
     """(R, V) fp32 Gumbel(0, 1) noise of (seed, position, id), from Threefry-2x32.
 
     Counter (id // 2, position + domain * 2^24), key the seed's two words; the word of parity
     id % 2 gives u = (its top 23 bits + 1/2) / 2^23, and the noise is -log(-log u).
     """
-    return -torch.log(-torch.log(uniform(seed_R2, positions_R, vocabulary, domain)))
-
-
-def uniform(seed_R2: Tensor, positions_R: Tensor, count: int, domain: int) -> Tensor:
-    """(R, count) fp32 numbers strictly between 0 and 1, of (seed, position, index) in a domain of the generator."""
-    pairs = torch.arange((count + 1) // 2, dtype=torch.int32, device=positions_R.device)
-    counter = positions_R.to(torch.int32) + domain * (1 << 24)
+    pairs = torch.arange((vocabulary + 1) // 2, dtype=torch.int32, device=positions_R.device)
+    counter = positions_R.to(torch.int32) + GUMBEL_DOMAIN * (1 << 24)
     words = threefry2x32(
         (seed_R2[:, :1], seed_R2[:, 1:]),
         (pairs[None].expand(counter.shape[0], -1), counter[:, None].expand(-1, pairs.shape[0])),
     )
-    bits = torch.stack(words, -1).flatten(1)[:, :count]
+    bits = torch.stack(words, -1).flatten(1)[:, :vocabulary]
     mantissa = shift_right(bits, 9) & 0x7FFFFF
-    return (mantissa.float() + 0.5) * 2.0**-23
+    uniform_RV = (mantissa.float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform_RV))
 
 
 def accept(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from model.filters import GUESSED_STEPS
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
-from model.sampling import Draws, Sampling
+from model.sampling import Draw, Draws, Sampling
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
@@ -33,20 +33,19 @@ class Window(NamedTuple):
     """
 
     k: int
-    position_B1: Tensor
-    target: Placement
+    placement: Placement
 
     @classmethod
     def of(cls, k: int, position_B1: Tensor, bucket: int) -> Window:
         """The window of a step from these positions on, in a bucket of so many keys."""
         keys_S = _iota(bucket, position_B1)
         rows_N = _iota(max(k + 1, MIN_TARGET_ROWS), position_B1)
-        return cls(k, position_B1, Placement(position_B1 + rows_N, keys_S))
+        return cls(k, Placement(position_B1 + rows_N, keys_S))
 
-    @property
-    def draft(self) -> Placement:
-        """Where the row of the draft's first pass is."""
-        return Placement(self.position_B1, self.target.keys_S)
+    def row(self, n: int, draw: Draw) -> tuple[Placement, Draw]:
+        """Where row n of each sequence is, alone in a pass of the draft, and what it draws with."""
+        positions_BN = self.placement.positions_BN
+        return self.placement._replace(positions_BN=positions_BN[:, n : n + 1]), draw.row(n, positions_BN.shape[1])
 
     def padded(self, candidates_BN: Tensor) -> Tensor:
         """The ids of the target's pass."""
@@ -58,11 +57,11 @@ class Window(NamedTuple):
 
     def mask(self, next_pos_B1: Tensor) -> Tensor:
         """(B, S) the attention mask of the next step."""
-        return (self.target.keys_S < next_pos_B1).to(torch.int32)
+        return (self.placement.keys_S < next_pos_B1).to(torch.int32)
 
     def limit(self, k_limits_B: Tensor, length: int) -> Tensor:
         """(B,) drafts that may be accepted: the last position that a token may take is length - 1."""
-        room_B = length - 2 - self.position_B1[:, 0]
+        room_B = length - 2 - self.placement.positions_BN[:, 0]
         return torch.minimum(k_limits_B, room_B).clamp(min=0)
 
 
@@ -101,11 +100,11 @@ class Pair(nn.Module):
         equal; what is emitted is the target's own draw. So the text is the target's, whatever the draft.
         """
         kernels, window = self.target_model.kernels, Window.of(k, inputs.position_ids, inputs.attention_mask.shape[1])
-        sampling = inputs.sampling if filters else inputs.sampling.unfiltered()
-        of_target, of_draft = self._prepared(sampling, window.target.positions_BN + 1)
+        asked = inputs.sampling if filters else inputs.sampling.unfiltered()
+        of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
         candidates_BN, draft_caches = self._draft(window, inputs.input_ids, of_draft, draft_caches)
         draws, target_caches = self.ops.call(
-            self.target_model, window.padded(candidates_BN), target_caches, window.target, of_target
+            self.target_model, window.padded(candidates_BN), target_caches, window.placement, of_target
         )
         limit_B = window.limit(inputs.k_limits, self.target_model.length(target_caches))
         accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], window.cut(draws), limit_B)
@@ -113,28 +112,28 @@ class Pair(nn.Module):
         return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_caches, target_caches)
 
     def _draft(
-        self, window: Window, input_ids_B1: Tensor, sampling: Sampling, caches: list[Cache]
+        self, window: Window, input_ids_B1: Tensor, draw: Draw, caches: list[Cache]
     ) -> tuple[Tensor, list[Cache]]:
         """The input id and k drafts, from k chained passes; one more pass completes the cache."""
-        candidates, placement = [input_ids_B1], window.draft
+        candidates = [input_ids_B1]
         if window.k == 0 or self.draft_model is None:
             return input_ids_B1, caches
         # a draft of other groups: its own operations, so that no trace of the target's is called for it
         ops = self.draft_model.parallel.ops
-        for i in range(window.k):
-            draws, caches = ops.call(self.draft_model, candidates[-1], caches, placement, sampling.at(i))
+        for n in range(window.k):
+            draws, caches = ops.call(self.draft_model, candidates[-1], caches, *window.row(n, draw))
             candidates.append(draws.merged())
-            placement = placement._replace(positions_BN=placement.positions_BN + 1)
-        _, caches = self.draft_model.hidden(candidates[-1], caches, placement)
+        last, _ = window.row(window.k, draw)
+        _, caches = self.draft_model.hidden(candidates[-1], caches, last)
         return torch.cat(candidates, 1), caches
 
-    def _prepared(self, sampling: Sampling, positions_BN: Tensor) -> tuple[Sampling, Sampling]:
+    def _prepared(self, asked: Sampling, positions_BN: Tensor) -> tuple[Draw, Draw]:
         """What the target and the draft draw with at a step's positions: the same noise where their shards are the
         same; the draft guesses what its filters keep, for its draws have no say in what is emitted."""
         target, draft = self.target_model, self.draft_model
-        prepared = of_draft = target.kernels.prepare(self.ops, sampling, positions_BN, target.shard)
+        prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
         if draft is not None and draft.shard.width != target.shard.width:
-            of_draft = draft.kernels.prepare(self.ops, sampling, positions_BN, draft.shard)
+            of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
         return prepared, of_draft._replace(guess_J=torch.tensor(GUESSED_STEPS, device=positions_BN.device))
 
     def prefill(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
@@ -146,8 +145,9 @@ class Pair(nn.Module):
         last_BE = x_BSE[_iota(1, length_B), length_B - 1]
         logits_BV = self.target_model.logits(last_BE)
         kernels = self.target_model.kernels
-        sampling = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
-        token_B1 = kernels.coupled_sample(self.ops, logits_BV, sampling, length_B).merged()[:, None]
+        # the first token's position is the prompt's length
+        draw = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
+        token_B1 = kernels.coupled_sample(self.ops, logits_BV, draw).merged()[:, None]
         if self.draft_model is not None:
             _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, placement)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)

@@ -4,12 +4,12 @@ from nkisim import collectives, isa, language
 from nkisim.errors import LawError, NkiValidationError, NotSimulated
 from nkisim.event import Event, Extent, Peak, Recording
 from nkisim.launch import Kernel, Result, jit, run, simulate
-from nkisim.policy import STRICT, Policy
+from nkisim.policy import POLICIES, STRICT, VENDOR, Policy, using
 
 __version__ = "0.6.0"
 
 __all__ = [
-    "STRICT", "Event", "Extent", "Kernel", "LawError", "NkiValidationError", "NotSimulated",
+    "POLICIES", "STRICT", "VENDOR", "Event", "Extent", "Kernel", "LawError", "NkiValidationError", "NotSimulated",
     "Peak", "Policy", "Recording", "Result", "collectives", "isa", "jit", "language", "run",
-    "simulate",
+    "simulate", "using",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from nkisim.core import access
 from nkisim.core.context import Core
 from nkisim.dtypes import INFO, name_of, storage_of, store
-from nkisim.errors import BadInput, BadOutput
+from nkisim.errors import BadInput, BadOutput, Relaxed
 from nkisim.memory.memory import Request, SharedMemory
 from nkisim.memory.storage import Storage
 from nkisim.memory.tensor import NkiTensor
@@ -95,7 +95,7 @@ def device_view(argument: Argument) -> NkiTensor:
 def write_back(argument: Argument) -> None:
     """Copy changes of a mutated input into the host's array, in place."""
     storage = argument.storage
-    if not storage.dirty:
+    if not storage.dirty or storage.unknown:
         return
     typed = storage.data.view(storage_of(storage.dtype, storage.precise))
     values = typed.reshape(argument.array.shape).astype(argument.array.dtype)
@@ -151,14 +151,19 @@ def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
     if space is MemoryRegion.private_hbm and core.programs > 1:
         found = f"is {tensor.name} in private_hbm of one core"
         raise BadOutput("launch", "return value", found, "with two cores use nl.shared_hbm")
-    if core.policy.unwritten_output == "raise":
-        storage = tensor._storage
-        shadow, storage.shadow = storage.shadow, None
-        values = access.read(core, tensor, _WHO)
-        storage.shadow = shadow
+    if core.policy.unwritten_output != "allow":
+        fault = access.unwritten(tensor, _WHO)
+        if fault is not None and core.policy.unwritten_output == "raise":
+            raise fault
+        if fault is not None:
+            core.warn("unwritten output", f"{fault}; NaN (integers: 4) is given back there", Relaxed)
+    tensor._storage.info.touch(core.clock)
+    if tensor._storage.unknown:
+        dtype = tensor._numpy().dtype
+        array = np.full((), np.nan if INFO[tensor.dtype].kind == "float" else 0).astype(dtype)
+        array = np.broadcast_to(array, tensor.shape)
     else:
-        values = tensor._numpy()
-    array = np.array(values)
+        array = np.array(tensor._numpy())
     if tensor.dtype == "bool":
         array = array.astype(bool)
     return to_torch(array) if torch else array

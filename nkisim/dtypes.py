@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ FLOATS = frozenset(n for n, i in INFO.items() if i.kind == "float")
 INTS = frozenset(n for n, i in INFO.items() if i.kind == "int")
 PACKED = frozenset(n for n, i in INFO.items() if i.kind == "packed")
 # types that a NeuronCore-v3 computes with
-TRN2 = (FLOATS | INTS) - {"float8_e4m3fn", "float8_e8m0fnu"}
+COMPUTED = (FLOATS | INTS) - {"float8_e4m3fn", "float8_e8m0fnu"}
+# types that memory holds and instructions move
+ANY = frozenset(INFO)
 
 _FP32: np.dtype[Any] = np.dtype(np.float32)
 _BY_BYTES: dict[int, np.dtype[Any]] = {

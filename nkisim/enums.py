@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class engine(Enum):
@@ -50,8 +50,8 @@ class matmul_perf_mode(Enum):
     double_row = "double_row"
 
 
-class nc_version(Enum):
-    """Generations of the NeuronCore."""
+class nc_version(IntEnum):
+    """Generations of the NeuronCore, in order; kernels compare them with each other and with integers."""
 
     gen2 = 2
     gen3 = 3
@@ -65,7 +65,7 @@ class dma_engine(Enum):
     gpsimd_dma = 2
 
 
-ENGINE_NAMES = {e: e.name for e in engine if e is not engine.unknown}
+ENGINE_NAMES: dict[engine, str] = {e: e.name for e in engine if e is not engine.unknown}
 # deprecated module constants
 tensor_engine = engine.tensor
 vector_engine = engine.vector

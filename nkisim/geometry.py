@@ -38,7 +38,7 @@ class Geometry:
         return self.psum_banks * self.psum_bank_bytes
 
 
-TRN2 = Geometry(
+CORE_V3 = Geometry(
     name="trn2",
     generation=3,
     partitions=128,

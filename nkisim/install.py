@@ -70,14 +70,17 @@ def _modules() -> dict[str, ModuleType]:
         experimental=experimental, NkiValidationError=NkiValidationError, __version__="0.6.0",
     )  # fmt: skip
     root.__path__ = []
-    door = _module("nki_cpu_simulator", cpu_simulate=cpu_simulate, simulate=launch.simulate)
-    return {
+    rooms = {
         "nki": root, "nki.language": language, "nki.isa": isa, "nki.collectives": collectives,
         "nki.typing": typing, "nki.isa.constants": constants, "nki.language.dtypes": dtypes,
         "nki.dtype": dtype, "nki.tensor": tensor, "nki.meta": meta, "nki.meta.tensor": tensor,
         "nki.compiler": compiler, "nki.compiler.kernel_builder": builder,
-        "nki.builtin": builtin, "nki.experimental": experimental, "nki_cpu_simulator": door,
+        "nki.builtin": builtin, "nki.experimental": experimental,
     }  # fmt: skip
+    # published kernels also import nki through the older door
+    door = _module("nki_cpu_simulator", cpu_simulate=cpu_simulate, simulate=launch.simulate, nki=root)
+    door.__path__ = []
+    return {**rooms, **{f"nki_cpu_simulator.{name}": room for name, room in rooms.items()}, "nki_cpu_simulator": door}
 
 
 def _public(module: ModuleType) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -12,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from nkisim import door
-from nkisim.core.context import Core, enter, failing_line, running
+from nkisim.core.context import Core, enter, running
 from nkisim.core.cores import Meeting, run_all
 from nkisim.core.recording import build
-from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice
+from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice, PsumFull, Relaxed, SbufFull
 from nkisim.event import Peak, Recording
-from nkisim.geometry import TRN2, Geometry
+from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
+from nkisim.lines import failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
-from nkisim.memory.placement import place, regions
+from nkisim.memory.packing import pack
+from nkisim.memory.placement import Region, place, regions
 from nkisim.objects import NKIObject
-from nkisim.policy import STRICT, Policy, from_environment
+from nkisim.policy import Policy, chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,20 @@ class Kernel:
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if running() is not None:
-            allowed = "leave functions that kernels call undecorated"
-            raise KernelInsideKernel(self.fn.__name__, None, "was called inside a kernel", allowed)
+        core = running()
+        if core is not None:
+            return self._inline(core, args, kwargs)
         if os.environ.get("NKI_SIMULATOR") == "1":
             return run(self, args, kwargs).outputs
         allowed = "use nki.simulate(kernel)(...) or set NKI_SIMULATOR=1"
         raise NoDevice(self.fn.__name__, None, "was called and there is no NeuronCore", allowed)
+
+    def _inline(self, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, allowed = self.fn.__name__, "leave functions that kernels call undecorated"
+        if core.policy.inner_kernels == "raise":
+            raise KernelInsideKernel(name, None, "was called inside a kernel", allowed)
+        core.warn(f"inner kernel {name}", f"{name}: was called inside a kernel and is inlined; {allowed}", Relaxed)
+        return self.fn(*args, **kwargs)
 
 
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
@@ -90,8 +100,8 @@ def run(
     kernel: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
-    policy: Policy | None = None,
-    geometry: Geometry = TRN2,
+    policy: Policy | str | None = None,
+    geometry: Geometry = CORE_V3,
 ) -> Result:
     """Run a kernel and return its outputs, its recording and its memory peaks.
 
@@ -103,7 +113,7 @@ def run(
     if running() is not None:
         allowed = "launch kernels from the host"
         raise KernelInsideKernel(made.fn.__name__, None, "was launched inside a kernel", allowed)
-    policy = from_environment(policy or STRICT)
+    policy = chosen(policy)
     meeting = Meeting(made.lnc)
     session = Session(made, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})
@@ -149,10 +159,11 @@ class Session:
         self.peaks: tuple[Peak, ...] = ()
         self.arguments: list[door.Argument] = []
         self.torch = False
+        self.warned: set[str] = set()
         self.results: list[Any] = [None] * kernel.lnc
         self.cores = [
             Core(first + i, i, kernel.lnc, kernel.grid, CoreMemory(first + i, self.memory), policy,
-                 geometry, meeting, rank)
+                 geometry, meeting, rank, warned=self.warned)
             for i in range(kernel.lnc)
         ]  # fmt: skip
 
@@ -215,14 +226,28 @@ class Session:
         bound.arguments.update({n: self._lower(v) for n, v in self.values.items()})
         return self.kernel.fn(*bound.args, **bound.kwargs)
 
+    def _place(self, core: Core, region: Region) -> Peak | None:
+        """Give the tensors of one memory their addresses; None where they do not fit and the policy warns."""
+        allocations, policy = core.memory.allocations, self.policy
+        try:
+            return place(allocations, region)
+        except (SbufFull, PsumFull) as full:
+            if policy.packing == "partitions":
+                with contextlib.suppress(SbufFull, PsumFull):
+                    peak = pack(allocations, region, self.geometry)
+                    text = f"tensors on disjoint partitions of {region.space} share bytes, or they would not fit"
+                    core.warn(f"packing {region.space}", f"{text}; no document says that the compiler does so", Relaxed)
+                    return peak
+            if policy.capacity is True or policy.recording:
+                raise
+            core.warn(f"capacity {region.space}", str(full), Relaxed)
+            return None
+
     def finish(self) -> Any:
         """Check memory, write mutated inputs back, and return the outputs of core 0."""
-        peaks = []
-        for core in self.cores:
-            if self.policy.capacity:
-                allocations = core.memory.allocations
-                peaks += [place(allocations, r) for r in regions(core.number, self.geometry)]
-        self.peaks = tuple(peaks)
+        if self.policy.capacity:
+            regions_ = [(core, r) for core in self.cores for r in regions(core.number, self.geometry)]
+            self.peaks = tuple(peak for core, r in regions_ if (peak := self._place(core, r)) is not None)
         with np.errstate(all="ignore"):
             outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=False)]
             for argument in self.arguments:

@@ -7,14 +7,15 @@ import ast
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nkisim import command
 from nkisim.dialect.loops import RULES
-from nkisim.dialect.rules import ERROR, Rule, Scope
+from nkisim.dialect.rules import ERROR, WARNING, Rule, Scope
 from nkisim.dialect.scope import scope_of
-from nkisim.dialect.source import Module, Reach, Reached, kernel_nodes, kernels, load
+from nkisim.dialect.source import Module, NotPython, Reach, Reached, kernel_nodes, kernels, load
+from nkisim.policy import POLICIES
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,21 +57,23 @@ def source_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def lint(paths: Iterable[Path]) -> tuple[list[Finding], int]:
-    """Check every kernel of the files; return the findings and the number of kernels.
-
-    Raises:
-        SyntaxError: a file is not Python.
-    """
-    reach, count = Reach(), 0
-    for path in source_files(paths):
-        module = load(path)
-        for kernel in kernels(module):
-            reach.kernel(module, kernel)
-            count += 1
+    """Check every kernel of the files; return the findings and the number of kernels."""
+    reach, seen = Reach(), set()
     findings: set[Finding] = set()
+    for path in source_files(paths):
+        try:
+            module = load(path)
+        except NotPython as error:
+            findings.add(Finding(_shown(path), error.line, 0, "syntax", ERROR, f"{error}; mend it", "Python", "-"))
+            continue
+        for owner, kernel in kernels(module):
+            reach.kernel(owner, kernel)
+            seen.add(id(kernel))
     for reached in reach.found.values():
-        findings.update(check(reached))
-    return sorted(findings), count
+        findings.update(
+            check(replace(reached, is_kernel=reached.is_kernel and id(reached.definition) not in reach.inner))
+        )
+    return sorted(findings), len(seen)
 
 
 def check(reached: Reached) -> list[Finding]:
@@ -97,9 +100,18 @@ def _apply(node: ast.AST, scope: Scope, reached: Reached) -> list[Finding]:
 def _finding(rule: Rule, node: ast.AST, module: Module, reached: Reached) -> Finding:
     line = getattr(node, "lineno", reached.definition.lineno)
     column = getattr(node, "col_offset", 0)
+    return Finding(
+        _shown(module.path), line, column, rule.name, rule.severity, rule.message, rule.source, reached.kernel
+    )
+
+
+def _shown(path: Path) -> str:
     here = Path.cwd()
-    path = str(module.path.relative_to(here) if module.path.is_relative_to(here) else module.path)
-    return Finding(path, line, column, rule.name, rule.severity, rule.message, rule.source, reached.kernel)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+# what the policy vendor takes, with a warning
+VENDOR_TAKES = frozenset({"kernel-in-kernel", "raw-enum"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,11 +120,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", type=Path, help="files or folders with kernels")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--strict", action="store_true", help="refuse warnings too")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="strict", help="vendor warns of what it takes")
     options = parser.parse_args(arguments)
     missing = [str(path) for path in options.paths if not path.exists()]
     if missing:
         parser.error(f"no such file or folder: {', '.join(missing)}")
     findings, count = lint(options.paths)
+    if not count:
+        parser.error(f"no kernel in {', '.join(map(str, options.paths))}; give files or folders with kernels")
+    if options.policy == "vendor":
+        findings = [replace(f, severity=WARNING) if f.rule in VENDOR_TAKES else f for f in findings]
     refused = [f for f in findings if options.strict or f.severity == ERROR]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))

@@ -2,17 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import MISSING, Field
 from enum import Enum
+from inspect import Parameter, Signature
+from types import MemberDescriptorType
+from typing import Any
 
 from nkisim.errors import RegisterMisuse
 
 
 class NKIObject:
-    """Base of the objects that a kernel may define and pass around."""
+    """Base of the objects that a kernel may define and pass around.
+
+    A subclass without an initializer gets the documented one (language guide, Class Support), decorated as a
+    dataclass or not: one parameter a field, None where the class gives no value, then __post_init__().
+    """
 
     def __init__(self, **kwargs: object) -> None:
         for key, value in kwargs.items():
             setattr(self, key, value)
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        fields, own = _fields(cls), [vars(c)["__init__"] for c in _classes(cls) if "__init__" in vars(c)]
+        if fields and all(hasattr(init, "fields") for init in own):
+            # in the class itself, where dataclass() leaves an initializer alone
+            cls.__init__ = _initializer(fields)  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Run at the end of the initializer; a subclass may say more."""
+
+
+def _classes(cls: type) -> list[type]:
+    """Return a class and its bases below NKIObject, bases first."""
+    return [c for c in reversed(cls.__mro__) if c is not NKIObject and issubclass(c, NKIObject)]
+
+
+def _fields(cls: type) -> dict[str, object]:
+    """Return the default of every field: annotated names in order, then attributes that only have a value."""
+    fields: dict[str, object] = {}
+    for owner in _classes(cls):
+        body = vars(owner)
+        annotated = [n for n, kind in body.get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+        valued = [n for n, v in body.items() if not n.startswith("_") and not _is_behaviour(v)]
+        for name in [*annotated, *(n for n in valued if n not in annotated)]:
+            fields[name] = body.get(name, fields.get(name))
+    return fields
+
+
+def _is_behaviour(value: object) -> bool:
+    return callable(value) or isinstance(value, (property, classmethod, staticmethod, MemberDescriptorType))
+
+
+def _initializer(fields: dict[str, object]) -> Callable[..., None]:
+    """Return the documented __init__ of a class with these fields."""
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    parameters += [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in fields]
+    signature = Signature(parameters)
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        self = given.pop("self")
+        for name, default in fields.items():
+            # past the guard of a frozen dataclass
+            object.__setattr__(self, name, given[name] if name in given else _default(default))
+        self.__post_init__()
+
+    __init__.fields = fields  # type: ignore[attr-defined]
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
+
+
+def _default(value: object) -> object:
+    """Return a field's value when nobody passes one; dataclasses.field() may describe it."""
+    if not isinstance(value, Field):
+        return value
+    if value.default_factory is not MISSING:
+        return value.default_factory()
+    return None if value.default is MISSING else value.default
 
 
 class MemoryRegion(Enum):

@@ -1,44 +1,135 @@
-"""How strict a simulation is: one frozen value, strict by default."""
+"""How strict a simulation is: one frozen value, strict by default, and who chooses it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+
+from nkisim.errors import BadLaunch
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Every choice of behaviour of a launch; leniency is always explicit.
+    """Every choice of behaviour of a launch; leniency is always explicit, and warns once when it is used.
 
     Attributes:
-        tracking: raise when an instruction reads an element that nobody wrote.
+        tracking: know which elements nobody wrote; off, memory holds what the host left there.
+            Default: True.
+        unwritten_read: what happens when an instruction reads an element that nobody wrote: "raise", or
+            "sentinel": it reads NaN (integers: 4), and what follows from it counts as unwritten too.
+            Default: "raise".
+        unwritten_output: what happens when an output holds such elements: "raise", "warn" or "allow".
+            Default: "raise".
         recording: keep an event per instruction for the timeline.
-        capacity: raise when the live tensors do not fit SBUF or PSUM.
-        races: detect unordered accesses of two cores to shared HBM.
+            Default: False.
+        numerics: compute; off, the same events, addresses and laws of memory without arithmetic: only integers
+            that follow from inputs are computed, since they may be addresses, and outputs are NaN or 0.
+            Default: True.
+        capacity: raise when the live tensors do not fit SBUF or PSUM. "warn" warns instead, and still raises
+            when recording, since times need addresses; off, nothing is placed, which recording refuses.
+            Default: True.
+        packing: "columns" (a tensor takes its bytes in all partitions) or "partitions" (tensors on disjoint
+            partitions may share bytes, where columns alone do not fit). No document says which a compiler does.
+            Default: "columns".
+        races: detect unordered accesses of two cores to shared HBM; equal bytes written by both only warn.
+            Default: True.
         precise_fp: round on write to the destination's dtype; off stores all floats as fp32.
-        unwritten_output: "raise" or "allow" for output elements that nobody wrote.
+            Default: True.
         accumulate: "raise" or "warn" when a matmul accumulates on data that no matmul wrote.
+            Default: "raise".
         barrier_scope: "data" (a core_barrier orders its own tensor, as the manual says) or
             "all" (it orders every tensor in shared HBM).
+            Default: "data".
+        enums: "members", or "integers": an integer is taken for the member with that value.
+            Default: "members".
+        inner_kernels: what happens when a kernel calls a jitted one: "raise", or "inline" it.
+            Default: "raise".
         seed: start of the random generators, which are undocumented on the hardware.
+            Default: 0.
+
+    Raises:
+        BadLaunch: the times of such a launch would be wrong.
     """
 
     tracking: bool = True
+    unwritten_read: str = "raise"
+    unwritten_output: str = "raise"
     recording: bool = False
-    capacity: bool = True
+    numerics: bool = True
+    capacity: bool | str = True
+    packing: str = "columns"
     races: bool = True
     precise_fp: bool = True
-    unwritten_output: str = "raise"
     accumulate: str = "raise"
     barrier_scope: str = "data"
+    enums: str = "members"
+    inner_kernels: str = "raise"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise BadLaunch(
+                    "Policy", name, f"is {getattr(self, name)!r}", f"it can be {', '.join(map(str, choices))}"
+                )
+        if self.recording and not self.capacity:
+            found = "is off in a launch that records"
+            allowed = "without addresses all tensors alias and times are wrong; leave capacity on, or recording off"
+            raise BadLaunch("Policy", "capacity", found, allowed)
 
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "unwritten_read": ("raise", "sentinel"),
+    "unwritten_output": ("raise", "warn", "allow"),
+    "capacity": (True, False, "warn"),
+    "packing": ("columns", "partitions"),
+    "accumulate": ("raise", "warn"),
+    "barrier_scope": ("data", "all"),
+    "enums": ("members", "integers"),
+    "inner_kernels": ("raise", "inline"),
+}
 STRICT = Policy()
+# what the vendor's simulator is documented to do (nki/guides/nki_simulator.rst), and what its library relies on
+VENDOR = Policy(
+    unwritten_read="sentinel",
+    unwritten_output="warn",
+    capacity="warn",
+    packing="partitions",
+    accumulate="warn",
+    barrier_scope="all",
+    enums="integers",
+    inner_kernels="inline",
+)
+POLICIES = {"strict": STRICT, "vendor": VENDOR}
+VARIABLE = "NKISIM_POLICY"
+_USED: ContextVar[Policy | None] = ContextVar("policy", default=None)
 
 
-def from_environment(base: Policy = STRICT) -> Policy:
-    """Apply NKI_PRECISE_FP, the only variable of the official simulator that changes numbers."""
-    if os.environ.get("NKI_PRECISE_FP", "1") == "0":
-        return replace(base, precise_fp=False)
-    return base
+def chosen(policy: Policy | str | None = None) -> Policy:
+    """Return the policy of a launch: as given, else of `using`, else of NKISIM_POLICY, else strict.
+
+    NKI_PRECISE_FP=0, the only variable of the official simulator that changes numbers, applies to all.
+
+    Raises:
+        BadLaunch: no policy has that name.
+    """
+    if policy is None:
+        policy = _USED.get() or os.environ.get(VARIABLE, "strict")
+    if isinstance(policy, str):
+        if policy not in POLICIES:
+            raise BadLaunch("policy", None, f"is {policy!r}", f"it can be {', '.join(POLICIES)}")
+        policy = POLICIES[policy]
+    return replace(policy, precise_fp=False) if os.environ.get("NKI_PRECISE_FP", "1") == "0" else policy
+
+
+@contextmanager
+def using(policy: Policy | str) -> Iterator[None]:
+    """Choose the policy of every launch inside that names none, such as nki.simulate's."""
+    before = _USED.set(chosen(policy))
+    try:
+        yield
+    finally:
+        _USED.reset(before)

@@ -19,6 +19,7 @@ import nkisim
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES
 from model.errors import UserError, run_cli
+from model.progress import each
 from nkisim.timeline.recording_file import save
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
@@ -114,7 +115,7 @@ def main(arguments: list[str]) -> None:
     if options.recording and len(chosen) > 1:
         raise UserError(f"--recording takes one case, {options.only!r} chooses {len(chosen)}: name one with --only")
     rows = []
-    for case in chosen:
+    for case in each(chosen, "kernels, cases"):
         if has_device():
             rows.append({**simulate_elsewhere(case), "device_us": measure(case)})
         else:

@@ -81,7 +81,7 @@ def attention_dims(shard: Shard) -> AttentionDims:
 
 
 def attention_arguments(shard: Shard) -> tuple[Any, ...]:
-    """Arguments of decode_attention_kernel; the rows stand at the end of the cache."""
+    """Arguments of decode_attention_kernel; the rows are at the end of the cache."""
     d, hidden = attention_dims(shard), shard.config.hidden_size
     q, k = (normal((heads * d.dim, hidden), BF16) for heads in (d.heads, d.kv_heads))
     qkv = pack_qkv(q, k, k, d.dim)

@@ -13,9 +13,9 @@ from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
 from nki_kernels.sampling.accept_rejection import accept_rejection_kernel
 from nki_kernels.sampling.block_verification import accept_block_kernel, block_weights_kernel
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
-from nki_kernels.sampling.gumbel_noise import GUMBEL_DOMAIN, gumbel_noise_kernel
+from nki_kernels.sampling.gumbel_noise import ACCEPT_DOMAIN, GUMBEL_DOMAIN, gumbel_noise_kernel
 from nki_kernels.sampling.rejection_sample import rejection_sample_kernel
-from nki_kernels.sampling.uniform import ACCEPT_DOMAIN, uniform_kernel
+from nki_kernels.sampling.uniform import uniform_kernel
 from nki_kernels.sampling.weights_above import weights_above_kernel
 
 VOCABULARY = 151936

@@ -20,15 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 from bench.mixed_load.requests import Load, kinds, ordered
 from bench.pair import read_pair
 from bench.provenance import header, said, write_result
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError, run_cli
-from model.generate import shape_of
-from model.serving.engine import Engine, Request, Result
+from model.progress import each
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Request, Result
 from model.serving.runtime import Graphs
 from model.serving.switching import Table, find_table
 
@@ -88,7 +88,7 @@ def measure(
     cells = [(order, active, repeat) for repeat in range(repeats) for order in loads for active in counts]
     # all ways of a cell run one after the other, so that they share the machine's other load
     passes = [(way, *cell) for cell in rng.sample(cells, len(cells)) for way in rng.sample(list(ways), len(ways))]
-    for way, order, active, repeat in track(passes, "passes", transient=True):
+    for way, order, active, repeat in each(passes, "passes"):
         results, seconds, busy = run(way, loads[order], active)
         tokens = sum(len(r.ids) for r in results)
         rows.append(
@@ -180,6 +180,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not (options.bundle or options.show):
         raise UserError("there is nothing to do; give --bundle, or --show with a file of results")
+    if min(options.tokens, options.every, options.repeats) < 1 or options.hard < 0:
+        raise UserError("--tokens, --every and --repeats are counts of at least 1, and --hard of at least 0")
     return options
 
 
@@ -187,7 +189,10 @@ def main(arguments: list[str]) -> None:
     """Print the table; write the results if a file is given."""
     options = _options(arguments)
     if options.show:
-        print(show(json.loads(options.show.read_text(encoding="utf-8"))))
+        try:
+            print(show(json.loads(options.show.read_text(encoding="utf-8"))))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise UserError(f"{options.show} is no result of this command ({type(error).__name__}: {error})") from error
         return
     result, ways = header("wall"), _ways(options)
     most = min(w.graphs.bundle["batch"] for w in ways)

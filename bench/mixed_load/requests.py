@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 
 from bench.quality.__main__ import PROMPTS, load_prompts
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.progress import Progress
-
 from bench.pair import read_pair
 from bench.provenance import header, said
 from bench.quality.report import markdown, page
 from bench.quality.target_logits import Gap, TargetLogits
 from model.bundle.manifest import Bundle
 from model.errors import UserError, run_cli
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request, Result, Runner, Shape
+from model.progress import progress
+from model.serving.engine import Engine, Runner
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request, Result, Shape
 from model.serving.runtime import Graphs
 from model.serving.switching import Table, find_table
 from model.serving.text import load_tokenizer
@@ -31,7 +31,7 @@ PROMPTS = Path(__file__).resolve().parents[2] / "demo/prompts.json"
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """One prompt with sampling parameters."""
 
     name: str
@@ -70,7 +70,7 @@ def load_prompts(file: Path) -> list[tuple[str, str, str]]:
 
 
 def compare(
-    serve: Callable[[bool, list[Request]], list[Result]], cases: Sequence[Case], logits: TargetLogits
+    serve: Callable[[bool, list[Request]], list[Result]], cases: Sequence[Question], logits: TargetLogits
 ) -> list[Row]:
     """Serve all cases both ways; one row each."""
     requests = [c.request for c in cases]
@@ -78,7 +78,7 @@ def compare(
     return [_row(case, a, s, logits) for case, a, s in zip(cases, alone, speculative, strict=True)]
 
 
-def _row(case: Case, alone: Result, speculative: Result, logits: TargetLogits) -> Row:
+def _row(case: Question, alone: Result, speculative: Result, logits: TargetLogits) -> Row:
     params, a, s = case.request.params, alone.ids, speculative.ids
     row = Row(case.name, case.kind, params.temperature, params.seed, len(a), round(speculative.tokens_per_step, 3))
     if a == s:
@@ -103,11 +103,11 @@ def server(
     return serve
 
 
-def _cases(bundle: Bundle, options: argparse.Namespace) -> list[Case]:
+def _cases(bundle: Bundle, options: argparse.Namespace) -> list[Question]:
     tokenizer, stops = load_tokenizer(bundle.path), bundle.config("target").eos_token_ids
     chosen = load_prompts(options.prompts)[: options.limit]
     return [
-        Case(
+        Question(
             name,
             kind,
             Request(tuple(tokenizer.encode(text).ids), Params(t, seed=options.seed + i), options.tokens, stops),
@@ -133,14 +133,17 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     """Compare, write quality.md, quality.html and rows.jsonl; exit code 1 if any token differs."""
     options = _options(arguments)
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"{options.out} is a file; give a folder as --out")
+    if options.tokens < 1 or (options.limit is not None and options.limit < 1):
+        raise UserError("--tokens and --limit are counts of at least 1; correct them")
     bundle = read_pair(options.bundle)
     table, cases = find_table(options.bundle, options.tuning), _cases(bundle, options)
     if not cases:
         raise UserError(f"{options.prompts} holds no prompts; give at least one")
     graphs = Graphs(bundle)
-    with Progress(transient=True) as progress:
-        task = progress.add_task("both ways", total=2 * len(cases) * options.tokens)
-        serve = server(graphs, shape_of(bundle), table, lambda count: progress.advance(task, count))
+    with progress("both ways", 2 * len(cases) * options.tokens, "tokens") as task:
+        serve = server(graphs, shape_of(bundle), table, task.advance)
         rows = [asdict(r) for r in compare(serve, cases, TargetLogits(bundle))]
     facts = _facts(bundle, options, table)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -17,9 +17,8 @@ from model.ops import Ops
 from model.packing import Packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
-from model.sampling import Sampling as Rule
-from model.sampling import gumbel
-from model.serving.engine import Params
+from model.sampling import Sampling, gumbel
+from model.serving.request import Params
 
 _WORD = 1 << 32
 # a bucket is a multiple of this many positions
@@ -88,7 +87,7 @@ def _scores(logits_V: torch.Tensor, params: Params, position: int) -> torch.Tens
     temperature, top_k, top_p, min_p = (
         torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p)
     )
-    rule = Rule(temperature, top_k, top_p, min_p, torch.from_numpy(seed))
+    rule = Sampling(temperature, top_k, top_p, min_p, torch.from_numpy(seed)).draw(torch.tensor([[position]]))
     scaled = logits_V[None] / params.temperature
     kept = filtered(Ops(), scaled - scaled.amax(-1, keepdim=True), rule)
-    return (kept + gumbel(rule.seed_R2, torch.tensor([position]), logits_V.shape[-1]))[0]
+    return (kept + gumbel(rule.seed_R2, rule.position_R, logits_V.shape[-1]))[0]

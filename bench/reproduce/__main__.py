@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from bench.provenance import header, write_result
 from bench.reproduce import model as reproduce_model
@@ -23,6 +21,7 @@ from bench.reproduce import report as reproduce_report
 from bench.reproduce import wall as reproduce_wall
 from bench.reproduce.wall import Sweep
 from model.errors import UserError, run_cli
+from model.progress import progress
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MODEL, WALL, ACCEPTANCE, REPORT = "reproduce_model.json", "reproduce_wall.json", "demo_acceptance.json", "reproduce.md"
@@ -36,9 +35,11 @@ def measure(sweep: Sweep, quick: bool) -> dict[str, Any]:
     """The demo pair's rows, after where they come from."""
     torch.set_num_threads(1)
     made_by = header("wall")
-    console = Console(stderr=True)
-    made = reproduce_wall.measure(sweep, console.print)
-    rows = list(track(made, "demo pair", total=_steps(sweep), transient=True, console=console))
+    with progress("demo pair", _steps(sweep), "runs") as task:
+        rows = []
+        for row in reproduce_wall.measure(sweep, task.at):
+            rows.append(row)
+            task.advance()
     return made_by | {"quick": quick, "sweep": dataclasses.asdict(sweep), "rows": rows}
 
 
@@ -72,6 +73,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", action="store_true", help="only the simulated half again, and the report")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: bench/results)")
     options = parser.parse_args(arguments)
+    if options.report:
+        read(options.results)
     options.results.mkdir(parents=True, exist_ok=True)
     for name, value in _made(options).items():
         write_result(options.results / name, value)

@@ -15,9 +15,10 @@ from typing import Any
 from bench.tune.acceptance import from_steps
 from compile.build import build
 from compile.spec import BuildSpec
-from model.bundle.manifest import read_bundle
-from model.generate import compile_graphs, serve_by, shape_of
-from model.serving.engine import Engine, Request, Result, Step
+from model.bundle.opening import open_bundle
+from model.serving.engine import Engine, SpecStep
+from model.serving.ready import compile_graphs, serve_by, shape_of
+from model.serving.request import Request, Result
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
 
@@ -78,7 +79,7 @@ def _timed(graphs: Graphs, request: Request) -> _Timed:
     steps: Counter[tuple[int, int]] = Counter()
     first: list[float] = []
 
-    def record(step: Step) -> None:
+    def record(step: SpecStep) -> None:
         steps[step.drafted, step.accepted] += 1
 
     def told(ids: list[int]) -> None:
@@ -109,7 +110,7 @@ def measure(sweep: Sweep, say: Callable[[str], None] = lambda text: None) -> Ite
         ready: dict[tuple[str, int], Graphs] = {}
         for draft, k in sweep.bundles:
             say(f"building {draft} k {k}")
-            graphs = Graphs(read_bundle(_bundle(draft, k, Path(folder))))
+            graphs = Graphs(open_bundle(_bundle(draft, k, Path(folder))))
             requests = _requests(graphs.bundle.path, sweep, graphs.bundle.config("target").eos_token_ids)
             ready[draft, k] = _prepared(graphs, requests)
         blocks = [(n, *request) for n in range(sweep.rounds) for request in requests]

@@ -15,7 +15,7 @@ from bench.serving.options import Options, parse
 from bench.serving.progress import live
 from bench.serving.prompts import prompt_sets, read_prompts
 from bench.serving.report import page
-from bench.serving.rows import Rows
+from bench.serving.rows import RowLog
 from bench.serving.run import Run, measure
 from bench.serving.text import table
 from model.errors import UserError, run_cli
@@ -49,7 +49,7 @@ def measured(options: Options, prompts: Sequence[Prompt], out: Path) -> Run:
     _make(out)
     try:
         with (out / ROWS).open("w", encoding="utf-8") as file, live() as shown:
-            return asyncio.run(measure(options, prompts, Rows(file, shown)))
+            return asyncio.run(measure(options, prompts, RowLog(file, shown)))
     except KeyboardInterrupt:
         print(f"interrupted: the rows so far are in {out / ROWS}, without a summary; start again", file=sys.stderr)
         raise SystemExit(130) from None

@@ -9,7 +9,7 @@ from bench.serving.run import Shown
 from bench.serving.sample import Sample
 
 
-class Rows:
+class RowLog:
     """Passes on what it is told, after it has written it down; `stage` tells the load from what came before it."""
 
     def __init__(self, file: IO[str], shown: Shown) -> None:

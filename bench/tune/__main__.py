@@ -15,13 +15,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from bench.draft_cost import DRAFTS
 from bench.provenance import header, write_result
 from bench.tune import acceptance, choose, page, published, study, text
 from model.errors import UserError, run_cli
+from model.progress import each, progress
 from model.serving.switching import FORMAT
 
 DEGREES = (4, 8, 16, 32)
@@ -85,12 +83,11 @@ def run(plan: study.Plan, with_sensitivity: bool = True) -> dict[str, Any]:
     """The study as one JSON object."""
     at = reference_setup(plan)
     workload = next(w for w in plan.workloads if choose.fits(at, w))
-    console = Console(stderr=True)
 
     def watch(jobs: Iterable[Any]) -> Iterable[Any]:
-        return track(list(jobs), "sensitivity", transient=True, console=console)
+        return each(list(jobs), "sensitivity, jobs")
 
-    with console.status("simulating the passes"):
+    with progress("simulating the passes"):
         rows = study.candidates(plan)
         found: dict[str, Any] = {
             "setup": vars_of(at), "candidates": rows, "choices": study.choices(plan, rows),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from model.bundle.manifest import sha256_of
+from model.bundle.schema import MANIFEST_BYTES
 from model.errors import UserError
 
 Told = Callable[[int], None]
@@ -31,7 +33,10 @@ class Remote(Protocol):
         """Copy a file to a key; the object appears when it is whole."""
 
     def read(self, key: str) -> bytes | None:
-        """A small object, or None where there is none."""
+        """A small object, or None where there is none; of a large one the beginning, longer than any manifest."""
+
+    def sha256(self, key: str, told: Told) -> str | None:
+        """The digest of an object's bytes as they are there now, or None where there is none."""
 
     def put_new(self, key: str, content: bytes) -> bool:
         """Write a small object unless the key is taken; whether it was written."""
@@ -52,7 +57,7 @@ def open_remote(address: str) -> Remote:
         except ImportError:
             raise UserError("boto3 is missing and s3:// addresses need it; run pip install 'trnspec[s3]'") from None
         return S3(bucket, prefix.strip("/"))
-    if "://" in address:
+    if "://" in address or address.startswith("s3:"):
         raise UserError(f"{address} is neither s3://bucket/prefix nor a folder; give one of them")
     return Folder(Path(address))
 
@@ -79,7 +84,14 @@ class Folder:
 
     def read(self, key: str) -> bytes | None:
         file = self.root / key
-        return file.read_bytes() if file.is_file() else None
+        if not file.is_file():
+            return None
+        with file.open("rb") as opened:
+            return opened.read(MANIFEST_BYTES + 1)
+
+    def sha256(self, key: str, told: Told) -> str | None:
+        file = self.root / key
+        return sha256_of(file, told) if file.is_file() else None
 
     def put_new(self, key: str, content: bytes) -> bool:
         target = self.root / key
@@ -96,6 +108,8 @@ class Folder:
         return True
 
     def listing(self) -> Iterator[str]:
+        if not self.root.is_dir():
+            raise UserError(f"{self.root} is no folder; give s3://bucket/prefix or a folder that is there")
         for file in sorted(self.root.rglob("*")):
             if file.is_file():
                 yield file.relative_to(self.root).as_posix()
@@ -114,4 +128,11 @@ def free_space(folder: Path, needed: int) -> None:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise UserError(f"{needed / 1e9:.2f} GB are needed and {folder} has {free / 1e9:.2f} GB free; free some space")
+        raise UserError(
+            f"{_size(needed)} are needed and {folder} has {_size(free)} free, {_size(needed - free)} too little; "
+            "free some space or choose a different folder"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

@@ -6,22 +6,36 @@ Credentials come from the standard AWS chain alone; nothing that an error may qu
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    ResponseStreamingError,
+)
 
 from compile.bundle.remote import SCHEME, Told
+from model.bundle.schema import MANIFEST_BYTES, shown
 from model.errors import UserError
 
 # tried this often, with growing pauses, before a request is given up; AWS_MAX_ATTEMPTS overrides it
 _ATTEMPTS = "6"
+_GOES_ON = "; the same command goes on from here"
+# seconds between the reads of an answer that was cut
+_PAUSES = (0.2, 1.0, 3.0)
+_PIECE = 1 << 20
+T = TypeVar("T")
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict")
 
@@ -46,17 +60,52 @@ class S3:
         return found[0] if found else None
 
     def get(self, key: str, file: Path, told: Told) -> None:
-        with self._sentences(key):
+        with self._sentences(key, _GOES_ON):
             self.client.download_file(self.bucket, self._key(key), str(file), Callback=told, Config=self.transfer)
 
     def put(self, file: Path, key: str, told: Told) -> None:
-        with self._sentences(key):
+        with self._sentences(key, _GOES_ON):
             self.client.upload_file(str(file), self.bucket, self._key(key), Callback=told, Config=self.transfer)
 
     def read(self, key: str) -> bytes | None:
-        with self._sentences(key), _unless(*_ABSENT) as found:
-            found.append(self.client.get_object(**self._at(key))["Body"].read())
-        return found[0] if found else None
+        pieces = self._streamed(key, MANIFEST_BYTES + 1, b"".join)
+        return None if pieces is None else pieces[: MANIFEST_BYTES + 1]
+
+    def sha256(self, key: str, told: Told) -> str | None:
+        def digest(pieces: Iterator[bytes]) -> str:
+            whole = hashlib.sha256()
+            for piece in pieces:
+                whole.update(piece)
+                told(len(piece))
+            return whole.hexdigest()
+
+        return self._streamed(key, None, digest)
+
+    def _streamed(self, key: str, most: int | None, consume: Callable[[Iterator[bytes]], T]) -> T | None:
+        """What `consume` makes of an object's bytes, at most so many; None where there is none.
+
+        An answer that is cut while it is read is asked for again: boto3 retries requests, not bodies.
+        """
+        for pause in (*_PAUSES, None):
+            try:
+                with self._sentences(key), _unless(*_ABSENT) as found:
+                    found.append(consume(self._pieces(key, most)))
+                return found[0] if found else None
+            except _Cut as cut:
+                if pause is None:
+                    raise UserError(f"{self._where(key)}: the connection was lost, also when tried again") from cut
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+    def _pieces(self, key: str, most: int | None) -> Iterator[bytes]:
+        answer = self.client.get_object(**self._at(key))
+        try:
+            for piece in answer["Body"].iter_chunks(_PIECE):
+                yield piece
+                if most is not None and (most := most - len(piece)) <= 0:
+                    return
+        except (ResponseStreamingError, IncompleteReadError, HTTPClientError) as error:
+            raise _Cut from error
 
     def put_new(self, key: str, content: bytes) -> bool:
         # IfNoneMatch lets the server decide between two writers; the look before it serves servers without it
@@ -73,20 +122,36 @@ class S3:
                 for entry in page.get("Contents", ()):
                     yield entry["Key"][len(start) :]
 
+    def _where(self, key: str) -> str:
+        return f"{SCHEME}{self.bucket}/{self._key(key)}".rstrip("/")
+
     @contextlib.contextmanager
-    def _sentences(self, key: str = "") -> Iterator[None]:
+    def _sentences(self, key: str = "", then: str = "") -> Iterator[None]:
         """Turn boto3's errors into one sentence; nothing that they may quote is repeated."""
-        where = f"{SCHEME}{self.bucket}/{self._key(key)}".rstrip("/")
         try:
             yield
         except (BotoCoreError, ClientError, Boto3Error) as error:
-            raise UserError(f"{where}: {_reason(error)}; the same command goes on from here") from None
+            raise UserError(f"{self._where(key)}: {_reason(error)}{then}") from None
+
+
+class _Cut(Exception):
+    """An answer's body ended before its length."""
 
 
 def _client() -> tuple[Any, TransferConfig]:
-    retries = {"mode": "standard", "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS))}
-    config = Config(retries=retries, connect_timeout=10, read_timeout=60)  # type: ignore[arg-type, unused-ignore]
-    return boto3.Session().client("s3", config=config), TransferConfig(multipart_chunksize=16 << 20, max_concurrency=8)
+    asked = os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS)
+    if not asked.isdecimal() or not 1 <= int(asked) <= 100:
+        raise UserError(f"AWS_MAX_ATTEMPTS is {shown(asked)}; give a whole number from 1 to 100, or unset it")
+    config = Config(retries={"mode": "standard", "total_max_attempts": int(asked)}, connect_timeout=10, read_timeout=60)  # type: ignore[arg-type, unused-ignore]
+    try:
+        client = boto3.Session().client("s3", config=config)
+    except ValueError as error:
+        # the one that boto3 does not name: what came is in the environment or in the profile
+        raise UserError(
+            "AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 or the profile's endpoint_url is no address; "
+            "give one with its scheme, as http://localhost:9000"
+        ) from error
+    return client, TransferConfig(multipart_chunksize=16 << 20, max_concurrency=8)
 
 
 _BY_CODE = {
@@ -108,6 +173,17 @@ _BY_KIND = {
     "NoCredentialsError": "no credentials were found in the AWS chain (environment, profile, instance role)",
     "PartialCredentialsError": "the credentials are incomplete; check environment and profile",
     "EndpointConnectionError": "the server could not be reached; check network, region and endpoint",
+    "ProfileNotFound": "AWS_PROFILE names a profile that is in no configuration file; correct it or unset it",
+    "ConfigParseError": "the AWS configuration file cannot be read; correct it",
+    "ConfigNotFound": "the AWS configuration file is not there; correct AWS_CONFIG_FILE or unset it",
+    "NoRegionError": "no region is set; set AWS_DEFAULT_REGION",
+    "InvalidRegionError": "the region is no region's name; correct AWS_DEFAULT_REGION",
+    "ParamValidationError": "the bucket's name is none that S3 takes; correct the address",
+    "InvalidEndpointConfigurationError": "the endpoint in the AWS configuration is no address; correct it",
+    "UnknownServiceError": "boto3 does not know S3 here; check AWS_DATA_PATH",
+    "CredentialRetrievalError": "the credentials could not be fetched; log in again",
+    "SSOTokenLoadError": "the login has expired; log in again",
+    "UnauthorizedSSOTokenError": "the login has expired; log in again",
     "FlexibleChecksumError": "the bytes that arrived have another checksum than those that were sent there; "
     "if that stays so, push the bundle with --again",
 }

@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nki_kernels.attention import law as reference
-from nki_kernels.attention.host import Rows, verify_attention
+from nki_kernels.attention import law as attention_law
+from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.attention.merge import merge_attention_kernel
+from nki_kernels.layer import law as layer_law
 from nki_kernels.layer.host import AttentionWeights, decode_attention, place
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import host as sampling_host
 from nki_kernels.sampling import law
-from nki_kernels.sampling.host import Shard, Step
+from nki_kernels.sampling.host import Proposal, Shard
 
 Run = Callable[[Any], Any]
 # fp32 sums of a few hundred terms, relative to the largest number
@@ -61,9 +62,9 @@ def attention(run: Run) -> list[Compared]:
     """A chain of 3 rows in two sequences of 2 x 2 heads over 300 slots."""
     q, k_new, v_new, keys, values = _normal(1, (2, 4, 3, 64), *((2, 2, 3, 64),) * 2, *((2, 2, 300, 64),) * 2)
     positions, cache = _positions([40, 257], 3), (keys.swapaxes(2, 3).copy(), values.copy())
-    out, lse = verify_attention(q, (k_new, v_new), cache, Rows(positions), with_lse=True, run=run)
+    out, lse = verify_attention(q, (k_new, v_new), cache, Candidates(positions), with_lse=True, run=run)
     written = _wide((keys, values))
-    expected = reference.verify_attention(q.astype(np.float64), _wide((k_new, v_new)), written, positions)
+    expected = attention_law.verify_attention(q.astype(np.float64), _wide((k_new, v_new)), written, positions)
     return [
         Compared("out", out, expected[0], _SUMS),
         Compared("lse", lse, expected[1], _SUMS),
@@ -78,8 +79,12 @@ def paged_attention(run: Run) -> list[Compared]:
     table = np.random.default_rng(0).permutation(16).astype(np.int32).reshape(2, 8)
     whole = [p[table].swapaxes(1, 2).reshape(2, 2, 256, 64).astype(np.float64) for p in (pages, values)]
     positions = _positions([40, 200], 3)
-    out = verify_attention(q, (k_new, v_new), (pages.copy(), values.copy()), Rows(positions, None, table), run=run)
-    law_of = reference.verify_attention(q.astype(np.float64), _wide((k_new, v_new)), (whole[0], whole[1]), positions)
+    out = verify_attention(
+        q, (k_new, v_new), (pages.copy(), values.copy()), Candidates(positions, None, table), run=run
+    )
+    law_of = attention_law.verify_attention(
+        q.astype(np.float64), _wide((k_new, v_new)), (whole[0], whole[1]), positions
+    )
     return [Compared("out", out, law_of[0], _SUMS)]
 
 
@@ -87,7 +92,7 @@ def merge(run: Run) -> list[Compared]:
     """Three shards of 131 rows."""
     part, lse = _normal(3, (3, 131, 64), (3, 131), size=4)
     found = run(merge_attention_kernel[1])(part, lse)
-    expected = reference.merge_attention(part.astype(np.float64), lse.astype(np.float64))
+    expected = attention_law.merge_attention(part.astype(np.float64), lse.astype(np.float64))
     return [Compared(n, f, e, _SUMS) for n, f, e in zip(("out", "lse"), found, expected, strict=True)]
 
 
@@ -96,7 +101,7 @@ def mlp(run: Run) -> list[Compared]:
     (x,), (gate, up), (down,) = _normal(4, (3, 256)), _normal(5, *((192, 256),) * 2, size=0.06), _normal(6, (256, 192))
     gamma = np.ones(256, np.float32)
     out = decode_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), run=run)
-    return [Compared("out", out, reference.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS)]
+    return [Compared("out", out, layer_law.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS)]
 
 
 def attention_half(run: Run) -> list[Compared]:
@@ -108,7 +113,7 @@ def attention_half(run: Run) -> list[Compared]:
     packed = AttentionWeights(*norms, pack_qkv(w[0], w[1], w[2], 128), pack_out(w[3], 128))
     out = decode_attention(x, packed, (keys.swapaxes(2, 3).copy(), values.copy()), rows, run=run)
     angles = _wide((rows.cos, rows.sin))
-    expected = reference.decode_attention(
+    expected = layer_law.decode_attention(
         x.astype(np.float64), _wide(norms), _wide(w), angles, _wide((keys, values)), rows.positions
     )
     return [Compared("out", out, expected, _SUMS)]
@@ -152,8 +157,8 @@ def accept(run: Run) -> list[Compared]:
     drawn = np.array([[5, 6, 7, 8]] * 4, np.int32)
     drafts = np.array([[9, 6, 7], [5, 6, 1], [5, 6, 7], [5, 6, 7]], np.int32)
     limits = np.array([[3], [3], [3], [1]], np.int32)
-    step = Step(drafts, np.full((4, 1), 10, np.int32), limits)
-    found = sampling_host.accept_drafts(np.zeros((1, 4, 4), np.float32), drawn[None], step, run=run)
+    proposal = Proposal(drafts, np.full((4, 1), 10, np.int32), limits)
+    found = sampling_host.accept_drafts(np.zeros((1, 4, 4), np.float32), drawn[None], proposal, run=run)
     rows = [law.accept_drafts(list(d), list(t), int(m[0])) for d, t, m in zip(drafts, drawn, limits, strict=True)]
     padded = [[*row, *[-1] * (4 - len(row))] for row in rows]
     counts = np.array([[len(row)] for row in rows])
@@ -175,9 +180,9 @@ def rejection(run: Run) -> list[Compared]:
     drawn = (np.ones((4, 1), np.float32), drafted, gumbels)
     shard = Shard(target, np.zeros((1, 1), np.int32))
     sums, values, ids = sampling_host.rejection_sample(shard, draft, scales, drawn, run=run)
-    step = Step(drafts, np.full((1, 1), 10, np.int32), np.full((1, 1), 3, np.int32))
+    proposal = Proposal(drafts, np.full((1, 1), 10, np.int32), np.full((1, 1), 3, np.int32))
     parts = (np.asarray(sums)[:, :, None, :], np.asarray(values)[:, None, :], np.asarray(ids)[:, None, :])
-    found = sampling_host.accept_rejection(*parts, u, step, run=run)[0]
+    found = sampling_host.accept_rejection(*parts, u, proposal, run=run)[0]
     row = law.rejection_sample(p, q[:3], [int(t) for t in drafts[0]], [0.3] * 3, gumbels.astype(np.float64))
     mass = np.stack([np.append(p[range(3), drafts[0]], p[3, 0]), np.append(q[range(3), drafts[0]], 0)])
     return [

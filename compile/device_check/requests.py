@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from compile.bundle.cutting import Cutter
 from compile.device_check.nxdi_host import Host, Sequence, Tensors
 from compile.neuron.sdk import nxdi_tags
 from compile.plan import BuildPlan
-from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import GraphSpec
-from model.dtypes import BY_FLAG
+from model.bundle.weights import shard_file
 
 # top-k, top-p, temperature; NxDI writes greedy as top-k 1 at temperature 1
 NXDI_REQUESTS: dict[str, tuple[tuple[int, ...], tuple[float, float, float]]] = {
@@ -45,11 +47,9 @@ def serve(plan: BuildPlan, model: Model) -> list[list[int]]:
 
 
 def shard_of(plan: BuildPlan, rank: int) -> dict[str, Tensor]:
-    """A rank's weights by their names in the bundle, from the checkpoints of the plan."""
-    spec, names = plan.spec, plan.spec.weight_names()
-    shard: dict[str, Tensor] = {}
-    for model in spec.models:
-        checkpoint = Checkpoint(Path(model.checkpoint), model.config)
-        tensors = checkpoint.shard(rank % model.ranks, model.ranks, BY_FLAG[spec.dtype].torch, spec.packing(model))
-        shard |= {names[f"{model.prefix}.{name}"]: tensor for name, tensor in tensors}
-    return shard
+    """A rank's weights by their names in the bundle, cut from the checkpoints of the plan."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, cutter = Path(folder) / "shard", Cutter(plan)
+        cutter.due([shard_file(rank)])
+        cutter.write(rank, path)
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}

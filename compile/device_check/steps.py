@@ -26,7 +26,8 @@ from compile.neuron.flags import flags_of
 from compile.neuron.sdk import Level
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import DECODE, FUSED, Bundle, read_bundle
+from model.bundle.manifest import DECODE, FUSED, Bundle
+from model.bundle.opening import open_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
 
@@ -170,7 +171,7 @@ def plugin(work: Path) -> dict[str, Any]:
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving import pjrt  # noqa: PLC0415
 
-    bundle = read_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
+    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
     graph = next(g for g in bundle.graphs if g.tag == DECODE)
     file, stamp = work / "decode.bin", pjrt.stamp("neuron", 1)
     begin = time.perf_counter()
@@ -187,11 +188,12 @@ def plugin(work: Path) -> dict[str, Any]:
 def graphs(work: Path) -> dict[str, Any]:
     """The bundle's own graphs on the plugin: seeds, min-p and limits, filtered and not; tokens are the CPU's."""
     from compile.build import build  # noqa: PLC0415 (jax)
-    from model.generate import shape_of  # noqa: PLC0415
-    from model.serving.engine import Engine, Params, Request  # noqa: PLC0415
+    from model.serving.engine import Engine  # noqa: PLC0415
+    from model.serving.ready import shape_of  # noqa: PLC0415
+    from model.serving.request import Params, Request  # noqa: PLC0415
     from model.serving.runtime import Graphs  # noqa: PLC0415
 
-    bundle = read_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
+    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
     asked = [
         Request(tuple(range(40, 60)), params, max_new_tokens=16)
         for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
@@ -237,4 +239,4 @@ def full(work: Path) -> dict[str, Any]:
     from compile.build import build  # noqa: PLC0415 (jax)
 
     path = build(BuildSpec(out=str(work / "full"), toolchain="neuron"))
-    return {"files": {n: e["bytes"] for n, e in read_bundle(path)["files"].items()}}
+    return {"files": {n: e["bytes"] for n, e in open_bundle(path)["files"].items()}}

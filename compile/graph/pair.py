@@ -8,7 +8,8 @@ import torch
 
 from compile.spec import BuildSpec
 from model.backing import Backing
-from model.bundle.manifest import PREFILL, UNFILTERED, GraphSpec
+from model.bundle.manifest import PREFILL, GraphSpec
+from model.bundle.schema import UNFILTERED
 from model.dtypes import BY_FLAG
 from model.graph_io import StepOutputs
 from model.ops import Ops

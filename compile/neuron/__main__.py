@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.staging import Artifact, Record, Staging
+from compile.bundle.staging import Record, StagedFile, Staging
 from compile.neuron.files import compiled
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import MANIFEST, Bundle, canonical_hash, graph_as_json, read_bundle
+from model.bundle.manifest import Bundle, canonical_hash, graph_as_json, read_bundle
 from model.config import Qwen3Config
 from model.errors import UserError, run_cli
 
@@ -51,18 +51,19 @@ def spec_of(bundle: Bundle) -> SpecOfBundle:
     return spec
 
 
-def extend(bundle: Bundle, files: list[Artifact], changes: dict[str, Any]) -> None:
-    """Make files and list them in the manifest; a failure leaves the bundle as it was."""
-    staging, kept = Staging(bundle.path), (bundle.path / MANIFEST).read_bytes()
+def extend(bundle: Bundle, files: list[StagedFile], changes: dict[str, Any]) -> None:
+    """Make files and list them in the manifest; the bundle is served as it was until all are made."""
+    staging = Staging(bundle.path)
     fields = {f.name for f in dataclasses.fields(Record)}
     records = {n: Record(**{f: e[f] for f in fields}) for n, e in bundle["files"].items()}
-    try:
-        for file in files:
-            records[file.name] = staging.finished(file) or staging.make(file)
-        staging.finish({k: v for k, v in bundle.manifest.items() if k not in _OF_FINISH} | changes, records)
-    except BaseException:
-        (bundle.path / MANIFEST).write_bytes(kept)
-        raise
+    for name in records.keys() - {f.name for f in files}:
+        staging.keep(name, records[name])
+    due = [f for f in files if not staging.finished(f)]
+    if due:
+        staging.begin()
+    for file in files:
+        records[file.name] = staging.finished(file) or staging.make(file)
+    staging.finish({k: v for k, v in bundle.manifest.items() if k not in _OF_FINISH} | changes, records)
 
 
 _OF_FINISH = ("files", "manifest_sha256")
@@ -75,11 +76,11 @@ def add_model(bundle: Bundle) -> None:
     extend(bundle, files, changes)
 
 
-def _as_is(name: str, recipe: str) -> Artifact:
+def _as_is(name: str, recipe: str) -> StagedFile:
     def kept(path: Path) -> None:
         raise AssertionError(f"{name} is in the bundle")
 
-    return Artifact(name, recipe, kept)
+    return StagedFile(name, recipe, kept)
 
 
 def add_executables(bundle: Bundle, platform: str) -> None:
@@ -93,7 +94,7 @@ def add_executables(bundle: Bundle, platform: str) -> None:
         return lambda path: pjrt.write(file, platform, bundle["tp"], path)
 
     files = [
-        Artifact(pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]),
+        StagedFile(pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]),
                  writer(bundle.path / g.file))
         for g in bundle.graphs
     ]  # fmt: skip

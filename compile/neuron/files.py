@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.staging import Artifact
+from compile.bundle.staging import StagedFile
 from compile.neuron import sdk as toolchain
 from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_tags
 from compile.plan import BuildPlan
 from compile.recipes import sources
+from compile.spec import BuildSpec
 from model.bundle.manifest import GraphSpec, canonical_hash
 from model.errors import UserError
 
@@ -29,10 +30,15 @@ _CHOICES = ("auto", "cpu", "neuron")
 _TRACED_BY = ("compile/neuron/module.py", "compile/neuron/sdk.py")
 
 
+def check_words(spec: BuildSpec) -> None:
+    """Raise UserError for a toolchain or compiler flags that are none, also where nothing will be compiled."""
+    if spec.toolchain not in _CHOICES:
+        raise UserError(f"toolchain is {spec.toolchain!r}; it must be one of {', '.join(_CHOICES)}")
+    flags_of(spec.compiler_flags)
+
+
 def chosen(name: str, kernels: str) -> Found:
     """The toolchain of a build: what is here (auto), nothing (cpu), or at least the compiler (neuron)."""
-    if name not in _CHOICES:
-        raise UserError(f"toolchain is {name!r}; it must be one of {', '.join(_CHOICES)}")
     if name == "cpu":
         return Found(Level.NONE, (), {})
     if name == "neuron":
@@ -40,7 +46,7 @@ def chosen(name: str, kernels: str) -> Found:
     return toolchain.find(kernels)
 
 
-def compiled(plan: BuildPlan, graphs: list[Artifact]) -> tuple[list[Artifact], dict[str, Any]]:
+def compiled(plan: BuildPlan, graphs: list[StagedFile]) -> tuple[list[StagedFile], dict[str, Any]]:
     """The artifacts that the SDK adds to those of the graphs, and what it changes in the manifest."""
     found = chosen(plan.spec.toolchain, plan.spec.kernels)
     if found.level is Level.NONE:
@@ -66,7 +72,7 @@ def _stem(graph: GraphSpec) -> str:
     return f"{graph.tag}_bk{graph.bucket}"
 
 
-def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], found: Found) -> list[Artifact]:
+def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], found: Found) -> list[StagedFile]:
     if plan.spec.kernels != "reference":
         raise UserError(
             f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {toolchain.COMPILER} "
@@ -79,8 +85,8 @@ def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], foun
         hlo, line = Path(plan.spec.out) / graph.file, flags[graph.tag]
         recipe = canonical_hash([recipes[graph.file], line, found.versions])
         made += [
-            Artifact(f"neff/{_stem(graph)}.neff", recipe, functools.partial(_neff, hlo, log, line)),
-            Artifact(f"logs/{_stem(graph)}.txt", recipe, _copy_of(log)),
+            StagedFile(f"neff/{_stem(graph)}.neff", recipe, functools.partial(_neff, hlo, log, line)),
+            StagedFile(f"logs/{_stem(graph)}.txt", recipe, _copy_of(log)),
         ]
     return made
 
@@ -100,14 +106,14 @@ def _copy_of(source: Path) -> Callable[[Path], None]:
     return write
 
 
-def _model(plan: BuildPlan, recipe: str, flags: dict[str, str]) -> list[Artifact]:
+def _model(plan: BuildPlan, recipe: str, flags: dict[str, str]) -> list[StagedFile]:
     work = _work(plan)
-    made = [Artifact(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
+    made = [StagedFile(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
     for tag in nxdi_tags(plan):
         for index, graph in enumerate(g for g in plan.graphs if g.tag == tag):
             folder = work / tag / f"_tp0_bk{index}"
             made += [
-                Artifact(f"logs/{_stem(graph)}.txt", recipe, _copy_of(folder / "log-neuron-cc.txt")),
-                Artifact(f"logs/{_stem(graph)}.hlo", recipe, _copy_of(folder / "model" / "graph.hlo")),
+                StagedFile(f"logs/{_stem(graph)}.txt", recipe, _copy_of(folder / "log-neuron-cc.txt")),
+                StagedFile(f"logs/{_stem(graph)}.hlo", recipe, _copy_of(folder / "model" / "graph.hlo")),
             ]
     return made

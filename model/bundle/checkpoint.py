@@ -1,11 +1,12 @@
-"""Hugging Face checkpoints: read by name and shape, cut for each rank, tensor by tensor."""
+"""Hugging Face checkpoints: read by name and shape, cut for each rank, block by block."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +18,18 @@ from model.errors import UserError
 from model.packing import Packing
 from model.parallel import HeadMap
 
+# of a tensor that is in memory at a time
+BLOCK_BYTES = 64 << 20
+
+
+class Piece(NamedTuple):
+    """Rows of one weight of one rank: our name, the first row, the rows; a rank's pieces of a name follow in order."""
+
+    rank: int
+    name: str
+    row: int
+    rows: Tensor
+
 
 class Checkpoint:
     """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read."""
@@ -26,6 +39,8 @@ class Checkpoint:
         self._names = _files_of(path)
         opened = [_open(path / name) for name in self._names]
         self._where = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
+        files = zip(self._names, opened, strict=True)
+        self._places = {key: place for name, file in files for key, place in _places(path / name, file)}
         self._check()
 
     def _check(self) -> None:
@@ -54,23 +69,63 @@ class Checkpoint:
     def _slice(self, name: str) -> Any:
         return self._where[name].get_slice(name)
 
-    def shard(self, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> Iterator[tuple[str, Tensor]]:
-        """(our name, tensor) of every weight of one rank; UserError names a tensor with NaN."""
+    def pieces(self, ranks: Sequence[int], tp: int, dtype: torch.dtype, packing: Packing) -> Iterator[Piece]:
+        """Every weight of these ranks, in pieces, in one pass over the files; UserError names a tensor with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
         for weight in table(self.config, packing):
-            parts = [self._part(name, cut, rank, heads) for name, cut in weight.parts]
-            # a copy: safetensors refuses the two cuts of a tied tensor to share memory
-            yield weight.ours, weight.join(*parts, self.config.head_dim).to(dtype, copy=True).contiguous()
-        yield RANK, torch.tensor([rank], dtype=torch.int32)
+            if weight.plain:
+                (name, cut) = weight.parts[0]
+                for rank, row, block in self._blocks(name, cut, ranks, heads):
+                    yield Piece(rank, weight.ours, row, block.to(dtype))
+            else:
+                parts = [self._whole(name, cut, ranks, heads) for name, cut in weight.parts]
+                for rank in ranks:
+                    joined = weight.join(*(part[rank] for part in parts), self.config.head_dim)
+                    yield Piece(rank, weight.ours, 0, joined.to(dtype))
+        for rank in ranks:
+            yield Piece(rank, RANK, 0, torch.tensor([rank], dtype=torch.int32))
 
-    def _part(self, name: str, cut: Cut, rank: int, heads: HeadMap) -> Tensor:
-        try:
-            tensor = _cut(self._slice(name), cut, rank, heads, self.config.head_dim)
-        except SafetensorError as error:
-            raise UserError(f"{name} in {self.path} cannot be read ({error}); fetch the checkpoint again") from error
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"{name} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again")
-        return tensor
+    def _whole(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap) -> dict[int, Tensor]:
+        blocks: dict[int, list[Tensor]] = {rank: [] for rank in ranks}
+        for rank, _, block in self._blocks(name, cut, ranks, heads):
+            blocks[rank].append(block)
+        return {rank: torch.cat(of_rank) for rank, of_rank in blocks.items()}
+
+    def _blocks(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap) -> Iterator[tuple[int, int, Tensor]]:
+        """(rank, first row in its part, rows) of what each rank takes of a tensor, a bounded number of bytes at a time.
+
+        Columns are cut for all ranks from the same rows: the file is read once for all of them.
+        """
+        shape, dim = tuple(self._slice(name).get_shape()), self.config.head_dim
+        if cut.axis == 1:
+            for first, rows in self._rows(name, 0, shape[0]):
+                for rank in ranks:
+                    yield rank, first, _columns(rows, cut, rank, heads, dim)
+            return
+        for rank in ranks:
+            at = 0
+            for start, stop in _ranges(shape[0], cut, rank, heads, dim):
+                # a head of padding is nobody's: its rows are zeros
+                read = self._rows(name, start, stop) if stop else [(0, torch.zeros((dim, *shape[1:])))]
+                for _, rows in read:
+                    yield rank, at, rows
+                    at += len(rows)
+
+    def _rows(self, name: str, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows) of a tensor, read from the file: a mapped page would stay in memory."""
+        file, at, row_bytes, dtype, tail = self._places[name]
+        step = max(1, BLOCK_BYTES // row_bytes)
+        for first in range(start, stop, step):
+            count = min(step, stop - first)
+            buffer = torch.empty(count * row_bytes, dtype=torch.uint8)
+            _read(file, at + first * row_bytes, buffer.numpy().data)
+            rows = buffer.view(dtype).view(count, *tail)
+            # a sum meets every NaN and infinity; finite values may overflow it, so a second look decides
+            if not torch.isfinite(rows.sum(dtype=torch.float32)) and not torch.isfinite(rows).all():
+                raise UserError(
+                    f"{name} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"
+                )
+            yield first, rows
 
 
 def _files_of(path: Path) -> list[str]:
@@ -92,18 +147,41 @@ def _open(file: Path) -> Any:
         raise UserError(f"{file} is truncated or corrupted ({error}); fetch the checkpoint again") from error
 
 
-def _cut(slice_: Any, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> Tensor:
-    def take(start: int, stop: int) -> Tensor:
-        part: Tensor = slice_[start:stop] if cut.axis == 0 else slice_[:, start:stop]
-        return part
+def _places(file: Path, opened: Any) -> Iterator[tuple[str, tuple[Path, int, int, torch.dtype, tuple[int, ...]]]]:
+    """Name -> where each tensor of a safetensors file lies: file, offset, bytes of a row, dtype, shape of a row."""
+    with file.open("rb") as raw:
+        length = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(length))
+    for name in opened.keys():  # noqa: SIM118
+        slice_ = opened.get_slice(name)
+        dtype, tail = slice_[0:0].dtype, tuple(slice_.get_shape()[1:])
+        yield name, (file, 8 + length + header[name]["data_offsets"][0], math.prod(tail) * dtype.itemsize, dtype, tail)
 
+
+def _read(file: Path, offset: int, into: memoryview) -> None:
+    with file.open("rb", buffering=0) as raw:
+        raw.seek(offset)
+        done = 0
+        while done < len(into):
+            count = raw.readinto(into[done:])
+            if not count:
+                raise UserError(f"{file} became shorter while it was read; fetch the checkpoint again")
+            done += count
+
+
+def _ranges(rows: int, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> list[tuple[int, int]]:
+    """The rows that a rank takes, as (start, stop); (0, 0) is a head of zeros."""
     if cut.axis is None:
-        whole: Tensor = slice_[:]
-        return whole
+        return [(0, rows)]
     if cut.by == "even":
-        size = slice_.get_shape()[cut.axis] // heads.tp
-        return take(rank * size, (rank + 1) * size)
+        size = rows // heads.tp
+        return [(rank * size, (rank + 1) * size)]
     wanted = heads.queries_of(rank) if cut.by == "query" else heads.kv_of(rank)
-    zero = torch.zeros_like(take(0, head_dim)) if None in wanted else None
-    parts = [zero if h is None else take(h * head_dim, (h + 1) * head_dim) for h in wanted]
-    return torch.cat([p for p in parts if p is not None], cut.axis)
+    return [(0, 0) if head is None else (head * head_dim, (head + 1) * head_dim) for head in wanted]
+
+
+def _columns(rows: Tensor, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> Tensor:
+    ranges = _ranges(rows.shape[1], cut, rank, heads, head_dim)
+    zero = rows.new_zeros(len(rows), head_dim)
+    parts = [rows[:, start:stop] if stop else zero for start, stop in ranges]
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 1)

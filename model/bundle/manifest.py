@@ -1,4 +1,4 @@
-"""The bundle on disk: what manifest.json says, and whether the files are what it says.
+"""The bundle on disk: what manifest.json says.
 
 safetensors and JSON only: nothing in a bundle is unpickled or executed.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.bundle.agreement import check_agreement
+from model.bundle.schema import MANIFEST_BYTES, TAGS, Wrong, check_names, check_types, shown
 from model.config import Qwen3Config
 from model.dtypes import BY_NAME
 from model.errors import UserError
@@ -19,12 +22,8 @@ from model.errors import UserError
 FORMAT = "trnspec-bundle"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-
-PREFILL = "context_encoding_model"
-FUSED = "fused_speculation_model"
-DECODE = "token_generation_model"
-# ends the tag of a step's graph for rows of which none filters
-UNFILTERED = "_unfiltered"
+_PIECE = 1 << 20
+PREFILL, FUSED, DECODE = TAGS
 
 
 @dataclass(frozen=True)
@@ -89,36 +88,54 @@ class Bundle:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle's manifest; UserError says why the folder is not a bundle of this version."""
+    """Read a bundle's manifest; UserError says why the folder is not a bundle of this version.
+
+    The files are not looked at: who loads them calls open_bundle.
+    """
     file = path / MANIFEST
     if not file.is_file():
         raise UserError(
             f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
             "run compile.build with the same --out to finish it"
         )
-    return parse_manifest(file.read_bytes(), str(file), path)
+    with file.open("rb") as opened:
+        return parse_manifest(opened.read(MANIFEST_BYTES + 1), str(file), path)
 
 
 def parse_manifest(content: bytes, file: str, path: Path) -> Bundle:
-    """The bundle that a manifest's bytes describe; UserError, naming the file, if they describe none."""
+    """The bundle that a manifest's bytes describe; UserError, naming the file, if they describe none.
+
+    A manifest is anybody's: its own digest, every type and range, and the agreement of its fields are checked here.
+    """
     try:
-        manifest = json.loads(content.decode("utf-8"))
+        manifest = _loaded(content)
         version = manifest["format_version"] if manifest["format"] == FORMAT else None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is not a bundle's manifest ({type(error).__name__}); build the bundle again"
         ) from error
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{path} is a bundle of format {version}, this version reads {FORMAT_VERSION}; "
+            f"{file} is a bundle's of format {shown(version)}, this version reads {FORMAT_VERSION}; "
             "build it again with this version"
         )
+    if manifest_digest(manifest) != manifest.get("manifest_sha256"):
+        raise UserError(
+            f"{file} was changed after it was written (its own digest differs); build the bundle again or copy it again"
+        )
     try:
-        graphs = tuple(_graph(g) for g in manifest["graphs"])
-        _check_shape(manifest)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} lacks or garbles {error}; build the bundle again") from error
-    return Bundle(path, manifest, graphs)
+        check_types(manifest)
+        check_names(manifest["files"], file, MANIFEST)
+        check_agreement(manifest, canonical_hash([manifest["spec"], manifest["models"]]))
+    except Wrong as wrong:
+        raise UserError(f"{file} is not what a build writes: {wrong}; build the bundle again") from wrong
+    return Bundle(path, manifest, tuple(_graph(g) for g in manifest["graphs"]))
+
+
+def _loaded(content: bytes) -> Any:
+    if len(content) > MANIFEST_BYTES:
+        raise ValueError("too long")
+    return json.loads(content.decode("utf-8"))
 
 
 def _graph(raw: dict[str, Any]) -> GraphSpec:
@@ -135,12 +152,6 @@ def _graph(raw: dict[str, Any]) -> GraphSpec:
         tensors("outputs"),
         dict(raw["collectives"]),
     )
-
-
-def _check_shape(manifest: dict[str, Any]) -> None:
-    for key in ("spec", "models", "k", "rows", "tp", "batch", "max_len", "buckets", "dtype", "files", "neff"):
-        if key not in manifest:
-            raise KeyError(key)
 
 
 def graph_as_json(graph: GraphSpec) -> dict[str, Any]:
@@ -162,33 +173,14 @@ def graph_as_json(graph: GraphSpec) -> dict[str, Any]:
     }
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
+def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
+    """The sha256 of a file, read in pieces; `told` of each piece's bytes."""
     digest = hashlib.sha256()
-    while piece := file.read(1 << 20):
-        digest.update(piece)
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            told(len(piece))
     return digest.hexdigest()
-
-
-def damage(bundle: Bundle) -> list[str]:
-    """One sentence for each file that is missing, of another size or another content."""
-    found = []
-    for name, entry in sorted(bundle["files"].items()):
-        file = bundle.path / name
-        if not file.is_file():
-            found.append(f"{name} is missing")
-        elif file.stat().st_size != entry["bytes"]:
-            found.append(f"{name} has {file.stat().st_size} bytes, the manifest says {entry['bytes']}")
-        elif sha256_of(file) != entry["sha256"]:
-            found.append(f"{name} has another content than the manifest says (sha256 differs)")
-    if manifest_digest(bundle.manifest) != bundle.manifest.get("manifest_sha256"):
-        found.append(f"{MANIFEST} was changed after it was written (its own digest differs)")
-    return found
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:

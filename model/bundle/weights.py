@@ -69,6 +69,11 @@ class Weight:
     parts: tuple[tuple[str, Cut], ...]
     join: Callable[..., Tensor] = _first
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is its one part as it is, so that rows of it are rows of that."""
+        return self.join is _first
+
 
 def table(config: Qwen3Config, packing: Packing) -> list[Weight]:
     """Every weight of a model; a tied head is a second cut of the embedding."""

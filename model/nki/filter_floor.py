@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.ops import Ops, shift_left, shift_right
-from model.sampling import Sampling
+from model.sampling import Draw
 from nki_kernels.limits import NO_FLOOR
 
 _BITS, _THRESHOLDS = 4, 15
@@ -29,20 +29,20 @@ _SIGN = -(1 << 31)
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def filter_floor(ops: Ops, logits_RV: Tensor, sampling: Sampling, weigh: Weigh) -> Tensor:
+def filter_floor(ops: Ops, logits_RV: Tensor, draw: Draw, weigh: Weigh) -> Tensor:
     """(R,) fp32: the smallest kept logit of each row, or the lowest number for a row without filters."""
-    assert sampling.top_k_R is not None
-    assert sampling.top_p_R is not None
-    assert sampling.min_p_R is not None
-    temperature, best = sampling.heat_R, best_logit(ops, logits_RV)
+    assert draw.top_k_R is not None
+    assert draw.top_p_R is not None
+    assert draw.min_p_R is not None
+    temperature, best = draw.heat_R, best_logit(ops, logits_RV)
     none, forever = torch.zeros_like(best), torch.full_like(best, float("inf"))
-    floor = (best + temperature * torch.log(sampling.min_p_R)).clamp(min=NO_FLOOR)
-    top_k = torch.where(sampling.top_k_R > 0, sampling.top_k_R, forever)
+    floor = (best + temperature * torch.log(draw.min_p_R)).clamp(min=NO_FLOOR)
+    top_k = torch.where(draw.top_k_R > 0, draw.top_k_R, forever)
     kept = _smallest_kept(ops, logits_RV, (none, none, floor), top_k, weigh)
     floor = torch.maximum(floor, kept)
     probability = (1 / temperature, -best / temperature, floor)
     mass = over_ranks(ops, weigh(logits_RV, *probability, torch.full_like(best, NO_FLOOR)[:, None]))[:, 0]
-    top_p = torch.where(sampling.top_p_R < 1, sampling.top_p_R * mass, forever)
+    top_p = torch.where(draw.top_p_R < 1, draw.top_p_R * mass, forever)
     return torch.maximum(floor, _smallest_kept(ops, logits_RV, probability, top_p, weigh))
 
 

@@ -18,7 +18,7 @@ from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import GUMBEL_DOMAIN, Draws, Sampling
+from model.sampling import GUMBEL_DOMAIN, Draw, Draws, Sampling
 from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
 
 
@@ -35,45 +35,43 @@ class NkiKernels(Kernels):
         plain, tensors = numbered(arguments)
         return self.launch(Launch(kernel, plain, results, changed), tensors)
 
-    def prepare(self, ops: Ops, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
-        """The shard's first id, and its noise at all positions of a step."""
-        positions_R, seeds = positions_BN.flatten(), drawn.seed_R2.repeat_interleave(positions_BN.shape[1], 0)
-        noise = self._noise(seeds, positions_R, shard)
-        return drawn._replace(noise_BNV=noise.unflatten(0, positions_BN.shape), start_11=shard.start)
+    def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
+        """With the shard's first id, and its noise at all positions of a step."""
+        draw = asked.draw(positions_BN)
+        return draw._replace(noise_RV=self._noise(draw, shard), start_11=shard.start)
 
-    def _noise(self, seeds_R2: Tensor, positions_R: Tensor, shard: Shard, domain: int = GUMBEL_DOMAIN) -> Tensor:
+    def _noise(self, draw: Draw, shard: Shard) -> Tensor:
         parts: list[Tensor] = []
-        for seeds, positions in zip(seeds_R2.split(ROWS), positions_R[:, None].split(ROWS), strict=True):
+        for seeds, positions in zip(draw.seed_R2.split(ROWS), draw.position_R[:, None].split(ROWS), strict=True):
             result = Result((positions.shape[0], shard.width), "float32")
-            parts += self.run("gumbel_noise", (seeds, positions, *shard, domain), result)
+            parts += self.run("gumbel_noise", (seeds, positions, *shard, GUMBEL_DOMAIN), result)
         return torch.cat(parts)
 
-    def coupled_sample(self, ops: Ops, logits_RV: Tensor, drawn: Sampling, positions_R: Tensor) -> Draws:
-        assert drawn.noise_BNV is not None, "draws need what prepare gives"
-        floor = self._floor(ops, logits_RV, drawn)
-        noise_RV, found = drawn.noise_BNV.flatten(0, 1), []
+    def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
+        assert draw.noise_RV is not None, "draws need what prepare gives"
+        floor, parts = self._floor(ops, logits_RV, draw), []
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
-            given = (logits_RV[part], noise_RV[part], drawn.temperature_R[part, None], floor[part, None])
-            shape = (1, given[0].shape[0])
+            rows = (logits_RV[part], draw.noise_RV[part], draw.temperature_R[part, None], floor[part, None])
+            shape = (1, rows[0].shape[0])
             results = (Result(shape, "float32"), Result(shape, "int32"))
-            values, ids = self.run("coupled_sample", (*given, drawn.start_11), *results)
-            found.append(torch.cat((values, ids.float())))
+            values, ids = self.run("coupled_sample", (*rows, draw.start_11), *results)
+            parts.append(torch.cat((values, ids.float())))
         # a collective for both: ids are exact in fp32
-        best = _of_shards(ops, torch.cat(found, 1))
+        best = _of_shards(ops, torch.cat(parts, 1))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
-    def _floor(self, ops: Ops, logits_RV: Tensor, drawn: Sampling) -> Tensor:
+    def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
         """(R,) each row's smallest kept logit: searched for a target's draw, one of a few for a draft's."""
-        lowest, filtering_R = torch.full_like(drawn.temperature_R, NO_FLOOR), drawn.filtering_R
+        lowest, filtering_R = torch.full_like(draw.temperature_R, NO_FLOOR), draw.filtering_R
         if filtering_R is None:
             return lowest
-        if drawn.guess_J is None:
-            floor = filter_floor(ops, logits_RV, drawn, self._weights_above)
+        if draw.guess_J is None:
+            floor = filter_floor(ops, logits_RV, draw, self._weights_above)
         else:
             best = best_logit(ops, logits_RV)
-            sums = functools.partial(count_and_mass, ops, logits_RV, (1 / drawn.heat_R, best), self._weights_above)
-            floor = guessed_floor(best, drawn, sums)
+            sums = functools.partial(count_and_mass, ops, logits_RV, (1 / draw.heat_R, best), self._weights_above)
+            floor = guessed_floor(best, draw, sums)
         return torch.where(filtering_R, floor, lowest)
 
     def _weights_above(

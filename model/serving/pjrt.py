@@ -7,13 +7,13 @@ no other.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.xla_bridge import backends_are_initialized
 from jaxlib import xla_client
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
@@ -21,16 +21,15 @@ from model.bundle.manifest import Bundle, GraphSpec
 from model.errors import UserError
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
+_TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
 os.environ.setdefault("NPROC", "1")
-# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
-# and products and sums stay with the code whose order does not depend on the number of rows
-_SAME_BITS = (
-    "--xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
-    "-LIBRARY_FUSION_TYPE_REDUCE,-LIBRARY_FUSION_TYPE_DOT,-LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-)
-# a plugin for Trainium goes with an older XLA, which ends the process on flags that it does not know
-if importlib.util.find_spec("libneuronxla") is None:
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_SAME_BITS}"
+# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and sums stay with
+# the code whose order does not depend on the number of rows. The library's products keep one order too, and read the
+# weights where they are; the default code copies them into panels at each step
+SAME_BITS = {
+    "xla_allow_excess_precision": False,
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+}
 
 # enough for the tensor-parallel runs that one process may mix
 _MIN_DEVICES = 2
@@ -42,6 +41,11 @@ def devices_of(platform: str, count: int) -> list[Any]:
     `cpu` has as many as are asked for; `neuron` is what the SDK's plugin (libneuronxla) registers with JAX.
     """
     if platform == "cpu":
+        if _TOO_LATE:
+            raise UserError(
+                "jax made its devices before model.serving.pjrt was imported, with a thread for every core; "
+                "import it first, or start the process with NPROC=1"
+            )
         # once the devices are made, they must do
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
@@ -64,6 +68,8 @@ def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
     """An executable of an HLO proto, one replica a device."""
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
+    if devices[0].platform == "cpu":
+        options.env_option_overrides = list(SAME_BITS.items())
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)

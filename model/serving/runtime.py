@@ -1,6 +1,6 @@
-"""A bundle's graphs on the devices of a PJRT platform: weights and caches stay there.
+"""A bundle's graphs on the CPU: XLA compiles the HLO, weights and caches stay on its devices.
 
-On a CPU ranks are virtual devices and XLA compiles the HLO; on Trainium its plugin does (`model/serving/pjrt.py`).
+Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import safe_open
 
-from model.bundle.manifest import PREFILL, UNFILTERED, Bundle, GraphSpec, TensorSpec
+from model.bundle.manifest import PREFILL, Bundle, GraphSpec, TensorSpec
+from model.bundle.schema import UNFILTERED
 from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
 from model.dtypes import BY_NAME
 from model.errors import UserError
-from model.graph_io import StepInputs
+from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
 from model.serving import pjrt
@@ -38,6 +39,8 @@ class Graphs:
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._executables: dict[tuple[str, int], Any] = {}
+        # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
+        self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
         self._weights = self._load_weights()
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
@@ -51,8 +54,8 @@ class Graphs:
         if (graph.tag, bucket) not in self._executables:
             self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
-        """Run a graph on numpy inputs; returns its outputs and keeps the new state."""
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
+        """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
         graph = self._picked(tag, bucket, inputs.filter)
         given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
@@ -66,7 +69,15 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
-        return [np.asarray(parts[0]) for parts in results[:visible]]
+        accepted, next_ids, next_mask, next_pos = (np.asarray(parts[0]) for parts in results[:visible])
+        return StepOutputs(accepted, next_ids, next_mask, next_pos)
+
+    def close(self) -> None:
+        """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
+        for array in (*self._weights.values(), *self._state.values()):
+            array.delete()
+        for held in (self._weights, self._state, self._executables):
+            held.clear()
 
     def _picked(self, tag: str, bucket: int, filters: bool) -> GraphSpec:
         """No graph has a branch: rows that do not filter have one without the search."""
@@ -76,7 +87,7 @@ class Graphs:
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
-            proto = (self.bundle.path / graph.file).read_bytes()
+            proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)

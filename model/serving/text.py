@@ -34,16 +34,22 @@ def read_prompt(text: str | None, file: str | None) -> str:
             raise UserError(f"{file} cannot be read: {error.strerror}") from error
     if not text:
         raise UserError("the prompt is empty; give at least one character")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt is not UTF-8 (character {error.start}); give it in UTF-8") from error
     return text
 
 
 def stop_cut(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[Sequence[int]], int | None] | None:
-    """A function from new ids to how many to keep once a stop string stands in their text.
+    """A function from new ids to how many to keep once a stop string is in their text; UserError for an empty one.
 
     The kept ids are the longest run whose text ends before the stop string.
     """
     if not stops:
         return None
+    if not all(stops):
+        raise UserError("a stop string is empty; give at least one character, or leave it out")
 
     def cut(ids: Sequence[int]) -> int | None:
         text = tokenizer.decode(list(ids))
@@ -58,17 +64,40 @@ def stop_cut(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[Sequence[i
     return cut
 
 
-class Stream:
-    """Prints text as ids come; an unfinished character waits for its other bytes."""
+class Pieces:
+    """Text as ids come, in pieces that join to the text of the ids that are kept in the end.
 
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None]) -> None:
-        self._tokenizer, self._write = tokenizer, write
+    An unfinished character waits for its other bytes; an id in which a stop string may begin waits until it is told.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer, self._stops = tokenizer, stops
         self._ids: list[int] = []
         self._shown = 0
 
-    def feed(self, ids: Sequence[int]) -> None:
-        """Show what the new ids add, up to the last whole character."""
+    def feed(self, ids: Sequence[int]) -> str:
+        """What the new ids add to the text for certain."""
         self._ids.extend(ids)
         text = self._tokenizer.decode(self._ids).rstrip("\ufffd")
-        self._write(text[self._shown :])
-        self._shown = max(self._shown, len(text))
+        if self._stops:
+            text = self._before(_safe_length(text, self._stops))
+        piece = text[self._shown :]
+        self._shown += len(piece)
+        return piece
+
+    def end(self, text: str) -> str:
+        """What is still to show of the text of all kept ids."""
+        return text[self._shown :]
+
+    def _before(self, length: int) -> str:
+        # whole ids, as `stop_cut` keeps them
+        kept = len(self._ids)
+        while kept and len(text := self._tokenizer.decode(self._ids[:kept])) > length:
+            kept -= 1
+        return text if kept else ""
+
+
+def _safe_length(text: str, stops: Sequence[str]) -> int:
+    """How much of the text no stop string can take back, whatever comes after it."""
+    begun = [len(text) - n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return min(begun, default=len(text))

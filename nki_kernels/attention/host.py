@@ -10,9 +10,10 @@ import nki
 import numpy as np
 
 from nki_kernels.attention.paged import verify_attention_paged_kernel
-from nki_kernels.attention.rows import RUN, P
+from nki_kernels.attention.rows import RUN
 from nki_kernels.attention.verify import verify_attention_kernel
 from nki_kernels.limits import CANDIDATES
+from nki_kernels.tiles import P
 
 DIMS = (64, 128)
 MAX_BATCH = 32
@@ -22,8 +23,8 @@ MAX_ADDRESS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Where the candidate rows stand: positions (B, N) int32, whose first column is the slot of row 0.
+class Candidates:
+    """Where a step's candidate rows are: positions (B, N) int32, whose first column is the slot of row 0.
 
     `ancestors` (B, N) int32 makes the rows a tree: bit j of ancestors[b, n] lets row n see candidate j.
     `block_table` (B, S / L) int32 makes the cache a paged one.
@@ -38,7 +39,7 @@ def verify_attention(
     q: Any,
     new: tuple[Any, Any],
     cache: tuple[Any, Any],
-    rows: Rows,
+    candidates: Candidates,
     *,
     with_lse: bool = False,
     lnc: int = 1,
@@ -53,17 +54,17 @@ def verify_attention(
     Raises:
         ValueError: an operand does not fit; nothing was run or written.
     """
-    check(q, new, cache, rows)
+    check(q, new, cache, candidates)
     if lnc not in (1, 2):
         raise ValueError(f"lnc is {lnc}, 1 or 2 cores share a launch on trn2: pass one of them")
-    if rows.block_table is None:
-        arguments = (q, *new, *cache, rows.positions, rows.ancestors, with_lse)
+    if candidates.block_table is None:
+        arguments = (q, *new, *cache, candidates.positions, candidates.ancestors, with_lse)
         return run(verify_attention_kernel[lnc])(*arguments)
-    arguments = (q, new, *cache, rows.positions, rows.block_table, rows.ancestors, with_lse)
+    arguments = (q, new, *cache, candidates.positions, candidates.block_table, candidates.ancestors, with_lse)
     return run(verify_attention_paged_kernel[lnc])(*arguments)
 
 
-def check(q: Any, new: tuple[Any, Any], cache: tuple[Any, Any], rows: Rows) -> None:
+def check(q: Any, new: tuple[Any, Any], cache: tuple[Any, Any], candidates: Candidates) -> None:
     """Refuse operands that the kernels cannot serve, in one sentence each."""
     if len(q.shape) != 4:
         raise ValueError(f"q has shape {tuple(q.shape)}, (B, H, N, D) is needed: add the missing axes")
@@ -86,8 +87,11 @@ def check(q: Any, new: tuple[Any, Any], cache: tuple[Any, Any], rows: Rows) -> N
             "split the heads over more ranks or lower k"
         )
     _check_dtypes(q, (*new, *cache))
-    slots = _paged_slots(cache, rows, new[0]) if rows.block_table is not None else _contiguous_slots(cache, new[0])
-    _check_rows(rows, (batch, count), slots)
+    if candidates.block_table is None:
+        slots = _contiguous_slots(cache, new[0])
+    else:
+        slots = _paged_slots(cache, candidates, new[0])
+    _check_candidates(candidates, (batch, count), slots)
 
 
 def _check_dims(batch: int, count: int, dim: int) -> None:
@@ -121,9 +125,9 @@ def _contiguous_slots(cache: tuple[Any, Any], new: Any) -> int:
     return slots
 
 
-def _paged_slots(cache: tuple[Any, Any], rows: Rows, new: Any) -> int:
+def _paged_slots(cache: tuple[Any, Any], candidates: Candidates, new: Any) -> int:
     batch, kv_heads, _, dim = new.shape
-    pages, table = tuple(cache[0].shape), np.asarray(rows.block_table)
+    pages, table = tuple(cache[0].shape), np.asarray(candidates.block_table)
     if len(pages) != 4 or tuple(cache[1].shape) != pages or pages[1] != kv_heads or pages[3] != dim:
         raise ValueError(
             f"pages are {pages} and {tuple(cache[1].shape)}, both (blocks, {kv_heads}, L, {dim}) are needed: "
@@ -131,7 +135,7 @@ def _paged_slots(cache: tuple[Any, Any], rows: Rows, new: Any) -> int:
         )
     blocks, length = pages[0], pages[2]
     if length < RUN or length & (length - 1):
-        raise ValueError(f"a block holds {length} slots, a power of two from {RUN} on is needed: choose another L")
+        raise ValueError(f"a block holds {length} slots, a power of two from {RUN} on is needed: choose a different L")
     if table.ndim != 2 or table.shape[0] != batch or table.dtype != np.int32:
         raise ValueError(f"the block table is {table.dtype} {table.shape}, int32 ({batch}, S / {length}) is needed")
     if table.size and (table.min() < 0 or table.max() >= blocks):
@@ -152,21 +156,21 @@ def _check_slots(slots: int, addresses: int) -> None:
         )
 
 
-def _check_rows(rows: Rows, shape: tuple[int, int], slots: int) -> None:
-    for name, table in (("positions", rows.positions), ("ancestors", rows.ancestors)):
+def _check_candidates(candidates: Candidates, shape: tuple[int, int], slots: int) -> None:
+    for name, table in (("positions", candidates.positions), ("ancestors", candidates.ancestors)):
         if table is not None and (tuple(table.shape) != shape or "int32" not in str(table.dtype)):
             raise ValueError(f"{name} are {table.dtype} {tuple(table.shape)}, int32 (B, N) = {shape} is needed")
-    positions = np.asarray(rows.positions)
+    positions = np.asarray(candidates.positions)
     base, count = positions[:, 0], shape[1]
     for b in np.flatnonzero((base < 0) | (base + count > slots)):
         raise ValueError(
             f"sequence {b} writes slots {base[b]} to {base[b] + count - 1}, its cache ends at {slots - 1}: "
             "allocate a longer cache or end the sequence"
         )
-    if rows.ancestors is None:
+    if candidates.ancestors is None:
         if not np.array_equal(positions, base[:, None] + np.arange(count)):
             raise ValueError("positions of a chain are consecutive, these are not: pass ancestors for a tree")
         return
-    own = np.asarray(rows.ancestors) >> np.arange(count) & 1
+    own = np.asarray(candidates.ancestors) >> np.arange(count) & 1
     if not own.all():
         raise ValueError("a row of the tree does not see itself: set bit n of ancestors[b, n]")

@@ -1,6 +1,6 @@
 """The order of verification attention: every chunk of every pack of rows, run as a software pipeline.
 
-Where the keys and values come from is the business of the cache object that `attend` is given.
+Where the keys and values come from is the business of the launch's cache object.
 """
 
 import math
@@ -8,119 +8,109 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import BANK, CHUNK, HALF, P, columns, hidden_candidates, row_limits, transposed
-from nki_kernels.attention.softmax import add_sums, add_values, exponentials, scores, turn, weigh
-
-
-class Pack(nl.NKIObject):
-    """Rows that share the engines, and what they carry from chunk to chunk: -max / sqrt(D), sum, weighted values."""
-
-    def __init__(self, group, count):
-        self.group = group
-        self.count = count
-
-
-class Step(nl.NKIObject):
-    """One chunk of one pack."""
-
-    def __init__(self, pack, chunk, slots):
-        self.pack = pack
-        self.chunk = chunk
-        self.start = chunk * CHUNK
-        self.size = min(CHUNK, slots - self.start)
-        self.last = self.start + CHUNK >= slots
-        # groups whose values are weighed together: all, but in halves in the step that ends the launch
-        self.spans = [(0, pack.count)]
-
-
-class Rows(nl.NKIObject):
-    """What every pack reads or writes: positions, ancestors or None, outputs, lse or None."""
-
-    def __init__(self, positions, ancestors, out, lse):
-        self.positions = positions
-        self.ancestors = ancestors
-        self.out = out
-        self.lse = lse
+from nki_kernels.attention.rows import CHUNK, columns, hidden_candidates, row_limits
+from nki_kernels.attention.softmax import (
+    add_sums,
+    add_values,
+    exponentials,
+    scores,
+    turn,
+    weigh_first_half,
+    weigh_second_half,
+)
+from nki_kernels.attention.state import Chunk, Pack
+from nki_kernels.tiles import BANK, P, transposed, warm_up
 
 
 def outputs(q, with_lse):
     """out (B, H, N, D) and lse (B, H, N) fp32, or None where it is not asked for."""
-    out, lse = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm), None
+    out_BHND, lse_BHN = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm), None
     if with_lse:
-        lse = nl.ndarray(q.shape[0:3], dtype=nl.float32, buffer=nl.shared_hbm)
-    return out, lse
+        lse_BHN = nl.ndarray(q.shape[0:3], dtype=nl.float32, buffer=nl.shared_hbm)
+    return out_BHND, lse_BHN
+
+
+def chunks_of(q_DR, t, first, last):
+    """Every chunk of every pack of the groups `first` to `last`, in order, from their turned queries (D, rows)."""
+    chunks = []
+    for group in range(first, last, t.pack):
+        count, row = min(t.pack, last - group), (group - first) * t.queries
+        pack = Pack(group, count, q_DR[:, row : row + count * t.queries])
+        for index in range(math.ceil(t.slots / CHUNK)):
+            chunks.append(Chunk(pack, index, t.slots))
+    return chunks
 
 
 def plan(q, t, first, last):
-    """Every chunk of every pack of the groups `first` to `last`, in the order in which they start.
+    """The chunks of the groups `first` to `last` of q in HBM; the one that ends the launch is weighed in halves.
 
     The queries travel through partitions whose DMA engines other small loads leave free.
     """
-    turned = transposed(q, first * t.queries, (last - first) * t.queries, t, P // 2)
-    steps = []
-    for group in range(first, last, t.pack):
-        pack = Pack(group, min(t.pack, last - group))
-        row = (group - first) * t.queries
-        pack.q = turned[:, row : row + pack.count * t.queries]
-        for chunk in range(math.ceil(t.slots / CHUNK)):
-            steps.append(Step(pack, chunk, t.slots))
-    final, per = steps[len(steps) - 1], max(1, BANK // 2 // t.dim)
+    chunks = chunks_of(transposed(q, first * t.queries, (last - first) * t.queries, P // 2), t, first, last)
+    final, per = chunks[len(chunks) - 1], max(1, BANK // 2 // t.dim)
     final.spans = []
     for stop in range(final.pack.count, 0, -per):
         final.spans.append((max(0, stop - per), stop))
-    return steps
+    return chunks
 
 
-def load_limits(pack, rows, slots, t):
+def load_keys(chunk, launch):
+    """Let a chunk's keys travel, and before a pack's first chunk the limits of its rows."""
+    if chunk.index == 0:
+        load_limits(chunk.pack, launch)
+    launch.cache.load_keys(chunk)
+
+
+def load_limits(pack, launch):
     """What each row may see: a range of slots, and for a tree the candidates that are hidden from it."""
-    tree = rows.ancestors != None  # noqa: E711
-    pack.limit = row_limits(rows.positions, t, pack, tree)
-    pack.zero = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
-    nisa.memset(dst=pack.zero, value=0.0)
-    pack.hidden = None
+    t, tree = launch.t, launch.ancestors_BN != None  # noqa: E711
+    pack.limit_R1 = row_limits(launch.positions_BN, t, pack, tree)
+    pack.zero_R1 = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
+    nisa.memset(dst=pack.zero_R1, value=0.0)
     if tree:
-        pack.hidden = hidden_candidates(rows.ancestors, t, pack)
-        pack.where = columns(slots, t)
+        pack.hidden_RGN = hidden_candidates(launch.ancestors_BN, t, pack)
+        pack.columns_1CB = columns(launch.slots_1B, t)
 
 
-def warm_up():
-    """Let the Scalar Engine load its table of exponentials while the first keys travel."""
-    made = nl.ndarray((1, 1), dtype=nl.float32)
-    nisa.memset(dst=made, value=0.0)
-    nisa.activation(dst=made, op=nl.exp, data=made)
+def append_keys(chunk, launch):
+    """Store a pack's new keys after its last chunk's exponentials.
+
+    Earlier would give the same bits, for the stale columns are replaced in SBUF; here the transfers delay nothing.
+    """
+    if chunk.last:
+        launch.cache.append(chunk.pack)
 
 
-def begin(step, rows, cache, slots, t):
-    """Let a step's keys travel, and before a pack's first step the limits of its rows."""
-    if step.chunk == 0:
-        load_limits(step.pack, rows, slots, t)
-    cache.load_keys(step)
+def load_values(chunk, launch):
+    """Let a chunk's values travel."""
+    launch.cache.load_values(chunk)
 
 
-def attend(rows, cache, slots, t, steps):
-    """All steps, each spread over seven turns of the loop so that the engines overlap on neighbouring chunks.
+def stages(t):
+    """(lag, stage) in the order of a turn: turn i of the pipeline works on chunk i - lag.
 
     Keys travel ahead of the values of earlier chunks, so that little is left to do when the last values arrive.
     """
-    count = len(steps)
-    warm_up()
+    return (
+        (1, exponentials),
+        (1, append_keys),
+        (t.turn, turn),
+        (t.weigh + 1, weigh_second_half),
+        (0, scores),
+        (-t.ahead, load_keys),
+        (1, load_values),
+        (t.weigh + 1, add_values),
+        (t.weigh, weigh_first_half),
+        (t.weigh, add_sums),
+    )
+
+
+def attend(launch, chunks):
+    """All chunks through all stages, so that the engines overlap on neighbouring chunks."""
+    t, count = launch.t, len(chunks)
+    warm_up(nl.exp)
     for i in range(-t.ahead, count + t.weigh + 1):
-        if 0 <= i - 1 < count:
-            exponentials(steps[i - 1], t, cache.dtype)
-            if steps[i - 1].last:
-                cache.append(steps[i - 1].pack)
-        if 0 <= i - t.turn < count:
-            turn(steps[i - t.turn])
-        if 0 <= i - t.weigh - 1 < count:
-            weigh(steps[i - t.weigh - 1], HALF, t)
-        if 0 <= i < count:
-            scores(steps[i], t)
-        if i + t.ahead < count:
-            begin(steps[i + t.ahead], rows, cache, slots, t)
-        if 0 <= i - 1 < count:
-            cache.load_values(steps[i - 1])
-        if 0 <= i - t.weigh - 1 < count:
-            add_values(steps[i - t.weigh - 1], rows, t)
-        if 0 <= i - t.weigh < count:
-            weigh(steps[i - t.weigh], 0, t)
-            add_sums(steps[i - t.weigh], rows, t)
+        for entry in stages(t):
+            place, stage = i - entry[0], entry[1]
+            if 0 <= place < count:
+                stage(chunks[place], launch)

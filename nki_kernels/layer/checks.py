@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-P = 128
+from nki_kernels.tiles import P
+
 # the turned rows of 128 x 8192 numbers and their squares leave room for the stream of weights
 MAX_HIDDEN = 8192
 

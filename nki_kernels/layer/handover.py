@@ -7,21 +7,24 @@ tiles is zero bits until the other core's tile is laid over them.
 import nki.isa as nisa
 import nki.language as nl
 
-# exchanges between the two cores, each with a number of its own
+from nki_kernels.tiles import this_core
+
+# exchanges between the two cores, each with a number of its own: they follow each other in the same order on both
+# cores, so that one number would do
 KEYS, QUERIES, ATTENDED = 0, 1, 2
 
 
 def on_two_cores():
     """Whether another core shares this launch."""
-    return nl.program_ndim() > 0 and nl.num_programs() > 1
+    return this_core()[1] == 2
 
 
-def tile(shape, dtype):
+def shared_tile(shape, dtype):
     """A tile in SBUF, of zero bits if the other core makes a part of it."""
-    made = nl.ndarray(shape, dtype=dtype)
+    tile = nl.ndarray(shape, dtype=dtype)
     if on_two_cores():
-        nisa.memset(dst=made, value=0.0)
-    return made
+        nisa.memset(dst=tile, value=0.0)
+    return tile
 
 
 def swapped(mine, pipe):
@@ -44,39 +47,41 @@ class Turned(nl.NKIObject):
 
     def __init__(self, shape, kv, dtype):
         batch, heads, candidates, dim = shape
-        self.k = tile((dim, batch, kv, candidates), dtype)
-        self.q = tile((dim, batch, heads, candidates), dtype)
+        self.k_DBGN = shared_tile((dim, batch, kv, candidates), dtype)
+        self.q_DBHN = shared_tile((dim, batch, heads, candidates), dtype)
 
     def exchange(self, values):
         """Both cores' heads are there for both, and the values that either wrote to the cache."""
         if on_two_cores():
-            k, q = swapped(self.k, KEYS), swapped(self.q, QUERIES)
+            k_DBGN, q_DBHN = swapped(self.k_DBGN, KEYS), swapped(self.q_DBHN, QUERIES)
             nisa.core_barrier(data=values, cores=(0, 1))
-            lay_over(self.k, k)
-            lay_over(self.q, q)
+            lay_over(self.k_DBGN, k_DBGN)
+            lay_over(self.q_DBHN, q_DBHN)
 
     def keys(self):
         """(D, B * G * N)."""
-        return self.k.reshape((self.k.shape[0], self.k.shape[1] * self.k.shape[2] * self.k.shape[3]))
+        dim, batch, kv, candidates = self.k_DBGN.shape
+        return self.k_DBGN.reshape((dim, batch * kv * candidates))
 
     def queries(self):
         """(D, B * H * N)."""
-        return self.q.reshape((self.q.shape[0], self.q.shape[1] * self.q.shape[2] * self.q.shape[3]))
+        dim, batch, heads, candidates = self.q_DBHN.shape
+        return self.q_DBHN.reshape((dim, batch * heads * candidates))
 
-    def collect(self, steps):
-        """What the packs hold after their last step, of both cores, turned: (D, H, R)."""
-        dim, batch, heads, candidates = self.q.shape
-        kv, group = self.k.shape[2], heads // self.k.shape[2]
-        made = tile((dim, heads, batch, candidates), self.q.dtype)
-        for step in steps:
-            if step.last:
-                values = step.pack.values
-                for i in range(step.pack.count):
-                    turned = nl.ndarray((dim, values.shape[0]), dtype=values.dtype, buffer=nl.psum)
-                    nisa.nc_transpose(dst=turned, data=values[:, i, :])
-                    sequence, head = (step.pack.group + i) // kv, (step.pack.group + i) % kv * group
-                    own = turned[:, i * group * candidates : (i + 1) * group * candidates]
-                    nisa.tensor_copy(dst=made[:, head : head + group, sequence, :], src=own)
+    def collect(self, chunks):
+        """What the packs hold after their last chunk, of both cores, turned: (D, H, R)."""
+        dim, batch, heads, candidates = self.q_DBHN.shape
+        kv, group = self.k_DBGN.shape[2], heads // self.k_DBGN.shape[2]
+        attended_DHBN = shared_tile((dim, heads, batch, candidates), self.q_DBHN.dtype)
+        for chunk in chunks:
+            if chunk.last:
+                values_RGD = chunk.pack.values_RGD
+                for i in range(chunk.pack.count):
+                    turned_psum_DR = nl.ndarray((dim, values_RGD.shape[0]), dtype=values_RGD.dtype, buffer=nl.psum)
+                    nisa.nc_transpose(dst=turned_psum_DR, data=values_RGD[:, i, :])
+                    sequence, head = (chunk.pack.group + i) // kv, (chunk.pack.group + i) % kv * group
+                    own = turned_psum_DR[:, i * group * candidates : (i + 1) * group * candidates]
+                    nisa.tensor_copy(dst=attended_DHBN[:, head : head + group, sequence, :], src=own)
         if on_two_cores():
-            lay_over(made, swapped(made, ATTENDED))
-        return made.reshape((dim, heads, batch * candidates))
+            lay_over(attended_DHBN, swapped(attended_DHBN, ATTENDED))
+        return attended_DHBN.reshape((dim, heads, batch * candidates))

@@ -9,11 +9,11 @@ from typing import Any
 import nki
 import numpy as np
 
-from nki_kernels.attention.host import Rows
+from nki_kernels.attention.host import Candidates
 from nki_kernels.attention.host import check as check_attention
 from nki_kernels.layer.attention import decode_attention_kernel
-from nki_kernels.layer.checks import P, check_dtypes, check_lnc, check_rows
-from nki_kernels.layer.stream_weights import BANK
+from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
+from nki_kernels.tiles import BANK, P
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows stand: positions (B, N) int32, and their angles' cos and sin (B, N, D / 2) fp32."""
+    """Where the rows are: positions (B, N) int32, and their angles' cos and sin (B, N, D / 2) fp32."""
 
     positions: Any
     cos: Any
@@ -87,7 +87,7 @@ def check(x: Any, weights: AttentionWeights, cache: tuple[Any, Any], rows: Place
         raise ValueError(f"head dim D is {dim}, the fused kernel serves {P}: use verify_attention for this model")
     heads = _heads(weights, hidden, kv, dim)
     new = _Like((batch, kv, count, dim), x.dtype)
-    check_attention(_Like((batch, heads, count, dim), x.dtype), (new, new), cache, Rows(rows.positions))
+    check_attention(_Like((batch, heads, count, dim), x.dtype), (new, new), cache, Candidates(rows.positions))
     check_dtypes(x, weights.gamma, weights.k_norm, weights.q_norm, weights.qkv, weights.out)
     for name, table in (("cos", rows.cos), ("sin", rows.sin)):
         if tuple(table.shape) != (batch, count, dim // 2) or "float32" not in str(table.dtype):

@@ -22,25 +22,27 @@ import nki.language as nl
 
 from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
 from nki_kernels.layer.stream_rows import Normed, sections
-from nki_kernels.layer.stream_weights import BANK, Stream, half, pieces, product, store_block, turn_rows, warm_up
+from nki_kernels.layer.stream_weights import Stream, pieces, product, store_block, turn_rows
+from nki_kernels.tiles import BANK, share_of_core, warm_up
 
 
-def swiglu(made, both, inverse):
+def swiglu(gated_RC, both_psum, inverse_R1):
     """silu(gate / rms) * up / rms of one block, whose first half is the gate's columns."""
-    width = made.shape[1]
-    silu = nl.ndarray(made.shape, dtype=nl.float32)
-    nisa.activation(dst=silu, op=nl.silu, data=both[:, 0:width], scale=inverse)
+    width = gated_RC.shape[1]
+    gate_RC, up_RC = both_psum[:, 0:width], both_psum[:, width : 2 * width]
+    silu_RC = nl.ndarray(gated_RC.shape, dtype=nl.float32)
+    nisa.activation(dst=silu_RC, op=nl.silu, data=gate_RC, scale=inverse_R1)
     nisa.scalar_tensor_tensor(
-        dst=made, data=both[:, width : 2 * width], op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=silu
+        dst=gated_RC, data=up_RC, op0=nl.multiply, operand0=inverse_R1, op1=nl.multiply, operand1=silu_RC
     )
 
 
-def exchange(made, blocks, width):
+def exchange(gated_RI, blocks, width):
     """Send the columns that this core made to the other core, and receive the rest."""
     middle, own = blocks // 2 * width, nl.program_id(0)
-    mine = made[:, own * middle : (own + 1) * middle]
-    other = made[:, (1 - own) * middle : (2 - own) * middle]
-    nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - own, recv_from_rank=1 - own, pipe_id=0)
+    mine = gated_RI[:, own * middle : (own + 1) * middle]
+    theirs = gated_RI[:, (1 - own) * middle : (2 - own) * middle]
+    nisa.sendrecv(src=mine, dst=theirs, send_to_rank=1 - own, recv_from_rank=1 - own, pipe_id=0)
 
 
 @nki.jit
@@ -48,22 +50,22 @@ def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     """out (R, E) in x's dtype from x (R, E), gamma (E,), gate_up (blocks, E, 2 C) and down (blocks, I, C)."""
     rows, hidden = x.shape
     width, inner = gate_up.shape[2] // 2, down.shape[1]
-    out = nl.ndarray((rows, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    mine, last = half(gate_up.shape[0]), half(down.shape[0])
+    out_RE = nl.ndarray((rows, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    mine, last = share_of_core(gate_up.shape[0]), share_of_core(down.shape[0])
     warm_up(nl.silu)
     normed = Normed(x, gamma, eps)
     stream = Stream(pieces(gate_up, mine, sections(hidden)) + pieces(down, last, tail=True))
     stream.fill()
-    made = nl.ndarray((rows, inner), dtype=x.dtype)
+    gated_RI = nl.ndarray((rows, inner), dtype=x.dtype)
     for block in range(mine[0], mine[1]):
-        both = product(stream, normed.turned)
-        swiglu(made[:, block * width : (block + 1) * width], both, normed.inverse())
+        both_psum = product(stream, normed.turned_PTR)
+        swiglu(gated_RI[:, block * width : (block + 1) * width], both_psum, normed.inverse())
     if mine[1] - mine[0] < gate_up.shape[0]:
-        exchange(made, gate_up.shape[0], width)
-    made_turned = turn_rows(made)
+        exchange(gated_RI, gate_up.shape[0], width)
+    gated_PTR = turn_rows(gated_RI)
     for block in range(last[0], last[1]):
-        store_block(out, product(stream, made_turned), block)
-    return out
+        store_block(out_RE, product(stream, gated_PTR), block)
+    return out_RE
 
 
 def decode_mlp(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+# columns of a block: tiles.BANK, but a part of the stored layout, which recipes hash with this file
 BANK = 512
 
 
@@ -22,7 +23,9 @@ def block_width(features: int, most: int = BANK) -> int:
         ValueError: `features` is odd.
     """
     if features < 2 or features % 2:
-        raise ValueError(f"{features} features have no two equal halves, an even number is needed: choose another tp")
+        raise ValueError(
+            f"{features} features have no two equal halves, an even number is needed: choose a different tp"
+        )
     count = 2
     while features % count or features // count > most:
         count += 2

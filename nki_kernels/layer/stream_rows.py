@@ -7,10 +7,9 @@ the turned rows and the reciprocal root, one number per row, to the results: it 
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import move
-from nki_kernels.layer.stream_weights import PSUM_BANK_BYTES, itemsize, turns
+from nki_kernels.layer.stream_weights import turns
+from nki_kernels.tiles import PSUM_BANK_BYTES, P, itemsize, move
 
-P = 128
 # rows from this length on are cut in four, so that 32 of them fill the partitions
 LONG, CUT = 4096, 4
 
@@ -28,32 +27,32 @@ def load_turned(x):
     """
     rows, hidden = x.shape
     tiles = hidden // P
-    made = nl.ndarray((P, rows, tiles), dtype=x.dtype)
+    turned_PRT = nl.ndarray((P, rows, tiles), dtype=x.dtype)
     if sections(hidden) == 1:
         # a few short pieces for each partition
-        move(made, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=0))
-        return made
+        move(turned_PRT, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=0))
+        return turned_PRT
     for first in range(0, rows, P // CUT):
-        turn_long_rows(made, x, first, min(P // CUT, rows - first))
-    return made
+        turn_long_rows(turned_PRT, x, first, min(P // CUT, rows - first))
+    return turned_PRT
 
 
-def turn_long_rows(made, x, first, count):
+def turn_long_rows(turned_PRT, x, first, count):
     """Up to 32 rows, each cut over four partitions and turned by the Tensor Engine."""
     hidden = x.shape[1]
     part, per, tile = hidden // CUT, hidden // CUT // P, CUT * count
-    loaded = nl.ndarray((tile, P, per), dtype=x.dtype)
-    move(loaded, x.ap([[part, tile], [1, part]], offset=first * hidden))
-    target = made.reshape((P, x.shape[0], CUT, per))
+    cut_rows = nl.ndarray((tile, P, per), dtype=x.dtype)
+    move(cut_rows, x.ap([[part, tile], [1, part]], offset=first * hidden))
+    by_section = turned_PRT.reshape((P, x.shape[0], CUT, per))
     each = PSUM_BANK_BYTES // (tile * itemsize(x.dtype))
     for t in range(0, per, each):
         size = min(each, per - t)
-        turned = nl.ndarray((P, size, count, CUT), dtype=x.dtype, buffer=nl.psum)
+        turned_psum = nl.ndarray((P, size, count, CUT), dtype=x.dtype, buffer=nl.psum)
         for i in range(size):
-            nisa.nc_transpose(dst=turned[:, i, :, :], data=loaded[:, :, t + i])
+            nisa.nc_transpose(dst=turned_psum[:, i, :, :], data=cut_rows[:, :, t + i])
         nisa.tensor_copy(
-            dst=target[:, first : first + count, :, t : t + size],
-            src=turned.permute((0, 2, 3, 1)),
+            dst=by_section[:, first : first + count, :, t : t + size],
+            src=turned_psum.permute((0, 2, 3, 1)),
             engine=turns(t // each),
         )
 
@@ -62,57 +61,60 @@ def load_gamma(gamma, dtype):
     """A norm's weight (E,) as (128, E / 128), laid out as the turned rows."""
     hidden = gamma.shape[0]
     cut, tiles = sections(hidden), hidden // P
-    made = nl.ndarray((P, tiles), dtype=dtype)
-    move(made, gamma.ap([[tiles // cut, P], [hidden // cut, cut], [1, tiles // cut]], offset=0))
-    return made
+    gamma_PT = nl.ndarray((P, tiles), dtype=dtype)
+    move(gamma_PT, gamma.ap([[tiles // cut, P], [hidden // cut, cut], [1, tiles // cut]], offset=0))
+    return gamma_PT
 
 
-def scaled(turned, gamma):
+def scaled(turned_PRT, gamma_PT):
     """gamma * x, rounded once to x's dtype: a view (128, E / 128, R)."""
-    _, rows, tiles = turned.shape
-    made = nl.ndarray((P, rows, tiles), dtype=turned.dtype)
-    spread = gamma.reshape((P, 1, tiles)).broadcast(1, rows)
-    nisa.tensor_tensor(dst=made, data1=turned, data2=spread, op=nl.multiply)
-    return made.permute((0, 2, 1))
+    _, rows, tiles = turned_PRT.shape
+    scaled_PRT = nl.ndarray((P, rows, tiles), dtype=turned_PRT.dtype)
+    gamma_PRT = gamma_PT.reshape((P, 1, tiles)).broadcast(1, rows)
+    nisa.tensor_tensor(dst=scaled_PRT, data1=turned_PRT, data2=gamma_PRT, op=nl.multiply)
+    return scaled_PRT.permute((0, 2, 1))
 
 
 class Normed(nl.NKIObject):
-    """Rows under RMSNorm: `turned` times gamma, (128, E / 128, R), and on demand their 1 / rms."""
+    """Rows under RMSNorm: turned and times gamma, (128, E / 128, R), and on demand their 1 / rms."""
 
     def __init__(self, x, gamma, eps):
-        weight, turned = load_gamma(gamma, x.dtype), load_turned(x)
+        gamma_PT, turned_PRT = load_gamma(gamma, x.dtype), load_turned(x)
         self.eps = eps
         self.hidden = x.shape[1]
-        self.turned = scaled(turned, weight)
-        self.sums = sums_of_squares(turned)
-        self.factor = None
+        self.turned_PTR = scaled(turned_PRT, gamma_PT)
+        # each row's sum of squares over the elements of a partition: fp32 (128, R)
+        self.squares_PR = sums_of_squares(turned_PRT)
+        # inverse: fp32 (R, 1)
+        self.inverse_R1 = None
 
     def inverse(self):
         """1 / sqrt(mean x^2 + eps) for each row: fp32 (R, 1).
 
         Ask after the first product: the sum over the partitions would hold the Tensor Engine back before it.
         """
-        if self.factor == None:  # noqa: E711
-            ones = nl.ndarray((P, 1), dtype=nl.float32)
-            total = nl.ndarray((self.sums.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
-            nisa.memset(dst=ones, value=1.0)
-            nisa.nc_matmul(dst=total, stationary=self.sums, moving=ones, accumulate=False)
-            self.factor = inverse_root(total, 1.0 / self.hidden, self.eps)
-        return self.factor
+        if self.inverse_R1 == None:  # noqa: E711
+            ones_P1 = nl.ndarray((P, 1), dtype=nl.float32)
+            total_psum_R1 = nl.ndarray((self.squares_PR.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
+            nisa.memset(dst=ones_P1, value=1.0)
+            nisa.nc_matmul(dst=total_psum_R1, stationary=self.squares_PR, moving=ones_P1, accumulate=False)
+            self.inverse_R1 = inverse_root(total_psum_R1, 1.0 / self.hidden, self.eps)
+        return self.inverse_R1
 
 
-def sums_of_squares(turned):
+def sums_of_squares(turned_PRT):
     """Each row's sum over the elements of a partition: fp32 (128, R)."""
-    _, rows, tiles = turned.shape
-    squares, made = nl.ndarray((P, rows, tiles), dtype=nl.float32), nl.ndarray((P, rows), dtype=nl.float32)
-    nisa.tensor_tensor(dst=squares, data1=turned, data2=turned, op=nl.multiply)
-    nisa.tensor_reduce(dst=made, op=nl.add, data=squares, axis=2)
-    return made
+    _, rows, tiles = turned_PRT.shape
+    squares_PRT = nl.ndarray((P, rows, tiles), dtype=nl.float32)
+    sums_PR = nl.ndarray((P, rows), dtype=nl.float32)
+    nisa.tensor_tensor(dst=squares_PRT, data1=turned_PRT, data2=turned_PRT, op=nl.multiply)
+    nisa.tensor_reduce(dst=sums_PR, op=nl.add, data=squares_PRT, axis=2)
+    return sums_PR
 
 
 def inverse_root(total, scale, eps):
     """1 / sqrt(total * scale + eps), fp32: on GpSimd, which needs no table and is the more precise one."""
-    mean, made = nl.ndarray(total.shape, dtype=nl.float32), nl.ndarray(total.shape, dtype=nl.float32)
+    mean, inverse = nl.ndarray(total.shape, dtype=nl.float32), nl.ndarray(total.shape, dtype=nl.float32)
     nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=eps)
-    nisa.tensor_scalar(dst=made, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
-    return made
+    nisa.tensor_scalar(dst=inverse, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
+    return inverse

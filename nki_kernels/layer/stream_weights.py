@@ -13,12 +13,8 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import move
+from nki_kernels.tiles import PSUM_BANK_BYTES, P, itemsize, move
 
-P = 128
-# columns of one product: one PSUM bank of fp32
-BANK = 512
-PSUM_BANK_BYTES = 2048
 # bytes per partition of one transfer, and of all transfers that are under way or wait for use
 PIECE_BYTES = 8192
 AHEAD_BYTES = 98304
@@ -35,6 +31,8 @@ class Piece(nl.NKIObject):
         tiles, rest = depth // P, depth % P
         per = tiles // cut
         self.weight = weight
+        # Stream.take: the piece's numbers, (128, tiles, C)
+        self.tile_PTC = None
         self.first = first
         self.last = last
         self.start = 0
@@ -43,7 +41,7 @@ class Piece(nl.NKIObject):
         self.offset = block * depth * columns
         if first == tiles:
             self.rows = rest
-            # the rest of neighbouring blocks on other partitions, which other DMA engines serve
+            # neighbouring blocks have their rests on different partitions, which different DMA engines serve
             self.start = block % copies_of_rest(rest) * rest
             self.stride = columns
             self.offset = self.offset + tiles * P * columns
@@ -64,24 +62,18 @@ def pieces(weight, blocks, cut=1, tail=False):
     With `tail` the last block comes in short pieces, so that little is left to do when the last one arrives.
     """
     depth, columns = weight.shape[1], weight.shape[2]
-    tiles, per, made = depth // P, depth // P // cut, []
+    tiles, per, queue = depth // P, depth // P // cut, []
     step = max(1, PIECE_BYTES // (columns * itemsize(weight.dtype)))
     for block in range(blocks[0], blocks[1]):
         if block == blocks[1] - 1 and tail:
             step = max(1, step // 4)
         for section in range(cut):
             for first in range(0, per, step):
-                made.append(Piece(weight, block, section * per + first, section * per + min(first + step, per), cut))
+                last = min(first + step, per)
+                queue.append(Piece(weight, block, section * per + first, section * per + last, cut))
         if depth % P:
-            made.append(Piece(weight, block, tiles, tiles + 1, cut))
-    return made
-
-
-def itemsize(dtype):
-    """Bytes of one number."""
-    if dtype == nl.float32:
-        return 4
-    return 2
+            queue.append(Piece(weight, block, tiles, tiles + 1, cut))
+    return queue
 
 
 class Stream(nl.NKIObject):
@@ -101,10 +93,10 @@ class Stream(nl.NKIObject):
             self.held_bytes = self.held_bytes + held(piece)
 
     def take(self):
-        """The next piece, whose numbers are (rows, tiles, C) in piece.tile."""
+        """The next piece, with its numbers in piece.tile_PTC."""
         self.fill()
         piece = self.queue[self.used]
-        piece.tile = self.loaded[self.used]
+        piece.tile_PTC = self.loaded[self.used]
         self.used = self.used + 1
         self.held_bytes = self.held_bytes - held(piece)
         return piece
@@ -118,36 +110,36 @@ def held(piece):
 def load(piece):
     """One transfer: (128, tiles, C), long rows on every partition; of the rest only its rows are filled."""
     count, columns = piece.last - piece.first, piece.weight.shape[2]
-    made = nl.ndarray((P, count, columns), dtype=piece.weight.dtype)
+    tile_PTC = nl.ndarray((P, count, columns), dtype=piece.weight.dtype)
     source = piece.weight.ap([[piece.stride, piece.rows], [1, count * columns]], offset=piece.offset)
-    move(made[piece.start : piece.start + piece.rows], source)
-    return made
+    move(tile_PTC[piece.start : piece.start + piece.rows], source)
+    return tile_PTC
 
 
-def product(stream, turned):
+def product(stream, turned_PTR):
     """The next block's product with the turned rows (128, tiles, R): PSUM (R, C)."""
     weight, tile = stream.queue[stream.used].weight, 0
     last = (weight.shape[1] + P - 1) // P
-    made = nl.ndarray((turned.shape[2], weight.shape[2]), dtype=nl.float32, buffer=nl.psum)
+    part_psum_RC = nl.ndarray((turned_PTR.shape[2], weight.shape[2]), dtype=nl.float32, buffer=nl.psum)
     while tile < last:
         piece = stream.take()
         inside = slice(piece.start, piece.start + piece.rows)
         for t in range(piece.first, piece.last):
             nisa.nc_matmul(
-                dst=made,
-                stationary=turned[inside, t, :],
-                moving=piece.tile[inside, t - piece.first, :],
+                dst=part_psum_RC,
+                stationary=turned_PTR[inside, t, :],
+                moving=piece.tile_PTC[inside, t - piece.first, :],
                 accumulate=t > 0,
             )
         tile = piece.last
-    return made
+    return part_psum_RC
 
 
 def turn_rows(rows_RK):
     """Rows (R, K) in SBUF as the stationary operand of `product`: (128, tiles, R), the rest repeated if it fits."""
     rows, depth = rows_RK.shape
     tiles, rest, dtype = depth // P, depth % P, rows_RK.dtype
-    made = nl.ndarray((P, tiles + min(rest, 1), rows), dtype=dtype)
+    turned_PTR = nl.ndarray((P, tiles + min(rest, 1), rows), dtype=dtype)
     if rest:
         copies = copies_of_rest(rest)
         repeated = nl.ndarray((rows, copies, rest), dtype=dtype)
@@ -156,15 +148,15 @@ def turn_rows(rows_RK):
     for first in range(0, tiles, each):
         last = min(first + each, tiles)
         by_tile = rows_RK[:, 0 : tiles * P].reshape((rows, P, tiles))
-        turned = nl.ndarray((P, last - first, rows), dtype=dtype, buffer=nl.psum)
+        psum_PTR = nl.ndarray((P, last - first, rows), dtype=dtype, buffer=nl.psum)
         for t in range(first, last):
-            nisa.nc_transpose(dst=turned[:, t - first, :], data=by_tile[:, :, t])
-        nisa.tensor_copy(dst=made[:, first:last, :], src=turned)
+            nisa.nc_transpose(dst=psum_PTR[:, t - first, :], data=by_tile[:, :, t])
+        nisa.tensor_copy(dst=turned_PTR[:, first:last, :], src=psum_PTR)
     if rest:
-        last_turned = nl.ndarray((copies * rest, rows), dtype=dtype, buffer=nl.psum)
-        nisa.nc_transpose(dst=last_turned, data=repeated)
-        nisa.tensor_copy(dst=made[0 : copies * rest, tiles, :], src=last_turned, engine=turns(min(tiles, 1)))
-    return made
+        rest_psum_KR = nl.ndarray((copies * rest, rows), dtype=dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=rest_psum_KR, data=repeated)
+        nisa.tensor_copy(dst=turned_PTR[0 : copies * rest, tiles, :], src=rest_psum_KR, engine=turns(min(tiles, 1)))
+    return turned_PTR
 
 
 def turns(number):
@@ -174,31 +166,14 @@ def turns(number):
     return nisa.engine.vector
 
 
-def store_block(out, part, block):
-    """Round one block of columns and store it, from other partitions than the block before it if the rows are few."""
-    rows, columns = part.shape
+def store_block(out_RE, part_psum_RC, block):
+    """Round one block of columns and store it; few rows alternate between partitions from block to block."""
+    rows, columns = part_psum_RC.shape
     places = 1
     if rows <= P // 2:
         places = P // max(32, 1 << math.ceil(math.log2(rows)))
     start = block % places * (P // places)
-    made = nl.ndarray((P, columns), dtype=out.dtype)
-    inside = made[start : start + rows]
-    nisa.tensor_copy(dst=inside, src=part, engine=turns(block))
-    move(out[:, block * columns : (block + 1) * columns], inside)
-
-
-def half(count):
-    """The part of `count` blocks that this core works on: all, or the first or second half."""
-    if nl.program_ndim() == 0 or nl.num_programs() == 1:
-        return 0, count
-    middle = (count + 1) // 2
-    if nl.program_id(0) == 0:
-        return 0, middle
-    return middle, count
-
-
-def warm_up(function):
-    """Let the Scalar Engine load its table while the first rows travel."""
-    made = nl.ndarray((1, 1), dtype=nl.float32)
-    nisa.memset(dst=made, value=0.0)
-    nisa.activation(dst=made, op=function, data=made)
+    rounded_PC = nl.ndarray((P, columns), dtype=out_RE.dtype)
+    rounded_RC = rounded_PC[start : start + rows]
+    nisa.tensor_copy(dst=rounded_RC, src=part_psum_RC, engine=turns(block))
+    move(out_RE[:, block * columns : (block + 1) * columns], rounded_RC)

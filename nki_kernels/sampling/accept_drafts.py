@@ -15,8 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.sampling.best import smallest_best
-
-P = 128
+from nki_kernels.tiles import P, move
 
 
 def one_row(source, shape):
@@ -24,106 +23,114 @@ def one_row(source, shape):
     count = 1
     for size in shape:
         count = count * size
-    loaded, made = nl.ndarray((1, count), dtype=source.dtype), nl.ndarray(shape, dtype=nl.float32)
-    nisa.dma_copy(dst=loaded, src=source.ap([[count, 1], [1, count]], offset=0), dge_mode=nisa.dge_mode.none)
-    nisa.tensor_copy(dst=made, src=loaded)
-    return made
+    loaded, numbers = nl.ndarray((1, count), dtype=source.dtype), nl.ndarray(shape, dtype=nl.float32)
+    move(loaded, source.ap([[count, 1], [1, count]], offset=0))
+    nisa.tensor_copy(dst=numbers, src=loaded)
+    return numbers
 
 
 def turned(source, first, count):
     """Columns first to first + count of an HBM tensor (M, R), as fp32 (count, M) in PSUM."""
     shards, total = source.shape[0], source.shape[1]
-    loaded, numbers = nl.ndarray((shards, count), dtype=source.dtype), nl.ndarray((shards, count), dtype=nl.float32)
-    nisa.dma_copy(dst=loaded, src=source.ap([[total, shards], [1, count]], offset=first), dge_mode=nisa.dge_mode.none)
-    nisa.tensor_copy(dst=numbers, src=loaded)
-    made = nl.ndarray((count, shards), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=made, data=numbers)
-    return made
+    loaded_MR = nl.ndarray((shards, count), dtype=source.dtype)
+    numbers_MR = nl.ndarray((shards, count), dtype=nl.float32)
+    move(loaded_MR, source.ap([[total, shards], [1, count]], offset=first))
+    nisa.tensor_copy(dst=numbers_MR, src=loaded_MR)
+    turned_psum_RM = nl.ndarray((count, shards), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned_psum_RM, data=numbers_MR)
+    return turned_psum_RM
 
 
 def merged(values, ids, rows):
     """The drawn ids of all shards together, from (M, R) each: fp32 (1, R)."""
-    drawn = nl.ndarray((1, rows), dtype=nl.float32)
+    drawn_1R = nl.ndarray((1, rows), dtype=nl.float32)
     for first in range(0, rows, P):
         count, shards = min(P, rows - first), values.shape[0]
-        shape, pair = (count, 1, shards), nl.ndarray((count, 2, shards), dtype=nl.float32)
-        nisa.tensor_copy(dst=pair[:, 0, :], src=turned(values, first, count))
-        nisa.tensor_copy(dst=pair[:, 1, :], src=turned(ids, first, count))
-        best = smallest_best(pair[:, 0:1, :], pair[:, 1:2, :], shape)[1]
-        row = nl.ndarray((1, count), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(dst=row, data=best)
-        nisa.tensor_copy(dst=drawn[:, first : first + count], src=row)
-    return drawn
+        shape, pair_R2M = (count, 1, shards), nl.ndarray((count, 2, shards), dtype=nl.float32)
+        nisa.tensor_copy(dst=pair_R2M[:, 0, :], src=turned(values, first, count))
+        nisa.tensor_copy(dst=pair_R2M[:, 1, :], src=turned(ids, first, count))
+        best_R1 = smallest_best(pair_R2M[:, 0:1, :], pair_R2M[:, 1:2, :], shape)[1]
+        best_psum_1R = nl.ndarray((1, count), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=best_psum_1R, data=best_R1)
+        nisa.tensor_copy(dst=drawn_1R[:, first : first + count], src=best_psum_1R)
+    return drawn_1R
 
 
-def emitted_count(passed, index, limits):
+def emitted_count(passed_1BK, index_1BN, limits):
     """1 + min(limit, the drafts before the first that did not pass), from 1 or 0 each: fp32 (1, B, 1)."""
-    batch, k = passed.shape[1], passed.shape[2]
-    missed, count = nl.ndarray((1, batch, k), nl.float32), nl.ndarray((1, batch, 1), nl.float32)
-    # one that passed counts as k, another as its index: the smallest is the first that did not
+    batch, k = passed_1BK.shape[1], passed_1BK.shape[2]
+    missed_1BK, count_1B1 = nl.ndarray((1, batch, k), nl.float32), nl.ndarray((1, batch, 1), nl.float32)
+    # a draft that passed counts as k, one that did not as its index: the smallest is the first that did not
     nisa.scalar_tensor_tensor(
-        dst=missed, data=passed, op0=nl.multiply, operand0=float(k), op1=nl.maximum, operand1=index[:, :, 0:k]
+        dst=missed_1BK,
+        data=passed_1BK,
+        op0=nl.multiply,
+        operand0=float(k),
+        op1=nl.maximum,
+        operand1=index_1BN[:, :, 0:k],
     )
-    nisa.tensor_reduce(dst=count, op=nl.minimum, data=missed, axis=2)
-    nisa.tensor_tensor(dst=count, data1=count, data2=one_row(limits, (1, batch, 1)), op=nl.minimum)
-    nisa.tensor_scalar(dst=count, data=count, op0=nl.add, operand0=1.0)
-    return count
+    nisa.tensor_reduce(dst=count_1B1, op=nl.minimum, data=missed_1BK, axis=2)
+    nisa.tensor_tensor(dst=count_1B1, data1=count_1B1, data2=one_row(limits, (1, batch, 1)), op=nl.minimum)
+    nisa.tensor_scalar(dst=count_1B1, data=count_1B1, op0=nl.add, operand0=1.0)
+    return count_1B1
 
 
-def indices(batch, rows):
+def indices(batch, candidates):
     """0 to N - 1 for each sequence: fp32 (1, B, N)."""
-    made = nl.ndarray((1, batch, rows), dtype=nl.float32)
-    nisa.iota(dst=made, pattern=[[0, batch], [1, rows]], offset=0, channel_multiplier=0)
-    return made
+    index_1BN = nl.ndarray((1, batch, candidates), dtype=nl.float32)
+    nisa.iota(dst=index_1BN, pattern=[[0, batch], [1, candidates]], offset=0, channel_multiplier=0)
+    return index_1BN
 
 
-def emitted(drawn, count, index):
+def emitted(drawn_1BN, count_1B1, index_1BN):
     """Draws before count, else -1, and the last of them: fp32 (1, B, N) and (1, B, 1)."""
-    shape = drawn.shape
-    kept, last = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
-    following = nl.ndarray(count.shape, nl.float32)
-    limit = count.broadcast(2, shape[2])
-    nisa.tensor_tensor(dst=kept, data1=index, data2=limit, op=nl.less)
-    nisa.scalar_tensor_tensor(dst=kept, data=drawn, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=kept)
-    nisa.tensor_scalar(dst=kept, data=kept, op0=nl.subtract, operand0=1.0)
-    nisa.scalar_tensor_tensor(dst=last, data=index, op0=nl.add, operand0=1.0, op1=nl.equal, operand1=limit)
-    nisa.tensor_tensor(dst=last, data1=last, data2=drawn, op=nl.multiply)
-    nisa.tensor_reduce(dst=following, op=nl.add, data=last, axis=2)
-    return kept, following
+    shape = drawn_1BN.shape
+    kept_1BN, last_1BN = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+    next_1B1 = nl.ndarray(count_1B1.shape, nl.float32)
+    count_1BN = count_1B1.broadcast(2, shape[2])
+    nisa.tensor_tensor(dst=kept_1BN, data1=index_1BN, data2=count_1BN, op=nl.less)
+    nisa.scalar_tensor_tensor(
+        dst=kept_1BN, data=drawn_1BN, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=kept_1BN
+    )
+    nisa.tensor_scalar(dst=kept_1BN, data=kept_1BN, op0=nl.subtract, operand0=1.0)
+    nisa.scalar_tensor_tensor(dst=last_1BN, data=index_1BN, op0=nl.add, operand0=1.0, op1=nl.equal, operand1=count_1BN)
+    nisa.tensor_tensor(dst=last_1BN, data1=last_1BN, data2=drawn_1BN, op=nl.multiply)
+    nisa.tensor_reduce(dst=next_1B1, op=nl.add, data=last_1BN, axis=2)
+    return kept_1BN, next_1B1
 
 
-def out(tile, columns):
-    """An fp32 row of integers as an int32 output (B, columns)."""
-    batch = tile.shape[1]
-    whole = nl.ndarray(tile.shape, dtype=nl.int32)
-    made = nl.ndarray((batch, columns), dtype=nl.int32, buffer=nl.shared_hbm)
-    nisa.tensor_copy(dst=whole, src=tile)
-    target = made.ap([[batch * columns, 1], [1, batch * columns]], offset=0)
-    nisa.dma_copy(dst=target, src=whole, dge_mode=nisa.dge_mode.none)
-    return made
+def out(row, columns):
+    """An fp32 row of integers on one partition as an int32 output (B, columns)."""
+    batch = row.shape[1]
+    whole = nl.ndarray(row.shape, dtype=nl.int32)
+    target = nl.ndarray((batch, columns), dtype=nl.int32, buffer=nl.shared_hbm)
+    nisa.tensor_copy(dst=whole, src=row)
+    move(target.ap([[batch * columns, 1], [1, batch * columns]], offset=0), whole)
+    return target
 
 
-def finish(tokens, count, index, positions):
+def finish(tokens_1BN, count_1B1, index_1BN, positions):
     """The outputs of a step from the tokens of all rows and how many are emitted."""
-    batch, rows = tokens.shape[1], tokens.shape[2]
-    reached = nl.ndarray((1, batch, 1), nl.float32)
-    accepted, following = emitted(tokens, count, index)
-    nisa.tensor_tensor(dst=reached, data1=one_row(positions, (1, batch, 1)), data2=count, op=nl.add)
-    return out(accepted, rows), out(count, 1), out(following, 1), out(reached, 1)
+    _, batch, candidates = tokens_1BN.shape
+    reached_1B1 = nl.ndarray((1, batch, 1), nl.float32)
+    accepted_1BN, next_1B1 = emitted(tokens_1BN, count_1B1, index_1BN)
+    nisa.tensor_tensor(dst=reached_1B1, data1=one_row(positions, (1, batch, 1)), data2=count_1B1, op=nl.add)
+    return out(accepted_1BN, candidates), out(count_1B1, 1), out(next_1B1, 1), out(reached_1B1, 1)
 
 
 @nki.jit
 def accept_drafts_kernel(values, ids, drafts, positions, limits):
     """accepted (B, N), counts (B, 1), next ids (B, 1), next positions (B, 1); drafts and limits None for N = 1."""
-    shards, batch, rows = values.shape
-    index, both = indices(batch, rows), (shards, batch * rows)
-    drawn = merged(values.reshape(both), ids.reshape(both), batch * rows).reshape((1, batch, rows))
+    shards, batch, candidates = values.shape
+    rows, index_1BN = batch * candidates, indices(batch, candidates)
+    both, shape = (shards, rows), (1, batch, candidates)
+    drawn_1BN = merged(values.reshape(both), ids.reshape(both), rows).reshape(shape)
     if drafts != None:  # noqa: E711
-        passed = nl.ndarray((1, batch, rows - 1), nl.float32)
-        drafted = one_row(drafts, (1, batch, rows - 1))
-        nisa.tensor_tensor(dst=passed, data1=drafted, data2=drawn[:, :, 0 : rows - 1], op=nl.equal)
-        count = emitted_count(passed, index, limits)
+        passed_1BK = nl.ndarray((1, batch, candidates - 1), nl.float32)
+        drafts_1BK = one_row(drafts, (1, batch, candidates - 1))
+        nisa.tensor_tensor(dst=passed_1BK, data1=drafts_1BK, data2=drawn_1BN[:, :, 0 : candidates - 1], op=nl.equal)
+        count_1B1 = emitted_count(passed_1BK, index_1BN, limits)
     else:
-        count = nl.ndarray((1, batch, 1), nl.float32)
-        nisa.memset(dst=count, value=1.0)
-    return finish(drawn, count, index, positions)
+        count_1B1 = nl.ndarray((1, batch, 1), nl.float32)
+        nisa.memset(dst=count_1B1, value=1.0)
+    return finish(drawn_1BN, count_1B1, index_1BN, positions)

@@ -16,53 +16,71 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.accept_drafts import P, emitted_count, finish, indices, merged, one_row, turned
+from nki_kernels.sampling.accept_drafts import emitted_count, finish, indices, merged, one_row, turned
+from nki_kernels.tiles import P
 
 
 def added(source, rows):
     """The sums over shards, in ascending order, from (M, R): fp32 (1, R)."""
-    made = nl.ndarray((1, rows), dtype=nl.float32)
+    totals_1R = nl.ndarray((1, rows), dtype=nl.float32)
     for first in range(0, rows, P):
         count = min(P, rows - first)
-        total, row = nl.ndarray((count, 1), nl.float32), nl.ndarray((1, count), nl.float32, buffer=nl.psum)
-        nisa.tensor_reduce(dst=total, op=nl.add, data=turned(source, first, count), axis=1)
-        nisa.nc_transpose(dst=row, data=total)
-        nisa.tensor_copy(dst=made[:, first : first + count], src=row)
-    return made
+        total_R1 = nl.ndarray((count, 1), nl.float32)
+        total_psum_1R = nl.ndarray((1, count), nl.float32, buffer=nl.psum)
+        nisa.tensor_reduce(dst=total_R1, op=nl.add, data=turned(source, first, count), axis=1)
+        nisa.nc_transpose(dst=total_psum_1R, data=total_R1)
+        nisa.tensor_copy(dst=totals_1R[:, first : first + count], src=total_psum_1R)
+    return totals_1R
 
 
-def passes(totals, u, shape):
-    """1 where a draft is accepted, else 0, from the sums (1, 3, B, N): fp32 (1, B, N)."""
-    least, made, empty = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
-    nisa.tensor_tensor(dst=least, data1=u, data2=totals[:, 1], op=nl.multiply)
-    nisa.tensor_tensor(dst=made, data1=least, data2=totals[:, 0], op=nl.less)
-    nisa.tensor_scalar(dst=empty, data=totals[:, 2], op0=nl.less_equal, operand0=0.0)
-    nisa.tensor_tensor(dst=made, data1=made, data2=empty, op=nl.maximum)
-    return made
+def totals_of(sums):
+    """The sums (M, 3, B, N) of all shards: fp32 (1, 3, B, N)."""
+    shards, _, batch, candidates = sums.shape
+    count = 3 * batch * candidates
+    return added(sums.reshape((shards, count)), count).reshape((1, 3, batch, candidates))
 
 
-def chosen_tokens(drafts, draws, count, index):
+def passes(totals_13BN, u_1BN):
+    """1 where a draft is accepted, else 0: fp32 (1, B, N)."""
+    shape = u_1BN.shape
+    least_1BN, passed_1BN = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+    empty_1BN = nl.ndarray(shape, nl.float32)
+    nisa.tensor_tensor(dst=least_1BN, data1=u_1BN, data2=totals_13BN[:, 1], op=nl.multiply)
+    nisa.tensor_tensor(dst=passed_1BN, data1=least_1BN, data2=totals_13BN[:, 0], op=nl.less)
+    nisa.tensor_scalar(dst=empty_1BN, data=totals_13BN[:, 2], op0=nl.less_equal, operand0=0.0)
+    nisa.tensor_tensor(dst=passed_1BN, data1=passed_1BN, data2=empty_1BN, op=nl.maximum)
+    return passed_1BN
+
+
+def chosen_tokens(drafts_1BK, draws_1BN, count_1B1, index_1BN):
     """Drafts before the last emitted row, the row's draw there: fp32 (1, B, N)."""
-    batch, k = drafts.shape[1], drafts.shape[2]
-    early, made = nl.ndarray((1, batch, k), nl.float32), nl.ndarray(draws.shape, nl.float32)
-    spread = count.broadcast(2, k)
-    nisa.scalar_tensor_tensor(dst=early, data=index[:, :, 0:k], op0=nl.add, operand0=1.0, op1=nl.less, operand1=spread)
-    change = nl.ndarray((1, batch, k), nl.float32)
-    nisa.tensor_tensor(dst=change, data1=drafts, data2=draws[:, :, 0:k], op=nl.subtract)
-    nisa.tensor_tensor(dst=change, data1=change, data2=early, op=nl.multiply)
-    nisa.tensor_copy(dst=made, src=draws)
-    nisa.tensor_tensor(dst=made[:, :, 0:k], data1=made[:, :, 0:k], data2=change, op=nl.add)
-    return made
+    shape, k = drafts_1BK.shape, drafts_1BK.shape[2]
+    early_1BK, tokens_1BN = nl.ndarray(shape, nl.float32), nl.ndarray(draws_1BN.shape, nl.float32)
+    nisa.scalar_tensor_tensor(
+        dst=early_1BK,
+        data=index_1BN[:, :, 0:k],
+        op0=nl.add,
+        operand0=1.0,
+        op1=nl.less,
+        operand1=count_1B1.broadcast(2, k),
+    )
+    change_1BK = nl.ndarray(shape, nl.float32)
+    nisa.tensor_tensor(dst=change_1BK, data1=drafts_1BK, data2=draws_1BN[:, :, 0:k], op=nl.subtract)
+    nisa.tensor_tensor(dst=change_1BK, data1=change_1BK, data2=early_1BK, op=nl.multiply)
+    nisa.tensor_copy(dst=tokens_1BN, src=draws_1BN)
+    nisa.tensor_tensor(dst=tokens_1BN[:, :, 0:k], data1=tokens_1BN[:, :, 0:k], data2=change_1BK, op=nl.add)
+    return tokens_1BN
 
 
 @nki.jit
 def accept_rejection_kernel(sums, values, ids, u, drafts, positions, limits):
     """accepted (B, N), counts (B, 1), next ids (B, 1), next positions (B, 1), all int32."""
-    shards, batch, rows = values.shape
-    shape, both, index = (1, batch, rows), (shards, batch * rows), indices(batch, rows)
-    totals = added(sums.reshape((shards, 3 * batch * rows)), 3 * batch * rows).reshape((1, 3, batch, rows))
-    draws = merged(values.reshape(both), ids.reshape(both), batch * rows).reshape(shape)
-    passed = passes(totals, one_row(u, shape), shape)
-    count = emitted_count(passed[:, :, 0 : rows - 1], index, limits)
-    tokens = chosen_tokens(one_row(drafts, (1, batch, rows - 1)), draws, count, index)
-    return finish(tokens, count, index, positions)
+    shards, batch, candidates = values.shape
+    rows, index_1BN = batch * candidates, indices(batch, candidates)
+    shape, both = (1, batch, candidates), (shards, rows)
+    totals_13BN = totals_of(sums)
+    draws_1BN = merged(values.reshape(both), ids.reshape(both), rows).reshape(shape)
+    passed_1BN = passes(totals_13BN, one_row(u, shape))
+    count_1B1 = emitted_count(passed_1BN[:, :, 0 : candidates - 1], index_1BN, limits)
+    tokens_1BN = chosen_tokens(one_row(drafts, (1, batch, candidates - 1)), draws_1BN, count_1B1, index_1BN)
+    return finish(tokens_1BN, count_1B1, index_1BN, positions)

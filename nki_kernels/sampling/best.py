@@ -1,6 +1,7 @@
 """The best value and the smallest id that has it: over columns, over parts of a row, over shards.
 
-Ids are fp32 below 2^23, so that an id that is not the best can be lifted above all others without loss.
+Ids are fp32 below 2^22, hence exact. An id that is not the best is lifted above all that are; what it is rounded to
+there is never read.
 """
 
 import nki.isa as nisa
@@ -21,23 +22,36 @@ def smallest_best(values, ids, shape):
     return top, best
 
 
-def best_column(scores):
-    """The best of each partition's scores (p, W) and its first column: fp32 (p, 1) each."""
-    count = scores.shape[0]
-    eight, places = nl.ndarray((count, 8), dtype=nl.float32), nl.ndarray((count, 8), dtype=nl.uint32)
-    place = nl.ndarray((count, 1), dtype=nl.float32)
-    nisa.max8(dst=eight, src=scores)
-    nisa.nc_find_index8(dst=places, data=scores, vals=eight)
-    nisa.tensor_copy(dst=place, src=places[:, 0:1])
-    return eight[:, 0:1], place
+def best_column(scores_PW):
+    """The best of each partition's scores (P, W) and its first column: fp32 (P, 1) each."""
+    partitions = scores_PW.shape[0]
+    values_P8 = nl.ndarray((partitions, 8), dtype=nl.float32)
+    columns_P8 = nl.ndarray((partitions, 8), dtype=nl.uint32)
+    column_P1 = nl.ndarray((partitions, 1), dtype=nl.float32)
+    nisa.max8(dst=values_P8, src=scores_PW)
+    nisa.nc_find_index8(dst=columns_P8, data=scores_PW, vals=values_P8)
+    nisa.tensor_copy(dst=column_P1, src=columns_P8[:, 0:1])
+    return values_P8[:, 0:1], column_P1
 
 
-def over_parts(t, value, best):
+def best_of_chunks(bests):
+    """The best of each partition over its chunks, from a list of (value, id) columns (P, 1)."""
+    if len(bests) == 1:
+        return bests[0]
+    shape = (bests[0][0].shape[0], 1, len(bests))
+    values, ids = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+    for i in range(len(bests)):
+        nisa.tensor_copy(dst=values[:, 0, i : i + 1], src=bests[i][0])
+        nisa.tensor_copy(dst=ids[:, 0, i : i + 1], src=bests[i][1])
+    return smallest_best(values, ids, shape)
+
+
+def over_parts(t, value_P1, id_P1):
     """The best over the parts of each row, from (parts * R, 1) each: fp32 (1, R) each."""
-    turned = nl.ndarray((1, 2, t.partitions()), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned[:, 0, :], data=value)
-    nisa.nc_transpose(dst=turned[:, 1, :], data=best)
-    moved = nl.ndarray((1, 2, t.parts, t.rows), dtype=nl.float32)
-    nisa.tensor_copy(dst=moved, src=turned)
-    by_row = moved.permute((0, 1, 3, 2))
+    turned_psum = nl.ndarray((1, 2, t.partitions()), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned_psum[:, 0, :], data=value_P1)
+    nisa.nc_transpose(dst=turned_psum[:, 1, :], data=id_P1)
+    by_part = nl.ndarray((1, 2, t.parts, t.rows), dtype=nl.float32)
+    nisa.tensor_copy(dst=by_part, src=turned_psum)
+    by_row = by_part.permute((0, 1, 3, 2))
     return smallest_best(by_row[:, 0], by_row[:, 1], (1, t.rows, t.parts))

@@ -15,74 +15,64 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.best import best_column, over_parts, smallest_best
-from nki_kernels.sampling.rows import LOWEST, chunks, for_all, load, part_starts, per_row, tiling
+from nki_kernels.sampling.best import best_column, best_of_chunks, over_parts
+from nki_kernels.sampling.rows import LOWEST, chunks, for_all, load, part_starts, per_row, store_per_row, tiling
+from nki_kernels.tiles import this_core
 
 LARGEST_CHUNK = 2048
 
 
-def scales(temperature):
+def scales(temperature_P1):
     """Factors of logits and noise: 1 / T and 1, or 1 and 0 where T is 0: fp32 (P, 1) each."""
-    shape = temperature.shape
-    noisy, inverse = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
-    nisa.tensor_scalar(dst=noisy, data=temperature, op0=nl.greater, operand0=0.0)
-    cold = nl.ndarray(shape, nl.float32)
-    nisa.tensor_scalar(dst=cold, data=temperature, op0=nl.less_equal, operand0=0.0)
-    nisa.tensor_tensor(dst=inverse, data1=temperature, data2=cold, op=nl.add)
-    nisa.reciprocal(dst=inverse, data=inverse)
-    return inverse, noisy
+    shape = temperature_P1.shape
+    noisy_P1, inverse_P1 = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+    nisa.tensor_scalar(dst=noisy_P1, data=temperature_P1, op0=nl.greater, operand0=0.0)
+    cold_P1 = nl.ndarray(shape, nl.float32)
+    nisa.tensor_scalar(dst=cold_P1, data=temperature_P1, op0=nl.less_equal, operand0=0.0)
+    nisa.tensor_tensor(dst=inverse_P1, data1=temperature_P1, data2=cold_P1, op=nl.add)
+    nisa.reciprocal(dst=inverse_P1, data=inverse_P1)
+    return inverse_P1, noisy_P1
 
 
-def scores(logits, noise, inverse, noisy, floor):
+def scores(logits_PW, noise_PW, inverse_P1, noisy_P1, floor_P1):
     """logits / T + noise, and LOWEST where a logit is below the floor: fp32 (P, W)."""
-    made, removed = nl.ndarray(noise.shape, nl.float32), nl.ndarray(noise.shape, nl.float32)
-    kept = nl.ndarray(noise.shape, nl.float32)
-    nisa.activation(dst=kept, op=nl.copy, data=noise, scale=noisy)
-    nisa.tensor_scalar(dst=removed, data=logits, op0=nl.less, operand0=floor, op1=nl.multiply, operand1=LOWEST)
-    nisa.scalar_tensor_tensor(dst=made, data=logits, op0=nl.multiply, operand0=inverse, op1=nl.add, operand1=kept)
-    nisa.tensor_tensor(dst=made, data1=made, data2=removed, op=nl.add)
-    return made
-
-
-def best_of_chunks(t, found):
-    """The best of each partition over its chunks, from a list of (value, id) columns."""
-    if len(found) == 1:
-        return found[0]
-    count = len(found)
-    values, ids = nl.ndarray((t.partitions(), 1, count), nl.float32), nl.ndarray((t.partitions(), 1, count), nl.float32)
-    for i in range(count):
-        nisa.tensor_copy(dst=values[:, 0, i : i + 1], src=found[i][0])
-        nisa.tensor_copy(dst=ids[:, 0, i : i + 1], src=found[i][1])
-    return smallest_best(values, ids, (t.partitions(), 1, count))
+    shape = noise_PW.shape
+    scores_PW, removed_PW = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+    kept_PW = nl.ndarray(shape, nl.float32)
+    nisa.activation(dst=kept_PW, op=nl.copy, data=noise_PW, scale=noisy_P1)
+    nisa.tensor_scalar(dst=removed_PW, data=logits_PW, op0=nl.less, operand0=floor_P1, op1=nl.multiply, operand1=LOWEST)
+    nisa.scalar_tensor_tensor(
+        dst=scores_PW, data=logits_PW, op0=nl.multiply, operand0=inverse_P1, op1=nl.add, operand1=kept_PW
+    )
+    nisa.tensor_tensor(dst=scores_PW, data1=scores_PW, data2=removed_PW, op=nl.add)
+    return scores_PW
 
 
 @nki.jit
 def coupled_sample_kernel(logits, noise, temperature, floor, start):
     """Values (cores, R) fp32 and ids (cores, R) int32 of this shard's best; a core's half is a shard of its own."""
-    rows, core, cores = logits.shape[0], 0, 1
-    if nl.program_ndim() > 0:
-        core, cores = nl.program_id(0), nl.num_programs()
+    rows = logits.shape[0]
+    core, cores = this_core()
     values = nl.ndarray((cores, rows), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((cores, rows), dtype=nl.int32, buffer=nl.shared_hbm)
     t = tiling(rows, logits.shape[1])
-    parts = chunks(t, LARGEST_CHUNK)
-    ahead = (load(t, logits, parts[0], LOWEST), load(t, noise, parts[0], 0.0))
-    inverse, noisy = scales(per_row(t, temperature, 1))
-    lowest, base = per_row(t, floor, 1), nl.ndarray((t.partitions(), 1), nl.float32)
-    nisa.tensor_tensor(dst=base, data1=part_starts(t, 1), data2=for_all(t, start), op=nl.add)
-    found = []
-    for i in range(len(parts)):
-        chunk, loaded = parts[i], ahead
-        if i + 1 < len(parts):
-            ahead = (load(t, logits, parts[i + 1], LOWEST), load(t, noise, parts[i + 1], 0.0))
-        perturbed = scores(loaded[0], loaded[1], inverse, noisy, lowest)
-        value, place = best_column(perturbed)
-        nisa.tensor_scalar(dst=place, data=place, op0=nl.add, operand0=float(chunk[0]), op1=nl.add, operand1=base)
-        found.append((value, place))
-    best = best_of_chunks(t, found)
-    top, winner = over_parts(t, best[0], best[1])
-    whole = nl.ndarray((1, rows), dtype=nl.int32)
-    nisa.tensor_copy(dst=whole, src=winner)
-    nisa.dma_copy(dst=values.ap([[rows, 1], [1, rows]], offset=core * rows), src=top)
-    nisa.dma_copy(dst=ids.ap([[rows, 1], [1, rows]], offset=core * rows), src=whole)
+    spans = chunks(t, LARGEST_CHUNK)
+    ahead = (load(t, logits, spans[0], LOWEST), load(t, noise, spans[0], 0.0))
+    inverse_P1, noisy_P1 = scales(per_row(t, temperature, 1))
+    floor_P1, base_P1 = per_row(t, floor, 1), nl.ndarray((t.partitions(), 1), nl.float32)
+    nisa.tensor_tensor(dst=base_P1, data1=part_starts(t, 1), data2=for_all(t, start), op=nl.add)
+    bests = []
+    for i in range(len(spans)):
+        loaded = ahead
+        if i + 1 < len(spans):
+            ahead = (load(t, logits, spans[i + 1], LOWEST), load(t, noise, spans[i + 1], 0.0))
+        value_P1, id_P1 = best_column(scores(loaded[0], loaded[1], inverse_P1, noisy_P1, floor_P1))
+        nisa.tensor_scalar(dst=id_P1, data=id_P1, op0=nl.add, operand0=float(spans[i][0]), op1=nl.add, operand1=base_P1)
+        bests.append((value_P1, id_P1))
+    best = best_of_chunks(bests)
+    value_1R, id_1R = over_parts(t, best[0], best[1])
+    whole_1R = nl.ndarray((1, rows), dtype=nl.int32)
+    nisa.tensor_copy(dst=whole_1R, src=id_1R)
+    store_per_row(values, core, value_1R)
+    store_per_row(ids, core, whole_1R)
     return values, ids

@@ -15,46 +15,49 @@ import nki.language as nl
 from nki_kernels.sampling.rows import chunks, for_all, part_starts, per_row, store, tiling
 from nki_kernels.sampling.threefry import schedule, threefry
 
+# what the noise of a (seed, position, id) is for; a uniform number's domain has one id
 GUMBEL_DOMAIN = 0
+ACCEPT_DOMAIN = 1
+RESIDUAL_DOMAIN = 2
 DOMAIN_SHIFT = 24
 LARGEST_CHUNK = 1536
 
 
-def counters(positions, domain):
+def counters(positions_P1, domain):
     """The second counter word of each partition: position + domain * 2^24, uint32 (P, 1, 1)."""
-    made = nl.ndarray((positions.shape[0], 1, 1), dtype=nl.uint32)
-    nisa.tensor_scalar(dst=made, data=positions.view(nl.uint32), op0=nl.bitwise_or, operand0=domain << DOMAIN_SHIFT)
-    return made
+    counter_P11, bits = nl.ndarray((positions_P1.shape[0], 1, 1), dtype=nl.uint32), positions_P1.view(nl.uint32)
+    nisa.tensor_scalar(dst=counter_P11, data=bits, op0=nl.bitwise_or, operand0=domain << DOMAIN_SHIFT)
+    return counter_P11
 
 
-def pairs(t, pair_start, chunk):
+def pairs(t, pair_start_P1, chunk):
     """id // 2 of one chunk, and of one pair more for a shard that begins within a pair: uint32 (P, W / 2 + 1, 1)."""
     count = chunk[1] // 2 + 1
-    index = nl.ndarray((t.partitions(), count), dtype=nl.float32)
-    made = nl.ndarray((t.partitions(), count, 1), dtype=nl.uint32)
-    nisa.iota(dst=index, pattern=[[1, count]], offset=chunk[0] // 2, channel_multiplier=0)
-    nisa.tensor_scalar(dst=made, data=index, op0=nl.add, operand0=pair_start)
-    return made
+    index_PW = nl.ndarray((t.partitions(), count), dtype=nl.float32)
+    pairs_PW1 = nl.ndarray((t.partitions(), count, 1), dtype=nl.uint32)
+    nisa.iota(dst=index_PW, pattern=[[1, count]], offset=chunk[0] // 2, channel_multiplier=0)
+    nisa.tensor_scalar(dst=pairs_PW1, data=index_PW, op0=nl.add, operand0=pair_start_P1)
+    return pairs_PW1
 
 
-def uniform_bits(words, size, odd):
+def uniform_bits(words, size, odd_11):
     """The top 23 bits of `size` words in the order of ids, from the two words of each pair: uint32 (P, size)."""
     partitions, count = words[0].shape[0], words[0].shape[1]
-    made = nl.ndarray((partitions, count, 2), dtype=nl.uint32)
+    bits_PW2 = nl.ndarray((partitions, count, 2), dtype=nl.uint32)
     for i in range(2):
-        nisa.tensor_scalar(dst=made[:, :, i], data=words[i], op0=nl.right_shift, operand0=9)
-    return made.ap([[2 * count, partitions], [1, size]], offset=0, scalar_offset=odd, indirect_dim=2)
+        nisa.tensor_scalar(dst=bits_PW2[:, :, i], data=words[i], op0=nl.right_shift, operand0=9)
+    return bits_PW2.ap([[2 * count, partitions], [1, size]], offset=0, scalar_offset=odd_11, indirect_dim=2)
 
 
-def gumbel(bits, shape):
+def gumbel(bits_PW, shape):
     """-log(-log((bits + 1/2) / 2^23)): fp32 (P, size)."""
-    inner, outer, made = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
-    half = nl.ndarray((shape[0], 1), dtype=nl.float32)
-    nisa.memset(dst=half, value=2.0**-24)
-    nisa.activation(dst=inner, op=nl.log, data=bits, scale=2.0**-23, bias=half)
-    nisa.activation(dst=outer, op=nl.log, data=inner, scale=-1.0)
-    nisa.activation(dst=made, op=nl.copy, data=outer, scale=-1.0)
-    return made
+    inner_PW, outer_PW = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+    noise_PW, half_P1 = nl.ndarray(shape, nl.float32), nl.ndarray((shape[0], 1), dtype=nl.float32)
+    nisa.memset(dst=half_P1, value=2.0**-24)
+    nisa.activation(dst=inner_PW, op=nl.log, data=bits_PW, scale=2.0**-23, bias=half_P1)
+    nisa.activation(dst=outer_PW, op=nl.log, data=inner_PW, scale=-1.0)
+    nisa.activation(dst=noise_PW, op=nl.copy, data=outer_PW, scale=-1.0)
+    return noise_PW
 
 
 @nki.jit
@@ -63,17 +66,17 @@ def gumbel_noise_kernel(seeds, positions, start, columns, domain):
     rows = seeds.shape[0]
     noise = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     t = tiling(rows, columns)
-    key = per_row(t, seeds, 2)
-    second = counters(per_row(t, positions, 1), domain)
-    first = for_all(t, start)
-    odd, pair_start = nl.ndarray((t.partitions(), 1), dtype=nl.int32), nl.ndarray((t.partitions(), 1), dtype=nl.float32)
-    pair = nl.ndarray((t.partitions(), 1), dtype=nl.int32)
-    nisa.tensor_scalar(dst=odd, data=first, op0=nl.bitwise_and, operand0=1)
-    nisa.tensor_scalar(dst=pair, data=first, op0=nl.right_shift, operand0=1)
-    nisa.tensor_tensor(dst=pair_start, data1=part_starts(t, 2), data2=pair, op=nl.add)
-    injections = schedule(key.view(nl.uint32).reshape((t.partitions(), 2, 1)))
+    key_P2 = per_row(t, seeds, 2)
+    second_P11 = counters(per_row(t, positions, 1), domain)
+    start_P1, column = for_all(t, start), (t.partitions(), 1)
+    odd_P1, pair_start_P1 = nl.ndarray(column, dtype=nl.int32), nl.ndarray(column, dtype=nl.float32)
+    pair_P1 = nl.ndarray(column, dtype=nl.int32)
+    nisa.tensor_scalar(dst=odd_P1, data=start_P1, op0=nl.bitwise_and, operand0=1)
+    nisa.tensor_scalar(dst=pair_P1, data=start_P1, op0=nl.right_shift, operand0=1)
+    nisa.tensor_tensor(dst=pair_start_P1, data1=part_starts(t, 2), data2=pair_P1, op=nl.add)
+    injections = schedule(key_P2.view(nl.uint32).reshape((t.partitions(), 2, 1)))
     for chunk in chunks(t, LARGEST_CHUNK):
-        words = threefry(pairs(t, pair_start, chunk), second, injections)
-        bits = uniform_bits(words, chunk[1], odd[0:1, 0:1])
-        store(t, noise, chunk, gumbel(bits, (t.partitions(), chunk[1])))
+        words = threefry(pairs(t, pair_start_P1, chunk), second_P11, injections)
+        bits_PW = uniform_bits(words, chunk[1], odd_P1[0:1, 0:1])
+        store(t, noise, chunk, gumbel(bits_PW, (t.partitions(), chunk[1])))
     return noise

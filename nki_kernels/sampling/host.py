@@ -19,9 +19,9 @@ from nki_kernels.sampling.block_verification import accept_block_kernel, block_w
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import DOMAIN_SHIFT, gumbel_noise_kernel
 from nki_kernels.sampling.rejection_sample import rejection_sample_kernel
-from nki_kernels.sampling.rows import P
 from nki_kernels.sampling.uniform import uniform_kernel
 from nki_kernels.sampling.weights_above import weights_above_kernel
+from nki_kernels.tiles import P
 
 Run = Callable[[Any], Any]
 
@@ -39,20 +39,12 @@ class Shard(NamedTuple):
     start: Any
 
 
-class Step(NamedTuple):
-    """Drafts (B, N - 1), positions and limits (B, 1) of a step, int32."""
+class Proposal(NamedTuple):
+    """What each sequence proposes: drafts (B, N - 1), the position of its row 0 and its limit (B, 1), int32."""
 
     drafts: Any
     positions: Any
     limits: Any
-
-
-def seed_words(seed: int) -> tuple[int, int]:
-    """The low and the high word of a 64-bit seed, as int32 numbers."""
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"the seed is {seed}, 0 to 2**64 - 1 is needed: take it modulo 2**64")
-    low, high = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
-    return int(low), int(high)
 
 
 def gumbel_noise(
@@ -106,10 +98,10 @@ def weights_above(
     return run(weights_above_kernel[_cores(lnc)])(logits, *weigh, floor, thresholds)
 
 
-def accept_drafts(values: Any, ids: Any, step: Step, *, run: Run = nki.simulate) -> Any:
+def accept_drafts(values: Any, ids: Any, proposal: Proposal, *, run: Run = nki.simulate) -> Any:
     """accepted (B, N), counts, next ids, next positions (B, 1) of draws (M, B, N) of M shards; no drafts for N = 1."""
-    _check_draws(values, ids, step)
-    return run(accept_drafts_kernel[1])(values, ids, *step)
+    _check_draws(values, ids, proposal)
+    return run(accept_drafts_kernel[1])(values, ids, *proposal)
 
 
 def rejection_sample(
@@ -131,14 +123,14 @@ def rejection_sample(
     return run(rejection_sample_kernel[_cores(lnc)])(target.logits, draft, scales, *drawn, target.start)
 
 
-def accept_rejection(sums: Any, values: Any, ids: Any, u: Any, step: Step, *, run: Run = nki.simulate) -> Any:
+def accept_rejection(sums: Any, values: Any, ids: Any, u: Any, proposal: Proposal, *, run: Run = nki.simulate) -> Any:
     """accepted (B, N), counts, next ids, next positions (B, 1), from sums (M, 3, B, N), draws (M, B, N), u (B, N)."""
-    shards, batch, rows = _check_draws(values, ids, step)
-    _check("sums", sums, (shards, 3, batch, rows), FP32)
-    _check("u", u, (batch, rows), FP32)
-    if step.drafts is None:
+    shards, batch, candidates = _check_draws(values, ids, proposal)
+    _check("sums", sums, (shards, 3, batch, candidates), FP32)
+    _check("u", u, (batch, candidates), FP32)
+    if proposal.drafts is None:
         raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
-    return run(accept_rejection_kernel[1])(sums, values, ids, u, *step)
+    return run(accept_rejection_kernel[1])(sums, values, ids, u, *proposal)
 
 
 def block_weights(sums: Any, *, run: Run = nki.simulate) -> Any:
@@ -150,20 +142,20 @@ def block_weights(sums: Any, *, run: Run = nki.simulate) -> Any:
 
 
 def accept_block(
-    sums: Any, draws: tuple[Any, Any], weigh: tuple[Any, Any], step: Step, *, run: Run = nki.simulate
+    sums: Any, draws: tuple[Any, Any], weigh: tuple[Any, Any], proposal: Proposal, *, run: Run = nki.simulate
 ) -> Any:
     """Block verification's accepted (B, N), counts, next ids, next positions (B, 1).
 
     `draws` are the values and ids (M, B, N) and `sums` (M, 3, B, N) of a rejection_sample with weight rho; `weigh`
     is rho and u, (B, N) each.
     """
-    shards, batch, rows = _check_draws(*draws, step)
-    _check("sums", sums, (shards, 3, batch, rows), FP32)
+    shards, batch, candidates = _check_draws(*draws, proposal)
+    _check("sums", sums, (shards, 3, batch, candidates), FP32)
     for name, value in zip(("rho", "u"), weigh, strict=True):
-        _check(name, value, (batch, rows), FP32)
-    if step.drafts is None:
+        _check(name, value, (batch, candidates), FP32)
+    if proposal.drafts is None:
         raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
-    return run(accept_block_kernel[1])(sums, *draws, *weigh, *step)
+    return run(accept_block_kernel[1])(sums, *draws, *weigh, *proposal)
 
 
 def _check(name: str, value: Any, shape: tuple[int, ...], kinds: tuple[str, ...]) -> None:
@@ -198,10 +190,10 @@ def _check_generator(seeds: Any, positions: Any, domain: int) -> int:
         raise ValueError(f"there are {rows} rows, 1 to {P} fit a launch: split the batch")
     _check("seeds", seeds, (rows, 2), INT32)
     _check("positions", positions, (rows, 1), INT32)
-    found = np.asarray(positions)
-    if found.min() < 0 or found.max() > MAX_POSITION:
+    numbers = np.asarray(positions)
+    if numbers.min() < 0 or numbers.max() > MAX_POSITION:
         raise ValueError(
-            f"positions run from {found.min()} to {found.max()}, 0 to {MAX_POSITION} have noise: "
+            f"positions run from {numbers.min()} to {numbers.max()}, 0 to {MAX_POSITION} have noise: "
             "end the sequence before"
         )
     if not 0 <= domain < 1 << 6:
@@ -209,26 +201,26 @@ def _check_generator(seeds: Any, positions: Any, domain: int) -> int:
     return int(rows)
 
 
-def _check_draws(values: Any, ids: Any, step: Step) -> tuple[int, int, int]:
+def _check_draws(values: Any, ids: Any, proposal: Proposal) -> tuple[int, int, int]:
     if len(values.shape) != 3:
         raise ValueError(f"values are {tuple(values.shape)}, (M, B, N) of M shards is needed: add the missing axes")
-    shards, batch, rows = values.shape
+    shards, batch, candidates = values.shape
     if not 1 <= shards <= P:
         raise ValueError(f"there are {shards} shards, 1 to {P} can be merged: merge in two steps")
-    _check("values", values, (shards, batch, rows), FP32)
-    _check("ids", ids, (shards, batch, rows), INT32)
-    _check("positions", step.positions, (batch, 1), INT32)
-    if step.drafts is None:
-        if rows != 1:
+    _check("values", values, (shards, batch, candidates), FP32)
+    _check("ids", ids, (shards, batch, candidates), INT32)
+    _check("positions", proposal.positions, (batch, 1), INT32)
+    if proposal.drafts is None:
+        if candidates != 1:
             raise ValueError(
-                f"drafts are missing for N = {rows} rows, None goes with N = 1: pass (B, {rows - 1}) drafts"
+                f"drafts are missing for N = {candidates} rows, None goes with N = 1: pass (B, {candidates - 1}) drafts"
             )
-        return shards, batch, rows
-    _check("drafts", step.drafts, (batch, rows - 1), INT32)
-    _check("limits", step.limits, (batch, 1), INT32)
-    if np.asarray(step.limits).min() < 0:
+        return shards, batch, candidates
+    _check("drafts", proposal.drafts, (batch, candidates - 1), INT32)
+    _check("limits", proposal.limits, (batch, 1), INT32)
+    if np.asarray(proposal.limits).min() < 0:
         raise ValueError("a limit is negative, 0 or more drafts may be accepted: pass 0 to accept none")
-    return shards, batch, rows
+    return shards, batch, candidates
 
 
 def _cores(lnc: int) -> int:

@@ -1,6 +1,6 @@
 """Rows of logits over a vocabulary shard, spread over the partitions.
 
-R rows of W_all columns become tiles (parts * R, columns): partition j * R + r holds row r's columns j * W to
+R rows of W_all columns become tiles (P = parts * R, columns): partition j * R + r holds row r's columns j * W to
 (j + 1) * W, less what lies beyond the core's last column. Two cores take half of the columns each.
 """
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-P = 128
+from nki_kernels.tiles import P, move, share_of_core
+
 # the smallest row that max8 takes
 FEWEST = 8
 LOWEST = -3.0e38
@@ -33,10 +34,7 @@ class Tiling(nl.NKIObject):
 
 def tiling(rows, columns, most=P):
     """The dims of this core; widths are even, so that every part begins with the first id of a pair."""
-    first, last = 0, columns
-    if nl.program_ndim() > 0 and nl.num_programs() == 2:
-        half = min(columns, 2 * math.ceil(columns / 4))
-        first, last = half * nl.program_id(0), half + (columns - half) * nl.program_id(0)
+    first, last = share_of_core(columns, 2)
     count = last - first
     parts = max(1, min(most, P // rows, count // FEWEST))
     return Tiling(rows, first, last, parts, max(FEWEST, 2 * math.ceil(count / parts / 2)), columns)
@@ -44,10 +42,10 @@ def tiling(rows, columns, most=P):
 
 def chunks(t, most):
     """(start, size) of each chunk of a part's columns, in even sizes of at most `most`."""
-    made = []
+    spans = []
     for start in range(0, t.width, most):
-        made.append((start, min(most, t.width - start)))
-    return made
+        spans.append((start, min(most, t.width - start)))
+    return spans
 
 
 def covered(t, start, size):
@@ -65,61 +63,62 @@ def place(t, source, chunk, part, count, size):
     return source.ap([[t.width, count], [t.stride, t.rows], [1, size]], offset=offset)
 
 
-def move(dst, src):
-    """A transfer whose addresses are known: its descriptors are made beforehand."""
-    nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
-
-
 def load(t, source, chunk, fill):
     """One chunk of every row: (parts * R, size) in the source's dtype, with `fill` beyond the last column."""
     size = chunk[1]
-    made = nl.ndarray((t.partitions(), size), dtype=source.dtype)
+    chunk_PW = nl.ndarray((t.partitions(), size), dtype=source.dtype)
     whole, rest = covered(t, chunk[0], size)
     if whole == t.parts - 1 and rest:
         if rest < size:
-            nisa.memset(dst=made[:, rest:size], value=fill, engine=nisa.engine.gpsimd)
+            nisa.memset(dst=chunk_PW[:, rest:size], value=fill, engine=nisa.engine.gpsimd)
     elif whole < t.parts:
-        nisa.memset(dst=made, value=fill, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=chunk_PW, value=fill, engine=nisa.engine.gpsimd)
     if whole:
-        move(made[0 : whole * t.rows, :], place(t, source, chunk, 0, whole, size))
+        move(chunk_PW[0 : whole * t.rows, :], place(t, source, chunk, 0, whole, size))
     if rest:
-        move(made[whole * t.rows : (whole + 1) * t.rows, 0:rest], place(t, source, chunk, whole, 1, rest))
-    return made
+        move(chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest], place(t, source, chunk, whole, 1, rest))
+    return chunk_PW
 
 
-def store(t, target, chunk, tile):
+def store(t, target, chunk, chunk_PW):
     """Write one chunk of every row to HBM, without what lies beyond the last column."""
     size = chunk[1]
     whole, rest = covered(t, chunk[0], size)
     if whole:
-        move(place(t, target, chunk, 0, whole, size), tile[0 : whole * t.rows, :])
+        move(place(t, target, chunk, 0, whole, size), chunk_PW[0 : whole * t.rows, :])
     if rest:
-        move(place(t, target, chunk, whole, 1, rest), tile[whole * t.rows : (whole + 1) * t.rows, 0:rest])
+        move(place(t, target, chunk, whole, 1, rest), chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest])
 
 
 def per_row(t, source, columns):
     """Each row's `columns` numbers of an HBM tensor (R, columns) on all of its partitions."""
-    made = nl.ndarray((t.partitions(), columns), dtype=source.dtype)
-    move(made, source.ap([[0, t.parts], [columns, t.rows], [1, columns]], offset=0))
-    return made
+    numbers_PC = nl.ndarray((t.partitions(), columns), dtype=source.dtype)
+    move(numbers_PC, source.ap([[0, t.parts], [columns, t.rows], [1, columns]], offset=0))
+    return numbers_PC
 
 
 def for_all(t, source):
     """The one number of an HBM tensor (1, 1) on every partition."""
-    made = nl.ndarray((t.partitions(), 1), dtype=source.dtype)
-    move(made, source.ap([[0, t.partitions()], [1, 1]], offset=0))
-    return made
+    number_P1 = nl.ndarray((t.partitions(), 1), dtype=source.dtype)
+    move(number_P1, source.ap([[0, t.partitions()], [1, 1]], offset=0))
+    return number_P1
 
 
 def part_starts(t, step):
     """(first + j * W) / step on the partitions of part j: fp32 (parts * R, 1), exact below 2^24."""
-    steps = nl.ndarray((t.partitions(), t.parts), dtype=nl.float32)
-    made = nl.ndarray((t.partitions(), 1), dtype=nl.float32)
+    ended = nl.ndarray((t.partitions(), t.parts), dtype=nl.float32)
+    starts_P1 = nl.ndarray((t.partitions(), 1), dtype=nl.float32)
     # p // R is the number of parts that end at or before p, counted over j of p >= R * (j + 1)
-    nisa.iota(dst=steps, pattern=[[-t.rows, t.parts]], offset=-t.rows, channel_multiplier=1)
+    nisa.iota(dst=ended, pattern=[[-t.rows, t.parts]], offset=-t.rows, channel_multiplier=1)
     nisa.tensor_scalar(
-        dst=steps, data=steps, op0=nl.greater_equal, operand0=0.0, op1=nl.multiply, operand1=float(t.width // step)
+        dst=ended, data=ended, op0=nl.greater_equal, operand0=0.0, op1=nl.multiply, operand1=float(t.width // step)
     )
-    nisa.tensor_reduce(dst=made, op=nl.add, data=steps, axis=1)
-    nisa.tensor_scalar(dst=made, data=made, op0=nl.add, operand0=float(t.first // step))
-    return made
+    nisa.tensor_reduce(dst=starts_P1, op=nl.add, data=ended, axis=1)
+    nisa.tensor_scalar(dst=starts_P1, data=starts_P1, op0=nl.add, operand0=float(t.first // step))
+    return starts_P1
+
+
+def store_per_row(target, core, row_1R):
+    """One number per row, on one partition, as row `core` of an HBM output (cores, R)."""
+    rows = target.shape[1]
+    nisa.dma_copy(dst=target.ap([[rows, 1], [1, rows]], offset=core * rows), src=row_1R)

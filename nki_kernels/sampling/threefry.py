@@ -46,9 +46,9 @@ def add(first, second):
 
 def column(word):
     """One word per partition, (P, 1, 1), as operands of the sums below: fp32 (P, 2)."""
-    made = nl.ndarray((word.shape[0], 2), dtype=nl.float32)
-    nisa.tensor_copy(dst=made, src=halves(word), engine=nisa.engine.vector)
-    return made
+    halves_P2 = nl.ndarray((word.shape[0], 2), dtype=nl.float32)
+    nisa.tensor_copy(dst=halves_P2, src=halves(word), engine=nisa.engine.vector)
+    return halves_P2
 
 
 def add_column(first, second):
@@ -63,18 +63,23 @@ def add_all(first, second, third):
     """The sum of words, a column and words: an injection and the round after it in one."""
     sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
     for i in range(2):
-        one, other = halves(first)[:, :, i], halves(third)[:, :, i]
+        from_first, from_third = halves(first)[:, :, i], halves(third)[:, :, i]
         nisa.scalar_tensor_tensor(
-            dst=sums[:, :, i], data=one, op0=nl.add, operand0=second[:, i : i + 1], op1=nl.add, operand1=other
+            dst=sums[:, :, i],
+            data=from_first,
+            op0=nl.add,
+            operand0=second[:, i : i + 1],
+            op1=nl.add,
+            operand1=from_third,
         )
     return carry(sums, 3)
 
 
 def packed(sums):
     """A sum as words."""
-    made = new_words(sums)
-    nisa.tensor_copy(dst=halves(made), src=halves(sums), engine=nisa.engine.vector)
-    return made
+    words = new_words(sums)
+    nisa.tensor_copy(dst=halves(words), src=halves(sums), engine=nisa.engine.vector)
+    return words
 
 
 def rotate_left(words, by):
@@ -87,20 +92,20 @@ def rotate_left(words, by):
 
 def mix(words, by, sums):
     """rotate_left(words, by) ^ sums."""
-    made = new_words(words)
+    mixed = new_words(words)
     if by == 16:
         for i in range(2):
             nisa.tensor_tensor(
-                dst=halves(made)[:, :, i],
+                dst=halves(mixed)[:, :, i],
                 data1=halves(words)[:, :, 1 - i],
                 data2=halves(sums)[:, :, i],
                 op=nl.bitwise_xor,
             )
-        return made
+        return mixed
     left, right = rotate_left(words, by)
     nisa.tensor_tensor(dst=left, data1=left, data2=right, op=nl.bitwise_xor)
-    nisa.tensor_tensor(dst=halves(made), data1=halves(left), data2=halves(sums), op=nl.bitwise_xor)
-    return made
+    nisa.tensor_tensor(dst=halves(mixed), data1=halves(left), data2=halves(sums), op=nl.bitwise_xor)
+    return mixed
 
 
 def schedule(key):
@@ -108,12 +113,13 @@ def schedule(key):
     words = [key[:, 0:1], key[:, 1:2], nl.ndarray((key.shape[0], 1, 1), dtype=nl.uint32)]
     nisa.tensor_tensor(dst=words[2], data1=words[0], data2=words[1], op=nl.bitwise_xor)
     nisa.tensor_scalar(dst=words[2], data=words[2], op0=nl.bitwise_xor, operand0=PARITY)
-    made = []
+    injections = []
     for s in range(1 + ROUNDS // 4):
-        step = new_words(words[2])
-        nisa.memset(dst=step, value=s)
-        made.append((words[s % 3], packed(add(words[(s + 1) % 3], step))))
-    return made
+        number = new_words(words[2])
+        nisa.memset(dst=number, value=s)
+        # packed, one word a partition; a sum would do, for only its halves are read
+        injections.append((words[s % 3], packed(add(words[(s + 1) % 3], number))))
+    return injections
 
 
 def threefry(counter, second, injections):

@@ -15,56 +15,62 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.limits import SUM_ROWS
-from nki_kernels.sampling.rows import LOWEST, P, chunks, load, per_row, tiling
+from nki_kernels.sampling.rows import LOWEST, chunks, load, per_row, tiling
+from nki_kernels.tiles import P, this_core
 
 LARGEST_CHUNK = 2048
 # the same parts whatever the number of rows: a row's sums have one order
 PARTS = P // SUM_ROWS
 
 
-def add_chunk(logits, weights, thresholds, total):
+def add_chunk(logits_PW, weights_PW, thresholds_PJ, total_PJ):
     """Add one chunk's weight above each threshold to total (P, J)."""
-    shape, count = weights.shape, thresholds.shape[1]
-    parts = nl.ndarray((shape[0], count), dtype=nl.float32)
+    shape, count = weights_PW.shape, thresholds_PJ.shape[1]
+    sums_PJ = nl.ndarray((shape[0], count), dtype=nl.float32)
     for j in range(count):
-        above, read = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+        above_PW, read_PW = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
+        threshold_P1 = thresholds_PJ[:, j : j + 1]
         nisa.scalar_tensor_tensor(
-            dst=above, data=logits, op0=nl.greater, operand0=thresholds[:, j : j + 1], op1=nl.multiply, operand1=weights
+            dst=above_PW, data=logits_PW, op0=nl.greater, operand0=threshold_P1, op1=nl.multiply, operand1=weights_PW
         )
         # the sum is taken on the other engine while this one compares with the next threshold
         nisa.activation(
-            dst=read,
+            dst=read_PW,
             op=nl.copy,
-            data=above,
+            data=above_PW,
             reduce_op=nl.add,
-            reduce_res=parts[:, j : j + 1],
+            reduce_res=sums_PJ[:, j : j + 1],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
-    nisa.tensor_tensor(dst=total, data1=total, data2=parts, op=nl.add)
+    nisa.tensor_tensor(dst=total_PJ, data1=total_PJ, data2=sums_PJ, op=nl.add)
 
 
 @nki.jit
 def weights_above_kernel(logits, scale, bias, floor, thresholds):
     """Sums (cores, J, R) fp32; a core's half of the columns is a shard of its own. R <= 32, J <= 128."""
-    rows, count, core, cores = logits.shape[0], thresholds.shape[1], 0, 1
-    if nl.program_ndim() > 0:
-        core, cores = nl.program_id(0), nl.num_programs()
+    rows, count = logits.shape[0], thresholds.shape[1]
+    core, cores = this_core()
     out = nl.ndarray((cores, count, rows), dtype=nl.float32, buffer=nl.shared_hbm)
     t = tiling(rows, logits.shape[1], PARTS)
-    factor, shift, lowest = per_row(t, scale, 1), per_row(t, bias, 1), per_row(t, floor, 1)
-    limits, total = per_row(t, thresholds, count), nl.ndarray((t.partitions(), count), nl.float32)
-    nisa.memset(dst=total, value=0.0)
+    scale_P1, bias_P1, floor_P1 = per_row(t, scale, 1), per_row(t, bias, 1), per_row(t, floor, 1)
+    thresholds_PJ, total_PJ = per_row(t, thresholds, count), nl.ndarray((t.partitions(), count), nl.float32)
+    nisa.memset(dst=total_PJ, value=0.0)
     for chunk in chunks(t, LARGEST_CHUNK):
-        numbers = load(t, logits, chunk, LOWEST)
-        weights = nl.ndarray(numbers.shape, nl.float32)
-        nisa.activation(dst=weights, op=nl.exp, data=numbers, scale=factor, bias=shift)
+        logits_PW = load(t, logits, chunk, LOWEST)
+        weights_PW = nl.ndarray(logits_PW.shape, nl.float32)
+        nisa.activation(dst=weights_PW, op=nl.exp, data=logits_PW, scale=scale_P1, bias=bias_P1)
         nisa.scalar_tensor_tensor(
-            dst=weights, data=numbers, op0=nl.greater_equal, operand0=lowest, op1=nl.multiply, operand1=weights
+            dst=weights_PW,
+            data=logits_PW,
+            op0=nl.greater_equal,
+            operand0=floor_P1,
+            op1=nl.multiply,
+            operand1=weights_PW,
         )
-        add_chunk(numbers, weights, limits, total)
-    turned = nl.ndarray((count, t.parts, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned, data=total)
-    sums = nl.ndarray((count, rows), nl.float32)
-    nisa.tensor_reduce(dst=sums, op=nl.add, data=turned.permute((0, 2, 1)), axis=2)
-    nisa.dma_copy(dst=out.ap([[rows, count], [1, rows]], offset=core * count * rows), src=sums)
+        add_chunk(logits_PW, weights_PW, thresholds_PJ, total_PJ)
+    turned_psum = nl.ndarray((count, t.parts, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned_psum, data=total_PJ)
+    sums_JR = nl.ndarray((count, rows), nl.float32)
+    nisa.tensor_reduce(dst=sums_JR, op=nl.add, data=turned_psum.permute((0, 2, 1)), axis=2)
+    nisa.dma_copy(dst=out.ap([[rows, count], [1, rows]], offset=core * count * rows), src=sums_JR)
     return out

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from nkisim.collectives.exchange import done, meet, only_hbm, put, reducer, ring_of, start, take
+from nkisim.collectives.exchange import ReplicaGroup, done, meet, only_hbm, put, reducer, ring_of, start, take
 from nkisim.core import access
 from nkisim.core.context import current
 from nkisim.dtypes import to_fp32
-from nkisim.errors import NotSimulated, WrongArgument
+from nkisim.errors import WrongArgument
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
+from nkisim.isa.tokens import Token
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import VirtualRegister
 
 
 def collective_permute(
-    srcs: Any,
-    dsts: Any,
-    source_target_pairs: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    source_target_pairs: Sequence[tuple[int, int]],
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -25,14 +28,12 @@ def collective_permute(
     call = start("collective_permute", srcs, dsts, priority, one=True)
     only_hbm(call)
     core = call.core
-    if core.programs != 1:
-        raise NotSimulated("collective_permute", "lnc=2", "ranks of one core each are simulated")
     pairs = [(int(a), int(b)) for a, b in source_target_pairs]
     if len({b for _, b in pairs}) != len(pairs):
         call.refuse(WrongArgument, "source_target_pairs", f"are {pairs}", "a target receives once")
     ranks = sorted({r for pair in pairs for r in pair})
     if core.rank in ranks:
-        got = meet(core, "collective_permute", ranks, take(call, "srcs[0]"))
+        got = meet(call, ranks, take(call, "srcs[0]"))
         for source, target in pairs:
             if target == core.rank:
                 put(call, "dsts[0]", got[source])
@@ -47,10 +48,10 @@ def _channels(op: str, ids: Any, *lists: Any) -> list[list[Any]]:
 
 
 def collective_permute_implicit(
-    srcs_by_channel: Any,
-    dsts_by_channel: Any,
-    replica_group: Any,
-    channel_ids: Any = [0],  # noqa: B006
+    srcs_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: ReplicaGroup,
+    channel_ids: Sequence[int] = [0],
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -66,20 +67,20 @@ def collective_permute_implicit(
     return last
 
 
-def _shift(call: Call, group: Any, payload: Any, name: str | None) -> NkiInstruction:
+def _shift(call: Call, group: ReplicaGroup, payload: Any, name: str | None) -> NkiInstruction:
     ring = ring_of(call.core, call.card.op, group)
-    got = meet(call.core, call.card.op, ring, payload)
+    got = meet(call, ring, payload)
     put(call, "dsts[0]", got[ring[ring.index(call.core.rank) - 1]])
     return done(call, name)
 
 
 def collective_permute_implicit_reduce(
-    srcs0_by_channel: Any,
-    srcs1_by_channel: Any,
-    dsts_by_channel: Any,
-    replica_group: Any,
-    op: Any,
-    channel_ids: Any = [0],  # noqa: B006
+    srcs0_by_channel: Sequence[Sequence[NkiTensor]],
+    srcs1_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: ReplicaGroup,
+    op: Token,
+    channel_ids: Sequence[int] = [0],
     priority: int | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -91,6 +92,7 @@ def collective_permute_implicit_reduce(
     for first, second, target in zip(*lists, strict=False):
         call = start(title, first, target, priority, one=True)
         only_hbm(call)
+        call.tensors["srcs1[0]"] = second[0]
         other = access.read(call.core, second[0], call.who("srcs1"))
         payload = fn(to_fp32(take(call, "srcs[0]")), to_fp32(other))
         last = _shift(call, replica_group, payload, name)
@@ -99,7 +101,7 @@ def collective_permute_implicit_reduce(
 
 
 def collective_permute_implicit_current_processing_rank_id(
-    iteration_id: int, replica_group: Any, channel_id: int = 0, name: str | None = None
+    iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
     """Return the rank whose data is processed in a step of the ring."""
     op = "collective_permute_implicit_current_processing_rank_id"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nkisim.collectives.exchange import done, meet, only_hbm, ring_of, start
+from nkisim.collectives.exchange import ReplicaGroup, deliver, done, meet, only_hbm, ring_of, start
 from nkisim.core import access
+from nkisim.dtypes import Array
 from nkisim.errors import ShapeMismatch, WrongArgument
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
 from nkisim.memory.tensor import NkiTensor
 
 
-def _variable(op: str, call: Call, group: Any, metadata: Any, flags: tuple[bool, bool]) -> Any:
+def _variable(op: str, call: Call, group: ReplicaGroup, metadata: NkiTensor, flags: tuple[bool, bool]) -> Any:
     """Read a metadata tensor; return (ring, rows, whether it is on chip)."""
     ring = ring_of(call.core, op, group)
     rows = 4 if flags[1] else 3
@@ -33,7 +35,7 @@ def _variable(op: str, call: Call, group: Any, metadata: Any, flags: tuple[bool,
     return ring, flat, view
 
 
-def _receive(call: Call, ring: list[int], chunks: list[Any], how: tuple[Any, ...]) -> None:
+def _receive(call: Call, ring: list[int], chunks: list[Array], how: tuple[Any, ...]) -> None:
     """Place one chunk per source rank into dst, and the counts into row 2."""
     flat, view, known, placed = how
     dst = call.tensors["dsts[0]"]
@@ -46,15 +48,15 @@ def _receive(call: Call, ring: list[int], chunks: list[Any], how: tuple[Any, ...
             found = f"has {room} elements left for {len(chunk)} of rank {ring[i]}"
             call.refuse(ShapeMismatch, "dsts", found, "make the destination larger")
         if len(chunk):
-            access.write(call.core, target[at : at + len(chunk)], chunk, call.who("dsts"))
+            deliver(call, target[at : at + len(chunk)], chunk, "dsts")
     if not known:
         counts = np.array([len(c) for c in chunks], np.uint32)
         n = len(ring)
         row = view[2] if view.shape[0] != 1 else view[:, 2 * n : 3 * n]
-        access.write(call.core, row, counts, call.who("metadata_tensor"))
+        deliver(call, row, counts, "metadata_tensor")
 
 
-def _chunk(call: Call, count: int, start: int) -> Any:
+def _chunk(call: Call, count: int, start: int) -> Array:
     src = call.tensors["srcs[0]"]
     if start + count > src.size:
         found = f"has {src.size} elements"
@@ -66,10 +68,10 @@ def _chunk(call: Call, count: int, start: int) -> Any:
 
 
 def all_gather_v(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    metadata_tensor: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
     recv_counts_known: bool = False,
     has_rdispls: bool = False,
     priority: int | None = None,
@@ -80,17 +82,17 @@ def all_gather_v(
     only_hbm(call)
     ring, flat, view = _variable("all_gather_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
     mine = _chunk(call, int(flat[0, 0]), int(flat[1, 0]))
-    got = meet(call.core, "all_gather_v", ring, mine)
+    got = meet(call, ring, mine)
     how = (flat, view, recv_counts_known, has_rdispls)
     _receive(call, ring, [got[r] for r in ring], how)
     return done(call, name)
 
 
 def all_to_all_v(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    metadata_tensor: Any,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
     recv_counts_known: bool = False,
     has_rdispls: bool = False,
     priority: int | None = None,
@@ -101,7 +103,7 @@ def all_to_all_v(
     only_hbm(call)
     ring, flat, view = _variable("all_to_all_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
     mine = [_chunk(call, int(flat[0, i]), int(flat[1, i])) for i in range(len(ring))]
-    got = meet(call.core, "all_to_all_v", ring, mine)
+    got = meet(call, ring, mine)
     me = ring.index(call.core.rank)
     how = (flat, view, recv_counts_known, has_rdispls)
     _receive(call, ring, [got[r][me] for r in ring], how)

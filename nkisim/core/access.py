@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core import races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, store
-from nkisim.errors import DynamicOutOfRange, IllegalView, ReplacedRead, UnwrittenRead, WrongDtype
+from nkisim.dtypes import INFO, INTS, Array, Flags, storage_of, store, to_fp32
+from nkisim.errors import DynamicOutOfRange, IllegalView, NotComputed, Relaxed, ReplacedRead, UnwrittenRead, WrongDtype
+from nkisim.memory.memory import shared_bytes
 from nkisim.memory.patterns import Dynamic
-from nkisim.memory.storage import Storage
+from nkisim.memory.storage import INT_SENTINEL, OVERWRITTEN, UNWRITTEN, WRITTEN, Allocation, Storage
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout, last_element
 from nkisim.objects import VirtualRegister
 
 # every byte of an element written, by element width
-WRITTEN_MARK = {1: 0x01, 2: 0x0101, 4: 0x01010101}
+WRITTEN_MARK = {width: int.from_bytes(bytes([WRITTEN]) * width, "little") for width in (1, 2, 4)}
 _INDEX_DTYPES = frozenset({"int32", "uint32", "int16", "uint16", "int8", "uint8"})
 
 Who = tuple[str, str]
@@ -31,25 +34,35 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
     """
     storage = tensor._storage
     if not storage.complete:
-        _check_written(tensor, storage, who)
+        fault = unwritten(tensor, who)
+        if fault is not None:
+            marks = tensor._written_marks()
+            doubt(core, marks != WRITTEN_MARK[marks.itemsize], fault)
     if storage.shadow is not None:
-        races.note(core, tensor, False, who)
+        races.note(core, tensor, who)
     storage.info.touch(core.clock)
     return tensor._array if tensor._array is not None else tensor._numpy()
 
 
-def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
-    if storage.replaced_by is not None:
-        other = storage.replaced_by
-        found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) took its address"
-        raise ReplacedRead(*who, found, f"{tensor.name} ends where its address is given away")
-    assert storage.mask is not None
+def unwritten(tensor: NkiTensor, who: Who) -> UnwrittenRead | None:
+    """Return the refusal of a view that holds elements nobody wrote.
+
+    Raises:
+        ReplacedRead: they were written, and then another tensor on the same bytes was.
+    """
+    storage = tensor._storage
+    if storage.complete or storage.mask is None:
+        return None
     marks = tensor._written_marks()
     full = WRITTEN_MARK[marks.itemsize]
     if int(marks.min()) == full:
         if covers(tensor) and not storage.info.explicit:
             storage.complete = True
-        return
+        return None
+    other = storage.replaced_by
+    if other is not None and np.any(marks & marks.dtype.type(OVERWRITTEN * (full // WRITTEN))):
+        found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) was written on its bytes"
+        raise ReplacedRead(*who, found, f"{tensor.name} ends where another tensor is written at its address")
     missing = int(np.count_nonzero(marks != full))
     first = tuple(int(i) for i in np.unravel_index(int(np.argmax(marks != full)), marks.shape))
     line = storage.info.line
@@ -57,7 +70,37 @@ def _check_written(tensor: NkiTensor, storage: Storage, who: Who) -> None:
         f"reads {missing} of {tensor.size} elements of {tensor.name} {tensor.shape} that nobody "
         f"wrote, the first at {list(first)}"
     )
-    raise UnwrittenRead(*who, found, f"write it first, it was allocated at {line[0]}:{line[1]}")
+    return UnwrittenRead(*who, found, f"write it first, it was allocated at {line[0]}:{line[1]}")
+
+
+def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
+    """Refuse a read of elements that nobody wrote, or let it read sentinels as the policy says."""
+    if core.policy.unwritten_read == "raise":
+        raise fault
+    core.unwritten.append(missing)
+    core.warn("unwritten read", f"{fault}; NaN (integers: {INT_SENTINEL}) is read instead", Relaxed)
+
+
+def inherit(core: Core, tensor: NkiTensor) -> None:
+    """Mark as unwritten what follows from elements that nobody wrote: floats by their NaN, others by their place."""
+    target = tensor._numpy()
+    if INFO[tensor.dtype].kind == "float":
+        missing: Flags = np.isnan(to_fp32(target))
+    else:
+        alike = [m.reshape(target.shape) for m in core.unwritten if m.size == target.size]
+        missing = np.any(alike, axis=0) if alike else np.zeros(target.shape, np.bool_)
+    if missing.any():
+        marked(tensor._storage)
+        tensor._written_marks()[missing] = UNWRITTEN
+
+
+def marked(storage: Storage) -> None:
+    """Begin to keep marks where all was written so far."""
+    if storage.mask is None:
+        storage.mask = np.full(storage.data.shape, WRITTEN, np.uint8)
+    elif storage.complete:
+        storage.mask.fill(WRITTEN)
+    storage.complete = False
 
 
 def covers(tensor: NkiTensor) -> bool:
@@ -70,16 +113,52 @@ def covers(tensor: NkiTensor) -> bool:
     return rows == info.partitions and free == tensor._row()
 
 
-def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
-    """Round `values` to the tensor's dtype, store them, and mark them written."""
+def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool = False) -> None:
+    """Round `values` to the tensor's dtype, store them, and mark them written; `together`: both cores mean to."""
+    if together and not core.numerics:
+        write_unknown(core, tensor, who)
+        return
     target = tensor._numpy()
     if values.shape != target.shape:
         values = values.reshape(target.shape)
-    mark(core, tensor, who)
+    if tensor._storage.shadow is not None:
+        rounded = np.empty(target.shape, target.dtype)
+        store(rounded, values, tensor.dtype, tensor._storage.precise)
+        races.note(core, tensor, who, rounded, together)
+        values = rounded
+    mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)
+    if core.unwritten:
+        inherit(core, tensor)
 
 
-def write_where(core: Core, tensor: NkiTensor, masked: tuple[Any, Any], who: Who) -> None:
+def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
+    """Mark a write whose values nobody computed; to the other core they are equal to what is there."""
+    tensor._storage.unknown = True
+    if tensor._storage.shadow is not None:
+        races.note(core, tensor, who, tensor._numpy(), together=True)
+    mark(core, tensor)
+
+
+# elements up to which a launch without numerics computes all the same: addresses are computed in such tiles
+SMALL = 1024
+
+
+def computed(tensors: Iterable[NkiTensor]) -> bool:
+    """Tell whether a launch without numerics computes an instruction: integers and small tiles of known values."""
+    listed = list(tensors)
+    small = all(t.dtype in INTS for t in listed) or all(t.size <= SMALL for t in listed)
+    return small and not any(t._storage.unknown for t in listed)
+
+
+def known(tensor: NkiTensor, who: Who) -> None:
+    """Refuse a run-time address that a launch without numerics did not compute."""
+    if tensor._storage.unknown:
+        found = "is a run-time address that follows from values"
+        raise NotComputed(*who, found, "a launch without numerics does not have them; leave numerics on")
+
+
+def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who: Who) -> None:
     """Store the elements whose mask is true; the others keep value and written-mark."""
     values, where = masked
     target = tensor._numpy()
@@ -87,28 +166,32 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Any, Any], who: Who
     store(rounded, np.asarray(values).reshape(target.shape), tensor.dtype, tensor._storage.precise)
     where = where.reshape(target.shape)
     storage = tensor._storage
+    if storage.neighbours:
+        _overwrite(tensor)
+    if storage.shadow is not None:
+        races.note(core, tensor, who, np.where(where, rounded, target))
     storage.dirty = True
     storage.info.touch(core.clock)
     np.copyto(target, rounded, where=where)
     if storage.matmul is not None:
         tensor._product_marks()[where] = 0
-    if storage.shadow is not None:
-        races.note(core, tensor, True, who)
     if not storage.complete and storage.mask is not None:
         marks = tensor._written_marks()
         marks[where] = WRITTEN_MARK[marks.itemsize]
+    if core.unwritten:
+        inherit(core, tensor)
 
 
-def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
+def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:
     """Note a write to the elements of a view."""
     storage = tensor._storage
     storage.dirty = True
     storage.info.touch(core.clock)
+    if storage.neighbours:
+        _overwrite(tensor)
     if storage.matmul is not None:
         writers = tensor._product_marks()
         writers[...] = WRITTEN_MARK[writers.itemsize] if matmul else 0
-    if storage.shadow is not None:
-        races.note(core, tensor, True, who)
     if storage.complete or storage.mask is None:
         return
     if covers(tensor) and not storage.info.explicit:
@@ -116,6 +199,29 @@ def mark(core: Core, tensor: NkiTensor, who: Who, matmul: bool = False) -> None:
         return
     marks = tensor._written_marks()
     marks[...] = WRITTEN_MARK[marks.itemsize]
+
+
+def _overwrite(tensor: NkiTensor) -> None:
+    """Take the bytes of a view that is about to be written from the other tensors that share them."""
+    storage = tensor._storage
+    info, first, last, low, high, *_ = extent(tensor)
+    rows = slice(first - info.start_partition, last - info.start_partition)
+    width = storage_of(tensor.dtype, storage.precise).itemsize
+    written = np.zeros((info.partitions, info.size), bool)
+    if tensor.size // tensor.shape[0] * width == high - low:
+        written[rows, low:high] = True
+    else:
+        marks = tensor._marks(written.view(np.uint8))
+        marks[...] = WRITTEN_MARK[width]
+    for other in storage.neighbours:
+        touched = written[shared_bytes(info, other.info)]
+        block = shared_bytes(other.info, info)
+        if other.mask is not None:
+            np.copyto(other.mask[block], OVERWRITTEN, where=touched & (other.mask[block] == WRITTEN))
+        if other.matmul is not None:
+            np.copyto(other.matmul[block], 0, where=touched)
+        if touched.any():
+            other.replaced_by = info
 
 
 def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
@@ -159,21 +265,25 @@ def scalar(core: Core, source: Any, who: Who) -> int:
     if not isinstance(source, NkiTensor) or source.size != 1 or source.dtype not in _INDEX_DTYPES:
         found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
         raise WrongDtype(*who, found, "a register or a one-element integer tensor is needed")
+    known(source, who)
     return int(read(core, source, who).reshape(-1)[0])
 
 
-def indices(core: Core, dynamic: Dynamic, who: Who) -> Any:
+def indices(core: Core, dynamic: Dynamic, who: Who) -> NDArray[np.int64]:
     """Read the row indices of a gathering view as int64, in its row order."""
     source = dynamic.source
     if not isinstance(source, NkiTensor) or source.dtype not in ("int32", "uint32"):
         found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
         raise WrongDtype(*who, found, "row indices are an int32 or uint32 tensor in SBUF")
     values = read(core, source, (who[0], f"{who[1]} indices"))
+    if source._storage.unknown:
+        # without numerics any rows do: the event is the same
+        return np.arange(values.size) % (dynamic.limit + 1)
     # column after column, as the DMA engine walks a two-dimensional index tile
     return values.reshape(values.shape[0], -1).T.reshape(-1).astype(np.int64)
 
 
-Raw = tuple[Any, int, int, int, int, int, str, int]
+Raw = tuple[Allocation, int, int, int, int, int, str, int]
 
 
 def extent(tensor: NkiTensor) -> Raw:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nkisim.errors import Line, OutsideKernel
+from nkisim.core.cores import Meeting
+from nkisim.dtypes import Flags
+from nkisim.errors import NkiSimWarning, OutsideKernel
 from nkisim.geometry import Geometry
+from nkisim.lines import kernel_line
 from nkisim.memory.memory import CoreMemory
 from nkisim.policy import Policy
 
-if TYPE_CHECKING:
-    from nkisim.core.cores import Meeting
-
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
-_GEOMETRIES: dict[Geometry, int] = {}
-# whether a file belongs to this package
-_OURS: dict[str, bool] = {}
+_RULES: dict[tuple[Geometry, str], int] = {}
 
 
 @dataclass(eq=False)
 class Lanes:
     """Reduction registers of one engine: one fp32 value per partition, or undefined."""
 
-    values: Any
+    values: NDArray[np.float32]
     # the operation that the values were reduced with; None while undefined
     held: str | None = None
     # why the registers are undefined, for the message
@@ -63,14 +59,18 @@ class Core:
     ordered_depth: int = 0
     # ordered instructions inside no_reorder: index of the previous one
     previous: int | None = None
+    # which elements of the running instruction's operands nobody wrote, where the policy lets it read them
+    unwritten: list[Flags] = field(default_factory=list)
+    # what was warned of, shared by the cores of a launch
     warned: set[str] = field(default_factory=set)
-    # a small number for the geometry, which plans of instructions depend on
-    geometry_key: int = 0
+    # a small number for what plans of instructions depend on besides their operands
+    rules_key: int = 0
     recording: bool = False
+    numerics: bool = True
 
     def __post_init__(self) -> None:
-        self.geometry_key = _GEOMETRIES.setdefault(self.geometry, len(_GEOMETRIES))
-        self.recording = self.policy.recording
+        self.rules_key = _RULES.setdefault((self.geometry, self.policy.enums), len(_RULES))
+        self.recording, self.numerics = self.policy.recording, self.policy.numerics
 
     def registers(self, engine: str) -> Lanes:
         """Return the reduction registers of an engine."""
@@ -79,6 +79,12 @@ class Core:
             found = Lanes(np.zeros((self.geometry.partitions, 1), np.float32))
             self.lanes[engine] = found
         return found
+
+    def warn(self, key: str, text: str, kind: type[NkiSimWarning] = NkiSimWarning) -> None:
+        """Warn once in a launch about `key`."""
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.warn_explicit(kind(text), kind, *kernel_line())
 
 
 class _Current(threading.local):
@@ -111,28 +117,3 @@ def enter(core: Core | None) -> Core | None:
     before = _CURRENT.core
     _CURRENT.core = core
     return before
-
-
-def kernel_line() -> Line:
-    """Return file and line of the innermost caller outside this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        ours = _OURS.get(name)
-        if ours is None:
-            ours = _OURS[name] = name.startswith(_PACKAGE)
-        if not ours:
-            return (name, frame.f_lineno)
-        frame = frame.f_back
-    return ("<unknown>", 0)
-
-
-def failing_line(trace: TracebackType | None) -> Line | None:
-    """Return the kernel line of an exception: its innermost frame outside this package."""
-    found: Line | None = None
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_PACKAGE):
-            found = (name, trace.tb_lineno)
-        trace = trace.tb_next
-    return found

@@ -1,31 +1,31 @@
-"""Rows picked at run time: reading and writing HBM through a vector of indices."""
+"""GatheredRows picked at run time: reading and writing HBM through a vector of indices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core import access, races
 from nkisim.core.context import Core
-from nkisim.dtypes import Array, store
+from nkisim.dtypes import Array, Flags, store
 from nkisim.errors import ShapeMismatch, UnwrittenRead
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class GatheredRows:
     """A gathering view resolved: all rows it may name, the named ones, and which are inside."""
 
     # every legal row of the tensor as one static view
     all: NkiTensor
-    index: Any
-    valid: Any
+    index: NDArray[np.int64]
+    valid: Flags
 
 
-def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
+def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> GatheredRows:
     """Read the indices of a gathering view.
 
     Raises:
@@ -46,15 +46,15 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Rows:
         raise access.out_of_range(core, tensor, who)
     shape = (dynamic.limit + 1, *tensor.shape[1:])
     layout = Layout(shape, (dynamic.stride, *tensor.strides[1:]), tensor.offset)
-    return Rows(tensor._make(layout, None), index, valid)
+    return GatheredRows(tensor._make(layout, None), index, valid)
 
 
-def only(rows: Rows, arrives: Any) -> Rows:
+def only(rows: GatheredRows, arrives: Flags) -> GatheredRows:
     """Return the rows without those that do not arrive."""
     return replace(rows, valid=rows.valid & arrives)
 
 
-def read(core: Core, rows: Rows, who: access.Who) -> Array:
+def read(core: Core, rows: GatheredRows, who: access.Who) -> Array:
     """Return a row per index, after the checks of a read; rows out of range are zeros."""
     picked = rows.index[rows.valid]
     storage = rows.all._storage
@@ -66,10 +66,13 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
             row = int(picked[int(np.argmax(bad.reshape(len(picked), -1).any(axis=1)))])
             line = storage.info.line
             found = f"gathers row {row} of {rows.all.name}, which nobody wrote entirely"
-            raise UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            fault = UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            missing = np.zeros((len(rows.index), *bad.shape[1:]), np.bool_)
+            missing[rows.valid] = bad
+            access.doubt(core, missing, fault)
     if storage.shadow is not None:
         for row in np.unique(picked):
-            races.note(core, rows.all[int(row) : int(row) + 1], False, who)
+            races.note(core, rows.all[int(row) : int(row) + 1], who)
     held = rows.all._numpy()
     if len(picked) == len(rows.index):
         return held[picked]  # type: ignore[no-any-return]
@@ -78,7 +81,7 @@ def read(core: Core, rows: Rows, who: access.Who) -> Array:
     return values
 
 
-def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
+def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> None:
     """Scatter one value row per index; rows with an index out of range are dropped."""
     target = rows.all._numpy()
     shape = (len(rows.index), *target.shape[1:])
@@ -88,10 +91,14 @@ def write(core: Core, rows: Rows, values: Array, who: access.Who) -> None:
     picked = rows.index[rows.valid]
     storage.info.touch(core.clock)
     if storage.shadow is not None:
+        arriving = rounded[rows.valid]
         for row in np.unique(picked):
-            races.note(core, rows.all[int(row) : int(row) + 1], True, who)
+            last = np.flatnonzero(picked == row)[-1:]
+            races.note(core, rows.all[int(row) : int(row) + 1], who, arriving[last])
     storage.dirty = True
     target[picked] = rounded[rows.valid]
     if not storage.complete and storage.mask is not None:
         marks = rows.all._marks(storage.mask)
         marks[picked] = access.WRITTEN_MARK[marks.itemsize]
+    if core.unwritten:
+        access.inherit(core, rows.all)

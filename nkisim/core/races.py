@@ -2,31 +2,32 @@
 
 A core_barrier is the only order between the cores' accesses to its tensor. Accesses since the
 last barrier on a tensor are remembered exactly, per byte, so that interleaved columns written by
-two cores are no race. The verdict does not depend on which core ran first.
+two cores are no race, nor are equal bytes. The verdict does not depend on which core ran first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from nkisim.core.context import kernel_line
+from nkisim.core.context import Core
+from nkisim.dtypes import Array
 from nkisim.errors import HbmRace
+from nkisim.lines import kernel_line
 from nkisim.memory.storage import Access, Shadow, Storage
-
-if TYPE_CHECKING:
-    from nkisim.core.context import Core
-    from nkisim.memory.tensor import NkiTensor
+from nkisim.memory.tensor import NkiTensor
 
 
-def note(core: Core, tensor: NkiTensor, write: bool, who: tuple[str, str]) -> None:
-    """Remember an access and compare it with those of the other core.
+def note(
+    core: Core, tensor: NkiTensor, who: tuple[str, str], values: Array | None = None, together: bool = False
+) -> None:
+    """Remember a read, or the write of `values`, and compare it with what the other core did.
+
+    Cores that write the same bytes do no harm in any order: that warns, and a core may read bytes that it wrote.
 
     Raises:
-        HbmRace: the other core accessed the same byte since they last met, and one wrote.
+        HbmRace: the other core accessed the same byte since they last met, and one wrote something else.
     """
-    storage = tensor._storage
+    storage, write = tensor._storage, values is not None
     shadow = storage.shadow
     assert shadow is not None
     with shadow.lock:
@@ -34,14 +35,39 @@ def note(core: Core, tensor: NkiTensor, write: bool, who: tuple[str, str]) -> No
             _materialize(storage, shadow)
         if shadow.marks is not None:
             marks = tensor._marks(shadow.marks)
-            enemy = _bits(1 - core.program, True)
-            if write:
-                enemy |= _bits(1 - core.program, False)
-            wide = np.array(_spread(enemy, marks.itemsize), marks.dtype)
-            if np.any(marks & wide):
+            if np.any(_conflicts(core, tensor, marks, values)):
                 raise _race(core, tensor, write, who)
-            marks |= np.array(_spread(_bits(core.program, write), marks.itemsize), marks.dtype)
+            if write and not together and np.any(marks & _wide(1 - core.program, True, marks)):
+                text = (
+                    f"both cores write the same bytes of {tensor.name} without order; let one write, or split the work"
+                )
+                core.warn(f"equal writes to {tensor.name}", text)
+            mine = marks & _wide(core.program, True, marks)
+            # reading what one wrote depends on nobody else
+            read = _wide(core.program, False, marks) & ~(mine >> marks.dtype.type(1))
+            marks |= _wide(core.program, True, marks) if write else read
         shadow.accesses.append(Access(core.program, write, kernel_line(), who[0], tensor))
+
+
+def _conflicts(core: Core, tensor: NkiTensor, marks: Array, values: Array | None) -> Array:
+    """Return the marks of the other core's accesses that this one collides with, per element."""
+    other = 1 - core.program
+    wrote = marks & _wide(other, True, marks)
+    if values is None:
+        mine = marks & _wide(core.program, True, marks)
+        # a write mark of core 1 lies two bits above one of core 0
+        return wrote & ~(mine >> marks.dtype.type(2) if other == 0 else mine << marks.dtype.type(2))
+    conflicts = marks & _wide(other, False, marks)
+    if wrote.any():
+        # every bit of a byte that the other core wrote
+        bytes_of = (wrote >> marks.dtype.type(2 * other + 1)) * marks.dtype.type(0xFF)
+        unequal = (_bits_of(values, marks) ^ _bits_of(tensor._numpy(), marks)) & bytes_of
+        conflicts = np.where(unequal != 0, wrote, conflicts)
+    return conflicts
+
+
+def _bits_of(values: Array, marks: Array) -> Array:
+    return np.ascontiguousarray(values).view(marks.dtype).reshape(marks.shape)
 
 
 def clear(storage: Storage) -> None:
@@ -57,8 +83,9 @@ def _bits(program: int, write: bool) -> int:
     return 1 << (2 * program + write)
 
 
-def _spread(bits: int, width: int) -> int:
-    return int.from_bytes(bytes([bits]) * width, "little")
+def _wide(program: int, write: bool, marks: Array) -> Array:
+    """Return the mark of an access, in every byte of an element."""
+    return np.array(int.from_bytes(bytes([_bits(program, write)]) * marks.itemsize, "little"), marks.dtype)
 
 
 def _materialize(storage: Storage, shadow: Shadow) -> None:
@@ -66,8 +93,7 @@ def _materialize(storage: Storage, shadow: Shadow) -> None:
     shadow.marks = np.zeros(storage.data.shape, np.uint8)
     for access in shadow.accesses:
         view = access.tensor._marks(shadow.marks)
-        bits = _bits(access.core, access.write)
-        view |= np.array(_spread(bits, view.itemsize), view.dtype)
+        view |= _wide(access.core, access.write, view)
 
 
 def _race(core: Core, tensor: NkiTensor, write: bool, who: tuple[str, str]) -> HbmRace:

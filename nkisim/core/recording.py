@@ -86,7 +86,7 @@ def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:
         info.number,
         info.name,
         info.core,
-        (first, last) if info.space != "hbm" else (0, 1),
+        (first + info.shift, last + info.shift) if info.space != "hbm" else (0, 1),
         (base + low, base + high),
         count,
         dtype,

@@ -13,6 +13,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = FunctionNode | ast.ClassDef
 
 JIT = frozenset({"nki.jit", "neuronxcc.nki.jit", "nki.simulate"})
+# methods that the host calls
+HOST_METHODS = frozenset({"__repr__", "__hash__"})
 # packages whose source is not part of a kernel's project
 FOREIGN = frozenset({"nki", "neuronxcc", "numpy", "torch", "jax", "nkisim"}) | sys.stdlib_module_names
 
@@ -53,14 +55,27 @@ class Module:
         return ".".join([base, *reversed(parts)])
 
 
+class NotPython(ValueError):
+    """A file that is not Python: its line and what is wrong there."""
+
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(f"is not Python ({what})")
+        self.line = line
+
+
 @cache
 def load(path: Path) -> Module:
     """Parse a file once.
 
     Raises:
-        SyntaxError: the file is not Python.
+        NotPython: the file cannot be read as Python.
     """
-    module = Module(path, ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    try:
+        module = Module(path, ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    except SyntaxError as error:
+        raise NotPython(error.lineno or 1, error.msg) from None
+    except ValueError as error:
+        raise NotPython(1, str(error)) from None
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -115,7 +130,15 @@ def resolve(module: Module, name: str, depth: int = 0) -> tuple[Module, Definiti
     path = find_module(module.path, imported.dotted, imported.level)
     if path is None or path == module.path:
         return None
-    return resolve(load(path), imported.member, depth + 1)
+    return _resolve_in(path, imported.member, depth + 1)
+
+
+def _resolve_in(path: Path, name: str, depth: int = 0) -> tuple[Module, Definition] | None:
+    try:
+        return resolve(load(path), name, depth)
+    except NotPython:
+        # what cannot be read is reported where its file is checked
+        return None
 
 
 def resolve_chain(module: Module, node: ast.AST) -> tuple[Module, Definition] | None:
@@ -129,7 +152,7 @@ def resolve_chain(module: Module, node: ast.AST) -> tuple[Module, Definition] | 
         return None
     dotted = imported.full
     path = find_module(module.path, dotted, imported.level)
-    return resolve(load(path), node.attr) if path else None
+    return _resolve_in(path, node.attr) if path else None
 
 
 def is_jit(module: Module, decorator: ast.expr) -> bool:
@@ -139,17 +162,17 @@ def is_jit(module: Module, decorator: ast.expr) -> bool:
     return module.dotted(decorator) in JIT
 
 
-def kernels(module: Module) -> list[FunctionNode]:
-    """Functions decorated with nki.jit anywhere in the file, or passed to nki.jit by name."""
-    found: dict[int, FunctionNode] = {}
+def kernels(module: Module) -> list[tuple[Module, FunctionNode]]:
+    """Functions decorated with nki.jit anywhere in the file, or passed to nki.jit by a name, imported or not."""
+    found: dict[int, tuple[Module, FunctionNode]] = {}
     for node in ast.walk(module.tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if any(is_jit(module, decorator) for decorator in node.decorator_list):
-                found[id(node)] = node
+                found[id(node)] = module, node
         elif isinstance(node, ast.Call) and node.args and is_jit(module, node.func):
-            target = module.definitions.get(getattr(node.args[0], "id", ""))
+            owner, target = resolve_chain(module, node.args[0]) or (module, None)
             if isinstance(target, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found[id(target)] = target
+                found[id(target)] = owner, target
     return list(found.values())
 
 
@@ -181,6 +204,8 @@ class Reach:
         self.found: dict[int, Reached] = {}
         self._classes: list[tuple[Reached, ast.ClassDef]] = []
         self._attributes: set[str] = {"__init__", "__post_init__"}
+        # jitted functions that other kernels call: plain functions there
+        self.inner: set[int] = set()
 
     def kernel(self, module: Module, definition: FunctionNode) -> None:
         """Add a kernel and everything that it uses."""
@@ -216,12 +241,14 @@ class Reach:
         if only_classes and not is_class:
             return
         jitted = any(is_jit(module, decorator) for decorator in definition.decorator_list)
-        if not jitted:
+        if jitted:
+            self.inner.add(id(definition))
+        else:
             self._visit(Reached(module, definition, reached.kernel))
 
     def _methods(self, owner: Reached, definition: ast.ClassDef) -> None:
         for node in definition.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 used = node.name in self._attributes
-                if used or (node.name.startswith("__") and node.name != "__repr__"):
+                if used or (node.name.startswith("__") and node.name not in HOST_METHODS):
                     self._visit(Reached(owner.module, node, owner.kernel))

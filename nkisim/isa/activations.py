@@ -7,10 +7,10 @@ exception is `sin` outside [-pi, pi], where the official simulator extrapolates 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from nkisim.dtypes import Array
 from nkisim.isa.operators import F32, Op
 
 _SQRT2 = float(np.sqrt(2.0))
@@ -18,7 +18,7 @@ _INV_SQRT_2PI = float(1 / np.sqrt(2 * np.pi))
 _TANH_C = float(np.sqrt(2 / np.pi))
 
 
-def erf(x: Any) -> Any:
+def erf(x: Array) -> Array:
     """Return the error function with about 1e-10 absolute error, in fp64.
 
     Taylor series up to 2.5, continued fraction of erfc beyond it.
@@ -41,77 +41,77 @@ def erf(x: Any) -> Any:
     return np.where(np.isnan(wide), np.nan, result)
 
 
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: Array) -> Array:
     return 0.5 * (np.tanh(0.5 * np.asarray(x, np.float64)) + 1.0)
 
 
-def _softplus(x: Any) -> Any:
+def _softplus(x: Array) -> Array:
     return np.logaddexp(0.0, np.asarray(x, np.float64))
 
 
-def _phi(x: Any) -> Any:
+def _phi(x: Array) -> Array:
     return 0.5 * (1.0 + erf(np.asarray(x, np.float64) / _SQRT2))
 
 
-def _gelu(x: Any) -> Any:
+def _gelu(x: Array) -> Array:
     return _zero_at_minus_inf(x, np.asarray(x, np.float64) * _phi(x))
 
 
-def _gelu_dx(x: Any) -> Any:
+def _gelu_dx(x: Array) -> Array:
     wide = np.asarray(x, np.float64)
     return _phi(wide) + np.where(np.isinf(wide), 0.0, wide * np.exp(-0.5 * wide**2) * _INV_SQRT_2PI)
 
 
-def _gelu_tanh(x: Any) -> Any:
+def _gelu_tanh(x: Array) -> Array:
     wide = np.asarray(x, np.float64)
     inner = np.tanh(_TANH_C * (wide + 0.044715 * wide**3))
     return _zero_at_minus_inf(x, 0.5 * wide * (1 + inner))
 
 
-def _silu(x: Any) -> Any:
+def _silu(x: Array) -> Array:
     return _zero_at_minus_inf(x, np.asarray(x, np.float64) * _sigmoid(x))
 
 
-def _silu_dx(x: Any) -> Any:
+def _silu_dx(x: Array) -> Array:
     wide, gate = np.asarray(x, np.float64), _sigmoid(x)
     return gate + np.where(np.isinf(wide), 0.0, wide * gate * (1 - gate))
 
 
-def _gelu_sigmoid(x: Any) -> Any:
+def _gelu_sigmoid(x: Array) -> Array:
     wide = np.asarray(x, np.float64)
     return _zero_at_minus_inf(x, wide * _sigmoid(1.702 * wide))
 
 
-def _gelu_sigmoid_dx(x: Any) -> Any:
+def _gelu_sigmoid_dx(x: Array) -> Array:
     wide = np.asarray(x, np.float64)
     gate = _sigmoid(1.702 * wide)
     return gate + np.where(np.isinf(wide), 0.0, 1.702 * wide * gate * (1 - gate))
 
 
-def _mish(x: Any) -> Any:
+def _mish(x: Array) -> Array:
     return _zero_at_minus_inf(x, np.asarray(x, np.float64) * np.tanh(_softplus(x)))
 
 
-def _zero_at_minus_inf(x: Any, values: Any) -> Any:
+def _zero_at_minus_inf(x: Array, values: Array) -> Array:
     """Replace the 0 * inf of a gate by its limit."""
     return np.where(np.isneginf(np.asarray(x)), 0.0, values)
 
 
-def _sin_engine(x: Any) -> Any:
+def _sin_engine(x: Array) -> Array:
     """Return sin, continued by the cubic around +-pi outside [-pi, pi]."""
     wide = np.asarray(x, np.float64)
     edge = wide - np.copysign(np.pi, wide)
     return np.where(np.abs(wide) <= np.pi, np.sin(wide), edge**3 / 6 - edge)
 
 
-def _fp32(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def apply(x: Any) -> Any:
+def _fp32(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def apply(x: Array) -> Array:
         return np.asarray(fn(x)).astype(F32)
 
     return apply
 
 
-_TABLE: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+_TABLE: tuple[tuple[str, Callable[[Array], Array]], ...] = (
     ("abs", np.abs),
     ("square", np.square),
     ("exp", np.exp),

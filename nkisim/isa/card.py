@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 from nkisim.core import access
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.dtypes import to_fp32
+from nkisim.enums import engine
 from nkisim.isa import plan
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call, Card, Masked, Operand, Rule
+from nkisim.lines import kernel_line
 
 
 def card(
@@ -40,6 +43,7 @@ def card(
             names=tuple(parameters),
             defaults=defaults,
             keyed=keyed,
+            enums=tuple((n, type(d)) for n, d in defaults.items() if isinstance(d, Enum)),
             **parts,
         )  # fmt: skip
         names, count = made.names, len(made.names)
@@ -64,36 +68,60 @@ def card(
 def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
     """Run one instruction: check, read, compute, write, record."""
     call = Call(current(card.op), card, args)
-    found = _planned(call)
-    call.engine = found.engine
-    if found.resolved:
-        args.update(found.resolved)
+    if card.enums:
+        call.members(card.enums)
+    decided = _planned(call)
+    call.engine = decided.engine
+    if decided.resolved:
+        args.update(decided.resolved)
     for rule in card.always:
         rule(call)
-    _write(call, found, _compute(call, found))
-    return record(call, found)
+    if call.core.numerics or access.computed(call.tensors.values()):
+        for rule in card.values:
+            rule(call)
+        _write(call, decided, _compute(call, decided))
+    else:
+        _touch(call, decided)
+    return record(call, decided)
 
 
-def _planned(call: Call) -> plan.Plan:
+def _touch(call: Call, decided: plan.Decided) -> None:
+    """Check what an instruction reads and mark what it writes, without values."""
+    core, writer = call.core, call.card.writer
+    for name, who, _, _, unchecked in decided.reads:
+        if not unchecked:
+            access.read(core, call.tensors[name], who)
+    for name, who in decided.writes:
+        tensor = call.tensors.get(name)
+        if tensor is None:
+            continue
+        tensor._storage.unknown = True
+        if writer is not None:
+            writer(call, name, tensor, None)
+        else:
+            access.write_unknown(core, tensor, who)
+
+
+def _planned(call: Call) -> plan.Decided:
     """Return what the rules decide about this execution, from an earlier one like it if there was one."""
     key, plans = plan.look(call), call.card.plans
     try:
-        found: plan.Plan | None = plans.get(key)
+        decided: plan.Decided | None = plans.get(key)
     except TypeError:
         # a list among the arguments
         return plan.make(call)
-    if found is None:
-        found = plan.make(call)
+    if decided is None:
+        decided = plan.make(call)
         if len(plans) >= plan.MOST:
             plans.clear()
-        plans[key] = found
-    return found
+        plans[key] = decided
+    return decided
 
 
-def _compute(call: Call, found: plan.Plan) -> list[Any]:
+def _compute(call: Call, decided: plan.Decided) -> list[Any]:
     card, core, tensors = call.card, call.core, call.tensors
-    arrays = call.args | found.targets
-    for name, who, raw, flat, unchecked in found.reads:
+    arrays = call.args | decided.targets
+    for name, who, raw, flat, unchecked in decided.reads:
         tensor = tensors[name]
         values = tensor._numpy() if unchecked else access.read(core, tensor, who)
         if not raw:
@@ -104,9 +132,9 @@ def _compute(call: Call, found: plan.Plan) -> list[Any]:
     return card.finish(call, listed) if card.finish is not None else listed
 
 
-def _write(call: Call, found: plan.Plan, results: list[Any]) -> None:
+def _write(call: Call, decided: plan.Decided, results: list[Any]) -> None:
     writer, core = call.card.writer, call.core
-    for (name, who), result in zip(found.writes, results, strict=False):
+    for (name, who), result in zip(decided.writes, results, strict=False):
         tensor = call.tensors.get(name)
         if tensor is None or result is None:
             continue
@@ -118,7 +146,7 @@ def _write(call: Call, found: plan.Plan, results: list[Any]) -> None:
             access.write(core, tensor, result, who)
 
 
-def record(call: Call, found: plan.Plan | None = None) -> NkiInstruction:
+def record(call: Call, decided: plan.Decided | None = None) -> NkiInstruction:
     """Count the instruction and, when recording, keep what its event needs."""
     core = call.core
     if core.recording:
@@ -132,20 +160,22 @@ def record(call: Call, found: plan.Plan | None = None) -> NkiInstruction:
                     writes.append(tensor._extent or access.extent(tensor))
         # after the data: a cost law takes the first extents for what is moved
         reads += [access.extent(t) for t in call.indices]
-        log(core, (call.engine, call.card.op, reads, writes, _work(call, found)), call.args.get("name"))
+        log(core, (call.engine, call.card.op, reads, writes, _work(call, decided)), call.args.get("name"))
+    if core.unwritten:
+        core.unwritten.clear()
     index = core.clock
     core.clock = index + 1
     return NkiInstruction((core, index))
 
 
-def _work(call: Call, found: plan.Plan | None) -> Mapping[str, object]:
+def _work(call: Call, decided: plan.Decided | None) -> Mapping[str, object]:
     """Return the work of an instruction; it follows from the plan where there is one."""
     law = call.card.work if call.card.work is not None else elementwise
-    if found is None:
+    if decided is None:
         return law(call)
-    if found.work is None:
-        found.work = law(call)
-    return found.work
+    if decided.work is None:
+        decided.work = law(call)
+    return decided.work
 
 
 def log(core: Core, what: tuple[Any, ...], name: str | None) -> None:
@@ -174,4 +204,8 @@ def elementwise(call: Call) -> Mapping[str, object]:
     args = call.args
     token = args.get("op", args.get("op0"))
     name = getattr(token, "name", call.card.op)
-    return {"elements": elements, "inputs": inputs, "scalar_operands": columns, "function": name}
+    work = {"elements": elements, "inputs": inputs, "scalar_operands": columns, "function": name}
+    if args.get("engine") is engine.unknown:
+        # the compiler chooses
+        work["engine"] = "unknown"
+    return work

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import FLOATS, INFO, PACKED, TRN2
+from nkisim.dtypes import ANY, FLOATS, INFO, PACKED, Array
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
 from nkisim.isa import lanes
 from nkisim.isa.card import card
+from nkisim.isa.operators import Op
 from nkisim.isa.rules import (
     not_both_psum,
     operator,
@@ -19,11 +20,10 @@ from nkisim.isa.rules import (
     same_elements,
     same_partitions,
 )
-from nkisim.isa.statement import Call, Masked, Operand, Target
+from nkisim.isa.statement import Call, Masked, Operand, Results, Target
 from nkisim.isa.tokens import TOKENS
 from nkisim.memory.memory import check_start
 
-ANY = TRN2 | PACKED | {"float8_e4m3fn", "float8_e8m0fnu"}
 FP32_MIN = -3.4028234663852886e38
 _COMPARE = ("equal", "less", "less_equal", "greater", "greater_equal")
 maximum = TOKENS["maximum"]
@@ -41,7 +41,7 @@ def _copy_math(call: Call) -> str:
     rules=(same_elements("dst", "src"),),
     math=_copy_math,
 )
-def tensor_copy(dst: Any, src: Any, engine: Any = engine.unknown, name: str | None = None) -> Any:
+def tensor_copy(dst: Target, src: Array, engine: engine = engine.unknown, name: str | None = None) -> Array:
     """Copy a tile; bit-exact between equal dtypes, through fp32 otherwise."""
     return src
 
@@ -63,7 +63,7 @@ def _memset_value(call: Call) -> None:
 
 
 @card("vector gpsimd", Operand("dst", "out", dtypes=ANY), rules=(_memset_value,))
-def memset(dst: Target, value: Any, engine: Any = engine.unknown, name: str | None = None) -> Any:
+def memset(dst: Target, value: Any, engine: engine = engine.unknown, name: str | None = None) -> Array:
     """Fill a tile with a constant."""
     kind = np.int64 if INFO[dst.dtype].kind != "float" else np.float32
     if INFO[dst.dtype].kind == "packed":
@@ -90,8 +90,8 @@ def _predicate(call: Call) -> None:
     ),
 )
 def tensor_copy_predicated(
-    dst: Any, src: Any, predicate: Any, reverse_pred: bool = False, name: str | None = None
-) -> Any:
+    dst: Target, src: Array | float, predicate: Array, reverse_pred: bool = False, name: str | None = None
+) -> Masked:
     """Copy where the predicate is not zero; elsewhere dst stays."""
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     return Masked(np.broadcast_to(np.asarray(src), dst.shape), chosen)
@@ -103,7 +103,7 @@ def _select_dtypes(call: Call) -> None:
         call.refuse(WrongDtype, "on_true", found, "tfloat32, int32 and uint32 are not supported")
 
 
-def _select_finish(call: Call, results: list[Any]) -> list[Any]:
+def _select_finish(call: Call, results: Results) -> Results:
     wanted = call.tensors.get("reduce_res") is not None
     if call.args["reduce_cmd"] is reduce_cmd.idle:
         if wanted:
@@ -141,16 +141,16 @@ def _select_finish(call: Call, results: list[Any]) -> list[Any]:
     finish=_select_finish,
 )
 def select_reduce(
-    dst: Any,
-    predicate: Any,
-    on_true: Any,
-    on_false: Any,
-    reduce_res: Any = None,
-    reduce_cmd: Any = reduce_cmd.idle,
+    dst: Target,
+    predicate: Array,
+    on_true: Array,
+    on_false: Array | float,
+    reduce_res: Target | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
     reduce_op: Any = maximum,
     reverse_pred: bool = False,
     name: str | None = None,
-) -> Any:
+) -> tuple[Array, Array]:
     """Choose between a tile and a scalar or column; optionally keep a running maximum."""
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     picked = np.where(chosen, on_true, np.asarray(on_false, np.float32))
@@ -169,7 +169,7 @@ def _range_limits(call: Call) -> None:
         call.refuse(WrongArgument, "on_false_value", found, f"the hardware takes {FP32_MIN}")
 
 
-def _range_finish(call: Call, results: list[Any]) -> list[Any]:
+def _range_finish(call: Call, results: Results) -> Results:
     if call.args["reduce_cmd"] is reduce_cmd.idle:
         lanes.lose(call)
         return [results[0], None]
@@ -194,10 +194,10 @@ def _range_finish(call: Call, results: list[Any]) -> list[Any]:
     finish=_range_finish,
 )
 def range_select(
-    dst: Any, on_true_tile: Any, comp_op0: Any, comp_op1: Any, bound0: Any, bound1: Any,
-    reduce_cmd: Any = reduce_cmd.reset_reduce, reduce_res: Any = None, reduce_op: Any = maximum,
+    dst: Target, on_true_tile: Array, comp_op0: Op, comp_op1: Op, bound0: Array, bound1: Array,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, reduce_res: Target | None = None, reduce_op: Any = maximum,
     range_start: int = 0, on_false_value: float = FP32_MIN, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> tuple[Array, Array]:  # fmt: skip
     """Keep the elements whose index lies between two bounds; elsewhere the lowest fp32."""
     index = np.arange(range_start, range_start + on_true_tile.shape[1], dtype=np.float32)[None, :]
     inside = (comp_op0.fn(index, bound0) != 0) & (comp_op1.fn(index, bound1) != 0)
@@ -231,7 +231,7 @@ def _shuffle_rules(call: Call) -> None:
     Operand("src", "in", dtypes=ANY, math="raw"),
     rules=(_shuffle_rules, same_dtype("dst", "src")),
 )
-def nc_stream_shuffle(dst: Any, src: Any, shuffle_mask: Any, name: str | None = None) -> Any:
+def nc_stream_shuffle(dst: Target, src: Array, shuffle_mask: Any, name: str | None = None) -> Masked:
     """Move rows inside each group of 32 partitions."""
     rows = np.arange(dst.shape[0])
     mask = np.asarray(shuffle_mask, np.int64)[rows % 32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ import numpy as np
 from nkisim.core import access
 from nkisim.dtypes import INFO, PACKED, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
-from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
+from nkisim.errors import IllegalView, Relaxed, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
-from nkisim.isa.tokens import resolve
+from nkisim.isa.tokens import Token, resolve
 from nkisim.isa.transfer import deliver, differ, fetch, hwdge_transposes, open_call, spread, transfer
 from nkisim.memory.tensor import NkiTensor
 
@@ -21,8 +22,6 @@ from nkisim.memory.tensor import NkiTensor
 def _descriptor_rules(call: Call) -> None:
     mode, asked = call.args["dge_mode"], call.args["engine"]
     dynamics = [t._dynamic for t in call.tensors.values() if t._dynamic is not None]
-    if not isinstance(mode, dge_mode):
-        call.refuse(WrongArgument, "dge_mode", f"is {mode!r}", "pass a nisa.dge_mode")
     if differ(call) and any(t.dtype in PACKED for t in call.tensors.values()):
         call.refuse(WrongDtype, "dst", "is packed and src is not alike", "packed types copy as is")
     if mode is dge_mode.hwdge and differ(call):
@@ -41,16 +40,20 @@ def _descriptor_rules(call: Call) -> None:
         call.refuse(WrongArgument, "oob_mode", "is skip without a run-time index", "use error")
 
 
+def _skips(call: Call) -> bool:
+    return call.args["oob_mode"] is oob_mode.skip
+
+
 _COPY = transfer("dma_copy", ("dst", "src"))
 
 
 def dma_copy(
-    dst: Any,
-    src: Any,
+    dst: NkiTensor,
+    src: NkiTensor,
     priority: int | None = None,
-    oob_mode: Any = oob_mode.error,
-    dge_mode: Any = dge_mode.unknown,
-    engine: Any = engine.unknown,
+    oob_mode: oob_mode = oob_mode.error,
+    dge_mode: dge_mode = dge_mode.unknown,
+    engine: engine = engine.unknown,
     name: str | None = None,
 ) -> NkiInstruction:
     """Copy between HBM and SBUF; through fp32 where dtypes differ."""
@@ -60,7 +63,7 @@ def dma_copy(
         found = f"has shape {src.shape}, {src.size} elements"
         call.refuse(ShapeMismatch, "src", found, f"dst has {dst.shape}, {dst.size} elements")
     _descriptor_rules(call)
-    skip = oob_mode.name == "skip"
+    skip = _skips(call)
     fetched = fetch(call, "src", src, skip)
     if fetched is not None:
         values, valid = fetched
@@ -73,14 +76,14 @@ _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
 def dma_transpose(
-    dst: Any, src: Any, axes: Any = None, priority: int | None = None,
-    dge_mode: Any = dge_mode.unknown, oob_mode: Any = oob_mode.error, name: str | None = None,
+    dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None = None, priority: int | None = None,
+    dge_mode: dge_mode = dge_mode.unknown, oob_mode: oob_mode = oob_mode.error, name: str | None = None,
 ) -> NkiInstruction:  # fmt: skip
     """Transpose by DMA into SBUF, or gather rows and transpose them."""
     call = open_call(_TRANSPOSE, {"dst": dst, "src": src, "axes": axes, "priority": priority,
                                   "dge_mode": dge_mode, "oob_mode": oob_mode, "name": name})  # fmt: skip
     order = _transpose_rules(call)
-    skip = oob_mode.name == "skip"
+    skip = _skips(call)
     fetched = fetch(call, "src", src, skip)
     if fetched is not None:
         values, valid = fetched
@@ -108,6 +111,10 @@ def _transpose_rules(call: Call) -> tuple[int, ...]:
         _indirect_rules(call, src)
     elif call.args["dge_mode"] is dge_mode.hwdge:
         _hwdge_rules(call, src)
+    elif call.args["dge_mode"] is dge_mode.none and call.core.policy.enums == "integers":
+        text = "dma_transpose: dge_mode.none is taken as unknown; the manual has unknown and hwdge for it"
+        call.core.warn("dma_transpose with dge_mode.none", text, Relaxed)
+        call.args["dge_mode"] = dge_mode.unknown
     elif call.args["dge_mode"] is not dge_mode.unknown:
         found = f"is {call.args['dge_mode'].name}"
         call.refuse(WrongArgument, "dge_mode", found, "a direct transpose takes unknown or hwdge")
@@ -144,23 +151,26 @@ def _indirect_rules(call: Call, src: NkiTensor) -> None:
 
 
 def dma_compute(
-    dst: Any, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True,
-    oob_mode: Any = oob_mode.error, name: str | None = None,
+    dst: NkiTensor, srcs: Sequence[NkiTensor], reduce_op: Token, scales: Sequence[float] | None = None,
+    unique_indices: bool = True, oob_mode: oob_mode = oob_mode.error, name: str | None = None,
 ) -> NkiInstruction:  # fmt: skip
     """Add up to 16 tensors in flight, in fp32; with indices, read-modify-write of rows."""
     names = tuple(f"srcs[{i}]" for i in range(len(srcs)))
     args = {"dst": dst, **dict(zip(names, srcs, strict=False)), "oob_mode": oob_mode, "name": name}
     call = open_call(transfer("dma_compute", ("dst", *names)), args)
     _compute_rules(call, names, (reduce_op, scales, unique_indices))
-    skip = oob_mode.name == "skip"
+    skip = _skips(call)
     total: Any = None
     where: Any = None
     for operand in names:
         values, valid = fetch(call, operand, call.tensors[operand], skip)  # type: ignore[misc]
         if valid is not None:
             where = spread(valid, values.shape).reshape(dst.shape)
-        values = to_fp32(values).reshape(dst.shape)
-        total = values.copy() if total is None else total + values
+        if call.core.numerics or access.computed(call.tensors.values()):
+            values = to_fp32(values).reshape(dst.shape)
+            total = values.copy() if total is None else total + values
+        else:
+            total = values.reshape(dst.shape)
     deliver(call, total, where, skip)
     return record(call)
 

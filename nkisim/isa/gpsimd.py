@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from nkisim.core import access
+from nkisim.dtypes import ANY, Array
 from nkisim.errors import (
     AmbiguousManual,
     DynamicOutOfRange,
@@ -17,8 +17,7 @@ from nkisim.errors import (
     WrongDtype,
 )
 from nkisim.isa.card import card
-from nkisim.isa.copies import ANY
-from nkisim.isa.operators import COMPARISONS
+from nkisim.isa.operators import COMPARISONS, Op
 from nkisim.isa.rules import operator, per_partition, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import SBUF, Call, Masked, Operand, Target
 from nkisim.isa.tokens import TOKENS
@@ -58,7 +57,7 @@ def iota(
     offset: int = 0,
     channel_multiplier: int = 0,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Generate an affine pattern of indices."""
     return _affine(dst.shape[0], pattern, offset, channel_multiplier)
 
@@ -73,12 +72,12 @@ def affine_select(
     dst: Target,
     pattern: Any,
     channel_multiplier: int,
-    on_true_tile: Any,
+    on_true_tile: Array,
     on_false_value: float,
     cmp_op: Any = equal,
     offset: int = 0,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Keep elements where an affine function of the indices compares true to 0."""
     value = _affine(dst.shape[0], pattern, offset, channel_multiplier)
     return np.where(cmp_op.fn(value, 0) != 0, on_true_tile, np.float32(on_false_value))
@@ -104,9 +103,9 @@ def _gather_inside(call: Call) -> None:
     Operand("data", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("indices", "in", spaces=SBUF, math="raw"),
     rules=(same_elements("dst", "indices"), same_partitions("dst", "data"), same_dtype("dst", "data"), _index_words),
-    always=(_gather_inside,),
+    values=(_gather_inside,),
 )
-def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> Any:
+def nc_n_gather(dst: Target, data: Array, indices: Array, name: str | None = None) -> Array:
     """Pick elements of the same partition by flattened index."""
     return np.take_along_axis(data, indices.astype(np.int64), axis=1)
 
@@ -152,16 +151,16 @@ def _local_inside(call: Call) -> None:
     Operand("src_buffer", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("index", "in", spaces=SBUF, math="raw"),
     rules=(same_partitions("dst", "src_buffer"), same_dtype("dst", "src_buffer"), _local_rules),
-    always=(_local_inside,),
+    values=(_local_inside,),
 )
 def local_gather(
     dst: Target,
-    src_buffer: Any,
-    index: Any,
+    src_buffer: Array,
+    index: Array,
     num_elem_per_idx: int = 1,
     num_valid_indices: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Gather in groups of 16 partitions, all partitions of a group by the same index list."""
     result = np.empty(dst.shape, src_buffer.dtype)
     for first in range(0, dst.shape[0], 16):
@@ -188,11 +187,12 @@ def _partition_rules(call: Call) -> None:
     rules=(operator("op", ("add", "average", "maximum", "bitwise_or", "bitwise_and")), _partition_rules),
     math=lambda call: "raw" if call.args["op"].kind == "bitvec" else "fp32",
 )
-def tensor_partition_reduce(dst: Any, op: Any, data: Any, name: str | None = None) -> Any:
+def tensor_partition_reduce(dst: Target, op: Op, data: Array, name: str | None = None) -> Array:
     """Reduce over the partitions."""
     if op.name in ("add", "average"):
         total = data.sum(axis=0, keepdims=True, dtype=np.float32)
         return total / np.float32(data.shape[0]) if op.name == "average" else total
+    assert op.ufunc is not None
     return op.ufunc.reduce(data, axis=0, keepdims=True)
 
 
@@ -215,7 +215,7 @@ def _bounds_rules(call: Call) -> None:
     Operand("segment_ids", "in", spaces=SBUF, dtypes=_SEGMENT, math="raw"),
     rules=(same_dtype("dst", "segment_ids"), _bounds_rules),
 )
-def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> Any:
+def sequence_bounds(dst: Target, segment_ids: Array, name: str | None = None) -> Array:
     """Return for each element where its segment starts and ends; padding gets (n, -1)."""
     ids = segment_ids[0]
     count = len(ids)
@@ -255,8 +255,8 @@ def _read_rows(call: Call) -> None:
     always=(_read_rows,),
 )
 def nonzero_with_count(
-    dst: Target, src: Any, index_offset: int = 0, padding_val: int = -1, name: str | None = None
-) -> Any:
+    dst: Target, src: Array, index_offset: int = 0, padding_val: int = -1, name: str | None = None
+) -> Masked:
     """List the indices of non-zero elements, padding, and their count, on every 16th partition."""
     result = np.full(dst.shape, padding_val, np.int32)
     where = np.zeros(dst.shape, bool)
@@ -283,15 +283,11 @@ def _topk_rules(call: Call) -> None:
 
 
 def _topk_order(call: Call) -> None:
-    if "topk" not in call.core.warned:
-        call.core.warned.add("topk")
-        warnings.warn(
-            AmbiguousManual(
-                "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
-                "as the 0.7 manual says; the 0.6 manual does not say where they go"
-            ),
-            stacklevel=2,
-        )
+    text = (
+        "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
+        "as the 0.7 manual says; the 0.6 manual does not say where they go"
+    )
+    call.core.warn("topk", text, AmbiguousManual)
 
 
 def _topk_work(call: Call) -> dict[str, object]:
@@ -314,7 +310,7 @@ def _topk_work(call: Call) -> dict[str, object]:
     always=(_topk_order,),
     work=_topk_work,
 )
-def topk(val_dst: Target, idx_dst: Target, src: Any, n: int, name: str | None = None) -> Any:
+def topk(val_dst: Target, idx_dst: Target, src: Array, n: int, name: str | None = None) -> tuple[Masked, Masked]:
     """Find the k largest of the n elements that 16 partitions hold in snake order.
 
     Results are ascending. They leave in the snake order of the input: result j at partition

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from nkisim.dtypes import Array
 from nkisim.enums import reduce_cmd
 from nkisim.errors import AccumulatorUndefined, WrongArgument
-from nkisim.isa.statement import Call
+from nkisim.isa.statement import Call, Rule
 
 START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
 _COMBINE = {
@@ -28,7 +27,7 @@ def first_lane(call: Call, operand: str) -> slice:
     return slice(start, start + tensor.shape[0])
 
 
-def update(call: Call, partial: Any, op: str, load: Any = None) -> Any:
+def update(call: Call, partial: Array, op: str, load: Array | float | None = None) -> Array | None:
     """Apply reduce_cmd to the registers with this instruction's partial result; return them.
 
     Raises:
@@ -54,7 +53,7 @@ def update(call: Call, partial: Any, op: str, load: Any = None) -> Any:
     return value
 
 
-def held(call: Call, rows: slice) -> Any:
+def held(call: Call, rows: slice) -> Array:
     """Return the registers' values.
 
     Raises:
@@ -74,7 +73,7 @@ def lose(call: Call) -> None:
     lanes.held, lanes.lost_to = None, call.card.op
 
 
-def commands(*allowed: reduce_cmd) -> Any:
+def commands(*allowed: reduce_cmd) -> Rule:
     """Return the rule that reduce_cmd is one of the allowed ones."""
 
     def rule(call: Call) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from nkisim.dtypes import Array
+
 F32 = np.float32
-Fn = Callable[..., Any]
+Fn = Callable[..., Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,18 @@ class Op:
     # start value of a reduction with this operator, if it may reduce
     identity: float | int | None = None
     # how to reduce or accumulate an axis, if the operator is a numpy ufunc
-    ufunc: Any = None
+    ufunc: np.ufunc | None = None
 
 
 def _truth(fn: Fn) -> Fn:
-    def apply(x: Any, y: Any) -> Any:
+    def apply(x: Array, y: Array | float) -> Array:
         return fn(x, y).astype(F32)
 
     return apply
 
 
 def _shift(fn: Fn) -> Fn:
-    def apply(x: Any, y: Any) -> Any:
+    def apply(x: Array, y: Array | float) -> Array:
         """Shift as unsigned bits; counts of the width or more give zero."""
         x = np.asarray(x)
         bits = np.dtype(f"u{x.dtype.itemsize}")
@@ -47,14 +48,14 @@ def _shift(fn: Fn) -> Fn:
 
 
 def _abs_pick(fn: Fn) -> Fn:
-    def apply(x: Any, y: Any) -> Any:
+    def apply(x: Array, y: Array | float) -> Array:
         return fn(np.abs(x), np.abs(y))
 
     return apply
 
 
 def _bit(fn: Fn) -> Fn:
-    def apply(x: Any, y: Any) -> Any:
+    def apply(x: Array, y: Array | float) -> Array:
         # an immediate takes the bits of the tensor's type
         x = np.asarray(x)
         return fn(x, np.asarray(y).astype(x.dtype))
@@ -63,7 +64,7 @@ def _bit(fn: Fn) -> Fn:
 
 
 def _logical(fn: Fn) -> Fn:
-    def apply(x: Any, y: Any) -> Any:
+    def apply(x: Array, y: Array | float) -> Array:
         return fn(np.asarray(x) != 0, np.asarray(y) != 0).astype(F32)
 
     return apply
@@ -108,7 +109,7 @@ BINARY: dict[str, Op] = {
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
-def reduce_axis(op: Op, values: Any) -> Any:
+def reduce_axis(op: Op, values: Array) -> Array:
     """Reduce the last axis of (P, ..., F) in order, keeping it with size 1."""
     if op.name == "subtract":
         # ((x0 - x1) - x2) ...

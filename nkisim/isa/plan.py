@@ -26,7 +26,7 @@ MOST = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class Decided:
     """The outcome of an instruction's rules."""
 
     engine: str
@@ -44,7 +44,7 @@ class Plan:
 def look(call: Call) -> tuple[Any, ...]:
     """Settle run-time addresses, collect the tensors, and return what the rules may depend on."""
     args, tensors = call.args, call.tensors
-    key: list[Any] = [call.core.geometry_key, call.core.hardware_gaps]
+    key: list[Any] = [call.core.rules_key, call.core.hardware_gaps]
     for name, operand in call.card.keyed:
         value = args[name]
         if value.__class__ is NkiTensor:
@@ -76,7 +76,7 @@ def note_index(call: Call, tensor: NkiTensor) -> None:
             call.indices.append(tensor._dynamic.source)
 
 
-def make(call: Call) -> Plan:
+def make(call: Call) -> Decided:
     """Run every check and rule, and note what they decided.
 
     Raises:
@@ -101,7 +101,7 @@ def make(call: Call) -> Plan:
     return _noted(call, before, auto)
 
 
-def _noted(call: Call, before: dict[str, Any], auto: str) -> Plan:
+def _noted(call: Call, before: dict[str, Any], auto: str) -> Decided:
     reads, writes, targets = [], [], {}
     for operand in call.card.operands:
         name, tensor = operand.name, call.tensors.get(operand.name)
@@ -117,7 +117,7 @@ def _noted(call: Call, before: dict[str, Any], auto: str) -> Plan:
             flat = operand.shaped or tensor.ndim == 2
             reads.append((name, call.who(name), raw, flat, operand.checked))
     resolved = {n: v for n, v in call.args.items() if v is not before[n]}
-    return Plan(call.engine, resolved, tuple(reads), tuple(writes), targets)
+    return Decided(call.engine, resolved, tuple(reads), tuple(writes), targets)
 
 
 def _missing(call: Call, operand: Operand, value: object) -> NoReturn:

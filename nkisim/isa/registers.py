@@ -8,7 +8,7 @@ import numpy as np
 
 from nkisim.core import access
 from nkisim.core.context import current
-from nkisim.dtypes import INFO, TRN2
+from nkisim.dtypes import COMPUTED, INFO
 from nkisim.errors import ShapeMismatch, WrongArgument, WrongSpace
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
@@ -23,10 +23,10 @@ def _body(**_: Any) -> None:
 
 _NO_WORK = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "register"}
 _LOAD = Card(
-    "register_load", ("sync",), (Operand("src", "in", spaces=DMA, dtypes=TRN2),), _body, work=lambda _: _NO_WORK
+    "register_load", ("sync",), (Operand("src", "in", spaces=DMA, dtypes=COMPUTED),), _body, work=lambda _: _NO_WORK
 )
 _STORE = Card(
-    "register_store", ("sync",), (Operand("dst", "out", spaces=DMA, dtypes=TRN2),), _body, work=lambda _: _NO_WORK
+    "register_store", ("sync",), (Operand("dst", "out", spaces=DMA, dtypes=COMPUTED),), _body, work=lambda _: _NO_WORK
 )
 
 
@@ -73,6 +73,7 @@ def register_load(dst: Any, src: Any) -> NkiInstruction:
     call = Call(current("register_load"), _LOAD, {"name": None}, "sync")
     _register(dst, "register_load", "dst")
     tensor = _one_element(call, "src", src)
+    access.known(tensor, call.who("src"))
     value = access.read(call.core, tensor, call.who("src")).reshape(-1)[0]
     dst.set(int(value), "register_load")
     return record(call)

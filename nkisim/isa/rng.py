@@ -6,24 +6,23 @@ PCG64 streams, so its numbers differ from the hardware's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from nkisim.core.context import Core
-from nkisim.dtypes import INTS
+from nkisim.dtypes import INTS, Array
 from nkisim.enums import engine
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongDtype
 from nkisim.isa.card import card
 from nkisim.isa.rules import elements, same_elements, same_partitions
-from nkisim.isa.statement import ON_CHIP, SBUF, Call, Operand, Target
+from nkisim.isa.statement import ON_CHIP, SBUF, Call, Operand, Results, Target
 
 _WORDS = frozenset({"uint32", "int32", "float32"})
 # words of one XORWOW state: x, y, z, w, v, d
 STATE = 6
 
 
-def _generator(core: Core) -> Any:
+def _generator(core: Core) -> np.random.Generator:
     found = core.random.get("vector")
     if found is None:
         found = np.random.default_rng([core.policy.seed, core.number])
@@ -31,7 +30,7 @@ def _generator(core: Core) -> Any:
     return found
 
 
-def _lanes(core: Core) -> Any:
+def _lanes(core: Core) -> NDArray[np.uint32]:
     found = core.random.get("gpsimd")
     if found is None:
         start = np.random.default_rng([core.policy.seed, core.number, 1])
@@ -41,7 +40,7 @@ def _lanes(core: Core) -> Any:
     return found
 
 
-def xorwow(state: Any, count: int) -> Any:
+def xorwow(state: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
     """Advance every lane `count` times in place; return (lanes, count) words (Marsaglia 2003)."""
     result = np.empty((state.shape[0], count), np.uint32)
     x, y, z, w, v, d = (state[:, i].copy() for i in range(STATE))
@@ -55,7 +54,7 @@ def xorwow(state: Any, count: int) -> Any:
     return result
 
 
-def _draw(call: Call, results: list[Any]) -> list[Any]:
+def _draw(call: Call, results: Results) -> Results:
     dst = call.tensors["dst"]
     shape = (dst.shape[0], dst.size // dst.shape[0])
     if call.engine == "gpsimd":
@@ -67,12 +66,12 @@ def _draw(call: Call, results: list[Any]) -> list[Any]:
 
 
 @card("vector gpsimd", Operand("dst", "out", dtypes=INTS - {"bool"}), finish=_draw)
-def rng(dst: Target, engine: Any = engine.vector, name: str | None = None) -> Any:
+def rng(dst: Target, engine: engine = engine.vector, name: str | None = None) -> None:
     """Fill an integer tile with random bits, the low bits of 32-bit words."""
     return None
 
 
-def _dropped(call: Call, results: list[Any]) -> list[Any]:
+def _dropped(call: Call, results: Results) -> Results:
     data, prob = results[0]
     draw = _generator(call.core).random(data.shape, dtype=np.float32)
     return [np.where(draw < np.asarray(prob, np.float32), data.dtype.type(0), data)]
@@ -94,12 +93,14 @@ def _dropout_rules(call: Call) -> None:
     rules=(same_elements("dst", "data"), same_partitions("data", "prob"), _dropout_rules),
     finish=_dropped,
 )
-def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> Any:
+def dropout(
+    dst: Target, data: Array, prob: Array | float, name: str | None = None
+) -> tuple[tuple[Array, Array | float]]:
     """Replace elements by zero with a probability; the others stay."""
     return ((data, prob),)
 
 
-def _seeded(call: Call, results: list[Any]) -> list[Any]:
+def _seeded(call: Call, results: Results) -> Results:
     seed = int(np.asarray(results[0]).reshape(-1)[:1].view(np.uint32)[0])
     call.core.random["vector"] = np.random.default_rng([seed, 2])
     return []
@@ -117,7 +118,7 @@ def _one(call: Call) -> None:
     rules=(_one,),
     finish=_seeded,
 )
-def set_rng_seed(src_seeds: Any, name: str | None = None) -> Any:
+def set_rng_seed(src_seeds: Array, name: str | None = None) -> Array:
     """Seed the Vector Engine's generator."""
     return np.ascontiguousarray(src_seeds)
 
@@ -127,7 +128,7 @@ def _on_gpsimd(call: Call) -> None:
         raise NeedsNewerCore(f"{call.card.op} on the Vector Engine")
 
 
-def _set_state(call: Call, results: list[Any]) -> list[Any]:
+def _set_state(call: Call, results: Results) -> Results:
     _lanes(call.core)[: len(results[0])] = results[0]
     return []
 
@@ -138,12 +139,12 @@ def _set_state(call: Call, results: list[Any]) -> list[Any]:
     rules=(_on_gpsimd, elements("src_seeds", exactly=STATE)),
     finish=_set_state,
 )
-def rand_set_state(src_seeds: Any, engine: Any = engine.gpsimd, name: str | None = None) -> Any:
+def rand_set_state(src_seeds: Array, engine: engine = engine.gpsimd, name: str | None = None) -> Array:
     """Set the six XORWOW words of each GpSimd lane."""
     return src_seeds
 
 
-def _get_state(call: Call, results: list[Any]) -> list[Any]:
+def _get_state(call: Call, results: Results) -> Results:
     return [_lanes(call.core)[: call.tensors["dst"].shape[0]]]
 
 
@@ -153,6 +154,6 @@ def _get_state(call: Call, results: list[Any]) -> list[Any]:
     rules=(_on_gpsimd, elements("dst", exactly=STATE)),
     finish=_get_state,
 )
-def rand_get_state(dst: Target, engine: Any = engine.gpsimd, name: str | None = None) -> Any:
+def rand_get_state(dst: Target, engine: engine = engine.gpsimd, name: str | None = None) -> None:
     """Store the six XORWOW words of each GpSimd lane."""
     return None

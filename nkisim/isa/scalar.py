@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import FLOATS, TRN2
+from nkisim.dtypes import COMPUTED, FLOATS, Array
 from nkisim.enums import reduce_cmd
-from nkisim.errors import NkiSimWarning, WrongArgument
+from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
 from nkisim.isa.card import card
 from nkisim.isa.instruction import NkiInstruction
+from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
-from nkisim.isa.statement import Call, Operand
+from nkisim.isa.statement import Call, Operand, Results, Target
 
 _FP32 = frozenset({"float32"})
 
@@ -27,7 +27,7 @@ def _reduction(call: Call) -> None:
         call.refuse(WrongArgument, "reduce_op", found, "nl.add is needed")
 
 
-def _finish(call: Call, results: list[Any]) -> list[Any]:
+def _finish(call: Call, results: Results) -> Results:
     value, total = results
     if call.args["reduce_cmd"] is not reduce_cmd.idle:
         total = lanes.update(call, total, "add")
@@ -45,14 +45,10 @@ def _range(call: Call, name: str) -> None:
     scaled = _affine(data.reshape(data.shape[0], -1), *(_plain(call, n) for n in ("scale", "bias")))
     low, high = VALID[name]
     if np.any((scaled < low) | (scaled > high)):
-        call.core.warned.add(name)
-        warnings.warn(
-            NkiSimWarning(
-                f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the "
-                "hardware's result is invalid"
-            ),
-            stacklevel=2,
+        text = (
+            f"activation: nl.{name} gets inputs outside [{low:.3g}, {high:.3g}], where the hardware's result is invalid"
         )
+        call.core.warn(name, text)
 
 
 def _plain(call: Call, name: str) -> Any:
@@ -74,7 +70,7 @@ def _affine(data: Any, scale: Any, bias: Any) -> Any:
     "scalar",
     Operand("dst", "out"),
     Operand("data", "in"),
-    Operand("bias", "in", dtypes=TRN2 - {"tfloat32"}, optional=True, scalar=True, column=True),
+    Operand("bias", "in", dtypes=COMPUTED - {"tfloat32"}, optional=True, scalar=True, column=True),
     Operand("scale", "in", dtypes=_FP32, scalar=True, column=True),
     Operand("reduce_res", "out", dtypes=FLOATS, optional=True, column=True),
     rules=(
@@ -88,9 +84,16 @@ def _affine(data: Any, scale: Any, bias: Any) -> Any:
     finish=_finish,
 )
 def activation(
-    dst: Any, op: Any, data: Any, bias: Any = None, scale: Any = 1.0, reduce_op: Any = None,
-    reduce_res: Any = None, reduce_cmd: Any = reduce_cmd.idle, name: str | None = None,
-) -> Any:  # fmt: skip
+    dst: Target,
+    op: Op,
+    data: Array,
+    bias: Array | float | None = None,
+    scale: Array | float = 1.0,
+    reduce_op: Op | None = None,
+    reduce_res: Target | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> tuple[Array, Array]:
     """Compute op(data * scale + bias) and, when asked, the sum of the result."""
     value = op.fn(_affine(data, scale, bias))
     if reduce_op is None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from nkisim.dtypes import TRN2
+from nkisim.dtypes import COMPUTED, Array
 from nkisim.enums import reduce_cmd
 from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.card import card
+from nkisim.isa.operators import Op
 from nkisim.isa.rules import ARITHMETIC, not_both_psum, operator, same_elements, same_partitions
-from nkisim.isa.statement import Call, Operand
+from nkisim.isa.statement import Call, Operand, Results, Target
 from nkisim.isa.vector import apply
 
-_NARROW = TRN2 - {"int32", "uint32", "tfloat32"}
+_NARROW = COMPUTED - {"int32", "uint32", "tfloat32"}
 
 
 def _load(call: Call) -> None:
@@ -34,7 +33,7 @@ def _start(call: Call) -> None:
         call.args["imm1"] = np.array(lanes.held(call, lanes.first_lane(call, "dst")))
 
 
-def _keep(call: Call, results: list[Any]) -> list[Any]:
+def _keep(call: Call, results: Results) -> Results:
     registers = call.core.registers(call.engine)
     if registers.held is None:
         registers.values[...] = np.nan
@@ -57,19 +56,19 @@ def _keep(call: Call, results: list[Any]) -> list[Any]:
         lanes.commands(reduce_cmd.reset_reduce, reduce_cmd.reduce, reduce_cmd.load_reduce),
         _load,
     ),
-    always=(_start,),
+    values=(_start,),
     finish=_keep,
 )
 def tensor_scalar_cumulative(
-    dst: Any,
-    src: Any,
-    op0: Any,
-    op1: Any,
-    imm0: Any,
-    imm1: Any = None,
-    reduce_cmd: Any = reduce_cmd.reset_reduce,
+    dst: Target,
+    src: Array,
+    op0: Op,
+    op1: Op,
+    imm0: Array | float,
+    imm1: Array | float | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Store every step of register = op1(op0(x, imm0), register)."""
     steps = apply(op0, src, imm0)
     register = np.broadcast_to(np.asarray(imm1, np.float32), (steps.shape[0], 1))[:, 0]
@@ -95,9 +94,9 @@ def tensor_scalar_cumulative(
     ),
 )
 def tensor_tensor_scan(
-    dst: Any, data0: Any, data1: Any, initial: Any, op0: Any, op1: Any, reverse0: bool = False,
+    dst: Target, data0: Array, data1: Array, initial: Array | float, op0: Op, op1: Op, reverse0: bool = False,
     reverse1: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Store every step of result = op1(op0(data0, result), data1)."""
     before = np.broadcast_to(np.asarray(initial, np.float32), (data0.shape[0], 1))[:, 0]
     # columns contiguous, so that a step touches whole cache lines

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
 from nkisim.core.context import Core
-from nkisim.dtypes import TRN2, Array
-from nkisim.errors import LawError
+from nkisim.dtypes import COMPUTED, Array, Flags
+from nkisim.errors import LawError, Relaxed
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
 
@@ -28,7 +29,7 @@ class Operand:
     # "in" | "out" | "inout"
     role: str
     spaces: frozenset[str] = ON_CHIP
-    dtypes: frozenset[str] = TRN2
+    dtypes: frozenset[str] = COMPUTED
     # may be None
     optional: bool = False
     # may be a Python number instead of a tensor
@@ -53,8 +54,8 @@ class Target(NamedTuple):
 class Masked(NamedTuple):
     """A result that reaches only some elements of the output; the others stay as they are."""
 
-    values: Any
-    where: Any
+    values: Array
+    where: Flags
 
 
 @dataclass(slots=True, eq=False)
@@ -79,10 +80,22 @@ class Call:
         """Return (instruction, operand) for a message."""
         return (self.card.op, operand)
 
+    def members(self, kinds: tuple[tuple[str, type[Enum]], ...]) -> None:
+        """Where the policy takes integers for enumerations, replace them by the members that they stand for."""
+        for name, kind in kinds:
+            value = self.args[name]
+            if type(value) is int and self.core.policy.enums == "integers" and value in kind._value2member_map_:
+                self.args[name] = member = kind(value)
+                text = f"{self.card.op}: {name}={value} is taken as {kind.__name__}.{member.name}; name the member"
+                self.core.warn("integer for an enumeration", text, Relaxed)
+
 
 Rule = Callable[[Call], None]
-Finish = Callable[[Call, list[Any]], list[Any]]
-Writer = Callable[[Call, str, NkiTensor, Array], None]
+# what a body gave, per output: an array, a Masked, or None for nothing to write
+Results = list[Any]
+Finish = Callable[[Call, Results], Results]
+# writes a result; None without numerics
+Writer = Callable[[Call, str, NkiTensor, Array | None], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,12 +116,16 @@ class Card:
     # "fp32" or "raw" for the operands marked "auto"
     math: Callable[[Call], str] | None = None
     work: Callable[[Call], Mapping[str, object]] | None = None
-    # rules that look at more than shapes, dtypes, memories and arguments: contents, registers, addresses
+    # rules that look at more than shapes, dtypes, memories and arguments: at addresses, at what is read
     always: tuple[Rule, ...] = ()
+    # rules that look at values and reduction registers; without numerics there are none
+    values: tuple[Rule, ...] = ()
     names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # (name, its operand or None) of what the rules may depend on: every argument but the label
     keyed: tuple[tuple[str, Operand | None], ...] = ()
+    # arguments that are enumerations
+    enums: tuple[tuple[str, type[Enum]], ...] = ()
     # what the rules found, by what they depend on
     plans: dict[Any, Any] = field(default_factory=dict)
 

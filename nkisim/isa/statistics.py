@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import TRN2
+from nkisim.dtypes import COMPUTED, Array
 from nkisim.errors import ShapeMismatch, WrongDtype
 from nkisim.isa.card import card
 from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
-from nkisim.isa.statement import Call, Operand
+from nkisim.isa.statement import Call, Operand, Target
 
 _WIDTH = 8
 _SEARCH = {"most": 16384, "least": _WIDTH}
 
 
 @card("vector", Operand("dst", "out"), Operand("data", "in"), rules=(same_elements("dst", "data"),))
-def reciprocal(dst: Any, data: Any, name: str | None = None) -> Any:
+def reciprocal(dst: Target, data: Array, name: str | None = None) -> Array:
     """Compute 1 / data."""
     return np.float32(1) / data
 
@@ -39,7 +39,7 @@ def _stats(part: Any) -> list[Any]:
     Operand("data", "in"),
     rules=(same_partitions("dst", "data"), elements("dst", exactly=6), elements("data", most=512)),
 )
-def bn_stats(dst: Any, data: Any, name: str | None = None) -> Any:
+def bn_stats(dst: Target, data: Array, name: str | None = None) -> Array:
     """Return (count, mean, variance * count) of the even, then of the odd elements."""
     return np.stack(_stats(data[:, 0::2]) + _stats(data[:, 1::2]), axis=1)
 
@@ -57,7 +57,7 @@ def _triples(call: Call) -> None:
     Operand("data", "in"),
     rules=(same_partitions("dst", "data"), elements("dst", exactly=2), _triples),
 )
-def bn_aggr(dst: Any, data: Any, name: str | None = None) -> Any:
+def bn_aggr(dst: Target, data: Array, name: str | None = None) -> Array:
     """Merge (count, mean, variance * count) triples into mean and variance."""
     count, mean, spread = (data[:, i::3] for i in range(3))
     total = count.sum(axis=1, keepdims=True)
@@ -78,7 +78,7 @@ def bn_aggr(dst: Any, data: Any, name: str | None = None) -> Any:
         rank("dst", 2),
     ),
 )
-def max8(dst: Any, src: Any, name: str | None = None) -> Any:
+def max8(dst: Target, src: Array, name: str | None = None) -> Array:
     """Return the 8 largest values, descending."""
     count = src.shape[1]
     top = np.partition(src, count - _WIDTH, axis=1)[:, count - _WIDTH :]
@@ -121,7 +121,7 @@ def occurrences(data: Any, vals: Any, order: list[int]) -> Any:
         _index_dtype,
     ),
 )
-def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> Any:
+def nc_find_index8(dst: Target, data: Array, vals: Array, name: str | None = None) -> Array:
     """Return where each of 8 values occurs; repeated values take successive places."""
     found = occurrences(data, vals, list(range(_WIDTH)))
     missing = np.iinfo(dst.dtype).max
@@ -130,7 +130,7 @@ def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> A
 
 @card(
     "vector",
-    Operand("dst", "out", dtypes=TRN2),
+    Operand("dst", "out", dtypes=COMPUTED),
     Operand("data", "in"),
     Operand("vals", "in"),
     Operand("dst_idx", "out", optional=True),
@@ -144,7 +144,9 @@ def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> A
         _index_dtype,
     ),
 )
-def nc_match_replace8(dst: Any, data: Any, vals: Any, imm: float, dst_idx: Any = None, name: str | None = None) -> Any:
+def nc_match_replace8(
+    dst: Target, data: Array, vals: Array, imm: float, dst_idx: Target | None = None, name: str | None = None
+) -> tuple[Array, Array | None]:
     """Replace the first unused occurrence of each of 8 values by imm.
 
     Values are taken from the last to the first, so that equal values receive descending places.

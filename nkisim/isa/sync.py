@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access, races
-from nkisim.core.context import Core, current, kernel_line
+from nkisim.core.context import Core, current
 from nkisim.core.cores import Wait
-from nkisim.dtypes import INFO
+from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
+    Relaxed,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -18,10 +20,10 @@ from nkisim.errors import (
     WrongSpace,
 )
 from nkisim.isa.card import record
-from nkisim.isa.copies import ANY
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import DMA, SBUF, Call, Card, Operand
+from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 
 
@@ -51,12 +53,12 @@ def partners(core: Core) -> tuple[int, int]:
 
 
 def sendrecv(
-    src: Any,
-    dst: Any,
+    src: NkiTensor,
+    dst: NkiTensor,
     send_to_rank: Any,
     recv_from_rank: Any,
     pipe_id: Any,
-    dma_engine: Any = dma_engine.dma,
+    dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
 ) -> NkiInstruction:
     """Send a tile to the other core while receiving its tile."""
@@ -73,7 +75,7 @@ def sendrecv(
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
         found = f"is {dst.dtype} {dst.shape}"
         call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
-    access.write(core, dst, received, call.who("dst"))
+    access.write(core, dst, received, call.who("dst"), together=True)
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
 
@@ -110,7 +112,9 @@ def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any) -> None:
             call.refuse(TileTooLarge, "src", found, f"gpsimd_dma takes {most} B of {width} B types")
 
 
-def core_barrier(data: Any, cores: Any, engine: Any = engine.gpsimd, name: str | None = None) -> NkiInstruction:
+def core_barrier(
+    data: NkiTensor, cores: Sequence[int], engine: engine = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
     """Wait until both cores reach this barrier; accesses to `data` are then ordered."""
     core = current("core_barrier")
     _two_cores(core, "core_barrier")
@@ -125,10 +129,14 @@ def core_barrier(data: Any, cores: Any, engine: Any = engine.gpsimd, name: str |
     text = f"core_barrier(data={data.name}, {line[0]}:{line[1]})"
     key = ("barrier", data._storage.info.number, partners(core))
 
-    def joined() -> None:
+    def joined(_: object) -> None:
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
-            scope = list(core.memory.shared.shared.values()) + core.memory.shared.inputs
+            others = [*core.memory.shared.shared.values(), *core.memory.shared.inputs]
+            if any(o is not data._storage and o.shadow is not None and o.shadow.marks is not None for o in others):
+                found = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
+                core.warn("barrier scope", found, Relaxed)
+            scope += others
         for storage in scope:
             races.clear(storage)
 

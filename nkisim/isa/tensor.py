@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,9 @@ from nkisim.enums import engine, matmul_perf_mode
 from nkisim.errors import (
     AccumulateMisuse,
     AmbiguousManual,
-    NkiSimWarning,
     NotSimulated,
     PsumBankCrossed,
+    Relaxed,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -26,7 +25,7 @@ from nkisim.errors import (
 )
 from nkisim.isa.card import card
 from nkisim.isa.rules import per_partition
-from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand
+from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand, Target
 from nkisim.memory.tensor import NkiTensor
 
 _FP8 = frozenset({"float8_e4m3", "float8_e5m2"})
@@ -117,13 +116,8 @@ def _tile(call: Call) -> tuple[int, int]:
 def _column_tiling(call: Call) -> None:
     size = call.args["tile_size"]
     if size and size[1] != call.core.geometry.partitions:
-        _warn(call, f"column tiling {tuple(size)}: the manual's text allows it, its parameter list does not")
-
-
-def _warn(call: Call, text: str, kind: type[Warning] = AmbiguousManual) -> None:
-    if text not in call.core.warned:
-        call.core.warned.add(text)
-        warnings.warn(kind(f"{call.card.op}: {text}"), stacklevel=2)
+        text = f"nc_matmul: column tiling {tuple(size)}: the manual's text allows it, its parameter list does not"
+        call.core.warn(text, text, AmbiguousManual)
 
 
 def _transpose(call: Call) -> None:
@@ -151,9 +145,11 @@ def _identity(call: Call) -> None:
         call.refuse(WrongArgument, "moving", "is not an identity matrix", "a transpose needs one")
 
 
-def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
+def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
     """Write a product to PSUM: overwrite, add, or decide by who wrote before."""
-    who = call.who(operand)
+    if result is None:
+        access.mark(call.core, tensor, matmul=True)
+        return
     target = tensor._numpy()
     result = result.reshape(target.shape)
     mode = call.args["accumulate"]
@@ -161,8 +157,10 @@ def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array) -> No
         mode = False
     if mode is not False:
         result = _added(call, tensor, result, mode)
-    access.mark(call.core, tensor, who, matmul=True)
+    access.mark(call.core, tensor, matmul=True)
     np.copyto(target, result)
+    if call.core.unwritten:
+        access.inherit(call.core, tensor)
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:
@@ -177,22 +175,24 @@ def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> A
         # without tracking nobody knows: a matmul left to decide then overwrites
         written = np.full(target.shape, storage.mask is not None or mode is True)
     else:
-        written = tensor._written_marks() != 0
+        marks = tensor._written_marks()
+        written = marks == access.WRITTEN_MARK[marks.itemsize]
     foreign = ~products & written
     base = np.where(products, target, 0)
     doubtful = foreign if mode is None else ~products
     if not doubtful.any():
         return base + result
     if not np.any(doubtful & ~written) and np.all(target[doubtful] == 0):
-        _warn(
-            call,
-            "accumulates on zeros that no matmul wrote, which is undefined on "
-            "NeuronCore-v3 though old examples do it; start with accumulate=False",
+        text = (
+            "nc_matmul: accumulates on zeros that no matmul wrote, which is undefined on "
+            "NeuronCore-v3 though old examples do it; start with accumulate=False"
         )
+        call.core.warn("accumulate on zeros", text, AmbiguousManual)
         return base + result
     found = f"adds to {int(doubtful.sum())} elements of {tensor.name} that no matmul wrote"
     if call.core.policy.accumulate == "warn":
-        _warn(call, found, NkiSimWarning)
+        text = f"nc_matmul: dst {found}, which is undefined on NeuronCore-v3; overwrite first with accumulate=False"
+        call.core.warn("accumulate", text, Relaxed)
         return np.where(products | foreign, target, 0) + result
     call.refuse(AccumulateMisuse, "dst", found, "overwrite first with accumulate=False or None")
 
@@ -220,15 +220,16 @@ def _work(call: Call) -> Mapping[str, object]:
     Operand("stationary", "in", spaces=SBUF, dtypes=_MATMUL, math="auto"),
     Operand("moving", "in", spaces=SBUF, dtypes=_MATMUL),
     rules=(_dtypes, _shapes, _transpose),
-    always=(one_bank, _identity, _column_tiling),
+    always=(one_bank, _column_tiling),
+    values=(_identity,),
     writer=accumulate,
     math=lambda call: "raw" if call.args["is_transpose"] else "fp32",
     work=_work,
 )
 def nc_matmul(
-    dst: Any,
-    stationary: Any,
-    moving: Any,
+    dst: Target,
+    stationary: Array,
+    moving: Array,
     is_stationary_onezero: bool = False,
     is_moving_onezero: bool = False,
     is_transpose: bool = False,
@@ -237,7 +238,7 @@ def nc_matmul(
     tile_size: Any = (),
     perf_mode: Any = matmul_perf_mode.none,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
     if is_transpose:
         return stationary.T
@@ -290,9 +291,13 @@ def _transpose_bank(call: Call) -> None:
         one_bank(call)
 
 
-def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
-    access.mark(call.core, tensor, call.who(operand), matmul=call.engine == "tensor")
+def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
+    access.mark(call.core, tensor, matmul=call.engine == "tensor")
+    if result is None:
+        return
     np.copyto(tensor._numpy(), result.reshape(tensor.shape))
+    if call.core.unwritten:
+        access.inherit(call.core, tensor)
 
 
 def _transpose_work(call: Call) -> Mapping[str, object]:
@@ -315,6 +320,6 @@ def _transpose_work(call: Call) -> Mapping[str, object]:
     writer=_transpose_write,
     work=_transpose_work,
 )
-def nc_transpose(dst: Any, data: Any, engine: Any = engine.unknown, name: str | None = None) -> Any:
+def nc_transpose(dst: Target, data: Array, engine: engine = engine.unknown, name: str | None = None) -> Array:
     """Exchange partitions and elements of a tile, bit for bit."""
     return data.T

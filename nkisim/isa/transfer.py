@@ -9,10 +9,9 @@ import numpy as np
 
 from nkisim.core import access, gather
 from nkisim.core.context import current
-from nkisim.dtypes import INFO, Array, to_fp32
+from nkisim.dtypes import ANY, INFO, Array, Flags, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongSpace
-from nkisim.isa.copies import ANY
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
@@ -28,6 +27,9 @@ def transfer(op: str, names: tuple[str, ...]) -> Card:
     return Card(op, ("dma",), operands, _body, work=_work)
 
 
+_ENUMS = (("oob_mode", oob_mode), ("dge_mode", dge_mode), ("engine", engine))
+
+
 def open_call(card: Card, args: dict[str, Any]) -> Call:
     """Check the operands of a transfer and return its call."""
     call = Call(current(card.op), card, args, "dma")
@@ -38,12 +40,16 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         if tensor.buffer.value not in DMA:
             found = f"is in {tensor.buffer.value}"
             call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
+        tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
     if args.get("priority") is not None:
         raise NeedsNewerCore(f"{card.op} with priority")
-    if not isinstance(args.get("oob_mode", oob_mode.error), oob_mode):
-        call.refuse(WrongArgument, "oob_mode", f"is {args['oob_mode']!r}", "pass a nisa.oob_mode")
+    enums = tuple((n, kind) for n, kind in _ENUMS if n in args)
+    call.members(enums)
+    for name, kind in enums:
+        if not isinstance(args[name], kind):
+            call.refuse(WrongArgument, name, f"is {args[name]!r}", f"pass a nisa.{name}")
     return call
 
 
@@ -65,23 +71,16 @@ def _work(call: Call) -> Mapping[str, object]:
 
 
 def descriptors(call: Call) -> str:
-    """Return who makes the descriptors; left to the compiler, the fastest way that the manual allows.
+    """Return who makes the descriptors: what the kernel asked for, or `unknown` where it leaves that to the compiler.
 
-    Gathers and scatters need swdge. hwdge takes equal dtypes only, and transposes of certain shapes;
-    dma_compute has static descriptors. What hwdge cannot do is static, or swdge with a run-time address.
+    Gathers and scatters need swdge; dma_compute has static descriptors.
     """
-    tensors, op = call.tensors.values(), call.card.op
-    if any(t._dynamic is not None and t._dynamic.vector for t in tensors):
+    if any(t._dynamic is not None and t._dynamic.vector for t in call.tensors.values()):
         return "swdge"
     mode = call.args.get("dge_mode", dge_mode.unknown)
     if mode is not dge_mode.unknown:
         return str(mode.name)
-    possible = op != "dma_compute" and not differ(call)
-    if op == "dma_transpose":
-        possible = hwdge_transposes(call.tensors["src"])
-    if possible:
-        return "hwdge"
-    return "swdge" if call.dynamic else "none"
+    return "none" if call.card.op == "dma_compute" else "unknown"
 
 
 def hwdge_transposes(src: NkiTensor) -> bool:
@@ -91,7 +90,7 @@ def hwdge_transposes(src: NkiTensor) -> bool:
     return fits and (src.ndim == 2 or src.shape[0] * src.shape[-2] % 16 == 0)
 
 
-def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Array, Any] | None:
+def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Array, Flags | None] | None:
     """Read a source; return its elements and, where a gather skipped rows, which rows it read.
 
     None means that a run-time start is out of range and the transfer is skipped.
@@ -112,16 +111,19 @@ def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Arra
     return access.read(call.core, settled, who), None
 
 
-def spread(valid: Any, shape: tuple[int, ...]) -> Any:
+def spread(valid: Flags, shape: tuple[int, ...]) -> Flags:
     """Return one flag per element from one flag per row."""
     return np.broadcast_to(valid.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
-def deliver(call: Call, values: Array, where: Any, skip: bool) -> None:
+def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
     """Write to dst; with `where` (one flag per element of `values`), only those elements."""
     tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
     dynamic = tensor._dynamic
-    if differ(call):
+    unknown = not core.numerics and not access.computed(call.tensors.values())
+    if unknown:
+        tensor._storage.unknown = True
+    elif differ(call):
         values = to_fp32(values)
     if dynamic is not None and dynamic.vector:
         rows = gather.resolve(core, tensor, who, skip)
@@ -136,16 +138,18 @@ def deliver(call: Call, values: Array, where: Any, skip: bool) -> None:
                 return
             raise access.out_of_range(core, tensor, who)
         tensor = call.tensors["dst"] = settled
-    if where is None:
+    if where is None and unknown:
+        access.write_unknown(core, tensor, who)
+    elif where is None:
         access.write(core, tensor, values, who)
     else:
         access.write_where(core, tensor, (values, np.ascontiguousarray(where)), who)
 
 
-def _whole_rows(call: Call, where: Any, count: int) -> Any:
+def _whole_rows(call: Call, where: Flags, count: int) -> Flags:
     """Return which rows of a scatter arrive, from flags per element."""
     flags = where.reshape(count, -1)
-    arrives = flags.any(axis=1)
+    arrives: Flags = np.any(flags, axis=1)
     if not np.array_equal(arrives, flags.all(axis=1)):
         found = f"scatters {count} rows, parts of which a gather skipped"
         call.refuse(ShapeMismatch, "dst", found, "oob_mode.skip needs one dst row per src row")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nkisim.dtypes import Array
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import (
     NotSimulated,
@@ -17,7 +18,7 @@ from nkisim.errors import (
 )
 from nkisim.isa import lanes
 from nkisim.isa.card import card
-from nkisim.isa.operators import reduce_axis
+from nkisim.isa.operators import Op, reduce_axis
 from nkisim.isa.rules import (
     ARITHMETIC,
     BITVEC,
@@ -29,7 +30,7 @@ from nkisim.isa.rules import (
     same_elements,
     same_partitions,
 )
-from nkisim.isa.statement import Call, Operand, is_psum
+from nkisim.isa.statement import Call, Operand, Results, Target, is_psum
 from nkisim.isa.tokens import resolve
 
 WORDS = frozenset({"int32", "uint32"})
@@ -59,7 +60,7 @@ def _any_psum(call: Call) -> bool:
     return any(is_psum(t) for t in call.tensors.values())
 
 
-def _tt_engine(call: Call) -> str:
+def _tensor_tensor_engine(call: Call) -> str:
     op = resolve(call.args["op"], call.who("op"))
     if op.name == "power":
         return "gpsimd"
@@ -67,7 +68,7 @@ def _tt_engine(call: Call) -> str:
     return "gpsimd" if words else "vector"
 
 
-def _tt_rules(call: Call) -> None:
+def _tensor_tensor_rules(call: Call) -> None:
     op = call.args["op"]
     if op.name == "power" and call.engine != "gpsimd":
         call.refuse(WrongEngine, "engine", f"is {call.engine} for nl.power", "power runs on gpsimd")
@@ -76,7 +77,7 @@ def _tt_rules(call: Call) -> None:
         call.refuse(WrongEngine, "engine", found, "bitvec operators run on vector")
 
 
-def _tt_math(call: Call) -> str:
+def _tensor_tensor_math(call: Call) -> str:
     if call.args["op"].kind == "bitvec":
         return "raw"
     return "raw" if call.engine == "gpsimd" and _all_words(call) else "fp32"
@@ -91,32 +92,32 @@ def _tt_math(call: Call) -> str:
         same_elements("dst", "data1", "data2"),
         not_both_psum("data1", "data2"),
         operator("op", ARITHMETIC | BITVEC),
-        _tt_rules,
+        _tensor_tensor_rules,
         integers_for_bitvec("op", "dst", "data1", "data2"),
     ),
-    pick=_tt_engine,
-    math=_tt_math,
+    pick=_tensor_tensor_engine,
+    math=_tensor_tensor_math,
 )
 def tensor_tensor(
-    dst: Any,
-    data1: Any,
-    data2: Any,
-    op: Any,
-    engine: Any = engine.unknown,
+    dst: Target,
+    data1: Array,
+    data2: Array,
+    op: Op,
+    engine: engine = engine.unknown,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Combine two tiles element by element."""
     return op.fn(data1, data2)
 
 
-def _ts_engine(call: Call) -> str:
+def _tensor_scalar_engine(call: Call) -> str:
     names = [resolve(call.args["op0"], call.who("op0")).name]
     if call.args["op1"] is not None:
         names.append(resolve(call.args["op1"], call.who("op1")).name)
     return "gpsimd" if "rsqrt" in names else "vector"
 
 
-def _ts_rules(call: Call) -> None:
+def _tensor_scalar_rules(call: Call) -> None:
     op0, op1 = call.args["op0"], call.args["op1"]
     if op1 is None and call.args["operand1"] is not None:
         call.refuse(WrongArgument, "operand1", "is given without op1", "leave both None")
@@ -125,11 +126,11 @@ def _ts_rules(call: Call) -> None:
         call.refuse(WrongOperator, "op1", found, "both are bitvec or both are arithmetic")
     for number, op in enumerate((op0, op1)):
         if op is not None:
-            _ts_operand(call, f"operand{number}", op)
-    _ts_engine_rules(call)
+            _tensor_scalar_operand(call, f"operand{number}", op)
+    _tensor_scalar_engine_rules(call)
 
 
-def _ts_operand(call: Call, operand: str, op: Any) -> None:
+def _tensor_scalar_operand(call: Call, operand: str, op: Any) -> None:
     value = call.args[operand]
     if op.arity == 1:
         if value is not None and not (np.isscalar(value) and value == 0):
@@ -148,7 +149,7 @@ def _ts_operand(call: Call, operand: str, op: Any) -> None:
         call.refuse(WrongDtype, operand, found, "arithmetic column operands are float32")
 
 
-def _ts_engine_rules(call: Call) -> None:
+def _tensor_scalar_engine_rules(call: Call) -> None:
     op0, op1 = call.args["op0"], call.args["op1"]
     pair = (op0.name, op1.name if op1 is not None else None)
     if call.engine == "scalar":
@@ -163,7 +164,7 @@ def _ts_engine_rules(call: Call) -> None:
         call.refuse(WrongEngine, "engine", "is vector for rsqrt", "rsqrt runs on gpsimd")
 
 
-def _ts_math(call: Call) -> str:
+def _tensor_scalar_math(call: Call) -> str:
     # int32 tiles with int32 columns are address arithmetic, exact in integers
     column = any(n.startswith("operand") for n in call.tensors)
     exact = column and _all_words(call)
@@ -190,17 +191,17 @@ def apply(op: Any, data: Any, operand: Any, reverse: bool = False) -> Any:
         same_partitions("data", "operand0", "operand1"),
         operator("op0", ARITHMETIC | BITVEC | UNARY | {"invert"}),
         operator("op1", ARITHMETIC | BITVEC | UNARY | {"invert"}, optional=True),
-        _ts_rules,
+        _tensor_scalar_rules,
         integers_for_bitvec("op0", "dst", "data", "operand0", "operand1"),
     ),
-    pick=_ts_engine,
-    math=_ts_math,
+    pick=_tensor_scalar_engine,
+    math=_tensor_scalar_math,
 )
 def tensor_scalar(
-    dst: Any, data: Any, op0: Any, operand0: Any, reverse0: bool = False, op1: Any = None,
-    operand1: Any = None, reverse1: bool = False, engine: Any = engine.unknown,
+    dst: Target, data: Array, op0: Op, operand0: Array | float | None, reverse0: bool = False, op1: Op | None = None,
+    operand1: Array | float | None = None, reverse1: bool = False, engine: engine = engine.unknown,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Apply (data op0 operand0) op1 operand1 with scalars or columns."""
     result = apply(op0, data, operand0, reverse0)
     return result if op1 is None else apply(op1, result, operand1, reverse1)
@@ -221,9 +222,9 @@ def tensor_scalar(
     ),
 )
 def scalar_tensor_tensor(
-    dst: Any, data: Any, op0: Any, operand0: Any, op1: Any, operand1: Any, reverse0: bool = False,
+    dst: Target, data: Array, op0: Op, operand0: Array | float, op1: Op, operand1: Array, reverse0: bool = False,
     reverse1: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Apply (data op0 operand0) op1 operand1 with a scalar or column, then a tile."""
     return apply(op1, apply(op0, data, operand0, reverse0), operand1, reverse1)
 
@@ -262,28 +263,29 @@ def _reduce_math(call: Call) -> str:
     math=_reduce_math,
 )
 def tensor_reduce(
-    dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False,
+    dst: Target, op: Op, data: Array, axis: Any, negate: bool = False, keepdims: bool = False,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Reduce the last free dimensions."""
     flat = data.reshape(*data.shape[: axis[0]], -1)
     result = reduce_axis(op, flat)
     return -result if negate else result
 
 
-def _tsr_finish(call: Call, results: list[Any]) -> list[Any]:
+def _tensor_scalar_reduce_finish(call: Call, results: Results) -> Results:
     command, init = call.args["reduce_cmd"], call.args["reduce_init"]
     if (init is not None) != (command is reduce_cmd.load_reduce):
         allowed = "it belongs to reduce_cmd.load_reduce, which needs it"
         call.refuse(WrongArgument, "reduce_init", f"is {init!r} with {command.name}", allowed)
     total = lanes.update(call, results[1], call.args["reduce_op"].name, init)
+    assert total is not None
     return [results[0], -total if call.args["reduce_res_negate"] else total]
 
 
-def _tsr_rules(call: Call) -> None:
+def _tensor_scalar_reduce_rules(call: Call) -> None:
     if call.args["reverse0"]:
         raise NotSimulated("tensor_scalar_reduce", "reverse0", "the manual has not got it yet")
-    _ts_operand(call, "operand0", call.args["op0"])
+    _tensor_scalar_operand(call, "operand0", call.args["op0"])
 
 
 @card(
@@ -297,16 +299,16 @@ def _tsr_rules(call: Call) -> None:
         same_partitions("data", "operand0", "reduce_res"),
         operator("op0", ARITHMETIC | UNARY),
         operator("reduce_op", _SIMPLE),
-        _tsr_rules,
+        _tensor_scalar_reduce_rules,
         lanes.commands(reduce_cmd.reset_reduce, reduce_cmd.reduce, reduce_cmd.load_reduce),
     ),
-    finish=_tsr_finish,
+    finish=_tensor_scalar_reduce_finish,
 )
 def tensor_scalar_reduce(
-    dst: Any, data: Any, op0: Any, operand0: Any, reduce_op: Any, reduce_res: Any = None,
-    reverse0: bool = False, reduce_cmd: Any = reduce_cmd.reset_reduce, reduce_init: Any = None,
+    dst: Target, data: Array, op0: Op, operand0: Array | float | None, reduce_op: Op, reduce_res: Target | None = None,
+    reverse0: bool = False, reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, reduce_init: Any = None,
     reduce_res_negate: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> tuple[Array, Array]:  # fmt: skip
     """Apply data op0 operand0 and reduce the result over all free dimensions."""
     result = apply(op0, data, operand0)
     return result, reduce_axis(reduce_op, result)

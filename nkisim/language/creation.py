@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from nkisim import isa
-from nkisim.core.context import current, kernel_line
-from nkisim.dtypes import INFO, name_of, storage_of, store
+from nkisim.core.context import current
+from nkisim.dtypes import INFO, Array, name_of, storage_of, store
 from nkisim.errors import IllegalView, Misaligned, WrongArgument, WrongDtype
 from nkisim.isa.tokens import TOKENS
+from nkisim.lines import kernel_line
 from nkisim.memory.memory import Request
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
@@ -27,7 +27,13 @@ def _dtype(dtype: object, op: str) -> str:
         raise WrongDtype(op, "dtype", f"is {dtype!r}", allowed) from None
 
 
-def ndarray(shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str = "", address: Any = None) -> NkiTensor:
+def ndarray(
+    shape: Sequence[int],
+    dtype: object,
+    buffer: MemoryRegion = sbuf,
+    name: str = "",
+    address: tuple[int, int] | None = None,
+) -> NkiTensor:
     """Allocate a tensor without initializing it.
 
     `address` is (start partition, byte offset in the partition) of an on-chip tensor.
@@ -53,14 +59,16 @@ def ndarray(shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str =
     return NkiTensor(shape, named, core.memory.allocate(request), region, name)
 
 
-def _region(buffer: Any) -> MemoryRegion:
+def _region(buffer: object) -> MemoryRegion:
     if isinstance(buffer, MemoryRegion):
         return buffer
     found = f"is {buffer!r}"
     raise WrongArgument("ndarray", "buffer", found, "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
 
 
-def full(shape: Sequence[int], fill_value: float, dtype: object, buffer: Any = sbuf, name: str = "") -> NkiTensor:
+def full(
+    shape: Sequence[int], fill_value: float, dtype: object, buffer: MemoryRegion = sbuf, name: str = ""
+) -> NkiTensor:
     """Allocate a tensor and fill it with a constant."""
     tensor = ndarray(shape, dtype, buffer, name)
     if INFO[tensor.dtype].kind == "int" and float(fill_value).is_integer():
@@ -79,27 +87,27 @@ def full(shape: Sequence[int], fill_value: float, dtype: object, buffer: Any = s
     return tensor
 
 
-def zeros(shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str = "") -> NkiTensor:
+def zeros(shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
     """Allocate a tensor of zeros."""
     return full(shape, 0, dtype, buffer, name)
 
 
-def ones(shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str = "") -> NkiTensor:
+def ones(shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
     """Allocate a tensor of ones."""
     return full(shape, 1, dtype, buffer, name)
 
 
-def zeros_like(x: NkiTensor, dtype: object = None, buffer: Any = None, name: str = "") -> NkiTensor:
+def zeros_like(x: NkiTensor, dtype: object = None, buffer: MemoryRegion | None = None, name: str = "") -> NkiTensor:
     """Allocate zeros with the shape, and by default the dtype and memory, of `x`."""
     return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
-def empty_like(x: NkiTensor, dtype: object = None, buffer: Any = None, name: str = "") -> NkiTensor:
+def empty_like(x: NkiTensor, dtype: object = None, buffer: MemoryRegion | None = None, name: str = "") -> NkiTensor:
     """Allocate without initializing, with the shape of `x`."""
     return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
-def rand(shape: Sequence[int], dtype: object, buffer: Any = sbuf, name: str = "") -> NkiTensor:
+def rand(shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
     """Draw uniform numbers of [0, 1) with 24 random bits."""
     words = ndarray(shape, "uint32", buffer)
     isa.rng(dst=words)
@@ -115,7 +123,7 @@ def random_seed(seed: NkiTensor) -> None:
     isa.set_rng_seed(src_seeds=seed)
 
 
-def shared_constant(constant: Any) -> NkiTensor:
+def shared_constant(constant: Array | str) -> NkiTensor:
     """Embed a numpy array, or the .npy file at a path, as a tensor in shared HBM."""
     core = current("shared_constant")
     values = np.load(constant) if isinstance(constant, str) else np.asarray(constant)
@@ -127,7 +135,7 @@ def shared_constant(constant: Any) -> NkiTensor:
     return found
 
 
-def host_tensor(values: Any, dtype: str, name: str) -> NkiTensor:
+def host_tensor(values: Array, dtype: str, name: str) -> NkiTensor:
     """Return an HBM tensor whose bytes the host filled."""
     core = current(name)
     precise = core.policy.precise_fp
@@ -139,7 +147,7 @@ def host_tensor(values: Any, dtype: str, name: str) -> NkiTensor:
     return NkiTensor(values.shape, dtype, storage, MemoryRegion.shared_hbm, name)
 
 
-def shared_identity_matrix(n: int, dtype: object = "uint8", dst: Any = None) -> NkiTensor:
+def shared_identity_matrix(n: int, dtype: object = "uint8", dst: NkiTensor | None = None) -> NkiTensor:
     """Return an n x n identity in SBUF; a core shares one per size and dtype."""
     core = current("shared_identity_matrix")
     named = _dtype(dtype, "shared_identity_matrix")

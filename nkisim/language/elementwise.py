@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,9 +10,10 @@ import numpy as np
 
 from nkisim import isa
 from nkisim.core.context import current
-from nkisim.errors import NkiSimWarning, ShapeMismatch, WrongArgument, WrongOperator
+from nkisim.errors import ShapeMismatch, WrongArgument, WrongOperator
 from nkisim.isa.activations import ON_SCALAR_ENGINE, UNARY
 from nkisim.isa.card import card
+from nkisim.isa.operators import COMPARISONS
 from nkisim.isa.rules import HARDWARE_GAPS, same_elements
 from nkisim.isa.statement import Operand
 from nkisim.isa.tokens import TOKENS, Token
@@ -62,9 +62,8 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
         raise WrongArgument(name, "x and y", f"are {x!r} and {y!r}", "one must be a tensor")
     dst = ndarray(tiles[0].shape, dtype or promoted(*tiles))
     core = current(name)
-    if token.__name__ in HARDWARE_GAPS and token.__name__ not in core.warned:
-        core.warned.add(token.__name__)
-        warnings.warn(NkiSimWarning(f"{name} has no hardware instruction"), stacklevel=4)
+    if token.__name__ in HARDWARE_GAPS:
+        core.warn(token.__name__, f"{name} has no hardware instruction")
     before, core.hardware_gaps = core.hardware_gaps, True
     try:
         if len(tiles) == 2:
@@ -78,6 +77,7 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
             isa.tensor_scalar(dst=dst, data=y, op0=token, operand0=x, reverse0=True)
     finally:
         core.hardware_gaps = before
+    dst._compared = token.__name__ in COMPARISONS
     return dst
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,9 +51,7 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     if stop is None:
         start, stop = 0, start
     core = _enter("dynamic_range", step)
-    if "dynamic_range" not in core.warned:
-        core.warned.add("dynamic_range")
-        warnings.warn(Deprecated("dynamic_range is deprecated, use fori_loop"), stacklevel=2)
+    core.warn("dynamic_range", "dynamic_range is deprecated, use fori_loop", Deprecated)
     try:
         for i in range(_bound(start, "dynamic_range"), _bound(stop, "dynamic_range"), step):
             yield VirtualRegister(i, frozen=True)

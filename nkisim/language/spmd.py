@@ -6,7 +6,7 @@ import os
 
 from nkisim.core.context import current
 from nkisim.errors import WrongArgument
-from nkisim.geometry import TRN2
+from nkisim.geometry import CORE_V3
 from nkisim.objects import MemoryRegion, NKIObject
 
 sbuf = MemoryRegion.sbuf
@@ -58,41 +58,41 @@ def is_on_chip(buffer: MemoryRegion) -> bool:
 class _TileSize(NKIObject):
     """Sizes that tiles may have on the target."""
 
-    pmax: int = TRN2.partitions
-    psum_fmax: int = TRN2.psum_bank_bytes // 4
-    psum_bank_fmax: int = TRN2.psum_bank_bytes // 4
-    psum_bank_fmax_bytes: int = TRN2.psum_bank_bytes
-    gemm_stationary_fmax: int = TRN2.gemm_stationary_fmax
-    gemm_moving_fmax: int = TRN2.gemm_moving_fmax
-    bn_stats_fmax: int = TRN2.bn_stats_fmax
-    psum_min_align: int = TRN2.psum_min_align
-    sbuf_min_align: int = TRN2.sbuf_min_align
+    pmax: int = CORE_V3.partitions
+    psum_fmax: int = CORE_V3.psum_bank_bytes // 4
+    psum_bank_fmax: int = CORE_V3.psum_bank_bytes // 4
+    psum_bank_fmax_bytes: int = CORE_V3.psum_bank_bytes
+    gemm_stationary_fmax: int = CORE_V3.gemm_stationary_fmax
+    gemm_moving_fmax: int = CORE_V3.gemm_moving_fmax
+    bn_stats_fmax: int = CORE_V3.bn_stats_fmax
+    psum_min_align: int = CORE_V3.psum_min_align
+    sbuf_min_align: int = CORE_V3.sbuf_min_align
 
     @property
     def psum_num_banks(self) -> int:
         """Banks of PSUM; one less while DMA transposes borrow it."""
         borrowed = os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE") == "true"
-        return TRN2.psum_banks - borrowed
+        return CORE_V3.psum_banks - borrowed
 
     @property
     def sbuf_size_bytes(self) -> int:
         """Bytes of SBUF, all partitions."""
-        return TRN2.partitions * TRN2.sbuf_bytes_per_partition
+        return CORE_V3.partitions * CORE_V3.sbuf_bytes_per_partition
 
     @property
     def sbuf_fmax(self) -> int:
         """fp32 elements in one partition of SBUF."""
-        return TRN2.sbuf_bytes_per_partition // 4
+        return CORE_V3.sbuf_bytes_per_partition // 4
 
     @property
     def sbuf_fmax_bytes(self) -> int:
         """Bytes in one partition of SBUF."""
-        return TRN2.sbuf_bytes_per_partition
+        return CORE_V3.sbuf_bytes_per_partition
 
     @property
     def total_available_sbuf_size(self) -> int:
         """Usable bytes in one partition (deprecated; the manual gives no value of its own)."""
-        return TRN2.sbuf_bytes_per_partition
+        return CORE_V3.sbuf_bytes_per_partition
 
 
 tile_size = _TileSize()

@@ -92,19 +92,29 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
     return x.expand_dim(axis if axis >= 0 else axis + x.ndim + 1)
 
 
+def _on_partitions(row: NkiTensor, count: int) -> NkiTensor:
+    """Return a tile with one partition's elements in `count` partitions, shuffled out 32 at a time."""
+    tile = ndarray((count, *row.shape[1:]), row.dtype)
+    for start in range(0, count, 32):
+        isa.nc_stream_shuffle(dst=tile[start : min(start + 32, count)], src=row, shuffle_mask=[0] * 32)
+    return tile
+
+
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> NkiTensor:
-    """Copy a tile with its dimensions of size 1 repeated to `shape` (same rank)."""
+    """Repeat the dimensions of size 1, partitions too, to `shape` (same rank); x itself where nothing changes."""
     if len(shape) != x.ndim:
         found = f"is {tuple(shape)}"
         raise ShapeMismatch("nl.broadcast_to", "shape", found, f"x has {x.ndim} dimensions")
     view = x
     for dim, (have, want) in enumerate(zip(x.shape, shape, strict=False)):
         if have != want:
-            if have != 1 or dim == 0:
+            if have != 1:
                 found = f"goes from {x.shape} to {tuple(shape)}"
-                allowed = "free dimensions of size 1 can be repeated"
+                allowed = "each dimension matches or is repeated from size 1"
                 raise ShapeMismatch("nl.broadcast_to", "shape", found, allowed)
-            view = view.broadcast(dim, want)
+            view = view.broadcast(dim, want) if dim else _on_partitions(x, want)
+    if view is x and dtype in (None, x.dtype):
+        return x
     dst = ndarray(tuple(shape), dtype or x.dtype)
     isa.tensor_copy(dst=dst, src=view)
     return dst

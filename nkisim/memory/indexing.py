@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.errors import IllegalView, OutOfRange
+from nkisim.errors import IllegalView, LawError, OutOfRange
 from nkisim.memory.views import Layout
 
 
@@ -44,12 +44,17 @@ def static_key(key: object) -> tuple[Any, ...] | None:
     return tuple(parts)
 
 
-def subscript(layout: Layout, key: object, on_chip: bool) -> tuple[Layout, Pending | None, tuple[int, ...]]:
-    """Apply a subscript; return the layout, a run-time start if any, and the kept dimensions.
+Subscripted = tuple[Layout, Pending | None, tuple[int, ...], LawError | None]
+
+
+def subscript(layout: Layout, key: object, on_chip: bool) -> Subscripted:
+    """Apply a subscript; return the layout, a run-time start if any, the kept dimensions, and what is wrong.
+
+    A slice that leaves the tensor or is empty is wrong only when an instruction takes it.
 
     Raises:
-        OutOfRange: an index or slice leaves the tensor.
-        IllegalView: too many indices, an empty slice, or a step over partitions.
+        OutOfRange: an index leaves the tensor.
+        IllegalView: too many indices, or a step over partitions.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
     keys = _fill(keys, len(layout.shape))
@@ -58,17 +63,19 @@ def subscript(layout: Layout, key: object, on_chip: bool) -> tuple[Layout, Pendi
     kept: list[int] = []
     offset = layout.offset
     pending: Pending | None = None
+    fault: LawError | None = None
     dropped: list[int] = []
     for dim, item in enumerate(keys):
         size, stride = layout.shape[dim], layout.strides[dim]
+        if isinstance(item, DynamicSlice) and isinstance(item.start, int | np.integer):
+            item = slice(item.start, item.start + item.size)
         if type(item) is slice:
-            start, count, step = _slice(item, size, dim)
+            start, count, step, wrong = _slice(item, size, dim)
+            fault = fault or wrong
             if step != 1 and dim == 0 and on_chip:
                 raise IllegalView(
                     "subscript", f"dim 0 step {step}", "skips partitions", "an access covers consecutive partitions"
                 )
-        elif isinstance(item, DynamicSlice) and isinstance(item.start, int | np.integer):
-            start, count, step = _slice(slice(item.start, item.start + item.size), size, dim)
         elif isinstance(item, int | np.integer):
             start, count, step = _integer(int(item), size, dim), 1, 1
             if dim or not on_chip:
@@ -82,7 +89,7 @@ def subscript(layout: Layout, key: object, on_chip: bool) -> tuple[Layout, Pendi
         shape.append(count)
         strides.append(stride * step)
         kept.append(dim)
-    return _drop(Layout(tuple(shape), tuple(strides), offset), pending, kept, (dropped, on_chip))
+    return (*_drop(Layout(tuple(shape), tuple(strides), offset), pending, kept, (dropped, on_chip)), fault)
 
 
 def _drop(
@@ -120,7 +127,9 @@ def _integer(index: int, size: int, dim: int) -> int:
     return index % size
 
 
-def _slice(item: slice, size: int, dim: int) -> tuple[int, int, int]:
+def _slice(item: slice, size: int, dim: int) -> tuple[int, int, int, LawError | None]:
+    """Return start, count and step of a slice, and what is wrong with it."""
+    wrong: LawError | None = None
     step = 1 if item.step is None else int(item.step)
     start = 0 if item.start is None else int(item.start)
     stop = size if item.stop is None else int(item.stop)
@@ -130,11 +139,12 @@ def _slice(item: slice, size: int, dim: int) -> tuple[int, int, int]:
         stop += size
     if not (0 <= start <= size and 0 <= stop <= size):
         found = f"is the slice [{item.start}:{item.stop}]"
-        raise OutOfRange("subscript", f"dim {dim}", found, f"the size is {size}, nothing is clamped")
-    if step < 1 or stop <= start:
+        wrong = OutOfRange("subscript", f"dim {dim}", found, f"the size is {size}, nothing is clamped")
+    elif step < 1 or stop <= start:
         found = f"is the slice [{item.start}:{item.stop}:{step}]"
-        raise IllegalView("subscript", f"dim {dim}", found, "it must hold at least one element")
-    return start, -(-(stop - start) // step), step
+        wrong = IllegalView("subscript", f"dim {dim}", found, "it must hold at least one element")
+    step = max(1, step)
+    return start, max(0, -(-(stop - start) // step)), step, wrong
 
 
 def _dynamic(

@@ -22,7 +22,7 @@ from nkisim.errors import (
     TooManyPartitions,
 )
 from nkisim.geometry import Geometry
-from nkisim.memory.storage import UNWRITTEN, Allocation, Bytes, Shadow, Storage, poison
+from nkisim.memory.storage import Allocation, Bytes, Shadow, Storage, poison
 from nkisim.policy import Policy
 
 
@@ -80,7 +80,8 @@ class SharedMemory:
             data = np.empty((1, count * width), np.uint8)
             if self.policy.tracking:
                 mask = np.zeros((1, count * width), np.uint8)
-                poison(data, request.dtype)
+                if self.policy.numerics:
+                    poison(data, request.dtype)
         shadow = Shadow() if core < 0 and self.cores > 1 and self.policy.races else None
         return Storage(info, data, mask, request.dtype, precise, complete=mask is None, shadow=shadow)
 
@@ -112,8 +113,8 @@ class CoreMemory:
     allocations: list[Allocation] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     unnamed_shared: int = 0
-    # bytes, written-marks and matmul-marks of tensors with explicit addresses
-    arenas: dict[str, tuple[Bytes, Bytes, Bytes]] = field(default_factory=dict)
+    # the bytes that tensors with explicit addresses are windows of
+    arenas: dict[str, Bytes] = field(default_factory=dict)
     placed: dict[str, list[Storage]] = field(default_factory=dict)
 
     def allocate(self, request: Request) -> Storage:
@@ -173,7 +174,7 @@ class CoreMemory:
         if request.address is not None:
             return self._at_address(request, info, width)
         storage = self._fresh(request, info, (partitions, free * width))
-        if policy.tracking:
+        if policy.tracking and policy.numerics:
             poison(storage.data, request.dtype)
         return storage
 
@@ -196,7 +197,7 @@ class CoreMemory:
             raise law("ndarray", request.name or "tensor", found, allowed)
 
     def _at_address(self, request: Request, info: Allocation, width: int) -> Storage:
-        """Place at an explicit (partition, byte) address, replacing what was there."""
+        """Place at an explicit (partition, byte) address; no byte changes until somebody writes."""
         assert request.address is not None
         partition, offset = request.address
         self._check_address(request, info)
@@ -204,44 +205,34 @@ class CoreMemory:
         if not self.shared.policy.precise_fp:
             # widened elements have no byte address; the storage stands alone
             count = info.size // INFO[request.dtype].itemsize
-            storage = self._fresh(request, info, (info.partitions, count * width))
-        else:
-            storage = self._window(request, info)
-        self._replace(storage)
-        return storage
+            return self._fresh(request, info, (info.partitions, count * width))
+        return self._window(request, info)
 
     def _window(self, request: Request, info: Allocation) -> Storage:
         """Return a storage whose bytes are a window of the core's memory."""
         assert info.address is not None
-        data, mask, matmul = self._arena(request.space)
-        window = (
-            slice(info.start_partition, info.start_partition + info.partitions),
-            slice(info.address, info.address + info.size),
-        )
-        mask[window] = matmul[window] = UNWRITTEN
-        poison(data[window], request.dtype)
-        pitch = data.strides[0]
+        data, tracking = self._arena(request.space), self.shared.policy.tracking
+        older = self.placed.setdefault(request.space, [])
+        neighbours = [s for s in older if _overlap(s.info, info)]
+        if tracking:
+            _poison_fresh(data, info, request.dtype, neighbours)
+        size, pitch = (info.partitions, info.size), data.strides[0]
+        mask = np.zeros(size, np.uint8) if tracking else None
+        matmul = np.zeros(size, np.uint8) if request.space == "psum" else None
         start = info.start_partition * pitch + info.address
-        tracking = self.shared.policy.tracking
-        return Storage(info, data, mask if tracking else None, request.dtype, True, pitch, start,
-                       complete=not tracking, matmul=matmul)  # fmt: skip
+        storage = Storage(info, data, mask, request.dtype, True, pitch, start, complete=not tracking,
+                          matmul=matmul, own_marks=True, neighbours=neighbours)  # fmt: skip
+        for other in neighbours:
+            other.neighbours = [*other.neighbours, storage]
+        older.append(storage)
+        return storage
 
-    def _replace(self, storage: Storage) -> None:
-        new = storage.info
-        older = self.placed.setdefault(new.space, [])
-        for other in older:
-            if other.replaced_by is None and _overlap(other.info, new):
-                other.replaced_by = new
-        self.placed[new.space] = [s for s in older if s.replaced_by is None] + [storage]
-
-    def _arena(self, space: str) -> tuple[Bytes, Bytes, Bytes]:
+    def _arena(self, space: str) -> Bytes:
         if space not in self.arenas:
             geometry = self.shared.geometry
             size = geometry.psum_bytes_per_partition if space == "psum" else geometry.sbuf_bytes_per_partition
             # odd multiple of a cache line between rows, so that columns do not share a cache set
-            shape = (geometry.partitions, size + 64 * 5)
-            data, mask, matmul = (np.zeros(shape, np.uint8) for _ in range(3))
-            self.arenas[space] = (data, mask, matmul)
+            self.arenas[space] = np.zeros((geometry.partitions, size + 64 * 5), np.uint8)
         return self.arenas[space]
 
     def _check_address(self, request: Request, info: Allocation) -> None:
@@ -259,6 +250,30 @@ class CoreMemory:
         if offset % align:
             found = f"starts at byte {offset}"
             raise Misaligned("ndarray", name, found, f"{request.space} starts are multiples of {align}")
+
+
+def _poison_fresh(data: Bytes, info: Allocation, dtype: str, neighbours: list[Storage]) -> None:
+    """Poison the bytes of a window that no tensor covers yet; the others stay as they are."""
+    poisoned = np.empty((info.partitions, info.size), np.uint8)
+    poison(poisoned, dtype)
+    fresh = np.ones(poisoned.shape, bool)
+    for other in neighbours:
+        fresh[shared_bytes(info, other.info)] = False
+    assert info.address is not None
+    rows = slice(info.start_partition, info.start_partition + info.partitions)
+    np.copyto(data[rows, info.address : info.address + info.size], poisoned, where=fresh)
+
+
+def shared_bytes(a: Allocation, b: Allocation) -> tuple[slice, slice]:
+    """Return the partitions and bytes of `a`, counted from its start, that `b` covers too."""
+    assert a.address is not None
+    assert b.address is not None
+    rows = _common(a.start_partition, a.partitions, b.start_partition, b.partitions)
+    return rows, _common(a.address, a.size, b.address, b.size)
+
+
+def _common(a: int, a_size: int, b: int, b_size: int) -> slice:
+    return slice(max(0, b - a), max(0, min(a_size, b + b_size - a)))
 
 
 def _overlap(a: Allocation, b: Allocation) -> bool:

@@ -2,12 +2,13 @@
 
 A storage is live from the first instruction that touches it to the last one, as a compiler
 sees it; the Python lifetime of the variable does not matter. Tensors with an explicit address
-keep it. The others are placed next-fit, so that memory is reused as late as possible; when that
-does not fit, first-fit is tried, and only then is the kernel refused.
+keep it. The others take the free bytes that have been dead for the longest time, so that memory is
+reused as late as possible; when that does not fit, first-fit is tried, and only then is the kernel refused.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from nkisim.errors import LawError, PsumFull, SbufFull
@@ -49,15 +50,15 @@ def place(allocations: list[Allocation], region: Region) -> Peak:
     peak = measure(used, region)
     if peak.peak_bytes_per_partition > region.size:
         raise full(region, peak)
-    for next_fit in (True, False):
-        stuck = _fit(used, region, next_fit)
+    for late in (True, False):
+        stuck = _fit(used, region, late)
         if stuck is None:
             return peak
     assert stuck is not None
-    raise full(region, _at(used, region, stuck.first), stuck)
+    raise full(region, live_at(used, region, stuck.first), stuck)
 
 
-def _rounded(allocation: Allocation, region: Region) -> int:
+def rounded(allocation: Allocation, region: Region) -> int:
     return -(-allocation.size // region.granule) * region.granule
 
 
@@ -65,7 +66,7 @@ def measure(used: list[Allocation], region: Region) -> Peak:
     """Return the largest sum of live bytes over the program."""
     steps: dict[int, int] = {}
     for a in used:
-        size = _rounded(a, region)
+        size = rounded(a, region)
         steps[a.first] = steps.get(a.first, 0) + size
         steps[a.last + 1] = steps.get(a.last + 1, 0) - size
     live = best = when = 0
@@ -73,13 +74,13 @@ def measure(used: list[Allocation], region: Region) -> Peak:
         live += steps[clock]
         if live > best:
             best, when = live, clock
-    return _at(used, region, when, best)
+    return live_at(used, region, when, best)
 
 
-def _at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
+def live_at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
     live = [a for a in used if a.first <= clock <= a.last]
     live.sort(key=lambda a: -a.size)
-    total = sum(_rounded(a, region) for a in live) if peak is None else peak
+    total = sum(rounded(a, region) for a in live) if peak is None else peak
     rows = tuple((a.name, a.size, a.line) for a in live)
     return Peak(region.core, region.space, total, region.size, rows)
 
@@ -98,36 +99,72 @@ def full(region: Region, peak: Peak, stuck: Allocation | None = None) -> LawErro
     return error
 
 
-def _fit(used: list[Allocation], region: Region, next_fit: bool) -> Allocation | None:
+def _fit(used: list[Allocation], region: Region, late: bool) -> Allocation | None:
     """Place in order of first use; return the allocation that found no gap, or None."""
     fixed = [a for a in used if a.explicit]
-    live: list[Allocation] = []
-    hint = 0
+    memory = _Memory(region)
     for a in used:
-        live = [b for b in live if b.last >= a.first]
-        if a.explicit:
-            live.append(a)
-            continue
-        busy = [b for b in fixed if b.first <= a.last and b.last >= a.first and b not in live]
-        address = _gap(live + busy, _rounded(a, region), region, hint if next_fit else 0)
-        if address is None:
-            return a
-        a.address = address
-        hint = (address + _rounded(a, region)) % region.size
-        live.append(a)
+        if not a.explicit:
+            ahead = [b for b in fixed if b.first <= a.last and b.last >= a.first]
+            address = memory.gap(a, rounded(a, region), ahead, late)
+            if address is None:
+                return a
+            a.address = address
+        memory.take(a.address or 0, rounded(a, region), a.last)
     return None
 
 
-def _gap(busy: list[Allocation], size: int, region: Region, hint: int) -> int | None:
-    """Return the first free address at or after `hint`, wrapping around once."""
-    taken = sorted((b.address or 0, (b.address or 0) + _rounded(b, region)) for b in busy)
-    for low in (hint, 0) if hint else (0,):
-        at = low
-        for start, stop in taken:
-            if at + size <= start:
+class _Memory:
+    """The bytes of a region as segments (start, stop, last use of the tensor that was there, or -1)."""
+
+    def __init__(self, region: Region) -> None:
+        self.granule = region.granule
+        self.segments: list[tuple[int, int, int]] = [(0, region.size, -1)]
+
+    def gap(self, tensor: Allocation, size: int, ahead: list[Allocation], late: bool) -> int | None:
+        """The address whose bytes have been dead for the longest time, or the lowest free one."""
+        taken = [((b.address or 0), (b.address or 0) + b.size) for b in ahead]
+        starts = [start for start, _, _ in self.segments]
+        candidates = sorted({*starts, *[high for _, high in taken]}) if taken else starts
+        best, dead_since = None, tensor.first
+        for start in candidates:
+            address = -(-start // self.granule) * self.granule
+            latest = self._latest(bisect_right(starts, start) - 1, address + size, dead_since)
+            if latest >= dead_since or any(low < address + size and address < high for low, high in taken):
+                continue
+            best, dead_since = address, latest
+            if not late or latest < 0:
                 break
-            at = max(at, stop)
-        at = -(-at // region.granule) * region.granule
-        if at + size <= region.size:
-            return at
-    return None
+        return best
+
+    def _latest(self, at: int, stop: int, limit: int) -> int:
+        """The last use of the bytes from a segment up to `stop`; `limit` if that is too late or too far."""
+        latest = -1
+        for _, end, last in self.segments[at:]:
+            if last >= limit:
+                return limit
+            latest = max(latest, last)
+            if end >= stop:
+                return latest
+        return limit
+
+    def take(self, start: int, size: int, last: int) -> None:
+        """Give bytes to a tensor that is used until `last`."""
+        stop = start + size
+        cut: list[tuple[int, int, int]] = []
+        placed = False
+        for low, high, used in self.segments:
+            if high <= start or low >= stop:
+                if low >= stop and not placed:
+                    cut.append((start, stop, last))
+                    placed = True
+                cut.append((low, high, used))
+                continue
+            if low < start:
+                cut.append((low, start, used))
+            if not placed:
+                cut.append((start, stop, last))
+                placed = True
+            if high > stop:
+                cut.append((stop, high, used))
+        self.segments = cut

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,9 @@ from nkisim.errors import Line
 
 Bytes = NDArray[np.uint8]
 
-# mask values of one byte: nobody wrote it, an instruction wrote it
-UNWRITTEN, WRITTEN = 0, 1
+# mask values of one byte: nobody wrote it, an instruction wrote it through another tensor since, it is written;
+# the largest is the good one, so that the smallest element tells of all
+UNWRITTEN, OVERWRITTEN, WRITTEN = 0, 1, 2
 # the official simulator's sentinel of integer memory that nobody wrote
 INT_SENTINEL = 4
 
@@ -36,6 +38,8 @@ class Allocation:
     # absolute byte address in the partition; None until the planner has placed the storage
     address: int | None = None
     explicit: bool = False
+    # partitions that the planner moved the storage by, to share bytes with others
+    shift: int = 0
     # positions in the core's program of the first and last instruction that touched it
     first: int = -1
     last: int = -1
@@ -51,13 +55,14 @@ class Allocation:
 class Storage:
     """Bytes, their written-marks, and the allocation that they belong to.
 
-    `data`, `mask` and `matmul` are dense arrays of bytes with the same layout: the tensor's first
-    byte is at `start`, and a partition follows the one before after `pitch` bytes.
+    `data` is an array of bytes in which the tensor's first byte is at `start`, and a partition follows the one
+    before after `pitch` bytes. `mask` and `matmul` have the same layout, or begin with the tensor and are dense
+    where `own_marks` is set: tensors at explicit addresses share bytes, not marks.
     """
 
     info: Allocation
     data: Bytes
-    # 1 where an instruction wrote the byte; None when tracking is off or the host wrote all
+    # WRITTEN where an instruction wrote the byte; None when tracking is off or the host wrote all
     mask: Bytes | None
     dtype: str
     # off: every float takes 4 bytes here, whatever its dtype says
@@ -66,10 +71,15 @@ class Storage:
     start: int = 0
     # an instruction wrote to it
     dirty: bool = False
+    # without numerics: values that were not computed were written to it
+    unknown: bool = False
     # shortcut: once everything is written the mask need not be read again
     complete: bool = False
-    # another tensor was placed on the same explicit address later
+    own_marks: bool = False
+    # the last tensor that was written on bytes of this one
     replaced_by: Allocation | None = None
+    # storages at explicit addresses that share bytes with this one
+    neighbours: Sequence[Storage] = ()
     shadow: Shadow | None = None
     # psum only: 1 where the last writer of the byte was a matmul
     matmul: Bytes | None = None

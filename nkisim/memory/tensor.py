@@ -13,14 +13,16 @@ from nkisim.dtypes import INFO, Array, bits_of, name_of, storage_of, to_fp32
 from nkisim.errors import (
     AmbiguousManual,
     IllegalView,
+    LawError,
     NeedsNewerCore,
     NotSimulated,
     OutOfRange,
     WrongOperator,
 )
+from nkisim.lines import kernel_line
 from nkisim.memory import indexing, patterns, views
 from nkisim.memory.patterns import Dynamic, Room
-from nkisim.memory.storage import Storage, view_of
+from nkisim.memory.storage import Bytes, Storage, view_of
 from nkisim.memory.views import Layout
 from nkisim.objects import MemoryRegion, NKIObject
 
@@ -54,6 +56,10 @@ class NkiTensor(NKIObject):
         self._written: Array | None = None
         self._products: Array | None = None
         self._slices: dict[Any, NkiTensor] | None = None
+        # the result of a comparison, whose truth is that of its data
+        self._compared = False
+        # what an instruction that takes this view is told
+        self._fault: LawError | None = None
 
     @property
     def ndim(self) -> int:
@@ -68,14 +74,30 @@ class NkiTensor(NKIObject):
     def _layout(self) -> Layout:
         return Layout(self.shape, self.strides, self.offset)
 
-    def _make(self, layout: Layout, dynamic: Dynamic | None, dtype: str = "") -> NkiTensor:
+    def _make(
+        self, layout: Layout, dynamic: Dynamic | None, dtype: str = "", fault: LawError | None = None
+    ) -> NkiTensor:
         new = NkiTensor.__new__(NkiTensor)
         new.shape, new.strides, new.offset = layout
         new.dtype = dtype or self.dtype
         new.buffer, new.name, new._storage = self.buffer, self.name, self._storage
         new._on_chip, new._dynamic = self._on_chip, dynamic
         new._array = new._extent = new._looks = new._written = new._products = new._slices = None
+        new._compared = False
+        new._fault = self._fault
+        if fault is not None and self._fault is None:
+            fault.line = kernel_line()
+            new._fault = fault
         return new
+
+    def _judge(self) -> None:
+        """Refuse a view that leaves its tensor: an instruction takes it.
+
+        Raises:
+            LawError: what is wrong with the view, at the line that made it.
+        """
+        if self._fault is not None:
+            raise self._fault
 
     def _same_dims(self, layout: Layout, op: str) -> NkiTensor:
         """Return a view whose dimensions changed; a run-time dimension must not be among them."""
@@ -117,7 +139,7 @@ class NkiTensor(NKIObject):
         return found
 
     def _subscript(self, key: object) -> NkiTensor:
-        layout, pending, kept = indexing.subscript(self._layout(), key, self._on_chip)
+        layout, pending, kept, fault = indexing.subscript(self._layout(), key, self._on_chip)
         dynamic = self._dynamic
         if dynamic is not None:
             at = kept.index(dynamic.dim) if dynamic.dim in kept else -1
@@ -128,7 +150,7 @@ class NkiTensor(NKIObject):
                 dynamic = Dynamic(dynamic.source, at, dynamic.stride, dynamic.limit, True)
         elif pending is not None:
             dynamic = Dynamic(pending.source, pending.dim, pending.stride, pending.limit)
-        return self._make(layout, dynamic)
+        return self._make(layout, dynamic, fault=fault)
 
     def __setitem__(self, key: object, value: object) -> None:
         raise NotSimulated("NkiTensor.__setitem__", "value", "pass the slice as dst= instead")
@@ -182,10 +204,12 @@ class NkiTensor(NKIObject):
         """Take start..end of one dimension; 0 <= start < end <= size."""
         dim = views.axis(self._layout(), dim, "slice")
         size = self.shape[dim]
-        if not (0 <= start < end <= size and step >= 1):
-            found = f"is the slice [{start}:{end}:{step}]"
-            raise OutOfRange("slice", f"dim {dim}", found, f"0 <= start < end <= {size} holds")
-        return self[(slice(None),) * dim + (slice(start, end, step),)]
+        view = self[(slice(None),) * dim + (slice(start, end, step),)]
+        if 0 <= start < end <= size and step >= 1:
+            return view
+        found = f"is the slice [{start}:{end}:{step}]"
+        fault = OutOfRange("slice", f"dim {dim}", found, f"0 <= start < end <= {size} holds")
+        return self._make(view._layout(), view._dynamic, fault=fault)
 
     def select(self, dim: int, index: Any) -> NkiTensor:
         """Take one index of a dimension and drop it; the index may be a run-time scalar."""
@@ -247,8 +271,12 @@ class NkiTensor(NKIObject):
                 dynamic = Dynamic(scalar_offset, indirect_dim, stride, limit)
             else:
                 dynamic, layout = self._gather(layout, vector_offset, (indirect_dim, stride), room)
-        patterns.access(layout, room, dynamic)
-        return self._make(layout, dynamic, to)
+        fault: LawError | None = None
+        try:
+            patterns.access(layout, room, dynamic)
+        except OutOfRange as error:
+            fault = error
+        return self._make(layout, dynamic, to, fault)
 
     def _gather(self, layout: Layout, index: NkiTensor, where: tuple[int, int], room: Room) -> tuple[Dynamic, Layout]:
         """Return rows picked by an index tensor; the pattern's own row step is ignored."""
@@ -267,6 +295,7 @@ class NkiTensor(NKIObject):
 
     def _look(self) -> tuple[Any, ...]:
         """Return what rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
+        self._judge()
         start, beyond = 0, ""
         if self._on_chip:
             start = self._storage.info.start_partition
@@ -300,15 +329,20 @@ class NkiTensor(NKIObject):
     def _numpy(self) -> Array:
         """Return the elements as a numpy view of the storage's bytes."""
         if self._array is None:
+            self._judge()
             storage = self._storage
             dtype = storage_of(self.dtype, storage.precise)
-            self._array = view_of(storage.data, dtype, self.shape, self._where(dtype.itemsize))
+            where = self._where(dtype.itemsize, storage.start, storage.pitch)
+            self._array = view_of(storage.data, dtype, self.shape, where)
         return self._array
 
-    def _marks(self, marks: Any) -> Array:
+    def _marks(self, marks: Bytes | None) -> Array:
         """Return per-byte marks of the storage as one unsigned integer per element."""
-        width = storage_of(self.dtype, self._storage.precise).itemsize
-        return view_of(marks, bits_of(width), self.shape, self._where(width))
+        assert marks is not None
+        storage = self._storage
+        width = storage_of(self.dtype, storage.precise).itemsize
+        start, pitch = (0, storage.info.size) if storage.own_marks else (storage.start, storage.pitch)
+        return view_of(marks, bits_of(width), self.shape, self._where(width, start, pitch))
 
     def _written_marks(self) -> Array:
         """Return who of the elements was written."""
@@ -322,15 +356,13 @@ class NkiTensor(NKIObject):
             self._products = self._marks(self._storage.matmul)
         return self._products
 
-    def _where(self, width: int) -> tuple[int, tuple[int, ...]]:
-        """Return the byte offset and byte strides of the view in the storage's arrays."""
-        storage = self._storage
+    def _where(self, width: int, start: int, pitch: int) -> tuple[int, tuple[int, ...]]:
+        """Return the byte offset and byte strides of the view in an array whose tensor begins at `start`."""
         if not self._on_chip:
-            return storage.start + self.offset * width, tuple(s * width for s in self.strides)
+            return start + self.offset * width, tuple(s * width for s in self.strides)
         partition, element = divmod(self.offset, self._row())
         free = tuple(s * width for s in self.strides[1:])
-        start = storage.start + partition * storage.pitch + element * width
-        return start, (storage.pitch, *free)
+        return start + partition * pitch + element * width, (pitch, *free)
 
     def _row(self) -> int:
         """Elements of `dtype` in one partition of the storage."""
@@ -344,7 +376,8 @@ class NkiTensor(NKIObject):
         return values.astype(dtype) if dtype is not None else values
 
     def __bool__(self) -> bool:
-        return bool(np.all(to_fp32(self.__array__()) != 0))
+        """Tell that there is a tensor: tracing cannot depend on data, but for `assert nl.equal(a, b)`."""
+        return not self._compared or bool(np.all(to_fp32(self.__array__()) != 0))
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -7,7 +7,7 @@ rows use the one chip description; nothing is tuned per row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
@@ -56,6 +56,7 @@ class Tape:
         op: str,
         reads: tuple[Extent, ...],
         writes: tuple[Extent, ...],
+        /,
         **work: object,
     ) -> Event:
         """Append one event."""
@@ -208,13 +209,17 @@ def store() -> float:
 
 
 def queue_rate(row_bytes: int, dge: str, partitions: int = 128, cores: int = 1) -> float:
-    """Steady bytes per nanosecond and core of loads with one row per partition."""
+    """Steady bytes per nanosecond and core of loads into one tile, with one row per partition."""
     tape = Tape()
     count = 12
-    for _ in range(count):
-        for core in range(cores):
+    tiles = [tape.tile("sbuf", count * row_bytes, "uint8", stop=partitions) for _ in range(cores)]
+    for i in range(count):
+        for core, tile in enumerate(tiles):
             src = tape.tile("hbm", row_bytes, "uint8", stop=partitions)
-            tape.transfer(src, tape.tile("sbuf", row_bytes, "uint8", stop=partitions), dge, core)
+            low = tile.span[0] + i * row_bytes
+            elements = row_bytes * partitions
+            part = replace(tile, span=(low, low + row_bytes), elements=elements, row_bytes=row_bytes)
+            tape.transfer(src, part, dge, core)
     s = tape.run()
     first, last = s.end[0], s.end[-1]
     return row_bytes * partitions * (count - 1) / (last - first)

@@ -3,6 +3,7 @@
 Each constant states its unit, its source and its kind:
   documented  stated in the text of the vendor's manual,
   profile     read off an official profiler screenshot in the manual (1 to 4 % reading error),
+  measured    follows from public measurements of whole kernels on the chip, with their spread,
   inferred    our own estimate; it carries the values that give the lowest and the highest latency.
 Source paths are relative to the manual (aws-neuron-sdk); NKL is nki-library.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from types import SimpleNamespace
+from typing import Generic, TypeVar
 
 from nkisim.geometry import Geometry
 
@@ -26,6 +27,11 @@ SHARED_API = "nki/api/nki.api.shared.rst"
 GLOSSARY = "tools/neuron-explorer/glossary.rst"
 LNC = "about-neuron/arch/neuron-features/logical-neuroncore-config.rst"
 NO_SOURCE = "no published figure"
+COLLECTIVE_DOC = "neuron-runtime/explore/intranode-collective-comm.rst"
+CHIPBOOST = "github.com/yahavb/trainium-agent-labs, projects/03-chipboost (nkisim/accuracy/rows.py)"
+PUBLIC_PROFILES = "public trn2 profile records of about a hundred kernels"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +66,19 @@ def profile(value: float, unit: str, source: str, low: float, high: float) -> Co
     return Constant(value, unit, source, "profile", low, high)
 
 
+def measured(value: float, unit: str, source: str, low: float, high: float) -> Constant:
+    """A number that many public measurements of whole kernels agree on, with their range."""
+    return Constant(value, unit, source, "measured", low, high)
+
+
 def inferred(value: float, unit: str, why: str, low: float, high: float) -> Constant:
     """Our own estimate, with the range that the uncertainty band explores."""
     return Constant(value, unit, why, "inferred", low, high)
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
-    """One accelerator generation; field names carry what they measure, `unit` says in what."""
+class Quantities(Generic[T]):
+    """What one accelerator generation has; field names carry what they measure, `unit` says in what."""
 
     name: str
 
@@ -75,98 +86,117 @@ class Chip:
     geometry: Geometry
 
     # tensor engine
-    tensor_ghz: Constant
-    tensor_min_cycles: Constant
-    tensor_issue_cycles: Constant
-    tensor_drain_ns: Constant
-    tensor_fp32_passes: Constant
-    tensor_fp32_cycles_per_column: Constant
-    tensor_load_columns_per_cycle: Constant
-    tensor_load_exposed_ns: Constant
-    tensor_throttle_share: Constant
-    tensor_throttle_window_ns: Constant
-    tensor_throttle_utilisation: Constant
-    tensor_bf16_tflops: Constant
-    tensor_fp32_tflops: Constant
-    tensor_fp8_tflops: Constant
+    tensor_ghz: T
+    tensor_min_cycles: T
+    tensor_issue_cycles: T
+    tensor_drain_ns: T
+    tensor_fp32_passes: T
+    tensor_fp32_cycles_per_column: T
+    tensor_load_columns_per_cycle: T
+    tensor_load_exposed_ns: T
+    tensor_throttle_share: T
+    tensor_throttle_window_ns: T
+    tensor_throttle_work: T
+    tensor_bf16_tflops: T
+    tensor_fp32_tflops: T
+    tensor_fp8_tflops: T
 
     # vector engine
-    vector_ghz: Constant
-    vector_latency_ns: Constant
-    vector_gap_ns: Constant
-    vector_pointer_ns: Constant
-    vector_min_cycles: Constant
-    vector_wide_elements: Constant
-    vector_sbuf_elements: Constant
-    vector_half_wide_elements: Constant
-    vector_base_elements: Constant
-    vector_strided_bytes: Constant
-    vector_reciprocal_cycles: Constant
-    vector_scan_cycles: Constant
-    vector_rng_cycles: Constant
+    vector_ghz: T
+    vector_latency_ns: T
+    vector_gap_ns: T
+    vector_pointer_ns: T
+    vector_min_cycles: T
+    vector_wide_elements: T
+    vector_sbuf_elements: T
+    vector_half_wide_elements: T
+    vector_base_elements: T
+    vector_strided_bytes: T
+    vector_reciprocal_cycles: T
+    vector_scan_cycles: T
+    vector_rng_cycles: T
 
     # scalar engine
-    scalar_ghz: Constant
-    scalar_latency_ns: Constant
-    scalar_gap_ns: Constant
-    scalar_read_cycles: Constant
-    scalar_table_load_ns: Constant
-    scalar_tables_resident: Constant
+    scalar_ghz: T
+    scalar_latency_ns: T
+    scalar_gap_ns: T
+    scalar_read_cycles: T
+    scalar_table_load_ns: T
+    scalar_tables_resident: T
 
     # gpsimd engine
-    gpsimd_ghz: Constant
-    gpsimd_latency_ns: Constant
-    gpsimd_gap_ns: Constant
-    gpsimd_cycles: Constant
-    gpsimd_rsqrt_cycles: Constant
-    gpsimd_search_cycles: Constant
-    gpsimd_gather_group_ns: Constant
-    gpsimd_partition_reduce_cycles: Constant
-    gpsimd_topk_cycles: Constant
+    gpsimd_ghz: T
+    gpsimd_latency_ns: T
+    gpsimd_gap_ns: T
+    gpsimd_cycles: T
+    gpsimd_rsqrt_cycles: T
+    gpsimd_search_cycles: T
+    gpsimd_gather_group_ns: T
+    gpsimd_partition_reduce_cycles: T
+    gpsimd_topk_cycles: T
 
     # dma
-    dma_engines: Constant
-    dma_partitions_per_engine: Constant
-    dma_bytes_per_ns: Constant
-    dma_descriptor_ns: Constant
-    dma_load_lead_ns: Constant
-    dma_store_lead_ns: Constant
-    dma_tail_ns: Constant
-    dma_trigger_ns: Constant
-    dma_hwdge_interval_ns: Constant
-    dma_swdge_interval_ns: Constant
-    dma_generator_depth: Constant
-    dma_swdge_engine_ns: Constant
-    dma_swdge_descriptor_ns: Constant
-    dma_transpose_hbm_share: Constant
-    dma_transpose_sbuf_share: Constant
-    hbm_bytes_per_ns: Constant
-    cores_per_hbm_stack: Constant
-    gpsimd_dma_bytes_per_ns: Constant
-    gpsimd_dma_latency_ns: Constant
+    dma_engines: T
+    dma_partitions_per_engine: T
+    dma_bytes_per_ns: T
+    dma_descriptor_ns: T
+    dma_load_lead_ns: T
+    dma_store_lead_ns: T
+    dma_tail_ns: T
+    dma_trigger_ns: T
+    dma_hwdge_interval_ns: T
+    dma_swdge_start_ns: T
+    dma_swdge_engine_ns: T
+    dma_swdge_whole_share: T
+    dma_generator_depth: T
+    dma_transpose_hbm_share: T
+    dma_transpose_sbuf_share: T
+    hbm_bytes_per_ns: T
+    cores_per_hbm_stack: T
+    gpsimd_dma_bytes_per_ns: T
+    gpsimd_dma_latency_ns: T
 
     # handoffs
-    semaphore_ns: Constant
-    dma_semaphore_ns: Constant
-    core_semaphore_ns: Constant
-    core_barrier_ns: Constant
-    register_ns: Constant
-    register_memory_ns: Constant
-    collective_latency_ns: Constant
-    collective_bytes_per_ns: Constant
+    semaphore_ns: T
+    dma_semaphore_ns: T
+    core_semaphore_ns: T
+    core_barrier_ns: T
+    register_ns: T
+    register_memory_ns: T
+    collective_start_ns: T
+    collective_hop_ns: T
+    collective_ring_share: T
+    collective_bytes_per_ns: T
+
+    # once per launch, outside of the kernel's own time
+    launch_ns: T
+    # the compiler's window
+    compiler_window: T
+    # what no law here covers, as a factor of the band's ends
+    unmodelled_share: T
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers(Quantities[float]):
+    """The plain numbers of one case of the band, in the units that the constants state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chip(Quantities[Constant]):
+    """One accelerator generation, every number with its unit, source, kind and range."""
 
     def constants(self) -> dict[str, Constant]:
         """Every constant by name."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Constant)}
 
-    def at(self, case: str) -> SimpleNamespace:
+    def at(self, case: str) -> Numbers:
         """The plain numbers of one case: `low`, `nominal` or `high` latency."""
         return _numbers(self, case)
 
 
 @lru_cache(maxsize=16)
-def _numbers(chip: Chip, case: str) -> SimpleNamespace:
+def _numbers(chip: Chip, case: str) -> Numbers:
     if case not in CASES:
         raise ValueError(f"case {case!r} is not one of {', '.join(CASES)}")
-    return SimpleNamespace(**{name: c.at(case) for name, c in chip.constants().items()})
+    return Numbers(chip.name, chip.geometry, **{name: c.at(case) for name, c in chip.constants().items()})

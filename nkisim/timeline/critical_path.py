@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import NamedTuple
 
-from nkisim.timeline.costs_dma import DmaCost
+from nkisim.timeline.chip import Numbers
+from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.program import Program
 from nkisim.timeline.schedule_state import DATA, NOBODY, Times
 
@@ -19,14 +19,14 @@ TRANSFER_CAUSES = (
 )
 
 
-class Step(NamedTuple):
+class PathEvent(NamedTuple):
     """One event of the path and the nanoseconds it contributes, by cause."""
 
     event: int
     parts: tuple[tuple[str, float], ...]
 
 
-def critical_path(program: Program, times: Times, n: SimpleNamespace) -> tuple[Step, ...]:
+def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent, ...]:
     """Walk back from the event that ends last to time zero.
 
     The parts of all steps add up to the latency.
@@ -36,7 +36,7 @@ def critical_path(program: Program, times: Times, n: SimpleNamespace) -> tuple[S
     event = max(range(len(times.end)), key=times.end.__getitem__)
     until = times.end[event]
     labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
-    steps: list[Step] = []
+    steps: list[PathEvent] = []
     while event != NOBODY:
         start, blocker = times.start[event], times.blocker[event]
         if event in times.transfer:
@@ -56,7 +56,7 @@ def critical_path(program: Program, times: Times, n: SimpleNamespace) -> tuple[S
             handoff = start - until
         if handoff > 1e-9:
             parts = [*parts, ("semaphore", handoff)]
-        steps.append(Step(event, tuple(parts)))
+        steps.append(PathEvent(event, tuple(parts)))
         event = blocker
     return tuple(reversed(steps))
 
@@ -89,7 +89,7 @@ def _transfer_parts(program: Program, times: Times, event: int, span: float) -> 
     return [(name, time) for name, time in zip(TRANSFER_CAUSES, transfer, strict=False) if time > 1e-9]
 
 
-def waits_by_cause(path: tuple[Step, ...]) -> dict[str, float]:
+def waits_by_cause(path: tuple[PathEvent, ...]) -> dict[str, float]:
     """Nanoseconds of the path per cause, largest first."""
     totals: dict[str, float] = {}
     for step in path:

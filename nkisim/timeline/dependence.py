@@ -8,19 +8,16 @@ over the address of an earlier one waits for the earlier one's last uses.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import Any
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
 
-# kinds of edge: the consumer waits for the producer's result, or only for its last read
-RESULT, READ, ORDER = 0, 1, 2
+# kinds of edge: the consumer reads the producer's result, overwrites what it read, or overwrites its result
+RESULT, READ, WRITE = 0, 1, 2
 
 Edges = dict[int, int]
 # (first partition, last partition + 1, stride, residue, row) ; stride 0 means dense
 Shape = tuple[int, int, int, int, int]
-# [start, stop, last writer or -1, last reader of each lane since]
-Segment = list[Any]
 
 
 def shape_of(extent: Extent) -> Shape:
@@ -52,8 +49,40 @@ def may_overlap(a: Shape, b: Shape) -> bool:
     return ahead < a[4] or stride - ahead < b[4]
 
 
+class Segment:
+    """Bytes [start, stop): their last writer, or -1, and the last reader of each lane since."""
+
+    __slots__ = ("readers", "start", "stop", "writer")
+
+    def __init__(self, start: int, stop: int, writer: int, readers: dict[int, int]) -> None:
+        self.start, self.stop, self.writer, self.readers = start, stop, writer, readers
+
+    def collect(self, write: bool, edges: Edges) -> None:
+        """Add the edges of an access to exactly this segment."""
+        writer = self.writer
+        if not write:
+            if writer >= 0:
+                edges[writer] = RESULT
+            return
+        if writer >= 0 and edges.get(writer) != RESULT:
+            edges[writer] = WRITE
+        for reader in self.readers.values():
+            edges.setdefault(reader, READ)
+
+    def record(self, write: bool, event: int, lane: int) -> None:
+        """Make an access the latest one of exactly this segment."""
+        if write:
+            self.writer, self.readers = event, {}
+        else:
+            self.readers[lane] = event
+
+    def cut(self, start: int, stop: int) -> Segment:
+        """The same history for a part of the bytes."""
+        return Segment(start, stop, self.writer, dict(self.readers))
+
+
 class Segments:
-    """Disjoint byte segments in address order, each with its last writer and later readers."""
+    """Disjoint byte segments in address order."""
 
     __slots__ = ("exact", "parts", "starts")
 
@@ -65,74 +94,59 @@ class Segments:
 
     def _range(self, start: int, stop: int) -> tuple[int, int]:
         low = bisect_right(self.starts, start) - 1
-        if low < 0 or self.parts[low][1] <= start:
+        if low < 0 or self.parts[low].stop <= start:
             low += 1
         return low, bisect_left(self.starts, stop, low)
 
     def collect(self, start: int, stop: int, write: bool, edges: Edges) -> None:
         """Add the edges that an access to [start, stop) needs."""
-        found = self.exact.get((start, stop))
-        if found is not None:
-            collect_one(found, write, edges)
+        same = self.exact.get((start, stop))
+        if same is not None:
+            same.collect(write, edges)
             return
         low, high = self._range(start, stop)
         for at in range(low, high):
-            collect_one(self.parts[at], write, edges)
+            self.parts[at].collect(write, edges)
 
     def record(self, start: int, stop: int, write: bool, event: int, lane: int) -> None:
         """Make the access the latest one of [start, stop)."""
-        found = self.exact.get((start, stop))
-        if found is not None:
-            record_one(found, write, event, lane)
+        same = self.exact.get((start, stop))
+        if same is not None:
+            same.record(write, event, lane)
             return
         low, high = self._range(start, stop)
         old = self.parts[low:high]
         new: list[Segment] = []
-        if old and old[0][0] < start:
-            new.append([old[0][0], start, old[0][2], dict(old[0][3])])
+        if old and old[0].start < start:
+            new.append(old[0].cut(old[0].start, start))
         if write:
-            new.append([start, stop, event, {}])
+            new.append(Segment(start, stop, event, {}))
         else:
             new.extend(_read_segments(old, start, stop, event, lane))
-        if old and old[-1][1] > stop:
-            new.append([stop, old[-1][1], old[-1][2], dict(old[-1][3])])
+        if old and old[-1].stop > stop:
+            new.append(old[-1].cut(stop, old[-1].stop))
         self.parts[low:high] = new
-        self.starts[low:high] = [part[0] for part in new]
+        self.starts[low:high] = [part.start for part in new]
         for part in old:
-            del self.exact[part[0], part[1]]
+            del self.exact[part.start, part.stop]
         for part in new:
-            self.exact[part[0], part[1]] = part
-
-
-def collect_one(segment: Segment, write: bool, edges: Edges) -> None:
-    """Edges of an access to exactly one segment."""
-    if segment[2] >= 0:
-        edges[segment[2]] = RESULT
-    if write:
-        for reader in segment[3].values():
-            edges.setdefault(reader, READ)
-
-
-def record_one(segment: Segment, write: bool, event: int, lane: int) -> None:
-    """Make an access the latest one of exactly one segment."""
-    if write:
-        segment[2], segment[3] = event, {}
-    else:
-        segment[3][lane] = event
+            self.exact[part.start, part.stop] = part
 
 
 def _read_segments(old: list[Segment], start: int, stop: int, event: int, lane: int) -> list[Segment]:
     """Cut the old segments to [start, stop), fill the holes, and add one reader to each."""
     new: list[Segment] = []
     at = start
-    for first, last, writer, readers in old:
-        low, high = max(first, start), min(last, stop)
+    for part in old:
+        low, high = max(part.start, start), min(part.stop, stop)
         if at < low:
-            new.append([at, low, -1, {lane: event}])
-        new.append([low, high, writer, {**readers, lane: event}])
+            new.append(Segment(at, low, -1, {lane: event}))
+        read = part.cut(low, high)
+        read.readers[lane] = event
+        new.append(read)
         at = high
     if at < stop:
-        new.append([at, stop, -1, {lane: event}])
+        new.append(Segment(at, stop, -1, {lane: event}))
     return new
 
 
@@ -207,8 +221,8 @@ class Dependence:
                 self._take_address(extent, shape, core, edges)
         own = histories[0].exact.get(span)
         if own is not None and len(histories) == 1:
-            collect_one(own, write, edges)
-            record_one(own, write, position, lane)
+            own.collect(write, edges)
+            own.record(write, position, lane)
             return
         for segments in histories:
             segments.collect(span[0], span[1], write, edges)

@@ -1,4 +1,4 @@
-"""Events prepared for scheduling: lanes, edges and costs, computed once for all cases."""
+"""Events prepared for scheduling: lanes, edges and costs, computed once for all cases and both orders."""
 
 from __future__ import annotations
 
@@ -6,38 +6,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip
-from nkisim.timeline.cost_table import law_of
-from nkisim.timeline.costs import Cost, MatmulCost
-from nkisim.timeline.costs_dma import DmaCost, dma_cost, is_store, issuer_of
+from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
+from nkisim.timeline.costs.engines import EngineCost, MatmulCost
+from nkisim.timeline.costs.table import law_of
 from nkisim.timeline.dependence import READ, RESULT, Dependence, Edges
 
-AnyCost = Cost | MatmulCost | DmaCost
+AnyCost = EngineCost | MatmulCost | DmaCost
 # (core, name): an in-order stream of instructions
 Lane = tuple[int, str]
+# (producer, kind) pairs
+Pairs = tuple[tuple[int, int], ...]
 # (producer, whether its end of reading is enough, which signal says so)
 Link = tuple[int, bool, int]
 # no signal, one between cores, one of a transfer, one between engines
 SAME, CORE, DMA, ENGINE = 0, 1, 2, 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
-    """Parallel lists, one entry per event, plus the lanes in program order."""
+    """Parallel lists, one entry per event, plus the lanes in the order in which they issue."""
 
     events: Sequence[Event]
     lanes: list[Lane] = field(default_factory=list)
     lane_of: list[int] = field(default_factory=list)
     queues: list[list[int]] = field(default_factory=list)
-    # edges as (producer, kind) pairs; `weights` are those of a matmul's stationary operand
-    edges: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    weights: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    # the same edges as the scheduler walks them
+    # whom an event waits for; `weights` are the edges of a matmul's stationary operand
+    edges: list[Pairs] = field(default_factory=list)
+    weights: dict[int, Pairs] = field(default_factory=dict)
+    # the same edges as the scheduler walks them, without those that the order of a lane keeps
     links: list[tuple[Link, ...]] = field(default_factory=list)
     weight_links: dict[int, tuple[Link, ...]] = field(default_factory=dict)
     # the latest producer in program order, which as a rule is done last; -1 without one
     latest: list[int] = field(default_factory=list)
     costs: dict[str, list[AnyCost]] = field(default_factory=dict)
+    # copies whose engine the compiler chooses: position to the costs on the other engine, by case
+    choices: dict[int, list[AnyCost]] = field(default_factory=dict)
+
+    def connect(self) -> None:
+        """Turn edges into links for the lanes as they are now."""
+        signals = _signals(self)
+        self.links = [_links(signals, at, edges) for at, edges in enumerate(self.edges)]
+        self.weight_links = {at: _links(signals, at, edges) for at, edges in self.weights.items()}
+        self.latest = [max([link[0] for link in links]) if links else -1 for links in self.links]
+        for at, links in self.weight_links.items():
+            if links:
+                self.latest[at] = max(self.latest[at], *[link[0] for link in links])
+
+    def lane(self, name: Lane) -> int:
+        """The number of a lane, which is opened at its first use."""
+        if name not in self.lanes:
+            self.lanes.append(name)
+            self.queues.append([])
+        return self.lanes.index(name)
 
 
 def lane_of(event: Event) -> Lane:
@@ -54,9 +75,9 @@ def lane_of(event: Event) -> Lane:
     return event.core, issuer
 
 
-def _cost_key(event: Event) -> tuple[object, ...]:
+def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
     """What the cost laws can see of an event."""
-    key: list[object] = [event.engine, event.op, len(event.reads)]
+    key: list[object] = [event.engine, event.op, len(event.reads), whole]
     for x in event.reads + event.writes:
         low, high = x.span
         key += (x.space, x.dtype, x.elements, x.partitions, x.row_bytes, high - low)
@@ -64,21 +85,63 @@ def _cost_key(event: Event) -> tuple[object, ...]:
     return tuple(key)
 
 
-def _in_order(program: Program, edges: Edges, lane: int) -> tuple[tuple[int, int], ...]:
-    """Drop edges that an in-order engine keeps by itself.
+class _Laws:
+    """The costs of events in all cases; events that look alike are costed once."""
 
-    Later reads and writes on one engine follow earlier ones, and the tensor engine
-    accumulates into PSUM without waiting for its own results.
-    """
-    tensor, known = program.lanes[lane][1] == "tensor", program.lane_of
-    count = len(known)
-    return tuple(
-        [
-            pair
-            for pair in edges.items()
-            if pair[0] >= count or known[pair[0]] != lane or (pair[1] == RESULT and not tensor)
-        ]
-    )
+    def __init__(self, events: Sequence[Event], numbers: list[Numbers]) -> None:
+        self.numbers = numbers
+        self.ranks = len({event.core for event in events})
+        self.tiles = _tile_bounds(events)
+        self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
+        # by the identity of the costs on the engine that the event is recorded on
+        self.other: dict[int, list[AnyCost]] = {}
+        self.by_views: dict[tuple[object, ...], list[AnyCost]] = {}
+
+    def costs(self, event: Event) -> list[AnyCost]:
+        """The cost of one event, a value for each case."""
+        # the same views and work as before, or views that look the same
+        views = (event.op, id(event.work), *map(id, event.reads), *map(id, event.writes))
+        costs = self.by_views.get(views)
+        if costs is None:
+            whole = event.engine == "dma" and self._fills_a_tile(event)
+            key = _cost_key(event, whole)
+            costs = self.by_look.get(key)
+            if costs is None:
+                costs = self.by_look[key] = [self._cost(event, n, whole) for n in self.numbers]
+            self.by_views[views] = costs
+        return costs
+
+    def _cost(self, event: Event, n: Numbers, whole: bool) -> AnyCost:
+        if event.engine == "dma":
+            return dma_cost(event, n, whole, self.ranks)
+        return law_of(event.engine, event.op)(event, n)
+
+    def _fills_a_tile(self, event: Event) -> bool:
+        if not event.writes or event.writes[0].space == "hbm":
+            return False
+        tile = event.writes[0]
+        return self.tiles[tile.tensor, event.core] == (*tile.partitions, *tile.span)
+
+    def on_scalar(self, event: Event, costs: list[AnyCost]) -> list[AnyCost]:
+        """The costs on the Scalar Engine of a copy that the kernel gave to no engine; `costs` are its own."""
+        other = self.other.get(id(costs))
+        if other is None:
+            other = self.other[id(costs)] = [law_of("scalar", event.op)(event, n) for n in self.numbers]
+        return other
+
+
+def _tile_bounds(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, int, int, int]]:
+    """What transfers touch of each tensor on chip: its partitions and bytes."""
+    bounds: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    for event in events:
+        if event.engine != "dma":
+            continue
+        for x in event.writes:
+            key = x.tensor, event.core
+            a, b, c, d = bounds.get(key, (*x.partitions, *x.span))
+            (first, last), (low, high) = x.partitions, x.span
+            bounds[key] = min(a, first), max(b, last), min(c, low), max(d, high)
+    return bounds
 
 
 def _join_meetings(program: Program) -> None:
@@ -96,63 +159,55 @@ def _join_meetings(program: Program) -> None:
         for position in members:
             union.update(program.edges[position])
         for position in members:
-            edges = {other: kind for other, kind in union.items() if other not in members}
-            program.edges[position] = tuple(edges.items())
+            program.edges[position] = tuple((other, kind) for other, kind in union.items() if other not in members)
+
+
+def _merged(first: Edges, rest: Edges) -> Edges:
+    """All edges of an event; that it reads a result outweighs that it overwrites it."""
+    if not first:
+        return rest
+    for other, kind in rest.items():
+        if kind == RESULT or other not in first:
+            first[other] = kind
+    return first
 
 
 def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES) -> Program:
-    """Build lanes, edges and costs.
+    """Build lanes, edges and costs, in program order.
 
     Raises:
         NotSimulated: an event's operation has no cost law.
     """
     program = Program(events, costs={case: [] for case in cases})
-    numbers = {case: chip.at(case) for case in cases}
+    laws = _Laws(events, [chip.at(case) for case in cases])
     dependence = Dependence()
     lanes: dict[Lane, int] = {}
-    known: dict[tuple[object, ...], list[AnyCost]] = {}
-    seen: dict[tuple[object, ...], list[AnyCost]] = {}
+    columns = [program.costs[case] for case in cases]
     for position, event in enumerate(events):
         name = lane_of(event)
         lane = lanes.get(name)
         if lane is None:
-            lane = lanes[name] = len(lanes)
-            program.lanes.append(name)
-            program.queues.append([])
+            lane = lanes[name] = program.lane(name)
         first, rest = dependence.edges(position, lane, event)
         if event.engine == "tensor":
-            program.weights[position] = _in_order(program, first, lane)
+            program.weights[position] = tuple(first.items())
         else:
-            first.update(rest)
-            rest = first
-        program.edges.append(_in_order(program, rest, lane) if rest else ())
+            rest = _merged(first, rest)
+        program.edges.append(tuple(rest.items()) if rest else ())
         program.lane_of.append(lane)
         program.queues[lane].append(position)
-        # the same views and work as before, or views that look the same
-        views = (event.op, id(event.work), *map(id, event.reads), *map(id, event.writes))
-        costs = seen.get(views)
-        if costs is None:
-            key = _cost_key(event)
-            costs = known.get(key)
-            if costs is None:
-                law = dma_cost if event.engine == "dma" else law_of(event.engine, event.op)
-                costs = known[key] = [law(event, numbers[case]) for case in cases]
-            seen[views] = costs
-        for case, cost in zip(cases, costs, strict=True):
-            program.costs[case].append(cost)
+        costs = laws.costs(event)
+        for column, cost in zip(columns, costs, strict=True):
+            column.append(cost)
+        if event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown":
+            program.choices[position] = laws.on_scalar(event, costs)
     _join_meetings(program)
-    signals = _signals(program)
-    program.links = [_links(signals, at, edges) for at, edges in enumerate(program.edges)]
-    program.weight_links = {at: _links(signals, at, e) for at, e in program.weights.items()}
-    program.latest = [max(edges)[0] if edges else -1 for edges in program.edges]
-    for at, edges in program.weights.items():
-        if edges:
-            program.latest[at] = max(program.latest[at], max(edges)[0])
+    program.connect()
     return program
 
 
-# per event: its lane and whether it is a transfer; per pair of lanes: the signal between them
-Signals = tuple[list[int], list[bool], list[list[int]]]
+# per event: its lane, and whether it is a transfer; per pair of lanes: the signal; per lane: is it the tensor engine
+Signals = tuple[list[int], list[bool], list[list[int]], list[bool]]
 
 
 def _signals(program: Program) -> Signals:
@@ -160,17 +215,27 @@ def _signals(program: Program) -> Signals:
     lanes = range(len(program.lanes))
     cores = [core for core, _ in program.lanes]
     between = [[SAME if a == b else (ENGINE if cores[a] == cores[b] else CORE) for b in lanes] for a in lanes]
-    return program.lane_of, [event.engine == "dma" for event in program.events], between
+    tensor = [name == "tensor" for _, name in program.lanes]
+    return program.lane_of, [event.engine == "dma" for event in program.events], between, tensor
 
 
-def _links(signals: Signals, consumer: int, edges: tuple[tuple[int, int], ...]) -> tuple[Link, ...]:
-    """The edges with their signals; an engine that only read frees its operand early."""
+def _links(signals: Signals, consumer: int, edges: Pairs) -> tuple[Link, ...]:
+    """The edges with their signals; an engine that only read frees its operand early.
+
+    An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
+    engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait.
+    """
     if not edges:
         return ()
-    lane_of, transfer, between = signals
-    to = between[lane_of[consumer]]
+    lane_of, transfer, between, tensor = signals
+    lane, moves_too = lane_of[consumer], transfer[consumer]
+    to = between[lane]
     links: list[Link] = []
     for producer, kind in edges:
-        signal, moves = to[lane_of[producer]], transfer[producer]
+        source = lane_of[producer]
+        if source == lane and not moves_too and (kind != RESULT or tensor[lane]):
+            continue
+        moves = transfer[producer]
+        signal = to[source]
         links.append((producer, kind == READ and not moves, DMA if moves and signal != CORE else signal))
     return tuple(links)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip
-from nkisim.timeline.costs import MatmulCost
-from nkisim.timeline.costs_dma import hbm_bytes
-from nkisim.timeline.critical_path import Step, critical_path, waits_by_cause
+from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.costs.dma import DmaCost, hbm_bytes
+from nkisim.timeline.costs.engines import MatmulCost
+from nkisim.timeline.critical_path import PathEvent, critical_path, waits_by_cause
 from nkisim.timeline.list_scheduler import Machine
+from nkisim.timeline.pipelining import pipelined
 from nkisim.timeline.program import Program, prepare
 from nkisim.timeline.schedule_state import Times
 from nkisim.timeline.trn2 import TRN2
@@ -24,10 +25,17 @@ class Schedule:
     start: list[float]
     free: list[float]
     end: list[float]
+    # first instruction to last result; the launch is not in it
     latency_ns: float
-    # latency with all uncertain constants at their fast ends and at their slow ends
+    # the pipelined order with all uncertain constants at their fast ends, program order with all at their slow
+    # ends, and on both sides what the model leaves out
     low_ns: float
     high_ns: float
+    # nominal constants: in program order, and in the order of a pipelining compiler
+    program_order_ns: float
+    pipelined_ns: float
+    # what a launch costs once, in front of and behind the latency
+    launch_ns: float
     # when the last share of a transfer's data starts to move
     moving: dict[int, float]
     lanes: tuple[str, ...]
@@ -42,7 +50,7 @@ class Schedule:
     # which of the two it is: "hbm" or "tensor engine"
     bound: str
     hbm_bytes_per_ns: float
-    critical: tuple[Step, ...]
+    critical: tuple[PathEvent, ...]
     waits_ns: dict[str, float]
 
 
@@ -57,17 +65,20 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
         NotSimulated: an operation has no cost law.
         StuckSchedule: explicit edges form a circle.
     """
-    program = prepare(events, chip, CASES if band else ("nominal",))
-    times = Machine(program, chip, "nominal").run()
-    latency = max(times.end, default=0.0)
-    low = high = latency
-    if band:
-        low = max(Machine(program, chip, "low").run().end, default=0.0)
-        high = max(Machine(program, chip, "high").run().end, default=0.0)
-    path = critical_path(program, times, chip.at("nominal"))
-    moved = sum(hbm_bytes(event) for event in events if event.engine == "dma")
+    written = prepare(events, chip, CASES if band else ("nominal",))
+    n = chip.at("nominal")
+    machines = [Machine(order, chip, "nominal") for order in dict.fromkeys((written, pipelined(written, n)))]
+    for machine in machines:
+        machine.run()
+    ends = [max(machine.times.end, default=0.0) for machine in machines]
+    # a compiler keeps the order of the program where its own is not faster
+    best = machines[ends.index(min(ends))]
+    program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
+    low, high = _band(best, machines[0], chip) if band else (latency, latency)
+    path = critical_path(program, times, n)
     flops, compute_ns = _compute(program)
-    memory_ns = moved / hbm_peak(events, chip)
+    moved = sum(hbm_bytes(event) for event in events if event.engine == "dma")
+    memory_ns = _memory(program, moved, n)
     roofline = max(memory_ns, compute_ns)
     return Schedule(
         chip=chip.name,
@@ -77,6 +88,9 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
         latency_ns=latency,
         low_ns=min(low, latency),
         high_ns=max(high, latency),
+        program_order_ns=ends[0],
+        pipelined_ns=ends[-1],
+        launch_ns=n.launch_ns,
         moving={i: transfer.moving for i, transfer in times.transfer.items()},
         lanes=tuple(f"core {core} {name}" for core, name in program.lanes),
         lane_of=program.lane_of,
@@ -92,11 +106,35 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
     )
 
 
+def _band(best: Machine, written: Machine, chip: Chip) -> tuple[float, float]:
+    """The low and the high latency: both orders as they ran, with the constants at their ends."""
+    ends = []
+    for machine, case in ((best, "low"), (written, "high")):
+        end = max(Machine(machine.program, chip, case).replay(machine.order).end, default=0.0)
+        ends.append(end * chip.at(case).unmodelled_share)
+    return ends[0], ends[1]
+
+
 def hbm_peak(events: Sequence[Event], chip: Chip) -> float:
     """Bytes per nanosecond that the cores of this launch can draw from their HBM stack."""
     cores = len({event.core for event in events}) or 1
     engines = chip.dma_engines.value * chip.dma_bytes_per_ns.value
     return min(cores * engines, chip.hbm_bytes_per_ns.value)
+
+
+def _memory(program: Program, hbm_moved: float, n: Numbers) -> float:
+    """The least time for the transfers: each core's bytes over its engines, and all over the HBM stack."""
+    through: dict[int, float] = {}
+    for event, cost in zip(program.events, program.costs["nominal"], strict=True):
+        if isinstance(cost, DmaCost):
+            through[event.core] = through.get(event.core, 0.0) + cost.moved
+    engines = max(through.values(), default=0.0) / (n.dma_engines * n.dma_bytes_per_ns)
+    return max(engines, hbm_moved / (n.hbm_bytes_per_ns * _stacks(program, n)))
+
+
+def _stacks(program: Program, n: Numbers) -> int:
+    """HBM stacks that the launch's cores draw from."""
+    return len({core // int(n.cores_per_hbm_stack) for core, _ in program.lanes}) or 1
 
 
 def _compute(program: Program) -> tuple[float, float]:

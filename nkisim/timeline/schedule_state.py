@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import NamedTuple
+
+from nkisim.timeline.chip import Numbers
 
 NOBODY = -1
 # who made an event wait: nobody or its lane's previous event, or a producer
@@ -50,17 +51,19 @@ class Queue:
 
 
 class TensorClock:
-    """The tensor engine's power throttle: slow until it was busy for half of the last window."""
+    """The tensor engine's power throttle: slow until half of the last window's rows were busy."""
 
-    __slots__ = ("busy", "multiply_start", "share", "spans", "utilisation", "window")
+    __slots__ = ("multiply_start", "needed", "share", "spans", "window", "work")
 
-    def __init__(self, n: SimpleNamespace) -> None:
-        self.spans: deque[tuple[float, float]] = deque()
-        self.busy = 0.0
+    def __init__(self, n: Numbers) -> None:
+        # (start, stop, share of the rows)
+        self.spans: deque[tuple[float, float, float]] = deque()
+        self.work = 0.0
         self.multiply_start = 0.0
         self.window: float = n.tensor_throttle_window_ns
         self.share: float = n.tensor_throttle_share
-        self.utilisation: float = n.tensor_throttle_utilisation
+        # more than the half, so that 64 rows without a pause stay slow
+        self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns * (1 + 1e-9)
 
     def slowdown(self, now: float) -> float:
         """How many times longer a multiply takes that starts now."""
@@ -69,13 +72,13 @@ class TensorClock:
         since = now - self.window
         spans = self.spans
         while spans and spans[0][1] <= since:
-            start, stop = spans.popleft()
-            self.busy -= stop - start
-        partial = max(0.0, since - spans[0][0]) if spans else 0.0
-        return 1.0 if self.busy - partial >= self.utilisation * self.window else 1.0 / self.share
+            start, stop, rows = spans.popleft()
+            self.work -= (stop - start) * rows
+        partial = max(0.0, since - spans[0][0]) * spans[0][2] if spans else 0.0
+        return 1.0 if self.work - partial >= self.needed else 1.0 / self.share
 
-    def multiply(self, start: float, stop: float) -> None:
-        """Record one multiply."""
-        self.spans.append((start, stop))
-        self.busy += stop - start
+    def multiply(self, start: float, stop: float, rows: float) -> None:
+        """Record one multiply that kept a share of the rows busy."""
+        self.spans.append((start, stop, rows))
+        self.work += (stop - start) * rows
         self.multiply_start = start

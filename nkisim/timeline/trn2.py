@@ -6,22 +6,26 @@ from nkisim import geometry
 from nkisim.timeline.chip import (
     A2,
     A3,
+    CHIPBOOST,
+    COLLECTIVE_DOC,
     DMA_OVERVIEW,
     GLOSSARY,
     KERNEL_OPT,
     LNC,
     NO_SOURCE,
+    PUBLIC_PROFILES,
     RMSNORM_QUANT,
     SHARED_API,
     Chip,
     documented,
     inferred,
+    measured,
     profile,
 )
 
 TRN2 = Chip(
     name="trn2",
-    geometry=geometry.TRN2,
+    geometry=geometry.CORE_V3,
     tensor_ghz=documented(2.4, "GHz", A3),
     tensor_min_cycles=inferred(64, "cycles", f"{A2}: stated for v2 only", 32, 128),
     # matmul pitch 429 to 430 ns for 1024 cycles
@@ -34,15 +38,10 @@ TRN2 = Chip(
     tensor_load_columns_per_cycle=documented(4, "columns per cycle", A2),
     # isolated call: load start to last result 1.13 us, first multiply 665 ns
     tensor_load_exposed_ns=profile(80, "ns", KERNEL_OPT, 70, 190),
-    tensor_throttle_share=inferred(
-        0.5,
-        "of the clock",
-        f"{GLOSSARY}: about 50 %; which kernels meet it is our reading",
-        1.0,
-        0.5,
-    ),
+    tensor_throttle_share=measured(0.5, "of the clock", f"{GLOSSARY}: about 50 %; {PUBLIC_PROFILES}", 0.55, 0.5),
     tensor_throttle_window_ns=documented(3000, "ns", GLOSSARY),
-    tensor_throttle_utilisation=documented(0.5, "of the window", GLOSSARY),
+    # the product of busy time and rows / 128: kernels over one row or 64 never warm up although they are 95 % busy
+    tensor_throttle_work=measured(0.5, "of the window's rows", f"{GLOSSARY}; {PUBLIC_PROFILES}", 0.24, 0.5),
     tensor_bf16_tflops=documented(78.6, "TFLOP/s per core", A3),
     tensor_fp32_tflops=documented(19.7, "TFLOP/s per core", A3),
     tensor_fp8_tflops=documented(157.3, "TFLOP/s per core", A3),
@@ -50,7 +49,7 @@ TRN2 = Chip(
     # copies and tensor_tensor of 512 elements take 153 to 167 ns more than their stream
     vector_latency_ns=profile(158, "ns", KERNEL_OPT, 150, 180),
     # and the next independent instruction starts 72 to 76 ns after the stream
-    vector_gap_ns=profile(74, "ns", KERNEL_OPT, 72, 76),
+    vector_gap_ns=profile(74, "ns", f"{KERNEL_OPT}; {PUBLIC_PROFILES}", 70, 100),
     # scalar_tensor_tensor with a (P, 1) operand: 55 ns more
     vector_pointer_ns=profile(55, "ns", RMSNORM_QUANT, 45, 70),
     vector_min_cycles=documented(64, "cycles", SHARED_API),
@@ -64,8 +63,8 @@ TRN2 = Chip(
     vector_rng_cycles=inferred(1, "cycles per element", NO_SOURCE, 1, 4),
     scalar_ghz=documented(1.2, "GHz", A3),
     # ACTIVATE of 4096, 128 and 16384 elements: 290 ns beyond the stream
-    scalar_latency_ns=profile(290, "ns", DMA_OVERVIEW, 284, 300),
-    scalar_gap_ns=inferred(205, "ns", "latency less the 85 ns overlap seen on the vector engine", 75, 290),
+    scalar_latency_ns=profile(290, "ns", f"{DMA_OVERVIEW}; {PUBLIC_PROFILES}: 226 to 335", 226, 335),
+    scalar_gap_ns=measured(130, "ns", f"{PUBLIC_PROFILES}: at most about 140", 75, 140),
     scalar_read_cycles=documented(64, "cycles", A2),
     scalar_table_load_ns=profile(1310, "ns", f"{DMA_OVERVIEW}; {RMSNORM_QUANT}", 370, 1340),
     scalar_tables_resident=inferred(1, "function sets", NO_SOURCE, 8, 1),
@@ -80,24 +79,26 @@ TRN2 = Chip(
     gpsimd_topk_cycles=documented(4, "cycles per element, plus one per result", "nki.isa.topk"),
     dma_engines=documented(16, "engines per core", DMA_OVERVIEW),
     dma_partitions_per_engine=documented(8, "partitions", DMA_OVERVIEW),
-    # rows of 512 B at 17.4, 2 KiB at 22.0, 8 KiB at 23.1, 32 KiB at 25.2 B/ns fit rate and row cost
-    dma_bytes_per_ns=profile(24.1, "bytes per ns per engine", KERNEL_OPT, 25.2, 23.0),
-    dma_descriptor_ns=profile(8.2, "ns per row", KERNEL_OPT, 4, 10),
+    # pipelined streams reach 26 to 27.2 B/ns with about 9 ns a row; profiles of 2025 fit 24.1 and 8.2
+    dma_bytes_per_ns=measured(26.0, "bytes per ns per engine", f"{DMA_OVERVIEW}; {PUBLIC_PROFILES}", 27.2, 24.1),
+    dma_descriptor_ns=measured(9, "ns per row", f"{KERNEL_OPT}; {PUBLIC_PROFILES}", 7, 11),
     # trigger to end less the data: 1.02 and 1.06 us for loads, 0.71 us for a store
     dma_load_lead_ns=profile(890, "ns", DMA_OVERVIEW, 740, 1600),
     dma_store_lead_ns=profile(560, "ns", DMA_OVERVIEW, 450, 1600),
     dma_tail_ns=profile(150, "ns", DMA_OVERVIEW, 100, 200),
     dma_trigger_ns=inferred(60, "ns of the issuing engine", NO_SOURCE, 30, 200),
+    # each of the two generators, at the sync and at the scalar engine
     dma_hwdge_interval_ns=documented(600, "ns per dma", A3),
-    # small transfers on one queue: one every 0.77 to 0.86 us whatever their size
-    dma_swdge_interval_ns=profile(830, "ns per dma", DMA_OVERVIEW, 765, 890),
+    # one transfer into a row of a tile takes about 120 ns, one into 128 rows 670 ns whatever its bytes
+    dma_swdge_start_ns=measured(85, "ns per dma", CHIPBOOST, 60, 110),
+    dma_swdge_engine_ns=measured(36.5, "ns per dma engine that takes part", f"{CHIPBOOST}; {DMA_OVERVIEW}", 31, 45),
+    # transfers that fill a whole tile follow each other faster than those that keep order within a tile
+    dma_swdge_whole_share=measured(0.67, "of a transfer into part of a tile", CHIPBOOST, 0.6, 0.75),
     dma_generator_depth=inferred(4, "instructions that wait without blocking", NO_SOURCE, 16, 1),
-    dma_swdge_engine_ns=inferred(300, "ns of the gpsimd engine", NO_SOURCE, 100, 870),
-    dma_swdge_descriptor_ns=inferred(2, "ns of the gpsimd engine per row", NO_SOURCE, 0, 10),
     dma_transpose_hbm_share=documented(0.9, "of the copy rate", A3),
     dma_transpose_sbuf_share=documented(0.5, "of the copy rate", A3),
     cores_per_hbm_stack=documented(2, "cores", LNC),
-    hbm_bytes_per_ns=inferred(725, "bytes per ns per stack", "2.9 TB/s over four stacks", 750, 505),
+    hbm_bytes_per_ns=inferred(725, "bytes per ns per stack", "2.9 TB/s over four stacks; 3 TB/s; 90 %", 750, 650),
     gpsimd_dma_bytes_per_ns=documented(153, "bytes per ns each way", A3),
     gpsimd_dma_latency_ns=inferred(700, "ns", NO_SOURCE, 300, 1500),
     semaphore_ns=profile(70, "ns", f"{KERNEL_OPT}, v5", 30, 200),
@@ -106,8 +107,15 @@ TRN2 = Chip(
     core_barrier_ns=inferred(1000, "ns", NO_SOURCE, 300, 3000),
     register_ns=inferred(50, "ns", NO_SOURCE, 10, 200),
     register_memory_ns=inferred(300, "ns", NO_SOURCE, 100, 2000),
-    collective_latency_ns=inferred(
-        5000, "ns", "neuron-runtime/explore/intranode-collective-comm.rst: 1 to 10 us", 1000, 15000
-    ),
+    collective_start_ns=inferred(3000, "ns per collective", f"{COLLECTIVE_DOC}: 1 to 10 us", 1000, 10000),
+    # a ring's hop; 630 small all-reduces of 64 ranks: least 17.5 us, median 44.2, 90th percentile 135
+    collective_hop_ns=measured(1500, "ns per hop between chips", f"{COLLECTIVE_DOC}: 1 to 2 us", 1000, 4000),
+    # hops as one ring over the chips (1) or along the sides of a torus (0)
+    collective_ring_share=inferred(1, "of the way from torus to ring", NO_SOURCE, 0, 1),
     collective_bytes_per_ns=inferred(160, "bytes per ns per core", "1.28 TB/s of links over eight cores", 320, 80),
+    launch_ns=measured(9000, "ns per launch", CHIPBOOST, 8000, 10000),
+    compiler_window=measured(300, "instructions", f"{PUBLIC_PROFILES}: a few hundred", 300, 300),
+    unmodelled_share=inferred(
+        1, "of the latency", "bank conflicts, instruction fetch, refresh: no published figure", 0.95, 1.05
+    ),
 )

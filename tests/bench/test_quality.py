@@ -12,12 +12,12 @@ import pytest
 
 from bench import pair, speedup, stale_draft, step_costs
 from bench.quality import __main__ as quality
-from bench.quality.__main__ import Case, Row, compare, load_prompts, server
+from bench.quality.__main__ import Question, Row, compare, load_prompts, server
 from bench.quality.report import markdown, page, verdict
 from bench.quality.target_logits import TargetLogits
 from model.bundle.manifest import FUSED
 from model.errors import UserError
-from model.serving.engine import Params, Request, Result
+from model.serving.request import Params, Request, Result
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 STEP = 2
@@ -38,23 +38,25 @@ class _Planted:
         self.inner, self.steps = inner, 0
 
     def run(self, tag, bucket, inputs):
-        outputs = [np.array(o) for o in self.inner.run(tag, bucket, inputs)]
+        outputs = self.inner.run(tag, bucket, inputs)
         if tag == FUSED:
             self.steps += 1
             if self.steps == STEP:
-                last = int((outputs[0][0] >= 0).sum()) - 1
-                outputs[0][0, last] = (outputs[0][0, last] + 1) % 2048
+                accepted = np.array(outputs.accepted)
+                last = int((accepted[0] >= 0).sum()) - 1
+                accepted[0, last] = (accepted[0, last] + 1) % 2048
+                return outputs._replace(accepted=accepted)
         return outputs
 
 
-def _cases(g, temperature: float, count: int) -> list[Case]:
+def _cases(g, temperature: float, count: int) -> list[Question]:
     return [
-        Case(f"p{i}", "all", request(g, PROMPTS[i], Params(temperature, seed=i), count=24))
+        Question(f"p{i}", "all", request(g, PROMPTS[i], Params(temperature, seed=i), count=24))
         for i in range(0, 2 * count, 2)
     ]
 
 
-def _rows(g, runner, cases: list[Case]) -> list[Row]:
+def _rows(g, runner, cases: list[Question]) -> list[Row]:
     return compare(server(runner, shape_of(g.bundle), None, lambda count: None), cases, TargetLogits(g.bundle))
 
 
@@ -98,7 +100,7 @@ def test_another_seed_is_not_what_the_graphs_drew(base: Path) -> None:
 
 
 def _served(alone: list[int], speculative: list[int]):
-    case = Case("p", "open", Request((1, 2), Params()))
+    case = Question("p", "open", Request((1, 2), Params()))
     return compare(lambda way, requests: [Result(speculative if way else alone)], [case], _NoLogits())[0]
 
 
@@ -175,6 +177,6 @@ def test_the_command_writes_its_report_and_fails_on_a_difference(base: Path, tmp
 def test_a_target_alone_is_not_compared_with_itself(
     command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pair, "read_bundle", lambda folder: {"k": 0})
+    monkeypatch.setattr(pair, "open_bundle", lambda folder: {"k": 0})
     with pytest.raises(UserError, match="give the bundle of a pair"):
         command.main(["--bundle", str(tmp_path), *(["--out", str(tmp_path)] if command is quality else [])])

@@ -18,7 +18,7 @@ from bench.reproduce import wall as reproduce_wall
 from bench.reproduce.claims import CLAIMS, OPEN, STRUCTURED
 from bench.tune import acceptance
 from model.errors import UserError
-from model.serving.engine import Request, Result
+from model.serving.request import Request, Result
 
 KS = (3, 7, 15)
 
@@ -107,7 +107,7 @@ def test_every_way_runs_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[str, int]] = []
     bundle = SimpleNamespace(path=Path("x"), config=lambda role: SimpleNamespace(eos_token_ids=()))
     monkeypatch.setattr(reproduce_wall, "_bundle", lambda draft, k, folder: (draft, k))
-    monkeypatch.setattr(reproduce_wall, "read_bundle", lambda named: named)
+    monkeypatch.setattr(reproduce_wall, "open_bundle", lambda named: named)
     monkeypatch.setattr(reproduce_wall, "Graphs", lambda named: SimpleNamespace(bundle=bundle, named=named))
     monkeypatch.setattr(reproduce_wall, "_prepared", lambda graphs, requests: graphs)
     monkeypatch.setattr(

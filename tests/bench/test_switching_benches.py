@@ -12,7 +12,7 @@ from bench.mixed_load.requests import ordered
 from bench.reproduce.__main__ import RESULTS
 from bench.step_costs import Cost, tuning
 from model.errors import UserError
-from model.serving.engine import Request
+from model.serving.request import Request
 from model.serving.switching import parse_table
 
 COSTS = [Cost(128, 1, 10.0, 20.0, 30.0), Cost(256, 1, 10.0, 25.0, 50.0), Cost(128, 2, 10.0, 40.0, 40.0)]

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from model.bundle.manifest import read_bundle
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 
 REQUESTS = [

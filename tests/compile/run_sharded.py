@@ -17,8 +17,9 @@ import numpy as np
 from compile.build import build
 from compile.spec import BuildSpec
 from model.bundle.manifest import read_bundle
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec
 

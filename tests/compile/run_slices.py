@@ -22,7 +22,7 @@ from model import sequence
 from model.attention import append
 from model.cache import Cache, Placement
 from model.ops import Ops
-from model.serving.pjrt import compile_hlo
+from model.serving.pjrt import SAME_BITS, compile_hlo
 
 RANKS, SLICES, LENGTH = 8, 4, 1024
 # rows that see one slice alone, that cross from a slice into the next one, and that see all
@@ -85,7 +85,7 @@ def definition(merge: Merge, shift: int, given: list[np.ndarray]) -> np.ndarray:
     def run(arrays: list[Any]) -> Any:
         return interop.call_torch(lambda *a: defined(TracedOps(1), merge, shift, a), *arrays)
 
-    return np.asarray(jax.jit(run)(given))
+    return np.asarray(jax.jit(run, compiler_options=SAME_BITS)(given))
 
 
 def defined(ops: Ops, merge: Merge, shift: int, given: Sequence[Tensor]) -> Tensor:

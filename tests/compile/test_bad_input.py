@@ -17,7 +17,7 @@ from compile.spec import BuildSpec
 from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError, guarded
 from model.packing import Packing
-from model.serving.engine import Engine, Params, Request, Shape
+from model.serving.request import Params, Request, Shape, check
 from model.serving.text import read_prompt
 from tests.compile.tiny import spec, write_model, write_pair
 
@@ -114,7 +114,7 @@ def test_checkpoints(base: Path, fault: str) -> None:
         (base / "target" / "model.safetensors.index.json").write_text(INDICES[fault], encoding="utf-8")
 
     def read() -> None:
-        list(Checkpoint(base / "target", spec(base).target_config).shard(0, 1, torch.float32, Packing()))
+        list(Checkpoint(base / "target", spec(base).target_config).pieces([0], 1, torch.float32, Packing()))
 
     word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model")
     _refused(read, word)
@@ -134,7 +134,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (base / "strange" / "letter.txt").read_text(encoding="utf-8") == "mine"
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
-    _refused(lambda: build(spec(base)), "GB free")
+    _refused(lambda: build(spec(base)), "MB free")
 
     def full() -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -154,9 +154,8 @@ SHAPE = Shape(3, 2, 128, (128,))
     ids=lambda v: v if isinstance(v, str) else "",
 )  # fmt: skip
 def test_requests(request_: Request, word: str) -> None:
-    engine = Engine(None, SHAPE)  # type: ignore[arg-type]
-    engine.check(Request((1,) * 127, Params(1.0, 5, 1.0, 1.0, 2**64 - 1), k_limit=3))
-    _refused(lambda: engine.check(request_), word)
+    check(SHAPE, Request((1,) * 127, Params(1.0, 5, 1.0, 1.0, 2**64 - 1), k_limit=3))
+    _refused(lambda: check(SHAPE, request_), word)
 
 
 def test_prompt_files(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from model.bundle.manifest import DECODE, PREFILL, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import main as generate
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_model, write_pair

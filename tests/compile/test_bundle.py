@@ -9,7 +9,8 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
-from model.bundle.manifest import MANIFEST, damage, read_bundle
+from model.bundle.manifest import MANIFEST, read_bundle
+from model.bundle.opening import damage
 from model.errors import UserError
 from tests.compile.tiny import spec, write_pair
 

@@ -14,8 +14,9 @@ import pytest
 from compile.build import build
 from compile.doctor import main as doctor
 from model.bundle.manifest import MANIFEST, PREFILL, read_bundle
-from model.generate import shape_of
-from model.serving.engine import Engine, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_pair
 

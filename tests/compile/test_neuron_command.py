@@ -11,11 +11,13 @@ import pytest
 
 from compile.build import build
 from compile.neuron.__main__ import main as add
-from model.bundle.manifest import MANIFEST, damage, manifest_digest, read_bundle
+from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle
+from model.bundle.opening import damage
 from model.errors import UserError
-from model.generate import shape_of
 from model.serving import pjrt
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair

@@ -129,7 +129,7 @@ def test_what_runs_while_a_shard_is_cut_is_in_its_recipe(base: Path) -> None:
 
     def cut() -> None:
         checkpoint = Checkpoint(Path(target.checkpoint), target.config)
-        list(checkpoint.shard(0, 1, torch.float32, packing))
+        list(checkpoint.pieces([0], 1, torch.float32, packing))
 
     ran = _files_that_run(cut)
     assert {"model/bundle/checkpoint.py", "nki_kernels/layer/pack_weights.py"} <= ran

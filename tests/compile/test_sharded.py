@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from model.bundle.manifest import damage, read_bundle
+from model.bundle.manifest import read_bundle
+from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from tests.compile.run_sharded import RANKS
 from tests.compile.tiny import write_model

@@ -24,8 +24,9 @@ from compile.graph.trace import lower_graph
 from compile.plan import make_plan
 from model.bundle.manifest import FUSED, read_bundle
 from model.bundle.weights import RANK, shard_file
-from model.generate import shape_of
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile.test_toolchain import Ranks, SlotSeeds
 from tests.compile.tiny import spec, write_model

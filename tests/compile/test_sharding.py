@@ -16,14 +16,16 @@ from torch import Tensor
 
 from compile.build import build, build_and_count
 from compile.build import main as build_command
-from compile.bundle.shard_writer import write_shard
+from compile.bundle import cutting
+from compile.bundle.shard_writer import ShardWriter
+from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.checkpoint import Checkpoint
+from model.bundle.checkpoint import Checkpoint, Piece
 from model.bundle.manifest import MANIFEST, TensorSpec
 from model.bundle.weights import hf_shapes, shard_file
 from model.config import config_from_dict
 from model.packing import Packing
-from tests.compile.tiny import BASE, spec, write_pair
+from tests.compile.tiny import BASE, shard_of, spec, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 # Qwen3-32B and 0.6B with a tenth of their widths or less; 16 query heads are padded at tp 32
@@ -73,14 +75,14 @@ MEASURE = """
 import sys, threading, time
 from pathlib import Path
 from safetensors.torch import load_file
-from compile.build import _artifacts
+from compile.bundle.cutting import Cutter
 from compile.plan import make_plan
 from compile.spec import parse
 def own():
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) << 10
 spec = parse(sys.argv[2:])
-shards = [a for a in _artifacts(make_plan(spec)) if a.name.startswith("weights/")]
+shards = Cutter(make_plan(spec)).files()
 load_file(next(Path(spec.draft).glob("*.safetensors")))
 begin, peak, done = own(), 0, threading.Event()
 def watch():
@@ -125,7 +127,7 @@ def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, t
         checkpoint = Checkpoint(Path(folder), config)
         source = {n: i % 251 for i, n in enumerate(hf_shapes(config))}
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        tensors = dict(checkpoint.shard(tp - 1, tp, torch.bfloat16, Packing()))
+        tensors = shard_of(checkpoint, tp - 1, tp, torch.bfloat16, Packing())
         assert float(tensors["lm_head.weight"].float().mean()) == source[head]
         assert list(tensors["lm_head.weight"].shape) == [4096 // tp, 128]
         assert list(tensors["embed_tokens.weight"].shape) == [4096, 128 // tp]
@@ -150,7 +152,7 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path, config)
     for rank in range(32):
-        shard = dict(checkpoint.shard(rank, 32, torch.float32, Packing()))
+        shard = shard_of(checkpoint, rank, 32, torch.float32, Packing())
         group, place = divmod(rank, 4)
         head = 2 * group + place + 1 if place < 2 else 0
         attention = "layers.0.self_attn."
@@ -164,16 +166,20 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
 
 def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pair(tmp_path)
-    asked: list[int] = []
-    real = Checkpoint.shard
+    asked: list[list[int]] = []
+    real = Checkpoint.pieces
+    # a pass makes two of the four shards
+    weights = make_plan(spec(tmp_path, tp=4, k=0)).weight_bytes
+    monkeypatch.setattr(cutting, "PASS_BYTES", 2 * weights)
 
-    def counted(self: Checkpoint, rank: int, *how: Any) -> Iterator[tuple[str, Tensor]]:
-        asked.append(rank)
-        if stopped and rank == 2:
-            raise KeyboardInterrupt
-        return real(self, rank, *how)
+    def counted(self: Checkpoint, ranks: list[int], *how: Any) -> Iterator[Piece]:
+        asked.append(list(ranks))
+        for piece in real(self, ranks, *how):
+            yield piece
+            if stopped and 2 in ranks:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(Checkpoint, "shard", counted)
+    monkeypatch.setattr(Checkpoint, "pieces", counted)
     stopped = True
     with pytest.raises(KeyboardInterrupt):
         build(spec(tmp_path, tp=4, k=0))
@@ -183,7 +189,8 @@ def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatc
     assert sorted(kept) == [Path(shard_file(rank)).name for rank in (0, 1)]
     stopped, asked = False, []
     built = build_and_count(spec(tmp_path, tp=4, k=0))
-    assert asked == [2, 3], "finished ranks are not cut again"
+    assert asked == [[2, 3]], "finished ranks are not cut again"
+    assert {p.suffix for p in (out / "weights").iterdir()} == {".safetensors"}
     assert all((out / "weights" / name).stat().st_mtime_ns == time for name, time in kept.items())
     assert (built.made, built.kept) == (2 + 1, 2 + 1 + 2)
 
@@ -205,11 +212,20 @@ def test_the_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
     """Beside it a file of mixed dtypes, with an odd number of bf16, which every reader must get back."""
     specs = [TensorSpec("w", (3, 1), "bfloat16"), TensorSpec("rank", (1,), "int32"), TensorSpec("n", (2,), "float32")]
     tensors = {"rank": torch.tensor([7], dtype=torch.int32), "w": torch.ones(3, 1).bfloat16(), "n": torch.rand(2)}
-    write_shard(tmp_path / "f", specs, tensors.items(), {"cut": "label"})
+
+    def write(file: str, rows: list[tuple[str, Tensor]]) -> None:
+        writer = ShardWriter(tmp_path / file, specs, {"cut": "label"})
+        for name, tensor in rows:
+            # in two pieces, where there are two rows
+            for first, piece in enumerate(tensor.split(max(1, len(tensor) - 1))):
+                writer.write(name, first * max(1, len(tensor) - 1), piece)
+        writer.close()
+
+    write("f", list(tensors.items()))
     found = load_file(tmp_path / "f")
     assert all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in tensors.items())
     for wrong in ({"w": torch.ones(3, 1)}, {"w": torch.ones(1, 3).bfloat16()}):
-        with pytest.raises(AssertionError, match=r"w: {"):
-            write_shard(tmp_path / "g", specs, (tensors | wrong).items(), {})
+        with pytest.raises(AssertionError, match=r"w: torch"):
+            write("g", list((tensors | wrong).items()))
     with pytest.raises(AssertionError, match=r"rank.*were announced and not written"):
-        write_shard(tmp_path / "g", specs, [("w", tensors["w"]), ("n", tensors["n"])], {})
+        write("g", [("w", tensors["w"]), ("n", tensors["n"])])

@@ -15,7 +15,7 @@ from model import sequence
 from model.attention import verify_attention
 from model.cache import Cache, Placement
 from model.ops import EAGER
-from nki_kernels.attention import law as reference
+from nki_kernels.attention import law
 from tests.compile.run_slices import FIRST, HEADS, LENGTH, RANKS, SLICES, defined, inputs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def test_the_definition_keeps_the_law() -> None:
     for first in range(0, RANKS, SLICES):
         queries = np.concatenate(given[0][first : first + SLICES], 1)
         new, caches = (given[1][first], given[2][first]), _whole(given[3:5], first)
-        exact, _ = reference.verify_attention(*_fp64(queries, new, (caches[0], caches[1])), FIRST)
+        exact, _ = law.verify_attention(*_fp64(queries, new, (caches[0], caches[1])), FIRST)
         rows = Placement(torch.from_numpy(given[5][0]), torch.arange(LENGTH, dtype=torch.int32))
         pair = (torch.from_numpy(new[0]), torch.from_numpy(new[1]))
         plain, _ = verify_attention(EAGER, torch.from_numpy(queries), pair, Cache(*map(torch.from_numpy, caches)), rows)

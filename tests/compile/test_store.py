@@ -340,7 +340,7 @@ def test_disks_that_are_full_or_closed_end_in_a_sentence(
     store(["push", str(bundle), address])
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-        with pytest.raises(UserError, match=r"GB are needed and .* has 0.00 GB free; free some space"):
+        with pytest.raises(UserError, match=r"MB are needed and .* has 0.00 MB free, .* too little; free some space"):
             store(["pull", address, str(tmp_path / "copy")])
 
     def full(*_: object) -> None:

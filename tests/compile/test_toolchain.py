@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from compile.build import build
-from compile.device_check.steps import SlotSeeds
 from compile.doctor import main as doctor
 from compile.neuron import config as neuron_config
 from compile.neuron import sdk as toolchain
@@ -24,14 +24,17 @@ from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.neuron.module import StaticOps
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.plan import make_plan
-from model.bundle.manifest import DECODE, FUSED, PREFILL, damage, read_bundle
+from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
+from model.bundle.opening import damage
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.generate import shape_of
+from model.graph_io import StepOutputs
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
@@ -234,6 +237,20 @@ def test_a_tracer_that_would_drop_all_reduces_is_refused(monkeypatch: pytest.Mon
     assert toolchain.device_ops(1).all_reduce(torch.ones(3)).tolist() == [1, 1, 1]
 
 
+class SlotSeeds:
+    """The bundle's graphs with the noise of model.pt: keyed by the slot and the prompts that it has had."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs, self.counts = graphs, Counter[int]()
+
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
+        slots = [int(slot) for slot in inputs.seq_ids]
+        if tag == PREFILL:
+            self.counts.update(slots)
+        seeds = np.array([(slot, self.counts[slot]) for slot in slots], np.int32)
+        return self.graphs.run(tag, bucket, inputs._replace(seeds=seeds))
+
+
 class Ranks(EagerRanks):
     """Modules of every rank as a runner of the engine."""
 
@@ -242,10 +259,10 @@ class Ranks(EagerRanks):
         backing = backing_of(plan.spec.kernels, simulated.serve)
         super().__init__(plan, NXDI_TAGS, [load_file(path / shard_file(rank)) for rank in range(tp)], backing)
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
-        return [t.numpy() for t in self(tag, [*given, nothing, nothing])]
+        return StepOutputs(*(t.numpy() for t in self(tag, [*given, nothing, nothing])))
 
 
 def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: Path) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
+from torch import Tensor
 
+from compile.build import described
+from compile.bundle.cutting import layout
+from compile.plan import make_plan
 from compile.spec import BuildSpec
+from model.bundle.checkpoint import Checkpoint
+from model.bundle.manifest import manifest_digest, sha256_of
 from model.bundle.weights import hf_shapes
 from model.config import config_from_dict
+from model.packing import Packing
 
 BASE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -51,3 +60,23 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     if changes.get("k") != 0:
         values |= {"draft": draft, "draft_checkpoint": draft}
     return BuildSpec(**(values | changes))  # type: ignore[arg-type]
+
+
+def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
+    """Every weight of one rank, put together from its pieces."""
+    pieces: dict[str, list[Tensor]] = {}
+    for piece in checkpoint.pieces([rank], tp, dtype, packing):
+        assert piece.row == sum(map(len, pieces.setdefault(piece.name, [])))
+        pieces[piece.name].append(piece.rows)
+    return {name: torch.cat(rows) for name, rows in pieces.items()}
+
+
+def manifest_of(spec: BuildSpec, files: dict[str, Path]) -> dict[str, Any]:
+    """The manifest that a build of a spec with the whole SDK would write over these files and empty graphs."""
+    plan = make_plan(spec)
+    manifest = described(plan) | {"toolchain": "full", "neff": "model.pt", "weights": layout(spec)}
+    empty = {"sha256": hashlib.sha256(b"").hexdigest(), "bytes": 0}
+    listed = {graph.file: empty for graph in plan.graphs}
+    listed |= {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()}
+    manifest["files"] = listed
+    return manifest | {"manifest_sha256": manifest_digest(manifest)}

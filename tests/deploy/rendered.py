@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,12 +17,19 @@ import deploy
 from deploy.values import Values, check, load_values
 
 VALUES = Path(deploy.__file__).with_name("values.yaml")
+# what the values file leaves to its user
+FILLED = (
+    "storage.bucket=specdec-artifacts",
+    "images.tools=registry.internal/specdec-tools:0.1.0",
+    "images.lm_eval=registry.internal/specdec-lm-eval:0.1.0",
+)
+SET = [part for change in FILLED for part in ("--set", change)]
 Manifest = dict[str, Any]
 
 
 @cache
 def default_values() -> Values:
-    return load_values(VALUES)
+    return load_values(VALUES, FILLED)
 
 
 def changed(**parts: dict[str, Any] | str) -> Values:
@@ -42,9 +50,14 @@ def manifests(folder: Path) -> list[Manifest]:
     return [m for m in found if m["kind"] != "Kustomization"]
 
 
+def unversioned(name: str) -> str:
+    """A Job's name without the version that it ends in."""
+    return re.sub(r"-[0-9a-f]{8}$", "", name)
+
+
 def one(folder: Path, kind: str, part: str = "") -> Manifest:
-    """The object of a kind whose name ends in a part."""
-    found = [m for m in manifests(folder) if m["kind"] == kind and m["metadata"]["name"].endswith(part)]
+    """The object of a kind whose name, but for a version, ends in a part."""
+    found = [m for m in manifests(folder) if m["kind"] == kind and unversioned(m["metadata"]["name"]).endswith(part)]
     assert len(found) == 1, f"{kind} {part}: {[m['metadata']['name'] for m in found]}"
     return found[0]
 
@@ -53,7 +66,7 @@ def pods(folder: Path) -> Iterator[tuple[str, Manifest]]:
     """Every pod template's spec with the name of what makes it."""
     for manifest in manifests(folder):
         if manifest["kind"] in ("Deployment", "Job"):
-            yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
+            yield unversioned(manifest["metadata"]["name"]), manifest["spec"]["template"]["spec"]
 
 
 def containers(spec: Manifest) -> list[Manifest]:
@@ -71,7 +84,7 @@ def flags(command: list[str]) -> dict[str, str]:
 
 
 def environment(found: Manifest) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in found["env"]}
+    return {e["name"]: e["value"] for e in found["env"] if "value" in e}
 
 
 def speculative_config(folder: Path) -> dict[str, Any]:

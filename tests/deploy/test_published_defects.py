@@ -37,7 +37,7 @@ def b1_one_k(out: Path) -> bool:
 
 
 def b2_what_is_pushed_is_what_is_served(out: Path) -> bool:
-    pushed = {container(out, f"compile-{v}", "push")["command"][5].rsplit("/", 1)[1] for v in VARIANTS}
+    pushed = {container(out, f"compile-{v}", "push")["command"][4].rsplit("/", 1)[1] for v in VARIANTS}
     served = {environment(container(out, f"-{v}", "server"))["NEURON_COMPILED_ARTIFACTS"] for v in VARIANTS}
     return len(served) == 2 and pushed == {path.rsplit("/", 1)[1] for path in served}
 

@@ -22,7 +22,7 @@ from deploy.schema import validate
 from deploy.values import Values, load_values
 from model.errors import UserError
 from tests.deploy import rendered
-from tests.deploy.rendered import VALUES, changed, container, containers, environment, flags, manifests, one, pods
+from tests.deploy.rendered import SET, VALUES, changed, container, containers, environment, flags, manifests, one, pods
 
 CASES: dict[str, dict[str, Any]] = {
     "as-shipped": {},
@@ -43,7 +43,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_every_manifest_fits_the_strict_schema_of_its_version(case: tuple[Values, Path]) -> None:
     values, out = case
     found = manifests(out)
-    assert len(found) == 17
+    assert len(found) == 24
     for manifest in found:
         validate(manifest, values.kubernetes)
 
@@ -85,7 +85,9 @@ def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
     claim = one(out, "ResourceClaimTemplate")["spec"]["spec"]["devices"]
     request = claim["requests"][0].get("exactly", claim["requests"][0])
     lnc = claim["config"][0]["opaque"]["parameters"]["logicalNeuronCore"]
-    name = re.search(r"tp(\d+)-b(\d+)-s(\d+)-bf16(?:-k(\d+))?$", environment(server)["NEURON_COMPILED_ARTIFACTS"])
+    name = re.search(
+        r"tp(\d+)-b(\d+)-s(\d+)-bf16(?:-k(\d+))?-[0-9a-f]{8}$", environment(server)["NEURON_COMPILED_ARTIFACTS"]
+    )
     assert name is not None
     load = flags(container(out, "load-test", "load-test")["command"])
     found: dict[str, list[Any]] = {
@@ -132,7 +134,7 @@ def test_paths_agree_from_the_compile_job_to_the_server(case: tuple[Values, Path
     prefix = next(o for o in csi["mountOptions"] if o.startswith("prefix=")).removeprefix("prefix=").rstrip("/")
     bucket = csi["csi"]["volumeAttributes"]["bucketName"]
     for variant in ("baseline", "speculative"):
-        pushed_from, pushed_to = container(out, f"compile-{variant}", "push")["command"][4:6]
+        pushed_from, pushed_to = container(out, f"compile-{variant}", "push")["command"][3:5]
         stored, local = container(out, f"-{variant}", "fetch")["command"][3:5]
         server = container(out, f"-{variant}", "server")
         mounts = {m["name"]: m["mountPath"] for m in server["volumeMounts"]}
@@ -158,8 +160,8 @@ def test_the_compile_jobs_differ_in_the_draft_alone(case: tuple[Values, Path]) -
     for spec in jobs.values():
         spec["template"]["metadata"]["labels"].pop("app.kubernetes.io/component")
         for named in containers(spec["template"]["spec"]):
-            # what comes after the subcommand is compared above, or is the bundle's name
-            named["command"] = named["command"][:4]
+            # what comes after the module is compared above, or is the bundle's name and shape
+            named["command"] = named["command"][:3]
     assert jobs["baseline"] == jobs["speculative"]
 
 
@@ -267,7 +269,7 @@ def test_no_account_id_placeholder_or_credential_is_rendered(case: tuple[Values,
 
 
 UNFILLED = {
-    "account": ({"storage": {"bucket": "x"}}, "no bucket name"),
+    "account": ({"storage": {"bucket": "x"}}, "the bucket's name alone"),
     "placeholder": ({"storage": {"bucket": "your-bucket"}}, "looks unfilled"),
     "latest": ({"images": {"tools": "specdec-tools:latest"}}, "may change"),
     "no-tag": ({"images": {"server": "host:5000/server"}}, "may change"),
@@ -275,12 +277,39 @@ UNFILLED = {
     "lnc-1": ({"device": {"lnc": 1}, "model": {"tp": 64}}, "compile.build compiles for 2 alone"),
     "devices": ({"model": {"tp": 24}}, "connected sets"),
     "half-a-device": ({"model": {"tp": 2}}, "connected sets"),
-    "claim-api": ({"claim_api": "v1alpha3"}, "must be one of"),
+    "claim-api": ({"claim_api": "v1alpha3"}, "must be v1 or v1beta1"),
     "path": ({"storage": {"prefix": "/a/"}}, "without a slash"),
     "up": ({"model": {"target_folder": "../x"}}, "without a slash"),
     "name": ({"name": "Qwen_3"}, "lower-case"),
     "shm": ({"server": {"shm_gib": 700}}, "counts against"),
     "zero": ({"model": {"k": 0}}, "at least 1"),
+    "k": ({"model": {"k": 40}}, "model cannot be built: k is 40"),
+    "dtype": ({"model": {"dtype": "int4"}}, "model cannot be built: dtype"),
+    "model": ({"model": {"target": "Qwen/NotAModel"}}, "model.target is"),
+    "accent": ({"model": {"target": "Qwen/Qwén3-32B"}}, "model.target is"),
+    "length": ({"model": {"max_len": 1000}}, "model cannot be built: max-len"),
+    "batch": ({"model": {"batch": 0}}, "at least 1"),
+    "port": ({"server": {"port": 70000}}, "1024 to 65535"),
+    "low-port": ({"server": {"port": 80}}, "1024 to 65535"),
+    "digit-first": ({"name": "1abc"}, "a letter first"),
+    "long-name": ({"name": "a" * 31}, "up to 30"),
+    "uid": ({"storage": {"uid": 99999999999}}, "storage.uid"),
+    "image-space": ({"images": {"server": "a b:c"}}, "no image's name"),
+    "image-digest": ({"images": {"server": "reg/a@sha256:zz"}}, "no image's name"),
+    "image-registry": ({"images": {"tools": "specdec-tools:0.1.0"}}, "names no registry"),
+    "prompts": ({"load_test": {"prompt_set": "nope"}}, "no prompt set"),
+    "startup": ({"server": {"startup_seconds": 1}}, "startup_seconds"),
+    "instance": ({"device": {"instance_type": "m5.large"}}, "instance_type"),
+    "cel": ({"device": {"instance_type": "x' || true || 'y"}}, "instance_type"),
+    "small-instance": ({"device": {"instance_type": "trn2.3xlarge"}}, "needs 8 devices"),
+    "prefix-dot": ({"storage": {"prefix": "."}}, "without a slash"),
+    "partition": ({"partition": "*"}, "aws-us-gov"),
+    "metrics": ({"load_test": {"cloudwatch_namespace": "*"}}, "cloudwatch_namespace"),
+    "metrics-aws": ({"load_test": {"cloudwatch_namespace": "AWS/EC2"}}, "not AWS/"),
+    "region": ({"region": "us west"}, "a region such as"),
+    "kubernetes": ({"kubernetes": "v1.34"}, "a version such as"),
+    "secret": ({"server": {"api_key_secret": "My Secret"}}, "the name of a Secret"),
+    "tasks": ({"quality": {"tasks": "gsm8k --x"}}, "names of lm-eval's tasks"),
     "no-room": ({"load_test": {"max_tokens": 1024}}, "no room"),
 }
 
@@ -298,6 +327,8 @@ FILES = {
     "type": ("tp: 32", "tp: '32'", "must be of type int"),
     "flag": ("k: 7", "k: true", "must be of type int"),
     "not-a-map": ("device:\n", "device: 8\nother:\n", "device is 8|other is no value|device\\. is 8"),
+    "doubled": ("k: 7", "k: 7\n  k: 8", "k is given twice"),
+    "doubled-outside": ("region:", "region: eu-west-1\nregion:", "region is given twice"),
     "yaml": ("region:", "region: [", "cannot be read as YAML"),
 }
 
@@ -312,16 +343,40 @@ def test_a_values_file_is_read_strictly(name: str, tmp_path: Path) -> None:
         load_values(tmp_path / "v.yaml")
 
 
+def test_a_values_file_of_great_depth_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "v.yaml").write_text("[" * 20000, encoding="utf-8")
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        load_values(tmp_path / "v.yaml")
+
+
+def test_what_the_values_file_leaves_open_is_not_rendered(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="looks unfilled"):
+        main(["--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", ["name", "nope=1", "model.nope=1", "model=1", "a.b.c=1", "model.k=[", "model.k=x"])
+def test_a_wrong_change_is_one_sentence(change: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        main([*SET, "--set", change, "--out", str(tmp_path / "out")])
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match="is a file"):
+        main([*SET, "--out", str(tmp_path / "file")])
+
+
 def test_the_command_renders_replaces_and_spares_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    main(["--out", str(out)])
+    main([*SET, "--out", str(out)])
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
     first = rendered.every_text(out)
     (out / "jobs/old.yaml").write_text("kind: Old\n", encoding="utf-8")
-    main(["--values", str(VALUES), "--out", str(out)])
+    main(["--values", str(VALUES), *SET, "--out", str(out)])
     assert rendered.every_text(out) == first
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match="something else"):
-        main(["--out", str(tmp_path / "mine")])
+        main([*SET, "--out", str(tmp_path / "mine")])
     assert (tmp_path / "mine/file").is_file()

@@ -12,8 +12,8 @@ from filelock import FileLock
 from compile.build import build
 from compile.spec import BuildSpec
 from model.bundle.manifest import read_bundle
-from model.generate import shape_of
-from model.serving.engine import Params, Request
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 

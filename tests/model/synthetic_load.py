@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
-from model.graph_io import StepInputs
-from model.serving.engine import Engine, Params, Request, Result, Shape
+from model.graph_io import StepInputs, StepOutputs
+from model.serving.engine import Engine
+from model.serving.request import Params, Request, Result, Shape
 from model.serving.switching import Curve, Table, expected_tokens
 
 # in steps of the target alone; what a demo bundle of k 7 measures, rounded
@@ -50,19 +51,20 @@ class Synthetic:
     runs: list[str] = field(default_factory=list)
     cached: dict[int, int] = field(default_factory=dict)
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         self.runs.append(tag)
         self.cost += {PREFILL: PROMPT, DECODE: ALONE, FUSED: fused_cost(self.k)}[tag]
         if tag == PREFILL:
             length = int(inputs.attention_mask.sum())
             self.cached[int(inputs.seq_ids[0])] = length
-            return [np.array([[_token(_seed(inputs, 0), length) + self.other_prompt_graph]])]
+            drawn_11 = np.array([[_token(_seed(inputs, 0), length) + self.other_prompt_graph]])
+            return _outputs(drawn_11, np.array([[length]]))
         rows = len(inputs.position_ids)
         accepted, positions = np.full((rows, self.k + 1), -1), np.zeros((rows, 1), np.int32)
         for row in range(rows):
             new = self._row(tag, row, inputs)
             accepted[row, : len(new)], positions[row] = new, inputs.position_ids[row] + len(new)
-        return [accepted, accepted, accepted, positions]
+        return _outputs(accepted, positions)
 
     def _row(self, tag: str, row: int, inputs: StepInputs) -> list[int]:
         seed, position = _seed(inputs, row), int(inputs.position_ids[row, 0])
@@ -74,6 +76,10 @@ class Synthetic:
         if tag == FUSED and fresh:
             self.cached[row] = position + count + 1
         return [_token(seed, position + 1 + i) for i in range(count + 1)]
+
+
+def _outputs(accepted: np.ndarray, next_pos: np.ndarray) -> StepOutputs:
+    return StepOutputs(accepted, next_ids=None, next_mask=None, next_pos=next_pos)
 
 
 def _seed(inputs: StepInputs, row: int) -> int:
@@ -89,6 +95,6 @@ def serve(
 ) -> tuple[Synthetic, list[Result]]:
     """Serve one request per alpha; the runner with its costs, and the results."""
     runner = Synthetic(k, dict(enumerate(alphas, 1)))
-    engine = Engine(runner, Shape(k, batch, 1 << 14, (1 << 14,)), speculative, policy)
+    engine = Engine(runner, Shape(k, batch, 1 << 12, (1 << 12,)), speculative, policy)
     requests = [Request((1, 2, 3), Params(seed=seed), tokens) for seed in runner.alphas]
     return runner, engine.run(requests)

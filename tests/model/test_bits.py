@@ -22,6 +22,7 @@ from model.config import Qwen3Config, config_from_dict
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
+from model.serving.pjrt import SAME_BITS
 from model.speculative import MIN_TARGET_ROWS
 
 LENGTH, START = 256, 40
@@ -38,7 +39,7 @@ class Pass(nn.Module):
     def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
         placement = Placement(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
         x, _ = self.model.hidden(ids, caches, placement)
-        draws, caches = self.model(ids, caches, placement, sampling)
+        draws, caches = self.model(ids, caches, placement, sampling.draw(positions + 1))
         return self.model.logits(x), draws.merged(), caches
 
 
@@ -66,7 +67,9 @@ class Compiled:
             self.stage = Pass(Qwen3(config, Parallel(1, TracedOps(1)))).to(self.dtype)
         rng = np.random.default_rng(7)
         self.weights = {n: self._array(rng, p.shape) for n, p in self.stage.named_parameters()}
-        self._run = jax.jit(lambda weights, *inputs: interop.call_torch(self._called, weights, inputs))
+        self._run = jax.jit(
+            lambda weights, *inputs: interop.call_torch(self._called, weights, inputs), compiler_options=SAME_BITS
+        )
 
     def _array(self, rng: np.random.Generator, shape: Any) -> jax.Array:
         return jnp.asarray(rng.normal(0, 0.15, shape), "float32" if self.dtype == torch.float32 else "bfloat16")

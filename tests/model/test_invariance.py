@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from model.serving.engine import Engine, Params, Request, Result
+from model.serving.engine import Engine
+from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 

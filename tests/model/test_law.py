@@ -24,7 +24,7 @@ from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import Parallel, Shard
-from model.sampling import Draws, Sampling, coupled_sample
+from model.sampling import Draw, Draws, coupled_sample
 from model.speculative import Pair
 from tests.model.test_sampling import law_of_filter
 
@@ -79,14 +79,14 @@ class Table(nn.Module):
         return ids_BN, [Cache(written, caches[0].v)]
 
     def forward(
-        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, params: Sampling
+        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Draws, list[Cache]]:
         _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
         for n in range(ids_BN.shape[1]):
-            position = placement.positions_BN[:, n]
-            drawn.append(coupled_sample(EAGER, self._after(text_BS, position), params.at(n), position + 1))
+            logits = self._after(text_BS, placement.positions_BN[:, n])
+            drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
         ids_BN = torch.stack(drawn, 1)
         return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches
 
@@ -231,8 +231,8 @@ def test_a_wrong_acceptance_is_caught() -> None:
 def test_a_reused_noise_stream_is_caught() -> None:
     real = Kernels.prepare
 
-    def reused(self: Kernels, ops: Any, drawn: Sampling, positions_BN: Tensor, shard: Shard) -> Sampling:
-        return real(self, ops, drawn, (positions_BN - 1) // 2 * 2 + 1, shard)
+    def reused(self: Kernels, ops: Any, asked: Any, positions_BN: Tensor, shard: Shard) -> Draw:
+        return real(self, ops, asked, (positions_BN - 1) // 2 * 2 + 1, shard)
 
     with mock.patch.object(Kernels, "prepare", reused):
         assert _distance(SIZES[0], Mix())[0] > 10 * BOUND

@@ -65,7 +65,8 @@ def test_logits_equal_transformers(case: tuple) -> None:
 
 
 @torch.no_grad()
-def test_batch_rows_equal_single_rows_bit_for_bit() -> None:
+def test_a_batch_equals_its_rows_alone_within_rounding() -> None:
+    """Eager torch picks a matrix product by its size; compiled passes are held bit for bit in test_bits.py."""
     _, ours = _pair(8, 2, 16, 2, False)
     keys = torch.arange(256, dtype=torch.int32)
     ids = torch.randint(0, 97, (3, 40), dtype=torch.int32)

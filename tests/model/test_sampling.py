@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model.ops import EAGER
-from model.sampling import Sampling, accept, coupled_sample, filtered, gumbel
+from model.sampling import Draw, accept, coupled_sample, filtered, gumbel
 from model.threefry import ROUNDS, threefry2x32
 
 # source: kat_vectors of Random123 (D. E. Shaw Research)
@@ -47,14 +47,15 @@ def test_the_documented_known_answers() -> None:
         assert abs(float(drawn[0, -1]) - float(noise)) < 1e-4
 
 
-def _sampling(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0) -> Sampling:
+def _draw(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0, position: int = 0) -> Draw:
     seeds = torch.arange(rows, dtype=torch.int32)
-    return Sampling(
+    return Draw(
         torch.full((rows,), t),
         torch.full((rows,), float(k)),
         torch.full((rows,), p),
         torch.full((rows,), m),
         torch.stack((seeds, seeds * 0 + 7), 1),
+        torch.full((rows,), position, dtype=torch.int32),
     )
 
 
@@ -76,7 +77,7 @@ def test_filter_keeps_what_its_law_keeps(seed: int) -> None:
     logits = np.round(rng.normal(0, 3, 37), 1 if seed % 2 else 6).astype(np.float32)
     k, p, m = rng.choice([0, 1, 3, 20]), rng.choice([1.0, 0.3, 0.8, 0.95]), rng.choice([0.0, 0.02, 0.3])
     scaled = torch.from_numpy(logits - logits.max())[None]
-    kept = torch.isfinite(filtered(EAGER, scaled, _sampling(1, 1.0, k, p, m)))[0].numpy()
+    kept = torch.isfinite(filtered(EAGER, scaled, _draw(1, 1.0, k, p, m)))[0].numpy()
     assert kept.tolist() == (law_of_filter(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist()
 
 
@@ -85,8 +86,7 @@ CASES = [(1.0, 0, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.
 
 def _drawn(logits: np.ndarray, case: tuple, seeds: int, position: int = 5) -> np.ndarray:
     rows = torch.from_numpy(logits)[None].expand(seeds, -1)
-    positions = torch.full((seeds,), position, dtype=torch.int32)
-    return coupled_sample(EAGER, rows, _sampling(seeds, *case), positions).numpy()
+    return coupled_sample(EAGER, rows, _draw(seeds, *case, position=position)).numpy()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -116,24 +116,24 @@ def test_positions_and_seeds_are_independent() -> None:
 
 def test_neighbours_change_no_row() -> None:
     torch.manual_seed(0)
-    logits, positions = torch.randn(3, 50), torch.tensor([3, 4, 5], dtype=torch.int32)
-    mixed = Sampling(
+    logits = torch.randn(3, 50)
+    mixed = Draw(
         torch.tensor([0.0, 1.0, 0.8]),
         torch.tensor([0.0, 0.0, 5.0]),
         torch.tensor([1.0, 1.0, 0.5]),
         torch.zeros(3),
         torch.arange(6, dtype=torch.int32).view(3, 2),
+        torch.tensor([3, 4, 5], dtype=torch.int32),
     )
-    together = coupled_sample(EAGER, logits, mixed, positions)
+    together = coupled_sample(EAGER, logits, mixed)
     for row in range(3):
-        alone = Sampling(*(t[row : row + 1] for t in mixed[:5]))
-        assert coupled_sample(EAGER, logits[row : row + 1], alone, positions[row : row + 1])[0] == together[row]
+        assert coupled_sample(EAGER, logits[row : row + 1], mixed.row(row, 3))[0] == together[row]
     assert together[0] == logits[0].argmax()
 
 
 def test_ties_go_to_the_smallest_id() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    assert coupled_sample(EAGER, logits, _sampling(1, 0.0), torch.zeros(1, dtype=torch.int32))[0] == 1
+    assert coupled_sample(EAGER, logits, _draw(1, 0.0))[0] == 1
 
 
 def test_noise_is_finite_and_gumbel() -> None:

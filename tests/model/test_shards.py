@@ -44,9 +44,14 @@ def drawn(logits_RV: Tensor, params: Sampling, positions_R: Tensor, ranks: int, 
         held = shard(ops.rank, logits.shape[1])
         held = held._replace(start=held.start + shift)
         prepared = SIMULATED.prepare(ops, params, positions_R[:, None], held)
-        return SIMULATED.coupled_sample(ops, logits, prepared, positions_R)
+        return SIMULATED.coupled_sample(ops, logits, prepared)
 
     return on_ranks(ranks, work)
+
+
+def reference(logits_RV: Tensor, params: Sampling, positions_R: Tensor) -> Tensor:
+    """The draws of the whole vocabulary."""
+    return sampling.coupled_sample(EAGER, logits_RV, params.draw(positions_R[:, None]))
 
 
 def rows(count: int, vocabulary: int) -> tuple[Tensor, Sampling, Tensor]:
@@ -56,14 +61,14 @@ def rows(count: int, vocabulary: int) -> tuple[Tensor, Sampling, Tensor]:
     params = _filters(count, 1)
     seeds = torch.from_numpy(rng.integers(-(2**31), 2**31, (count, 2)).astype(np.int32))
     greedy = torch.arange(count) % 3 == 0
-    params = params._replace(temperature_R=torch.where(greedy, 0.0, params.temperature_R), seed_R2=seeds)
+    params = params._replace(temperature_B=torch.where(greedy, 0.0, params.temperature_B), seed_B2=seeds)
     return torch.from_numpy(logits), params, torch.arange(5, 5 + count, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_the_merged_draws_are_those_of_the_whole_vocabulary(ranks: int) -> None:
     case = rows(12, 8 * 23)
-    expected = sampling.coupled_sample(EAGER, *case)
+    expected = reference(*case)
     found = drawn(*case, ranks)
     assert all(torch.equal(d.merged(), expected) for d in found)
     assert {tuple(d.ids.shape) for d in found} == {(ranks, 12)}
@@ -72,7 +77,7 @@ def test_the_merged_draws_are_those_of_the_whole_vocabulary(ranks: int) -> None:
 
 def test_more_rows_than_a_launch_takes() -> None:
     case = rows(130, 64)
-    assert torch.equal(drawn(*case, 2)[1].merged(), sampling.coupled_sample(EAGER, *case))
+    assert torch.equal(drawn(*case, 2)[1].merged(), reference(*case))
 
 
 def test_equal_scores_go_to_the_smallest_id() -> None:
@@ -102,13 +107,14 @@ def test_acceptance_merges_the_shards(k: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_finds_the_same_floor(ranks: int) -> None:
     """That of one rank, by as many collectives as the plan says; masses round differently, no near-tie is here."""
-    logits, params, _ = rows(9, 4 * 31)
+    logits, params, positions = rows(9, 4 * 31)
+    draw = params.draw(positions[:, None])
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        return filter_floor(ops, part(logits, ops, ranks), params, SIMULATED._weights_above), ops.gathered
+        return filter_floor(ops, part(logits, ops, ranks), draw, SIMULATED._weights_above), ops.gathered
 
     found = on_ranks(ranks, work)
-    alone = filter_floor(EAGER, logits, params, SIMULATED._weights_above)
+    alone = filter_floor(EAGER, logits, draw, SIMULATED._weights_above)
     assert all(torch.equal(floor, alone) and gathered == ALL_GATHERS for floor, gathered in found)
 
 
@@ -144,8 +150,8 @@ def test_noise_is_shared_by_models_of_the_same_shards(draft_tp: int) -> None:
     params = Sampling(off + 1, off, off + 1, off, torch.arange(6, dtype=torch.int32).view(3, 2))
     positions = torch.arange(6, dtype=torch.int32).view(3, 2)
     of_target, of_draft = Pair(target, draft, EAGER)._prepared(params, positions)
-    assert of_target.noise_BNV is not None
-    assert of_draft.noise_BNV is not None
+    assert of_target.noise_RV is not None
+    assert of_draft.noise_RV is not None
     assert (of_target.start_11.item(), of_draft.start_11.item()) == (48, 48 * (draft_tp - 1))  # type: ignore[union-attr]
-    assert torch.equal(of_target.noise_BNV, of_draft.noise_BNV[..., -48:])
+    assert torch.equal(of_target.noise_RV, of_draft.noise_RV[..., -48:])
     assert (of_target is of_draft) == (draft_tp == 2)

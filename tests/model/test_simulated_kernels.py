@@ -24,7 +24,8 @@ from model.ops import EAGER
 from model.parallel import Parallel
 from model.qwen3 import REFERENCE
 from model.sampling import Sampling
-from model.serving.engine import Engine, Params, Request
+from model.serving.engine import Engine
+from model.serving.request import Params, Request
 from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
@@ -111,14 +112,14 @@ def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
         logits = (2 * rng.standard_normal(shape)).astype(np.float32)
         if step:
             logits = np.round(logits / step).astype(np.float32) * np.float32(step)
-        sampling = _filters(rows, seed)
-        floor = filter_floor(EAGER, torch.from_numpy(logits), sampling, SIMULATED._weights_above).numpy()
+        draw = _filters(rows, seed).draw(torch.zeros(rows, 1, dtype=torch.int32))
+        floor = filter_floor(EAGER, torch.from_numpy(logits), draw, SIMULATED._weights_above).numpy()
         for r in range(rows):
             row = law.RowParameters(
-                *(float(t[r]) for t in sampling[:1]),
-                int(sampling.top_k_R[r]),
-                float(sampling.top_p_R[r]),
-                float(sampling.min_p_R[r]),
+                *(float(t[r]) for t in draw[:1]),
+                int(draw.top_k_R[r]),
+                float(draw.top_p_R[r]),
+                float(draw.min_p_R[r]),
             )
             assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
 
@@ -126,7 +127,8 @@ def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
 def test_no_filter_is_no_floor() -> None:
     off = torch.zeros(2)
     sampling = Sampling(off + 1, off, off + 1, off, torch.zeros(2, 2, dtype=torch.int32))
-    floor = filter_floor(EAGER, torch.randn(2, 50), sampling, SIMULATED._weights_above)
+    draw = sampling.draw(torch.zeros(2, 1, dtype=torch.int32))
+    floor = filter_floor(EAGER, torch.randn(2, 50), draw, SIMULATED._weights_above)
     assert (floor == NO_FLOOR).all()
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
-from model.generate import recorder
-from model.serving.engine import Engine, Params, Request, Result, Shape, Step
+from model.serving.engine import Engine, SpecStep
+from model.serving.record import recorder
+from model.serving.request import Params, Request, Shape
 from model.serving.switching import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -262,7 +263,7 @@ def test_a_record_holds_every_speculative_step_and_numbers_prompts_on(base: Path
 
 
 def test_steps_of_the_target_alone_are_not_recorded(base: Path) -> None:
-    g, steps = graphs(base, k=3, max_len=128), list[Step]()
+    g, steps = graphs(base, k=3, max_len=128), list[SpecStep]()
     Engine(g, shape_of(g.bundle), False, record=steps.append).run([request(g, PROMPTS[0], count=5)])
     assert steps == []
     Engine(g, shape_of(g.bundle), record=steps.append).run([Request((5, 6), max_new_tokens=4, k_limit=2)])
@@ -279,21 +280,22 @@ def test_a_record_is_not_added_to_another_file(tmp_path: Path) -> None:
 def test_a_refresh_writes_the_bits_that_the_target_s_steps_wrote(base: Path, changes: dict[str, str]) -> None:
     """Else a refreshed sequence could go on in another way than the target alone."""
     g = graphs(base, k=3, max_len=128, **changes)
-    made, engine = request(g, PROMPTS[13], Params(0.9, seed=3)), Engine(g, shape_of(g.bundle), False)
-    slot = engine._admit(0, 0, made, Result())
-    for _ in range(24):
-        engine._step([slot])
+    asked, engine = request(g, PROMPTS[13], Params(0.9, seed=3)), Engine(g, shape_of(g.bundle), False)
+    engine.add(asked)
+    for _ in range(25):
+        engine.step()
+    (slot,) = engine.slots.seated
 
     def written(name: str) -> list[np.ndarray]:
         caches = [np.array(array) for key, array in sorted(g._state.items()) if key.startswith(f"{name}.")]
         return [c[0, :, : slot.position].astype(np.float32) for c in caches]
 
     target, draft = written("target_model"), written("draft_model")
-    assert engine._prefill(0, made, (*made.ids, *slot.result.ids)[: slot.position]) == slot.token
+    assert engine._prompt(slot, slot.cached).accepted[0, 0] == slot.token
     assert all((a == b).all() for a, b in zip(target, written("target_model"), strict=True))
     assert not all((a == b).all() for a, b in zip(draft, written("draft_model"), strict=True))
     # an id less, and the next draw and the caches are others
-    engine._prefill(0, made, (*made.ids, *slot.result.ids)[1 : slot.position])
+    engine._prompt(slot, slot.cached[1:])
     assert not all((a == b).all() for a, b in zip(target, written("target_model"), strict=True))
 
 

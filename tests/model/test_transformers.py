@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from compile.build import build
 from model.bundle.manifest import read_bundle
-from model.serving.engine import Engine, Request
+from model.serving.engine import Engine
+from model.serving.request import Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of

@@ -9,12 +9,12 @@ import pytest
 from tests.nkisim import witness
 
 # the modules whose kernels do not depend on this simulator's own policies
-WITNESSED = ("test_instructions", "test_manual_examples", "test_properties")
+WITNESSED = ("laws.test_instructions", "laws.test_manual_examples", "properties.")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _witness(request: pytest.FixtureRequest) -> Iterator[None]:
-    name = request.module.__name__.rpartition(".")[2]
+    name = request.module.__name__.removeprefix("tests.nkisim.")
     if not request.config.getoption("--witness") or not name.startswith(WITNESSED):
         yield
         return

@@ -99,3 +99,21 @@ def draw(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Any:
     """Return seeded normal numbers."""
     values = np.random.default_rng(seed).standard_normal(shape) * 4
     return values.astype(STORED[dtype])
+
+
+def words(*numbers: int, dtype: str = "uint32") -> Any:
+    """Return a column of integers, one per partition (inside a kernel)."""
+    made = nl.ndarray((len(numbers), 1), dtype=dtype)
+    for row, number in enumerate(numbers):
+        nisa.dma_copy(dst=made[row : row + 1], src=tile(1, 1, dtype, number))
+    return made
+
+
+def hbm(rows: int = 128, columns: int = 8, dtype: str = "float32", value: float = 1) -> Any:
+    """Return a tensor in HBM that was written (inside a kernel)."""
+    return out(tile(rows, columns, dtype, value))
+
+
+def bank(rows: int = 128, columns: int = 128, dtype: str = "float32") -> Any:
+    """Return a PSUM tile that nobody wrote (inside a kernel)."""
+    return nl.ndarray((rows, columns), dtype=dtype, buffer=nl.psum)

@@ -15,10 +15,10 @@ import nkisim.language as nl
 from nkisim import isa
 from nkisim.errors import NotSimulated
 from nkisim.timeline.calibration import Tape
-from nkisim.timeline.cost_table import ANYWHERE, LAWS, law_of
-from nkisim.timeline.costs import MatmulCost, matmul, scalar, vector
-from nkisim.timeline.costs_dma import TRANSFERS, dma_cost, hbm_bytes
-from nkisim.timeline.costs_gpsimd import gather, gpsimd, topk
+from nkisim.timeline.costs.dma import TRANSFERS, collective_ns, dma_cost, hbm_bytes
+from nkisim.timeline.costs.engines import MatmulCost, matmul, scalar, vector
+from nkisim.timeline.costs.gpsimd import gather, gpsimd, topk
+from nkisim.timeline.costs.table import ANYWHERE, LAWS, law_of
 from nkisim.timeline.trn2 import TRN2
 from tests.nkisim import harness
 
@@ -179,8 +179,41 @@ def test_dma_transpose_and_descriptor_modes() -> None:
     share = dma_cost(event, N).shares[0][1] - 8 * N.dma_descriptor_ns
     assert share == pytest.approx((plain.shares[0][1] - 8 * N.dma_descriptor_ns) / 0.9)
     assert plain.interval == 600
-    assert dma_cost(tape.transfer(source, tile, "swdge"), N).interval == N.dma_swdge_interval_ns
     assert dma_cost(tape.transfer(source, tile, "none"), N).interval == N.dma_trigger_ns
+
+
+@pytest.mark.parametrize("dge", ["swdge", "unknown"])
+def test_software_descriptors_cost_by_the_engines_that_take_part(dge: str) -> None:
+    tape = Tape()
+    for partitions, engines in ((1, 1), (128, 16)):
+        tile, source = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
+        event = tape.transfer(source, tile, dge)
+        part, whole = dma_cost(event, N), dma_cost(event, N, whole=True)
+        assert part.interval == pytest.approx(N.dma_swdge_start_ns + engines * N.dma_swdge_engine_ns)
+        assert whole.interval == pytest.approx(part.interval * N.dma_swdge_whole_share)
+        # only a kernel's own wish keeps the gpsimd engine busy
+        assert part.trigger == (part.interval if dge == "swdge" else N.dma_trigger_ns)
+
+
+def test_hardware_has_a_generator_at_each_of_two_engines() -> None:
+    tape = Tape()
+    tile, source = tape.tile("sbuf", 64), tape.tile("hbm", 64)
+    event = tape.transfer(source, tile, "hwdge")
+    there = [dma_cost(replace(event, work={**event.work, "issuer": issuer}), N) for issuer in ("sync", "scalar")]
+    assert there[0].generator != there[1].generator
+    assert [cost.interval for cost in there] == [N.dma_hwdge_interval_ns] * 2
+
+
+def test_collectives_cost_by_hops_between_chips() -> None:
+    inside, nominal, torus = (collective_ns(0, ranks, 2, N) for ranks in (4, 32, 64))
+    assert inside == N.collective_start_ns
+    # 8 chips in a ring, there and back
+    assert nominal == pytest.approx(N.collective_start_ns + 14 * N.collective_hop_ns)
+    low, high = (collective_ns(0, 64, 2, TRN2.at(case)) for case in ("low", "high"))
+    # 630 small all-reduces of 64 ranks: least 17.5 us, median 44.2, 90th percentile 135
+    assert low < 17_500 < torus < high
+    assert torus == pytest.approx(44_200, rel=0.2)
+    assert high > 125_000
 
 
 # operations that only a later core has

@@ -1,0 +1,137 @@
+"""Whether the fields of a manifest agree: sizes with graphs, graphs with models, files with both.
+
+Every number that a loader uses is held against a second place, so that an edited one is noticed even where its
+author could write a new digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from model.bundle.schema import ALL_TAGS, TAGS, UNFILTERED, Wrong, shown
+
+_PREFILL, _FUSED, _DECODE = TAGS
+_TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
+_HLO = "hlo/{tag}_bk{bucket}.hlo.pb"
+
+
+def check_agreement(manifest: dict[str, Any], config_hash: str) -> None:
+    """Raise Wrong for the first two fields that contradict each other; the types have been checked.
+
+    `config_hash` is the digest of the flags and models that the manifest holds.
+    """
+    if difference := next(_differences(manifest, config_hash), None):
+        raise Wrong(difference)
+
+
+def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
+    k, spec, weights = m["k"], m["spec"], m["weights"]
+    expected = {
+        "rows": k + 1, "speculation_length": k + 1 if k else 0, "config_hash": config_hash,
+        "draft_tp": (spec.get("draft_tp") or m["tp"]) if k else 0,
+    } | {name: spec.get(name) for name in ("k", "tp", "batch", "max_len", "dtype", "kv_shard")}  # fmt: skip
+    for name, value in expected.items():
+        if type(m[name]) is not type(value) or m[name] != value:
+            yield f"{name} is {shown(m[name])} and its other fields say {shown(value)}"
+    if m["buckets"] != sorted(set(m["buckets"])) or m["buckets"][-1] != m["max_len"]:
+        yield f"buckets are {shown(m['buckets'])} that do not rise to max_len {m['max_len']}"
+    if (m["neff"] == "none") != (m["toolchain"] == "cpu"):
+        yield f"neff is {m['neff']} and the toolchain {m['toolchain']}"
+    if weights and (weights["ranks"], weights["dtype"], weights["draft_ranks"]) != (m["tp"], m["dtype"], m["draft_tp"]):
+        yield "weights were cut for other ranks or another dtype than the bundle's"
+    yield from _models(m)
+    yield from _graphs(m)
+    yield from _files(m)
+
+
+def _models(m: dict[str, Any]) -> Iterator[str]:
+    if ("config" in m["models"]["draft"]) != (m["k"] > 0):
+        yield f"k is {m['k']} and the draft has {'a' if m['k'] == 0 else 'no'} configuration"
+        return
+    for role, ranks in _roles(m):
+        config = m["models"][role]["config"]
+        sizes = ("hidden_size", "intermediate_size", "vocab_size")
+        if not ranks or m["tp"] % ranks or any(config[size] % ranks for size in sizes):
+            yield f"the {role}'s sizes cannot be cut for {ranks} of {m['tp']} ranks"
+        if config["num_attention_heads"] % config["num_key_value_heads"]:
+            yield f"the {role}'s query heads are no multiple of its kv heads"
+        if m["max_len"] > config["max_position_embeddings"]:
+            yield f"max_len is {m['max_len']}, beyond the {role}'s {config['max_position_embeddings']} positions"
+        if config["vocab_size"] != m["models"]["target"]["config"]["vocab_size"]:
+            yield "target and draft have different vocabularies"
+        if any(token >= config["vocab_size"] for token in config["eos_token_ids"]):
+            yield f"eos_token_ids of the {role} lie outside of its vocabulary"
+
+
+def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
+    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + (m["k"] > 0)]
+
+
+def _graphs(m: dict[str, Any]) -> Iterator[str]:
+    tags = [tag for tag in ALL_TAGS if m["k"] or not tag.startswith(_FUSED)]
+    wanted = {(tag, bucket) for tag in tags for bucket in m["buckets"]}
+    listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
+    if len(listed) != len(wanted) or set(listed) != wanted:
+        yield f"graphs has {len(listed)}, expected one for each of {len(tags)} tags and {len(m['buckets'])} buckets"
+    for graph in m["graphs"]:
+        at = f"graph {graph['tag']}_bk{graph['bucket']}"
+        k = 0 if _alone(graph) else m["k"]
+        if graph["k"] != k:
+            yield f"{at} has k {graph['k']}, expected {k}"
+        if graph["file"] != _HLO.format(**graph):
+            yield f"{at} is in {shown(graph['file'])}, which has another name"
+        yield from (f"{at}: {clause}" for clause in _border(graph, m, k))
+        yield from (f"{at}: {clause}" for clause in _inside(graph, m))
+
+
+def _alone(graph: dict[str, Any]) -> bool:
+    """Whether a graph is a step's of the target alone."""
+    tag: str = graph["tag"]
+    return tag.removesuffix(UNFILTERED) == _DECODE
+
+
+def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
+    batch, count = (1, graph["bucket"]) if graph["tag"] == _PREFILL else (m["batch"], 1)
+    mask = m["max_len"] if graph["tag"] == _PREFILL else graph["bucket"]
+    inputs = {"input_ids": [batch, count], "attention_mask": [batch, graph["bucket"]], "position_ids": [batch, count],
+              "seq_ids": [batch], "sampling_params": [batch, 3]}  # fmt: skip
+    outputs = {"accepted_tokens": [batch, k + 1], "next_input_ids": [batch, 1], "next_attention_mask": [batch, mask],
+               "next_pos_ids": [batch, 1]}  # fmt: skip
+    for field, wanted in (("inputs", inputs), ("outputs", outputs)):
+        shapes = {name: shape for name, shape, _ in graph[field]}
+        for name, shape in wanted.items():
+            if shapes.get(name) != shape:
+                yield f"{name} has shape {shapes.get(name)}, the bundle's sizes ask for {shape}"
+
+
+def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
+    roles = _roles(m)[: 1 if _alone(graph) else None]
+    kinds = {"float32", "bfloat16"} - {_TENSOR[m["dtype"]]}
+    if any(dtype in kinds for field in ("weights", "state") for _, _, dtype in graph[field]):
+        yield f"a weight or cache is not of dtype {m['dtype']}"
+    shapes = {name: shape for name, shape, _ in graph["weights"]}
+    if len(shapes) != len(graph["weights"]):
+        yield "two weights have one name"
+    for role, ranks in roles:
+        config, prefix = m["models"][role]["config"], f"{role}_model." if m["k"] else ""
+        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+        wanted = {"embed_tokens.weight": [vocabulary, hidden // ranks], "norm.weight": [hidden],
+                  "lm_head.weight": [vocabulary // ranks, hidden]}  # fmt: skip
+        for name, shape in wanted.items():
+            if shapes.get(prefix + name) != shape:
+                yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"
+    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles)
+    if len(graph["state"]) != caches or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
+        yield f"its caches are not {caches} of {m['batch']} sequences"
+
+
+def _files(m: dict[str, Any]) -> Iterator[str]:
+    wanted = [_HLO.format(**graph) for graph in m["graphs"]] + ["neuron_config.json"]
+    if m["weights"]:
+        wanted += [f"weights/tp{rank}_sharded_checkpoint.safetensors" for rank in range(m["tp"])]
+    if m["neff"] == "model.pt":
+        wanted.append("model.pt")
+    for name in wanted:
+        if name not in m["files"]:
+            yield f"files lacks {name}"

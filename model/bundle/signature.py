@@ -1,0 +1,74 @@
+"""Who made a bundle: the manifest signed as minisign signs files, checked where a public key is given.
+
+The manifest holds the digest of every file, so its signature is the bundle's. Keys never lie in a bundle. Off by
+default: a key is given by an option or by the environment, and then an unsigned bundle is refused too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+from typing import Any
+
+from model.bundle.manifest import MANIFEST, read_bundle
+from model.errors import UserError
+
+SIGNATURE = f"{MANIFEST}.minisig"
+VARIABLE = "TRNSPEC_PUBLIC_KEY"
+
+
+def _minisign() -> Any:
+    try:
+        # vendor seam: an extra
+        import minisign  # noqa: PLC0415
+    except ImportError:
+        raise UserError("py-minisign is missing and signatures need it; run pip install 'trnspec[sign]'") from None
+    return minisign
+
+
+def key_of(option: str = "") -> str:
+    """The public key that bundles must be signed with: the option's, else the environment's; "" asks for none."""
+    return option or os.environ.get(VARIABLE, "")
+
+
+def check_signature(content: bytes, signature: bytes | None, key: str, where: str) -> None:
+    """Raise UserError unless a signature is the key's own of a manifest's bytes.
+
+    `key` is a line of base64, or the file that minisign wrote.
+    """
+    minisign = _minisign()
+    try:
+        public = minisign.PublicKey.from_file(key) if Path(key).is_file() else minisign.PublicKey.from_base64(key)
+    except ValueError as error:
+        raise UserError(f"{key!r} is neither a public key of minisign nor its file; give one of them") from error
+    if signature is None:
+        raise UserError(f"{where} is not signed and a signature is asked for; sign it: python -m compile.store sign")
+    try:
+        public.verify(content, minisign.Signature.from_bytes(signature))
+    except ValueError as error:
+        raise UserError(
+            f"{where} is not signed by the key that is asked for ({error}); do not load it, or correct the key"
+        ) from error
+
+
+def check_signed(bundle: Path, key: str) -> None:
+    """The same for a bundle's folder."""
+    file = bundle / SIGNATURE
+    signature = file.read_bytes() if file.is_file() else None
+    check_signature((bundle / MANIFEST).read_bytes(), signature, key, str(bundle))
+
+
+def sign(bundle: Path, key_file: Path) -> Path:
+    """Sign a bundle's manifest with minisign's secret key and return the signature's file."""
+    minisign = _minisign()
+    read_bundle(bundle)
+    try:
+        key = minisign.SecretKey.from_file(key_file)
+        if key.is_encrypted():
+            key.decrypt(getpass.getpass(f"password of {key_file}: "))
+        signature = key.sign((bundle / MANIFEST).read_bytes(), trusted_comment=f"bundle {bundle.resolve().name}")
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{key_file} cannot sign ({error}); give a secret key that minisign -G wrote") from error
+    (bundle / SIGNATURE).write_bytes(bytes(signature) + b"\n")
+    return bundle / SIGNATURE

@@ -1,0 +1,130 @@
+"""A request and what it got: sampling parameters, prompt ids, limits, the result; what a bundle can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from model.errors import UserError
+
+_WORD = 1 << 32
+# source: _SAMPLING_EPS of vllm/sampling_params.py (vllm-project/vllm)
+_GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an engine must know of a bundle."""
+
+    k: int
+    batch: int
+    max_len: int
+    buckets: tuple[int, ...]
+    # ids are below it; none is too large where it is not known
+    vocabulary: int = 1 << 31
+
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies, and the most ids that a step emits."""
+        return self.k + 1
+
+    def bucket(self, length: int) -> int:
+        """The smallest bucket that holds so many positions, or the largest there is."""
+        return next((b for b in self.buckets if length <= b), self.max_len)
+
+
+@dataclass(frozen=True)
+class Params:
+    """Sampling parameters of one request; the defaults are greedy decoding without filters."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    @property
+    def seed_words(self) -> tuple[int, int]:
+        """The low and the high word of the seed."""
+        return self.seed % _WORD, self.seed // _WORD
+
+    @property
+    def draw_temperature(self) -> float:
+        """The temperature to draw at: below what divides logits without overflow, greedy, as vLLM has it."""
+        return self.temperature if self.temperature >= _GREEDY_BELOW else 0.0
+
+    def check(self) -> None:
+        """Raise UserError for a parameter outside its range, or of another type."""
+        real, whole = (int, float), (int,)
+        rules: tuple[tuple[str, Any, tuple[type, ...], Callable[[Any], bool], str], ...] = (
+            ("temperature", self.temperature, real, lambda v: 0 <= v < float("inf"), "a number of at least 0"),
+            ("top-k", self.top_k, whole, lambda v: 0 <= v < 1 << 24, "0 (off) or a count"),
+            ("top-p", self.top_p, real, lambda v: 0 < v <= 1, "a number in (0, 1]"),
+            ("min-p", self.min_p, real, lambda v: 0 <= v <= 1, "a number in [0, 1]"),
+            ("seed", self.seed, whole, lambda v: 0 <= v < _WORD * _WORD, "an integer of 64 bits"),
+        )
+        for name, value, types, holds, expected in rules:
+            if type(value) not in types or not holds(value):
+                raise UserError(f"{name} is {value!r}; it must be {expected}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt as token ids, and how to continue it.
+
+    `cut` is asked after each step with all new ids and returns how many of them to keep, or None to
+    go on: a stop string needs the text.
+    """
+
+    ids: tuple[int, ...]
+    params: Params = Params()
+    max_new_tokens: int = 128
+    stop_ids: tuple[int, ...] = ()
+    k_limit: int | None = None
+    cut: Callable[[Sequence[int]], int | None] | None = None
+
+
+def check(shape: Shape, request: Request) -> None:
+    """Refuse a request that a bundle of this shape cannot serve, before any compute."""
+    request.params.check()
+    if not request.ids:
+        raise UserError("the prompt is empty; give at least one token")
+    for token in request.ids:
+        if type(token) is not int or not 0 <= token < shape.vocabulary:
+            raise UserError(f"the prompt holds the id {token!r}; this bundle's ids are 0 to {shape.vocabulary - 1}")
+    if len(request.ids) >= shape.max_len:
+        raise UserError(
+            f"the prompt has {len(request.ids)} tokens, the largest bucket is {shape.max_len} and "
+            "one place is needed for an answer; shorten the prompt or build with a larger --max-len"
+        )
+    if type(request.max_new_tokens) is not int or request.max_new_tokens < 1:
+        raise UserError(f"max-new-tokens is {request.max_new_tokens!r}; it must be a count of at least 1")
+    limit = request.k_limit
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= shape.k):
+        raise UserError(f"k-limit is {limit!r}; this bundle drafts 0 to {shape.k} tokens")
+
+
+@dataclass
+class Result:
+    """What a request got: new ids, why it ended, and what each step accepted."""
+
+    ids: list[int] = field(default_factory=list)
+    reason: str = ""
+    steps: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    refreshes: int = 0
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Add one step with its drafts and how many were accepted, by position."""
+        self.steps += 1
+        for tally, reached in ((self.drafted, drafted), (self.accepted, accepted)):
+            tally.extend([0] * (drafted - len(tally)))
+            for position in range(reached):
+                tally[position] += 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a target step emitted on average; the prompt's own token is not a step's."""
+        return (len(self.ids) - 1) / self.steps if self.steps else 0.0

@@ -1,0 +1,73 @@
+"""What the timeline says of each measured row, and how far that is: ratio, band, order of pairs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nkisim.accuracy.rows import Row
+from nkisim.timeline.chip import Chip
+from nkisim.timeline.schedule import schedule
+from nkisim.timeline.trn2 import TRN2
+
+# two measurements are told apart if they differ by more than this: the same kernel differed by 2 % between runs
+DECIDED = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A row and its simulated times in microseconds, launches included."""
+
+    row: Row
+    us: float
+    low: float
+    high: float
+
+    @property
+    def ratio(self) -> float:
+        """Modelled over measured."""
+        return self.us / self.row.us
+
+    @property
+    def inside(self) -> bool:
+        """Whether the band holds the measurement."""
+        return self.low <= self.row.us <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How good the timeline is over some rows."""
+
+    rows: int
+    # exp of the mean of |log ratio|, less one
+    error: float
+    inside: int
+    # pairs of one group that the measurements tell apart, and those of them in the right order
+    pairs: int
+    ordered: int
+
+
+def outcome(row: Row, chip: Chip = TRN2) -> Outcome:
+    """Sketch and schedule a row's kernels."""
+    totals = [0.0, 0.0, 0.0]
+    for kernel in row.launches:
+        s = schedule(kernel(), chip)
+        ends = zip((s.latency_ns, s.low_ns, s.high_ns), ("nominal", "low", "high"), strict=True)
+        totals = [total + (ns + chip.at(case).launch_ns) / 1e3 for total, (ns, case) in zip(totals, ends, strict=True)]
+    return Outcome(row, *totals)
+
+
+def summary(outcomes: Sequence[Outcome]) -> Summary:
+    """Error, band and order over some rows."""
+    error = math.expm1(sum(abs(math.log(o.ratio)) for o in outcomes) / len(outcomes))
+    decided = list(_decided(outcomes))
+    ordered = sum((a.us < b.us) == (a.row.us < b.row.us) for a, b in decided)
+    return Summary(len(outcomes), error, sum(o.inside for o in outcomes), len(decided), ordered)
+
+
+def _decided(outcomes: Iterable[Outcome]) -> Iterable[tuple[Outcome, Outcome]]:
+    for a, b in itertools.combinations(outcomes, 2):
+        if a.row.group == b.row.group and abs(math.log(a.row.us / b.row.us)) > math.log(DECIDED):
+            yield a, b

@@ -1,0 +1,38 @@
+"""Lines of a kernel: the caller outside this package, and where an exception came from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from nkisim.errors import Line
+
+_PACKAGE = str(Path(__file__).resolve().parent)
+# whether a file belongs to this package
+_OURS: dict[str, bool] = {}
+
+
+def kernel_line() -> Line:
+    """Return file and line of the innermost caller outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        ours = _OURS.get(name)
+        if ours is None:
+            ours = _OURS[name] = name.startswith(_PACKAGE)
+        if not ours:
+            return (name, frame.f_lineno)
+        frame = frame.f_back
+    return ("<unknown>", 0)
+
+
+def failing_line(trace: TracebackType | None) -> Line | None:
+    """Return the kernel line of an exception: its innermost frame outside this package."""
+    found: Line | None = None
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_PACKAGE):
+            found = (name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,154 @@
+"""Cost laws of data movement: DMA transfers over queues and engines, and collectives.
+
+A transfer passes a trigger, descriptor generation, a fixed lead, the data phase on the engines
+that serve its partitions, and a tail with the completion. Rows pay a fixed cost each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nkisim.dtypes import INFO
+from nkisim.errors import NotSimulated
+from nkisim.event import Event, Extent
+from nkisim.timeline.chip import Numbers
+from nkisim.timeline.costs.engines import number, words
+
+# physical cores; a rank has one or two
+CORES_PER_CHIP = 8
+TRANSFERS = frozenset({"dma_copy", "dma_transpose", "dma_compute", "sendrecv"})
+COLLECTIVES = words(
+    "all_reduce all_gather all_gather_v reduce_scatter all_to_all all_to_all_v collective_permute "
+    "collective_permute_implicit collective_permute_implicit_reduce rank_id "
+    "collective_permute_implicit_current_processing_rank_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DmaCost:
+    """Nanoseconds of one transfer; `shares` are (engine, ns of data phase) pairs."""
+
+    trigger: float
+    # how long the transfer keeps its generator of descriptors, and which one that is
+    interval: float
+    generator: str
+    lead: float
+    tail: float
+    shares: tuple[tuple[int, float], ...]
+    hbm: float
+    # bytes that pass through the DMA engines, once each
+    moved: float = 0.0
+
+
+def extent_bytes(extent: Extent) -> int:
+    """Bytes that one operand addresses."""
+    return extent.elements * INFO[extent.dtype].itemsize
+
+
+def hbm_bytes(event: Event) -> int:
+    """Bytes that the event reads from and writes to HBM."""
+    return sum(extent_bytes(x) for x in (*event.reads, *event.writes) if x.space == "hbm")
+
+
+def is_store(event: Event) -> bool:
+    """Whether the transfer ends in HBM and not in an on-chip memory."""
+    return bool(event.writes) and event.writes[0].space == "hbm"
+
+
+def issuer_of(event: Event) -> str:
+    """The sequencer that triggers the transfer; descriptors made in software come from GpSimd."""
+    if event.work.get("dge") == "swdge":
+        return "gpsimd"
+    return str(event.work.get("issuer") or "sync")
+
+
+def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
+    """Each DMA engine that takes part and its share: an engine serves eight partitions."""
+    on_chip = [x for x in (*event.writes, *event.reads) if x.space != "hbm"]
+    engines, width = int(n.dma_engines), int(n.dma_partitions_per_engine)
+    if not on_chip:
+        return [(e, 1.0 / engines) for e in range(engines)]
+    start, stop = on_chip[0].partitions
+    total = max(1, stop - start)
+    shares = []
+    for engine in range(start // width, -(-stop // width)):
+        low, high = max(start, engine * width), min(stop, (engine + 1) * width)
+        shares.append((engine % engines, (high - low) / total))
+    return shares
+
+
+def _rate(event: Event, n: Numbers) -> float:
+    """Bytes per nanosecond of one DMA engine."""
+    rate: float = n.dma_bytes_per_ns
+    if event.work.get("transpose"):
+        from_hbm = any(x.space == "hbm" for x in event.reads)
+        rate *= n.dma_transpose_hbm_share if from_hbm else n.dma_transpose_sbuf_share
+    return rate
+
+
+def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[float, float, str]:
+    """Trigger, interval and name of the generator that makes a transfer's descriptors.
+
+    The hardware's two generators take a fixed time per transfer. Software takes a start and a time for every
+    DMA engine that it feeds, less where transfers fill whole tiles and need no order among them. What the kernel
+    leaves to the compiler (`unknown`) runs as software does, without keeping the GpSimd engine from its work.
+    """
+    dge = event.work.get("dge")
+    if dge == "none":
+        return n.dma_trigger_ns, n.dma_trigger_ns, "none"
+    if dge == "hwdge":
+        return n.dma_trigger_ns, n.dma_hwdge_interval_ns, f"hwdge {event.work.get('issuer')}"
+    interval = n.dma_swdge_start_ns + engines * n.dma_swdge_engine_ns
+    interval *= n.dma_swdge_whole_share if whole else 1.0
+    return (interval if dge == "swdge" else n.dma_trigger_ns), interval, "swdge"
+
+
+def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
+    """The law of dma_copy, dma_transpose, dma_compute and sendrecv; `whole` if it fills a tile on chip."""
+    size = number(event, "bytes") or float(sum(extent_bytes(x) for x in event.writes))
+    rows = number(event, "rows") or max(1.0, size / max(1.0, number(event, "row_bytes", size)))
+    hbm = hbm_bytes(event) / n.hbm_bytes_per_ns
+    if event.work.get("dma_engine") == "gpsimd_dma":
+        data = size / n.gpsimd_dma_bytes_per_ns
+        return DmaCost(n.dma_trigger_ns, 0.0, "gpsimd", n.gpsimd_dma_latency_ns, 0.0, ((-1, data),), hbm)
+    busy = rows * n.dma_descriptor_ns + size / _rate(event, n)
+    shares = tuple((engine, busy * share) for engine, share in _engine_shares(event, n))
+    lead = n.dma_store_lead_ns if is_store(event) else n.dma_load_lead_ns
+    trigger, interval, generator = generation(event, n, len(shares), whole)
+    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size)
+
+
+def hops(ranks: int, lnc: int, n: Numbers) -> float:
+    """Steps between chips that a reduction and the broadcast of its result take, on a ring or a torus of chips."""
+    chips = -(-ranks * lnc // CORES_PER_CHIP)
+    side = max(d for d in range(1, math.isqrt(chips) + 1) if chips % d == 0)
+    torus, ring = side - 1 + chips // side - 1, chips - 1
+    return 2 * (torus + n.collective_ring_share * (ring - torus))
+
+
+def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers) -> float:
+    """One collective among so many ranks of `lnc` cores: a start, its hops, and the bytes over the links."""
+    fixed = n.collective_start_ns + hops(ranks, lnc, n) * n.collective_hop_ns
+    return fixed + size_bytes / n.collective_bytes_per_ns
+
+
+def collective(event: Event, n: Numbers, ranks: int = 1) -> DmaCost:
+    """A latency by ranks and a share of the links; the least certain law here."""
+    size = float(sum(extent_bytes(x) for x in event.writes))
+    lead = collective_ns(0.0, ranks, 1, n) if size else n.register_ns
+    data = size / n.collective_bytes_per_ns
+    return DmaCost(n.dma_trigger_ns, 0.0, "links", lead, 0.0, ((-2, data),), hbm_bytes(event) / n.hbm_bytes_per_ns)
+
+
+def dma_cost(event: Event, n: Numbers, whole: bool = False, ranks: int = 1) -> DmaCost:
+    """The law of one data movement.
+
+    Raises:
+        NotSimulated: the operation is not a data movement that has a law.
+    """
+    if event.op in TRANSFERS:
+        return transfer(event, n, whole)
+    if event.op in COLLECTIVES:
+        return collective(event, n, ranks)
+    raise NotSimulated(event.op, "time", "no cost law for it on the dma engines")

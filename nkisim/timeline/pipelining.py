@@ -1,0 +1,242 @@
+"""What a pipelining compiler would do with a program: its lanes in the order of a list schedule.
+
+Program order is one end: each engine runs its instructions as the kernel writes them. A compiler overlaps the
+iterations of loops; here every engine takes, among the next few hundred instructions of its core, the first one
+whose operands are there, and copies that the kernel gives to no engine go to the less loaded of two. Barriers,
+exchanges, registers and explicit edges keep their place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from nkisim.timeline.chip import Numbers
+from nkisim.timeline.costs.dma import DmaCost
+from nkisim.timeline.costs.engines import EngineCost
+from nkisim.timeline.dependence import RESULT
+from nkisim.timeline.program import AnyCost, Program
+
+_NEVER = math.inf
+_FIXED = frozenset({"core_barrier", "sendrecv"})
+
+
+def pipelined(program: Program, n: Numbers) -> Program:
+    """The same events with lanes in the order of a list schedule; the program itself if nothing moves."""
+    order = _ListSchedule(program, n)
+    order.run()
+    if order.queues == program.queues:
+        return program
+    cases = list(program.costs)
+    costs = {case: column[:] for case, column in program.costs.items()}
+    for position in order.moved:
+        for case, cost in zip(cases, program.choices[position], strict=True):
+            costs[case][position] = cost
+    better = replace(program, lane_of=order.lane_of, queues=order.queues, costs=costs)
+    better.connect()
+    return better
+
+
+def _estimate(cost: AnyCost) -> tuple[float, float]:
+    """How long an instruction keeps its lane, and when its result is there: without waits for shared engines."""
+    if isinstance(cost, EngineCost):
+        return cost.pitch, cost.latency
+    if isinstance(cost, DmaCost):
+        busy = max([time for _, time in cost.shares])
+        return max(cost.trigger, cost.interval, busy), cost.interval + cost.lead + busy + cost.tail
+    stream = cost.stream * cost.passes
+    return stream, stream
+
+
+class _ListSchedule:
+    """The state of the pass: what each lane may take next, and when."""
+
+    def __init__(self, program: Program, n: Numbers) -> None:
+        count = len(program.events)
+        self.program, self.window = program, int(n.compiler_window)
+        self.drain = n.tensor_drain_ns
+        self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
+        self.known: dict[int, tuple[float, float]] = {}
+        self.costs = program.costs["nominal"]
+        for cost in {id(c): c for c in self.costs}.values():
+            self.known[id(cost)] = _estimate(cost)
+        for choice in program.choices.values():
+            self.known[id(choice[self.case])] = _estimate(choice[self.case])
+        self.lane_of = program.lane_of[:]
+        self.queues: list[list[int]] = [[] for _ in program.queues]
+        self.moved: list[int] = []
+        self.free = [0.0] * len(program.queues)
+        # work that waits in a lane, for the choice between two
+        self.load = [0.0] * len(program.queues)
+        self.end = [0.0] * count
+        self.done = bytearray(count)
+        self.ready: list[list[tuple[int, int]]] = [[] for _ in program.queues]
+        self.future: list[list[tuple[float, int]]] = [[] for _ in program.queues]
+        self.heap: list[tuple[float, int]] = []
+        # when each lane is looked at next
+        self.due = [_NEVER] * len(program.queues)
+        self._graph(count)
+        self._windows()
+
+    @property
+    def case(self) -> int:
+        """Where the nominal cost is in a list of costs by case."""
+        return list(self.program.costs).index("nominal")
+
+    def _graph(self, count: int) -> None:
+        """Count the producers of each event and list its consumers."""
+        self.missing = [0] * count
+        self.consumers: list[list[int]] = [[] for _ in range(count)]
+        self.at = [0.0] * count
+        # loads go in the order in which their data are used first
+        self.place = list(range(count))
+        first_use: dict[int, int] = {}
+        events, weights = self.program.events, self.program.weights
+        for position, edges in enumerate(self.program.edges):
+            pairs = edges + weights[position] if position in weights else edges
+            self.missing[position] = len(pairs)
+            for producer, kind in pairs:
+                self.consumers[producer].append(position)
+                if kind == RESULT and producer not in first_use:
+                    first_use[producer] = position
+        for position, use in first_use.items():
+            if events[position].engine == "dma":
+                self.place[position] = use
+
+    def _windows(self) -> None:
+        """Per core: its events in program order, the oldest that is not placed, and how far is visible."""
+        self.core_of = [core for core, _ in self.program.lanes]
+        self.members: dict[int, list[int]] = {}
+        self.rank = [0] * len(self.lane_of)
+        for position, lane in enumerate(self.lane_of):
+            members = self.members.setdefault(self.core_of[lane], [])
+            self.rank[position] = len(members)
+            members.append(position)
+        self.oldest = dict.fromkeys(self.members, 0)
+        self.visible = dict.fromkeys(self.members, 0)
+        fixed = {at for at, e in enumerate(self.program.events) if e.after or e.op in _FIXED or e.op[:8] == "register"}
+        self.fixed = {core: [self.rank[at] for at in members if at in fixed] for core, members in self.members.items()}
+
+    def run(self) -> None:
+        """Place every event."""
+        for core in self.members:
+            self._show(core)
+        heap, free, due = self.heap, self.free, self.due
+        while heap:
+            time, lane = heappop(heap)
+            if time != due[lane]:
+                continue
+            due[lane] = _NEVER
+            position = self._take(lane, time)
+            if position < 0:
+                continue
+            pitch, latency = self.known[id(self._cost(position, lane))]
+            start = max(free[lane], self.at[position])
+            free[lane] = start + pitch
+            self.load[lane] -= pitch
+            self.end[position] = start + latency
+            self.done[position] = 1
+            self.queues[lane].append(position)
+            self._release(position, lane)
+            self._advance(self.core_of[lane])
+            self._wake(lane)
+        if not all(self.done):
+            # a circle of edges: the scheduler names its events
+            self.queues = [queue[:] for queue in self.program.queues]
+            self.lane_of, self.moved = self.program.lane_of[:], []
+
+    def _cost(self, position: int, lane: int) -> AnyCost:
+        if self.program.lane_of[position] != lane:
+            return self.program.choices[position][self.case]
+        return self.costs[position]
+
+    def _take(self, lane: int, now: float) -> int:
+        """The first instruction in program order that is ready, or else the one that is ready next."""
+        ready, future = self.ready[lane], self.future[lane]
+        while future and future[0][0] <= now:
+            position = heappop(future)[1]
+            heappush(ready, (self.place[position], position))
+        if ready and self.free[lane] <= now:
+            return heappop(ready)[1]
+        self._wake(lane)
+        return -1
+
+    def _wake(self, lane: int) -> None:
+        """Look at a lane again when it can take what it has."""
+        if self.ready[lane]:
+            self._wake_at(lane, self.free[lane])
+        elif self.future[lane]:
+            self._wake_at(lane, max(self.free[lane], self.future[lane][0][0]))
+
+    def _wake_at(self, lane: int, time: float) -> None:
+        if time < self.due[lane]:
+            self.due[lane] = time
+            heappush(self.heap, (time, lane))
+
+    def _release(self, position: int, lane: int) -> None:
+        """Tell the consumers; those that miss nothing more become candidates."""
+        transfer = self.program.events[position].engine == "dma"
+        signal = self.dma_semaphore if transfer else self.semaphore
+        end, at, missing = self.end[position], self.at, self.missing
+        for consumer in self.consumers[position]:
+            same = not transfer and self.lane_of[consumer] == lane
+            time = end if same else end + signal
+            at[consumer] = max(at[consumer], time)
+            missing[consumer] -= 1
+            if not missing[consumer]:
+                core = self.core_of[self.lane_of[consumer]]
+                if self.rank[consumer] < self.visible[core]:
+                    self._offer(consumer)
+
+    def _offer(self, position: int) -> None:
+        lane = self.lane_of[position]
+        if position in self.program.choices:
+            lane = self._choose(position, lane)
+        self.load[lane] += self.known[id(self._cost(position, lane))][0]
+        heappush(self.future[lane], (self.at[position], position))
+        self._wake_at(lane, max(self.at[position], self.free[lane]))
+
+    def _choose(self, position: int, vector: int) -> int:
+        """The engine on which a copy would end first, given the work that waits there."""
+        scalar = self.program.lane((self.core_of[vector], "scalar"))
+        if scalar == len(self.free):
+            self.free.append(0.0)
+            self.load.append(0.0)
+            self.queues.append([])
+            self.due.append(_NEVER)
+            self.ready.append([])
+            self.future.append([])
+            self.core_of.append(self.core_of[vector])
+        ends = []
+        for lane in (vector, scalar):
+            backlog = max(self.at[position], self.free[lane] + self.load[lane])
+            ends.append(backlog + self.known[id(self._cost(position, lane))][1])
+        if ends[0] <= ends[1]:
+            return vector
+        self.lane_of[position] = scalar
+        self.moved.append(position)
+        return scalar
+
+    def _advance(self, core: int) -> None:
+        """Move the window past events that are placed."""
+        members, oldest = self.members[core], self.oldest[core]
+        while oldest < len(members) and self.done[members[oldest]]:
+            oldest += 1
+        if oldest != self.oldest[core]:
+            self.oldest[core] = oldest
+            self._show(core)
+
+    def _show(self, core: int) -> None:
+        """Extend what is visible: the window, up to the next event that keeps its place."""
+        members, oldest, fixed = self.members[core], self.oldest[core], self.fixed[core]
+        while fixed and fixed[0] < oldest:
+            del fixed[0]
+        limit = min(len(members), oldest + self.window)
+        if fixed:
+            limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
+        for rank in range(self.visible[core], limit):
+            position = members[rank]
+            if not self.missing[position]:
+                self._offer(position)
+        self.visible[core] = max(limit, self.visible[core])

@@ -1,0 +1,146 @@
+"""The engine's loop and its slot table, on a runner that computes nothing: slots, events, cancellation."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from model.bundle.manifest import PREFILL
+from model.errors import UserError
+from model.serving.engine import Engine, Event
+from model.serving.request import Params, Request, Shape
+from model.serving.slots import SlotTable
+from model.serving.switching import Belief
+from tests.model.synthetic_load import Synthetic
+
+K, BATCH, MAX_LEN = 3, 2, 64
+
+
+def _engine(batch: int = BATCH, alpha: float = 0.6) -> Engine:
+    runner = Synthetic(K, dict.fromkeys(range(1, 99), lambda position: alpha))
+    return Engine(runner, Shape(K, batch, MAX_LEN, (32, MAX_LEN)))
+
+
+def _request(seed: int, tokens: int = 9, **more: object) -> Request:
+    return Request((1, 2, 3), Params(seed=seed), tokens, **more)  # type: ignore[arg-type]
+
+
+def _drain(engine: Engine) -> list[Event]:
+    events = []
+    while engine.busy:
+        events += engine.step()
+    return events
+
+
+def _ids(events: list[Event], number: int) -> list[int]:
+    return [i for e in events if e.number == number for i in e.ids]
+
+
+def test_events_add_up_to_the_results() -> None:
+    engine = _engine()
+    numbers = [engine.add(_request(seed, 5 + seed)) for seed in range(1, 6)]
+    events = _drain(engine)
+    alone = [_engine().run([_request(seed, 5 + seed)])[0].ids for seed in range(1, 6)]
+    assert [_ids(events, n) for n in numbers] == alone
+    ended = [e for e in events if e.result]
+    assert sorted(e.number for e in ended) == numbers
+    assert all(e.result and e.result.ids == _ids(events, e.number) for e in ended)
+    assert engine.step() == []
+
+
+def test_a_step_runs_one_graph_and_prompts_go_first() -> None:
+    engine = _engine()
+    for seed in (1, 2, 3):
+        engine.add(_request(seed))
+    first, second, third = engine.step(), engine.step(), engine.step()
+    assert [len(e) for e in (first, second, third)] == [1, 1, 2]
+    assert engine.runner.runs[:2] == [PREFILL] * 2  # type: ignore[attr-defined]
+    assert engine.runner.runs[2] != PREFILL, "the third request has no slot yet"  # type: ignore[attr-defined]
+
+
+def test_a_request_joins_while_others_run() -> None:
+    engine = _engine()
+    early = engine.add(_request(1, 12))
+    events = engine.step() + engine.step()
+    late = engine.add(_request(2, 12))
+    events += _drain(engine)
+    assert _ids(events, early) == _engine().run([_request(1, 12)])[0].ids
+    assert _ids(events, late) == _engine().run([_request(2, 12)])[0].ids
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["waiting", "after its prompt", "after two steps"])
+def test_a_cancelled_request_is_not_heard_of_again(steps: int) -> None:
+    engine = _engine(batch=1)
+    gone, left = engine.add(_request(1, 50)), engine.add(_request(2))
+    for _ in range(steps):
+        engine.step()
+    engine.cancel(gone)
+    events = _drain(engine)
+    assert {e.number for e in events} == {left}
+    assert _ids(events, left) == _engine().run([_request(2)])[0].ids
+    engine.cancel(left)
+    assert not engine.slots.seated
+    assert not engine.slots.full
+
+
+def test_a_run_that_fails_leaves_the_engine_empty() -> None:
+    engine = _engine()
+
+    def stop(index: int, ids: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([_request(1), _request(2), _request(3)], stop)
+    assert not engine.busy
+    assert engine.run([_request(1)])[0].ids == _engine().run([_request(1)])[0].ids
+
+
+def test_a_run_wants_the_engine_for_itself() -> None:
+    engine = _engine()
+    engine.add(_request(1))
+    with pytest.raises(UserError, match="serving requests already"):
+        engine.run([_request(2)])
+
+
+def test_a_bad_request_is_refused_when_it_is_added() -> None:
+    engine = _engine()
+    with pytest.raises(UserError, match="64"):
+        engine.add(Request((1,) * MAX_LEN))
+    assert not engine.busy
+
+
+def test_a_first_token_that_ends_the_request_frees_the_slot() -> None:
+    engine = _engine(batch=1)
+    for seed in (1, 2):
+        engine.add(_request(seed, 1))
+    assert [e.result.reason for e in _drain(engine) if e.result] == ["length", "length"]
+    assert engine.runner.runs == [PREFILL] * 2  # type: ignore[attr-defined]
+
+
+def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
+    table = SlotTable(3)
+    slots = [table.seat(n, Request((7,), Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n)), Belief(K)) for n in range(2)]
+    table.leave(0)
+    slots[1].token, slots[1].position = 8, 5
+    inputs = table.step_inputs((2,), 16)
+    row = slots[1].index
+    assert inputs.input_ids[:, 0].tolist() == [8 if i == row else 0 for i in range(3)]
+    assert inputs.attention_mask.sum(-1).tolist() == [5 if i == row else 0 for i in range(3)]
+    assert inputs.k_limits.tolist() == [2 if i == row else 0 for i in range(3)]
+    assert inputs.sampling_params.tolist() == [[4, np.float32(0.9), 1.5] if i == row else [0, 1, 0] for i in range(3)]
+    assert inputs.seeds.tolist() == [[1, 2] if i == row else [0, 0] for i in range(3)]
+    assert table.seat(5, Request((1,)), Belief(K)).index == slots[0].index
+    assert not table.full
+
+
+@pytest.mark.parametrize(("setting", "returned"), [({}, 2), ({"NPROC": "1"}, 0)], ids=["too late", "set before"])
+def test_a_jax_that_woke_first_is_noticed(setting: dict[str, str], returned: int) -> None:
+    """With more threads a device the time of a step, and maybe its bits, would be others."""
+    code = (
+        "import jax; jax.devices(); from model.errors import run_cli;"
+        "from model.serving.pjrt import devices_of; run_cli(lambda: devices_of('cpu', 1))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], env=setting, capture_output=True, text=True, check=False)
+    assert ran.returncode == returned, ran.stderr
+    assert ("before model.serving.pjrt was imported" in ran.stderr) == bool(returned)

@@ -1,0 +1,130 @@
+"""Positions from outside of the engine: whose noise a token has, what the draft's cache holds, which bucket serves."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.bundle.manifest import PREFILL, Bundle
+from model.bundle.weights import names, shard_file
+from model.cache import Placement, empty_caches
+from model.graph_io import StepInputs, StepOutputs
+from model.ops import EAGER
+from model.packing import Packing
+from model.qwen3 import Qwen3
+from model.sampling import Sampling, coupled_sample
+from model.serving.engine import Engine
+from model.serving.request import Params, Request
+from model.serving.runtime import Graphs
+from nki_kernels.sampling import law
+from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
+
+# in fp32 logits over this are lost beside the noise
+NOISE_ALONE = 1e30
+
+
+def _draft(bundle: Bundle) -> Qwen3:
+    stored, config = load_file(bundle.path / shard_file(0)), bundle.config("draft")
+    draft = Qwen3(config)
+    ours = names("draft_model", config, Packing(), alone=False)
+    draft.load_state_dict({name.removeprefix("draft_model."): stored[theirs] for name, theirs in ours.items()})
+    return draft.eval()
+
+
+@torch.no_grad()
+def _agrees(bundle: Bundle, ids: tuple[int, ...], params: Params) -> list[bool]:
+    """Whether the draft, with every id before it in its cache, draws the id at each position; eager, in one pass."""
+    draft, ids_11 = _draft(bundle), torch.tensor([ids], dtype=torch.int32)
+    positions = torch.arange(len(ids), dtype=torch.int32)
+    caches = empty_caches(draft.config, draft.parallel, 1, len(ids), torch.float32)
+    x, _ = draft.hidden(ids_11, caches, Placement(positions[None], positions))
+    asked = (torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
+    draw = Sampling(*asked, torch.tensor([params.seed_words], dtype=torch.int32)).draw(positions[None] + 1)
+    drawn = coupled_sample(EAGER, draft.logits(x)[0], draw).tolist()
+    return [False, *(d == i for d, i in zip(drawn, ids[1:], strict=False))]
+
+
+def _tally(agrees: list[bool], first: int, k: int) -> tuple[list[int], list[int]]:
+    """Steps with more than n drafts to accept, and with more than n accepted, to the context's end."""
+    steps, position, last = [], first, len(agrees) - 1
+    while position < last:
+        most = min(k, last - 1 - position)
+        accepted = len(list(takewhile(bool, agrees[position + 1 : position + 1 + most])))
+        steps.append((most, accepted))
+        position += accepted + 1
+    drafted, accepted_by = ([sum(step[i] > n for step in steps) for n in range(k)] for i in (0, 1))
+    return drafted, accepted_by
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_a_draft_is_accepted_where_one_with_full_caches_agrees(base: Path, k: int) -> None:
+    """By position and to the context's end: a draft that misses an id, or a tally that counts beyond, differs."""
+    g = graphs(base, k=k, batch=1, max_len=128)
+    full, refused = 0, 0
+    for params in (Params(), Params(0.8, seed=7), Params(1.0, 20, 0.9, 0.02, 3)):
+        prompt = request(g, PROMPTS[0][:60], params).ids
+        (result,) = Engine(g, shape_of(g.bundle)).run([Request(prompt, params, 1000)])
+        ids = (*prompt, *result.ids)
+        assert (result.reason, len(ids)) == ("context", 128)
+        drafted, accepted = _tally(_agrees(g.bundle, ids, params), len(prompt), k)
+        assert (result.drafted, result.accepted) == (drafted, accepted), params
+        full, refused = full + accepted[-1], refused + drafted[0] - accepted[0]
+    assert full > 0, "the last draft's place in the cache matters after a step that accepts all"
+    assert refused > 0
+
+
+def _first_draws() -> list[tuple[int, int, list[int]]]:
+    page = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(0x[0-9a-f]{16})` \| (\d+) \| (\d+, \d+, \d+) \|$", page, re.M)
+    return [(int(seed, 16), int(length), [int(i) for i in ids.split(", ")]) for seed, length, ids in rows]
+
+
+@pytest.mark.parametrize(("seed", "length", "expected"), _first_draws())
+def test_the_first_draws_are_those_of_the_page(base: Path, seed: int, length: int, expected: list[int]) -> None:
+    """Without a say of the logits a draw is the noise's: of positions L, L + 1, ... after a prompt of L ids."""
+    g, params = graphs(base, k=7, batch=1, max_len=128), Params(NOISE_ALONE, seed=seed)
+    (result,) = Engine(g, shape_of(g.bundle)).run([Request(tuple(range(1, length + 1)), params, 3)])
+    assert result.ids == expected
+    ids = range(g.bundle.config("target").vocab_size)
+    noise = [law.gumbel_noise(params.seed_words, length + n, ids).argmax() for n in range(3)]
+    assert noise == expected
+
+
+def test_the_page_has_first_draws() -> None:
+    assert len(_first_draws()) >= 3
+
+
+class Watched:
+    """A runner that holds every run's bucket: each row sees the key of its own position, in the smallest there is."""
+
+    def __init__(self, inner: Graphs, buckets: tuple[int, ...]) -> None:
+        self.inner, self.buckets = inner, buckets
+        self.edges: set[tuple[str, int]] = set()
+
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
+        """Run it, if its bucket is right."""
+        drafts = self.inner.bundle.graph(tag, bucket).k
+        # a prompt's rows beyond the mask are padding
+        positions = inputs.attention_mask.sum() if tag == PREFILL else inputs.position_ids.max() + drafts + 1
+        assert bucket == next((b for b in self.buckets if positions <= b), self.buckets[-1]), (tag, positions)
+        self.edges.add((tag, int(positions)))
+        return self.inner.run(tag, bucket, inputs)
+
+
+@pytest.mark.parametrize("speculative", [True, False], ids=["pair", "alone"])
+def test_every_row_is_inside_of_the_smallest_bucket(base: Path, speculative: bool) -> None:
+    """Prompts that fill a bucket to the last place, leave one free, and go one beyond; steps the same."""
+    g = graphs(base)
+    shape = shape_of(g.bundle)
+    watched, rows = Watched(g, shape.buckets), shape.rows if speculative else 1
+    edge = shape.buckets[0]
+    for length in (edge - 1, edge, edge + 1, edge - rows, edge - rows + 1):
+        Engine(watched, shape, speculative).run([Request(tuple(range(1, length + 1)), max_new_tokens=3)])
+    tags = {tag for tag, _ in watched.edges}
+    assert len(tags) == 2
+    assert {(tag, edge + beyond) for tag in tags for beyond in (0, 1)} <= watched.edges

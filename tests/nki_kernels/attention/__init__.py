@@ -1,0 +1,1 @@
+"""Verification attention: against its law, its bits, its times, what it refuses."""

@@ -1,0 +1,183 @@
+"""Random operands of the fused decode kernels in a checkpoint's layouts, and the textbook in the same dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from model.attention import KEY_TILE
+from model.attention import verify_attention as torch_attention
+from model.cache import Cache, Placement
+from model.ops import EAGER
+from model.qwen3 import RMSNorm, rope_angles, rotate
+from nki_kernels.layer import law
+from nki_kernels.layer.host import AttentionWeights
+from nki_kernels.layer.pack_weights import pack_out, pack_qkv
+from tests.nki_kernels.attention.inputs import DTYPES
+
+
+def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
+    """Normal numbers of a standard deviation."""
+    return (size * rng.standard_normal(shape)).astype(DTYPES[dtype])
+
+
+def as_fp64(*arrays: Any) -> list[Any]:
+    """The same numbers in fp64."""
+    return [a.astype(np.float64) for a in arrays]
+
+
+def rounded_norm(x: Any, gamma: Any) -> Any:
+    """RMSNorm as the model has it: fp32, rounded before the weight and after."""
+    wide = x.astype(np.float32)
+    normed = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(1e-6))
+    return gamma * normed.astype(x.dtype)
+
+
+def linear(x: Any, weight: Any) -> Any:
+    """x W^T with products summed in fp32, rounded to x's dtype."""
+    return (x.astype(np.float32) @ weight.astype(np.float32).T).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class MLP:
+    """x (R, E), gamma (E,), gate and up (I, E), down (E, I)."""
+
+    x: Any
+    gamma: Any
+    gate: Any
+    up: Any
+    down: Any
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        return self.x, self.gamma, self.gate, self.up, self.down
+
+    def rows(self, chosen: slice) -> MLP:
+        """Some of the rows."""
+        return MLP(self.x[chosen].copy(), *self.all[1:])
+
+
+def draw_mlp(rows: int, hidden: int, inner: int, dtype: str) -> MLP:
+    """Rows of size 3, weights that keep sizes near one."""
+    rng = np.random.default_rng(rows + hidden + inner)
+    gate, up = (normal(rng, dtype, inner, hidden, size=hidden**-0.5) for _ in range(2))
+    gamma = (1 + normal(rng, "fp32", hidden, size=0.2)).astype(gate.dtype)
+    return MLP(normal(rng, dtype, rows, hidden, size=3), gamma, gate, up, normal(rng, dtype, hidden, inner, size=0.1))
+
+
+def naive_mlp(m: MLP) -> Any:
+    """The MLP with every step rounded to the dtype, as eager torch does it."""
+    normed = rounded_norm(m.x, m.gamma)
+    gate, up = linear(normed, m.gate), linear(normed, m.up)
+    wide = gate.astype(np.float32)
+    silu = (wide / (1 + np.exp(-wide))).astype(gate.dtype)
+    return linear(silu * up, m.down)
+
+
+@dataclass(frozen=True)
+class AttentionDims:
+    """B sequences of N rows, E hidden, H query and G kv heads, S slots, D."""
+
+    B: int
+    N: int
+    E: int
+    H: int
+    G: int
+    S: int
+    D: int = 128
+
+    def __str__(self) -> str:
+        return f"B{self.B}-N{self.N}-E{self.E}-H{self.H}-G{self.G}-S{self.S}-D{self.D}"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """x (B, N, E), norms of rows, keys and queries, weights q, k, v, out as (out, in), cache, positions."""
+
+    x: Any
+    norms: tuple[Any, ...]
+    weights: tuple[Any, ...]
+    keys: Any
+    values: Any
+    positions: Any
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return int(self.norms[1].shape[0])
+
+    def fresh(self) -> tuple[Any, Any]:
+        """A copy of the cache: keys (B, G, D, S), values (B, G, S, D)."""
+        return self.keys.copy(), self.values.copy()
+
+    def packed(self) -> AttentionWeights:
+        """The weights as the kernel takes them."""
+        return AttentionWeights(*self.norms, pack_qkv(*self.weights[:3], self.dim), pack_out(self.weights[3], self.dim))
+
+    def part(self, b: slice, n: slice) -> Attention:
+        """Some rows of some sequences as a pass of their own."""
+        x, positions = self.x[b, n].copy(), self.positions[b, n].copy()
+        return Attention(x, self.norms, self.weights, self.keys[b].copy(), self.values[b].copy(), positions)
+
+
+def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention:
+    """Normal numbers; sequences end at different places, the first at the cache's end, unless `first` says where."""
+    rng = np.random.default_rng(d.E + d.S)
+
+    def weight(out: int, depth: int) -> Any:
+        return normal(rng, dtype, out, depth, size=depth**-0.5)
+
+    weights = (weight(d.H * d.D, d.E), weight(d.G * d.D, d.E), weight(d.G * d.D, d.E), weight(d.E, d.H * d.D))
+    norms = tuple((1 + normal(rng, "fp32", n, size=0.2)).astype(DTYPES[dtype]) for n in (d.E, d.D, d.D))
+    if first is None:
+        first = rng.integers(0, d.S - d.N + 1, d.B)
+        first[0] = d.S - d.N
+    positions = (np.asarray(first)[:, None] + np.arange(d.N)).astype(np.int32)
+    keys, values = normal(rng, dtype, d.B, d.G, d.D, d.S), normal(rng, dtype, d.B, d.G, d.S, d.D)
+    return Attention(normal(rng, dtype, d.B, d.N, d.E, size=3), norms, weights, keys, values, positions)
+
+
+def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
+    """The law in fp64 with angles in fp64: out, and the cache after it in the kernel's layouts."""
+    angles = a.positions[..., None] * 1e6 ** (-np.arange(a.dim // 2) * 2 / a.dim)
+    cache = a.keys.astype(np.float64).swapaxes(2, 3).copy(), a.values.astype(np.float64)
+    norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
+    turn = np.cos(angles), np.sin(angles)
+    out = law.decode_attention(a.x.astype(np.float64), norms, weights, turn, cache, a.positions)
+    return out, (cache[0].swapaxes(2, 3), cache[1])
+
+
+def as_torch(array: Any) -> torch.Tensor:
+    """The same bits as a tensor."""
+    if array.dtype == DTYPES["bf16"]:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def _norm(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """The model's RMSNorm with this weight."""
+    norm = RMSNorm(weight.shape[0], 1e-6)
+    norm.weight.data = as_torch(weight)
+    return norm(x)  # type: ignore[no-any-return]
+
+
+def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
+    """The model's norms, rotation and attention on the same numbers: out, and the cache in the kernel's layouts."""
+    slots = a.values.shape[2]
+    # the model wants whole key tiles
+    padded = -(-slots // KEY_TILE) * KEY_TILE
+    kept = [np.pad(c, ((0, 0), (0, 0), (0, padded - slots), (0, 0))) for c in (a.keys.swapaxes(2, 3), a.values)]
+    positions = torch.from_numpy(a.positions)
+    placement = Placement(positions, torch.arange(padded, dtype=torch.int32))
+    with torch.no_grad():
+        normed, angles = _norm(as_torch(a.x), a.norms[0]), rope_angles(positions, a.dim, 1e6)
+        q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, a.dim)).transpose(1, 2) for w in a.weights[:3])
+        k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
+        attended, after = torch_attention(EAGER, q, (k, v), Cache(*map(as_torch, kept)), placement)
+        out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))
+    keys, values = (c.float().numpy()[:, :, :slots] for c in after)
+    return out.float().numpy(), (keys.swapaxes(2, 3), values)

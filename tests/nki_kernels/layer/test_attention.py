@@ -1,0 +1,162 @@
+"""The fused attention half against its law in fp64 and the model, its bits, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import nki.isa as nisa
+import numpy as np
+import pytest
+
+from nki_kernels.layer.host import decode_attention, place
+from nkisim.errors import HbmRace
+from tests.close import is_close
+from tests.nki_kernels.layer.inputs import (
+    Attention,
+    AttentionDims,
+    draw_attention,
+    exact_attention,
+    naive_attention,
+)
+
+# odd first; then the heads of the drafts and the target on a rank of TP 4, 8 and 32
+SHAPES = [
+    AttentionDims(3, 5, 384, 3, 1, 301),
+    AttentionDims(1, 1, 256, 2, 1, 96),
+    AttentionDims(2, 3, 256, 4, 2, 700, 128),
+    AttentionDims(4, 1, 256, 1, 1, 256, 128),
+    AttentionDims(4, 8, 256, 2, 1, 1100),
+    AttentionDims(8, 16, 256, 2, 2, 130),
+    AttentionDims(1, 7, 256, 16, 2, 200),
+    AttentionDims(3, 11, 4096, 2, 1, 150),
+    # one key waits with 126 columns when a block of four heads comes
+    AttentionDims(9, 14, 256, 18, 3, 60),
+    # a block holds one head: values come in three of them
+    AttentionDims(2, 3, 256, 3, 3, 96),
+]
+
+
+def run(a: Attention, cache: tuple[Any, Any] | None = None, **options: Any) -> Any:
+    return decode_attention(a.x, a.packed(), cache or a.fresh(), place(a.positions, a.dim), **options)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dims", SHAPES, ids=str)
+def test_law_and_model(dims: AttentionDims, dtype: str, lnc: int) -> None:
+    """Output and both caches: at most twice as far from the law as the model's own attention in the same dtype."""
+    a = draw_attention(dims, dtype)
+    cache = a.fresh()
+    out = run(a, cache, lnc=lnc)
+    exact, written = exact_attention(a)
+    naive, theirs = naive_attention(a)
+    # two ulps for the row's 1 / rms, which is one number
+    assert is_close(out, naive, exact, ulps=2)
+    for ours, kept, right in zip(cache, theirs, written, strict=True):
+        assert is_close(ours, kept, right, ulps=2)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_bits_of_rows_1_to_32(dtype: str) -> None:
+    """32 rows in one call, one by one, and in calls of several sizes: the same bits, the same cache."""
+    a = draw_attention(AttentionDims(1, 32, 256, 2, 1, 1060), dtype, first=[1010])
+    whole_cache = a.fresh()
+    whole = run(a, whole_cache)
+    for count in (1, 2, 3, 5, 8, 16, 31):
+        cache, parts = a.fresh(), []
+        for start in range(0, 32, count):
+            rows = a.part(slice(0, 1), slice(start, min(start + count, 32)))
+            parts.append(run(rows, cache))
+        assert np.concatenate(parts, 1).tobytes() == whole.tobytes(), f"N={count}"
+        assert all(x.tobytes() == y.tobytes() for x, y in zip(cache, whole_cache, strict=True))
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_neighbours_and_cores_do_not_affect_bits(dtype: str, lnc: int) -> None:
+    """Each of 32 sequences alone, in a batch in another order, and on one or two cores."""
+    a = draw_attention(AttentionDims(32, 1, 256, 2, 1, 130), dtype)
+    whole = run(a)
+    order = np.random.default_rng(0).permutation(32)
+    turned = Attention(
+        a.x[order].copy(), a.norms, a.weights, a.keys[order].copy(), a.values[order].copy(), a.positions[order].copy()
+    )
+    assert run(turned, lnc=lnc).tobytes() == whole[order].tobytes()
+    for b in range(0, 32, 5):
+        assert run(a.part(slice(b, b + 1), slice(None)), lnc=lnc).tobytes() == whole[b].tobytes()
+
+
+def test_bits_can_differ() -> None:
+    """Negative control: a bit of a weight, of a visible key and of a cosine change a row; a hidden value does not."""
+    a = draw_attention(AttentionDims(1, 2, 256, 2, 1, 300), "fp32", first=[100])
+    before = run(a)
+    for changed in (a.weights[1], a.keys):
+        kept = changed.copy()
+        changed.reshape(-1)[0] *= 2
+        assert run(a).tobytes() != before.tobytes()
+        changed[:] = kept
+    a.values[0, 0, 200] = 1e30
+    assert run(a).tobytes() == before.tobytes()
+    rows = place(a.positions, a.dim)
+    rows = replace(rows, cos=rows.cos * np.float32(1.01))
+    assert decode_attention(a.x, a.packed(), a.fresh(), rows).tobytes() != before.tobytes()
+
+
+def test_two_cores_without_their_barrier_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control for two cores: the values that one writes and the other reads need the barrier."""
+    a = draw_attention(AttentionDims(2, 2, 256, 2, 1, 96), "fp32")
+    run(a, lnc=2)
+    monkeypatch.setattr(nisa, "core_barrier", lambda **_: None)
+    with pytest.raises(HbmRace, match="cores"):
+        run(a, lnc=2)
+
+
+def _weights(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def change(operands: dict[str, Any]) -> None:
+        kept = operands["weights"]
+        operands["weights"] = replace(kept, **{name: f(getattr(kept, name)) for name, f in fields.items()})
+
+    return change
+
+
+def _rows(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def change(operands: dict[str, Any]) -> None:
+        kept = operands["rows"]
+        operands["rows"] = replace(kept, **{name: f(getattr(kept, name)) for name, f in fields.items()})
+
+    return change
+
+
+BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "keep the rows of a sequence together": lambda g: g.update(x=g["x"][0]),
+    "1 to 128 rows": lambda g: g.update(x=np.zeros((5, 26, 384), np.float32)),
+    "gamma is": _weights(gamma=lambda w: w[:-1]),
+    "q_norm is": _weights(q_norm=lambda w: w[:-1]),
+    "qkv is": _weights(qkv=lambda w: w.swapaxes(1, 2)),
+    "out is": _weights(out=lambda w: w.swapaxes(1, 2)),
+    "head dim D is 64": lambda g: g.update(cache=(g["cache"][0][:, :, :64], g["cache"][1][..., :64])),
+    "values are": lambda g: g.update(cache=(g["cache"][0], g["cache"][1][0])),
+    "transpose the keys": lambda g: g.update(cache=(g["cache"][0].swapaxes(2, 3), g["cache"][1])),
+    "its cache ends at": _rows(positions=lambda p: p + 300),
+    "consecutive": _rows(positions=lambda p: p * 0),
+    "cos is": _rows(cos=lambda c: c.astype(np.float64)),
+    "sin is": _rows(sin=lambda c: c[..., :-1]),
+    "dtypes are": _weights(qkv=lambda w: w.astype(ml_dtypes.bfloat16)),
+    "lnc is 3": lambda g: g.update(lnc=3),
+}
+
+
+@pytest.mark.parametrize(("sentence", "change"), BAD.items(), ids=list(BAD))
+def test_refused(sentence: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    a = draw_attention(AttentionDims(2, 3, 384, 2, 1, 300), "fp32")
+    cache = a.fresh()
+    operands: dict[str, Any] = {"x": a.x, "weights": a.packed(), "cache": cache, "rows": place(a.positions, a.dim)}
+    change(operands)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        decode_attention(**operands)
+    assert "\n" not in str(caught.value)
+    assert cache[0].tobytes() == a.keys.tobytes()
+    assert cache[1].tobytes() == a.values.tobytes()

@@ -1,0 +1,1 @@
+"""Noise, draw and acceptance: against their laws, what they refuse."""

@@ -1,0 +1,100 @@
+"""Placement: peaks by last use, reuse of addresses, banks, explicit addresses, refusal lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nkisim
+import nkisim.isa as nisa
+import nkisim.language as nl
+from nkisim import errors
+from nkisim.geometry import CORE_V3
+from nkisim.memory.placement import Region, place, regions
+from nkisim.memory.storage import Allocation
+from tests.nkisim.harness import out, run, tile
+
+SBUF, PSUM = regions(0, CORE_V3)
+
+
+def allocation(number: int, size: int, first: int, last: int, space: str = "sbuf") -> Allocation:
+    made = Allocation(number, f"t{number}", space, 0, 128, size, ("kernel.py", number))
+    made.first, made.last = first, last
+    return made
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 10)), max_size=25))
+def test_live_tensors_never_share_bytes(rows: list[tuple[int, int, int]]) -> None:
+    items = [allocation(i, s * 32, f, f + d) for i, (s, f, d) in enumerate(rows)]
+    region = Region("sbuf", 0, 2400, 32, 0)
+    try:
+        peak = place(items, region)
+    except errors.SbufFull:
+        return
+    assert peak.peak_bytes_per_partition <= region.size
+    for a in items:
+        for b in items:
+            if a is not b and a.first <= b.last and b.first <= a.last:
+                assert a.address is not None
+                assert b.address is not None
+                assert a.address + a.size <= b.address or b.address + b.size <= a.address
+
+
+def test_the_peak_counts_last_use_not_python_lifetime() -> None:
+    def kernel() -> Any:
+        kept = [tile(columns=30000) for _ in range(4)]
+        return out(kept[-1][:, 0:8])
+
+    peaks = nkisim.run(kernel, ()).peaks
+    assert peaks[0].peak_bytes_per_partition == 120000
+
+
+def test_psum_tiles_take_whole_banks() -> None:
+    items = [allocation(i, 4, 0, 9, "psum") for i in range(8)]
+    place(items, PSUM)
+    assert sorted(i.address for i in items) == [2048 * i for i in range(8)]
+    with pytest.raises(errors.PsumFull):
+        place([*items, allocation(8, 4, 0, 9, "psum")], PSUM)
+
+
+def test_explicit_addresses_are_kept_free() -> None:
+    fixed = allocation(0, 64, 5, 9)
+    fixed.explicit, fixed.address = True, 0
+    free = allocation(1, 64, 0, 6)
+    place([fixed, free], SBUF)
+    assert free.address is not None
+    assert free.address >= 64
+
+
+def test_the_refusal_lists_what_was_live() -> None:
+    def kernel() -> Any:
+        weights = nl.ndarray((128, 30000), dtype=nl.float32, name="weights")
+        nisa.memset(dst=weights, value=0.0)
+        scores = nl.ndarray((128, 30000), dtype=nl.float32, name="scores")
+        nisa.tensor_copy(dst=scores, src=weights)
+        return out(scores[:, 0:8])
+
+    with pytest.raises(errors.SbufFull) as caught:
+        run(kernel)
+    text = str(caught.value)
+    assert "240000 B per partition" in text
+    assert "weights 120000 B" in text
+    assert "scores 120000 B" in text
+    run(kernel, capacity=False)
+
+
+def test_explicit_tensors_alias_bytes_only_through_views() -> None:
+    def kernel() -> Any:
+        x = nl.ndarray((128, 8), dtype=nl.float32, address=(0, 0))
+        nisa.memset(dst=x, value=1.0)
+        y = nl.ndarray((64, 8), dtype=nl.float32, address=(64, 64))
+        nisa.memset(dst=y, value=2.0)
+        return out(x), out(y)
+
+    first, second = run(kernel)
+    assert (first == 1).all()
+    assert (second == 2).all()

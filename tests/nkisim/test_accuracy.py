@@ -1,0 +1,153 @@
+"""The accuracy table: sketches are what kernels record, the committed table is current, the aims hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nkisim import launch
+from nkisim.accuracy import __main__ as command
+from nkisim.accuracy.kernels import blocked_matmul, plain_matmul, rms_norm, tiled_copy
+from nkisim.accuracy.outcome import Outcome, outcome, summary
+from nkisim.accuracy.rows import ROWS, Row
+from nkisim.event import Event
+from nkisim.policy import STRICT
+from nkisim.timeline.schedule import schedule
+from nkisim.timeline.trn2 import TRN2
+
+nisa: Any = import_module("nkisim.isa")
+nl: Any = import_module("nkisim.language")
+
+
+def plain(left: Any, right: Any) -> Any:
+    """The plain product as a kernel."""
+    (k, m), n = left.shape, right.shape[1]
+    out = nl.ndarray((m, n), dtype=left.dtype, buffer=nl.shared_hbm)
+    for row in range(0, m, 128):
+        for column in range(0, n, 512):
+            product = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+            for depth in range(0, k, 128):
+                weights = nl.ndarray((128, 128), dtype=left.dtype, buffer=nl.sbuf)
+                moving = nl.ndarray((128, 512), dtype=left.dtype, buffer=nl.sbuf)
+                nisa.dma_copy(dst=weights, src=left[depth : depth + 128, row : row + 128])
+                nisa.dma_copy(dst=moving, src=right[depth : depth + 128, column : column + 512])
+                nisa.nc_matmul(dst=product, stationary=weights, moving=moving, accumulate=depth > 0)
+            result = nl.ndarray((128, 512), dtype=left.dtype, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=result, src=product)
+            nisa.dma_copy(dst=out[row : row + 128, column : column + 512], src=result)
+    return out
+
+
+def copied(source: Any) -> Any:
+    """The tiled copy as a kernel."""
+    out = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.shared_hbm)
+    for row in range(0, source.shape[0], 128):
+        tile = nl.ndarray((128, source.shape[1]), dtype=source.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=source[row : row + 128, :])
+        nisa.dma_copy(dst=out[row : row + 128, :], src=tile)
+    return out
+
+
+def normed(source: Any, weight: Any) -> Any:
+    """The RMSNorm as a kernel."""
+    rows, columns = source.shape
+    out = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.shared_hbm)
+    scale = nl.ndarray((128, columns), dtype=weight.dtype, buffer=nl.sbuf)
+    for p in range(128):
+        nisa.dma_copy(dst=scale[p : p + 1, 0:columns], src=weight[0:1, 0:columns])
+    for row in range(0, rows, 128):
+        tile = nl.ndarray((128, columns), dtype=source.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=source[row : row + 128, :])
+        squares = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.sbuf)
+        total = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation_reduce(dst=squares, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total)
+        root = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=root, op=nl.rsqrt, data=total)
+        scaled = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=scaled, data=tile, op0=nl.multiply, operand0=root)
+        result = nl.ndarray((128, columns), dtype=source.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=result, data1=scaled, data2=scale, op=nl.multiply)
+        nisa.dma_copy(dst=out[row : row + 128, :], src=result)
+    return out
+
+
+def recorded(kernel: Any, *shapes: tuple[int, int]) -> list[Event]:
+    arrays = tuple(np.ones(shape, ml_dtypes.bfloat16) for shape in shapes)
+    return launch.run(kernel, arrays, policy=replace(STRICT, recording=True)).recording.events
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "sketch"),
+    [
+        (plain, ((256, 256), (256, 1024)), lambda: plain_matmul((256, 256, 1024))),
+        (copied, ((512, 256),), lambda: tiled_copy((512, 256))),
+        (normed, ((256, 256), (1, 256)), lambda: rms_norm((256, 256))),
+    ],
+    ids=["plain", "copy", "RMSNorm"],
+)
+def test_a_sketch_is_what_its_kernel_records(kernel: Any, shapes: Any, sketch: Any) -> None:
+    real, drawn = recorded(kernel, *shapes), sketch()
+    assert [(e.engine, e.op) for e in real] == [(e.engine, e.op) for e in drawn]
+    times = schedule(real), schedule(drawn)
+    assert times[0].latency_ns == pytest.approx(times[1].latency_ns)
+    assert times[0].hbm_bytes == times[1].hbm_bytes
+
+
+def test_blocks_are_fitted_to_divisors() -> None:
+    """Caps of (16, 2, 8) tiles run as (5, 1, 5) at 1280 x 640 x 2560."""
+    events = blocked_matmul((1280, 640, 2560), (16, 2, 8))
+    loads = [e for e in events if e.op == "dma_copy" and e.writes[0].space == "sbuf"]
+    assert len(loads) == 5 * 2 * (5 + 5)
+    assert sum(e.op == "nc_matmul" for e in events) == 250
+
+
+def few() -> list[Outcome]:
+    return [outcome(row) for row in ROWS if "cop" in row.name or row.name == "blocked matmul 4096 x 256 x 2048"]
+
+
+def test_summary_counts_bands_and_pairs() -> None:
+    row = ROWS[0]
+    one, two = replace(row, us=100.0), replace(row, us=110.0)
+    right = [Outcome(one, 110.0, 90.0, 120.0), Outcome(two, 121.0, 115.0, 130.0)]
+    s = summary(right)
+    assert (s.rows, s.inside, s.pairs, s.ordered) == (2, 1, 1, 1)
+    assert s.error == pytest.approx(0.10)
+    wrong = summary([right[0], replace(right[1], us=109.0)])
+    assert (wrong.pairs, wrong.ordered) == (1, 0)
+    assert summary([right[0], replace(right[1], row=replace(one, us=101.0))]).pairs == 0
+
+
+def test_rows_are_near_their_measurements() -> None:
+    assert summary(few()).error < 0.10
+
+
+def test_a_wrong_constant_is_noticed() -> None:
+    """Negative control: descriptors three times as dear miss the tiled copy."""
+    slow = replace(TRN2, dma_swdge_engine_ns=replace(TRN2.dma_swdge_engine_ns, value=110.0))
+    row = next(row for row in ROWS if row.name == "tiled copy 4096 x 128")
+    assert outcome(row, slow).ratio > 1.5
+
+
+def test_the_committed_table_has_every_row_as_it_is_now() -> None:
+    text = (Path(command.__file__).parent / "results.md").read_text(encoding="utf-8")
+    assert text.count("\n| ") == 1 + len(ROWS)
+    for o in few():
+        assert command.table([o]).splitlines()[-1] in text
+
+
+def test_every_row_has_its_source_and_name_once() -> None:
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert all(isinstance(row, Row) and row.source and row.us > 0 and row.launches for row in ROWS)
+
+
+def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--only", "no such kernel"])
+    assert "run without --only" in capsys.readouterr().err

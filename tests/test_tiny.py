@@ -1,0 +1,66 @@
+"""The whole project on one page: build, generate, identical, a kernel against its law, a refusal."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nkisim
+from nki_kernels.sampling import law
+from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
+from tests.compile.tiny import write_pair
+from trnspec import LLM, BuildSpec, Params, UserError, build, verify
+
+PROMPTS = [(5, 9, 2, 7), (8, 1), (3, 3, 4)]
+DRAWN = Params(temperature=0.8, seed=7)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random pair of two and one layers, 3 drafts a step, two sequences at a time."""
+    folder = tmp_path_factory.mktemp("tiny")
+    target, draft = write_pair(folder)
+    models = BuildSpec(target=target, draft=draft, checkpoint=target, draft_checkpoint=draft, out=str(folder / "out"))
+    return build(BuildSpec(**(vars(models) | {"tp": 1, "k": 3, "batch": 2, "max_len": 128, "dtype": "fp32"})))
+
+
+@pytest.fixture(scope="module")
+def llm(bundle: Path) -> Iterator[LLM]:
+    with LLM(bundle) as opened:
+        yield opened
+
+
+def test_what_is_built_can_be_served(bundle: Path) -> None:
+    about = verify(bundle)
+    assert (about["k"], about["rows"], about["weights"]) == (3, 4, "1 ranks")
+
+
+def test_it_generates(llm: LLM) -> None:
+    output = llm.generate(PROMPTS[0], DRAWN, max_new_tokens=12)
+    assert (len(output.ids), output.finish_reason) == (12, "length")
+    assert "".join(llm.stream(PROMPTS[0], DRAWN, max_new_tokens=12)) == output.text
+
+
+@pytest.mark.parametrize("params", [Params(), DRAWN], ids=["greedy", "drawn"])
+def test_speculation_changes_no_token(llm: LLM, params: Params) -> None:
+    both = [llm.generate(PROMPTS, params, max_new_tokens=12, speculation=way) for way in (True, False)]
+    assert [o.ids for o in both[0]] == [o.ids for o in both[1]]
+    assert {o.tokens_per_step for o in both[1]} == {1.0} != {o.tokens_per_step for o in both[0]}
+
+
+def test_a_kernel_keeps_its_law() -> None:
+    """accept_drafts, simulated, for every number of drafts that agree and every limit."""
+    drawn, agree, limit = np.arange(10, 14), *(m.ravel() for m in np.mgrid[0:4, 0:4])
+    drafts = np.where(np.arange(3) < agree[:, None], drawn[:3], 99).astype(np.int32)
+    ids, values = np.tile(drawn.astype(np.int32), (1, 16, 1)), np.zeros((1, 16, 4), np.float32)
+    places = np.zeros((16, 1), np.int32), limit[:, None].astype(np.int32)
+    accepted, *_ = nkisim.simulate(accept_drafts_kernel)(values, ids, drafts, *places)
+    for row in range(16):
+        expected = law.accept_drafts(drafts[row].tolist(), drawn.tolist(), int(limit[row]))
+        assert [t for t in accepted[row].tolist() if t >= 0] == expected
+
+
+def test_what_cannot_be_served_is_refused_in_a_sentence(llm: LLM) -> None:
+    with pytest.raises(UserError, match="the prompt has 128 tokens, the largest bucket is 128"):
+        llm.generate([5] * 128)

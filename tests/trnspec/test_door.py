@@ -1,0 +1,116 @@
+"""The one promised name: what it exports, its commands, a foreign package in its way, the README's first lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomllib
+from setuptools import build_meta
+
+import trnspec
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = {"model", "compile", "nki_kernels", "nkisim", "trnspec"}
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, with the project on its path."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_promised_name_is_there_and_no_other() -> None:
+    assert all(getattr(trnspec, name).__name__ == name for name in trnspec.__all__)
+    with pytest.raises(AttributeError, match="trnspec has no 'LLMs'; it has LLM"):
+        trnspec.LLMs  # noqa: B018
+
+
+def test_importing_it_wakes_neither_torch_nor_jax(tmp_path: Path) -> None:
+    heavy = _run(tmp_path, "-c", "import sys, trnspec; print(sorted({'torch', 'jax', 'numpy'} & sys.modules.keys()))")
+    assert heavy.stdout.strip() == "[]"
+
+
+def test_the_readme_s_first_lines_run(bundle: Path, tmp_path: Path) -> None:
+    (first, *_) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+    assert len(first.splitlines()) <= 8
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles/demo").symlink_to(bundle)
+    ran = _run(tmp_path, "-c", first)
+    assert ran.returncode == 0, ran.stderr
+    said = trnspec.LLM(bundle).generate("Count from 1 to 10:", trnspec.Params(temperature=0.8, seed=7)).text
+    assert ran.stdout.startswith(said)
+    assert len(said) > 10
+
+
+def test_alone_it_lists_its_commands_and_each_is_there(tmp_path: Path) -> None:
+    page = _run(tmp_path, "-m", "trnspec")
+    assert page.returncode == 0
+    commands = re.findall(r"^  ([a-z-]+) ", page.stdout, re.M)
+    assert commands == ["build", "generate", "doctor", "store", "serve-command", "device-check"]
+    for command in commands:
+        shown = _run(tmp_path, "-m", "trnspec", command, "--help")
+        assert shown.returncode == 0, shown.stderr
+        assert f"usage: python -m {'model' if command == 'generate' else 'compile'}." in shown.stdout
+
+
+def test_its_commands_are_the_commands(bundle: Path, tmp_path: Path) -> None:
+    behind, own = (_run(tmp_path, "-m", *name, str(bundle)) for name in (("trnspec", "doctor"), ("compile.doctor",)))
+    assert behind.stdout == own.stdout
+    assert "this bundle is whole and can generate here" in behind.stdout
+    refused = _run(tmp_path, "-m", "trnspec", "doctor", "nowhere")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: nowhere has no manifest.json")
+
+
+def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
+    wrong = _run(tmp_path, "-m", "trnspec", "biuld")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: there is no command 'biuld'; the commands are build, generate")
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("decoy", ["model/__init__.py", "compile.py", "nkisim/__init__.py"])
+def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: str) -> None:
+    (tmp_path / decoy).parent.mkdir(exist_ok=True)
+    (tmp_path / decoy).write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    name = decoy.split("/", maxsplit=1)[0].removesuffix(".py")
+    expected = f"Python finds the package '{name}' at {tmp_path / decoy}, and trnspec needs the one in {ROOT}; "
+    shadowed = _run(tmp_path, "-m", "trnspec", "doctor", "nowhere")
+    assert (shadowed.returncode, shadowed.stdout) == (2, "")
+    assert shadowed.stderr.startswith(f"error: {expected}")
+    assert len(shadowed.stderr.splitlines()) == 1
+    imported = _run(tmp_path, "-c", "from trnspec import LLM")
+    assert imported.stderr.splitlines()[-1].startswith(f"ImportError: {expected}")
+    # a folder that is no package is in nobody's way
+    (tmp_path / decoy).unlink()
+    assert "has no manifest.json" in _run(tmp_path, "-m", "trnspec", "doctor", "nowhere").stderr
+
+
+def test_the_wheel_ships_exactly_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built from the sources and a stray folder beside them, by the backend itself: nothing is fetched."""
+    for name in (*SHIPPED, "bench", "demo", "deploy", "pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for stray in ("models", "compile_old", "model_old"):
+        (tmp_path / stray).mkdir()
+        (tmp_path / stray / "__init__.py").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    names = set(zipfile.ZipFile(tmp_path / build_meta.build_wheel(str(tmp_path))).namelist())
+    packages = {name for name in names if ".dist-info/" not in name}
+    assert {name.split("/")[0] for name in packages} == SHIPPED
+    sources = {
+        p.relative_to(ROOT).as_posix()
+        for folder in SHIPPED
+        for p in (ROOT / folder).rglob("*")
+        if p.suffix == ".py" or p.name == "py.typed" or p.suffix == ".json"
+    }
+    assert packages == sources
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    assert {name.split(".")[0] for name in listed["find"]["include"]} == SHIPPED

@@ -1,0 +1,179 @@
+"""The front door in Python: one prompt, many, streams, ids, seeds, limits, memory, refusals."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from compile.doctor import verify
+from model.errors import UserError
+from model.llm import LLM, Options
+from model.serving.request import Params
+from tests.model.demo_bundle import PROMPTS
+
+DRAWN = Params(temperature=0.8, seed=7)
+COUNT = "Count from 1 to 10:"
+FEW = Options(max_new_tokens=16)
+
+
+def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: LLM) -> None:
+    first, again = (llm.generate(COUNT, DRAWN, **FEW) for _ in range(2))
+    assert first.ids == again.ids
+    assert first.ids != llm.generate(COUNT, Params(temperature=0.8, seed=8), **FEW).ids
+    assert (len(first.ids), first.finish_reason) == (16, "length")
+    assert 1 <= first.tokens_per_step <= llm.shape.rows
+    assert all(0 <= share <= 1 for share in first.acceptance)
+    assert first.seconds > 0
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
+    # more prompts than slots, so that some wait for a place
+    prompts = PROMPTS[: llm.shape.batch + 2]
+    params = [Params(temperature=0.7 * (i % 2), seed=i) for i in range(len(prompts))]
+    together = llm.generate(prompts, params, **FEW)
+    assert [o.ids for o in together] == [llm.generate(p, q, **FEW).ids for p, q in zip(prompts, params, strict=True)]
+    assert len({o.ids for o in together}) > 2
+    assert llm.generate([]) == []
+
+
+def test_ids_in_and_out(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(COUNT).ids
+    as_text, as_ids = llm.generate(COUNT, DRAWN, **FEW), llm.generate(ids, DRAWN, **FEW)
+    assert as_ids.ids == as_text.ids
+    assert [o.ids for o in llm.generate([ids, COUNT], DRAWN, **FEW)] == [as_text.ids] * 2
+    assert llm.tokenizer.decode(list(as_ids.ids)) == as_ids.text
+    # what was written, in two parts: a prompt's noise hangs on positions alone
+    whole = llm.generate((*ids, *as_ids.ids[:10]), DRAWN, max_new_tokens=6)
+    assert (*as_ids.ids[:10], *whole.ids) == as_ids.ids
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": " the"}, {"stop": ["he s", "and t"]}, {"k_limit": 2}])
+@pytest.mark.parametrize("prompt", PROMPTS[12:16])
+def test_pieces_join_to_the_text(llm: LLM, prompt: str, options: Options) -> None:
+    stream = llm.stream(prompt, DRAWN, max_new_tokens=60, **options)
+    pieces = list(stream)
+    expected = llm.generate(prompt, DRAWN, max_new_tokens=60, **options)
+    assert "".join(pieces) == expected.text
+    assert len(pieces) > 1 or expected.finish_reason == "stop"
+    assert stream.output
+    assert (stream.output.ids, stream.output.finish_reason) == (expected.ids, expected.finish_reason)
+
+
+def test_a_stop_string_is_never_shown_even_in_part(llm: LLM) -> None:
+    """Every place of a text as the stop string: it may begin in one step and end in a later one."""
+    text = llm.generate(PROMPTS[12], max_new_tokens=40).text
+    for at in range(1, len(text) - 4, 3):
+        stop = text[at : at + 4]
+        stream = llm.stream(PROMPTS[12], max_new_tokens=40, stop=stop)
+        shown = "".join(stream)
+        assert stream.output
+        assert shown == stream.output.text
+        assert stop not in shown
+        assert text.startswith(shown)
+        assert stream.output.finish_reason == "stop"
+
+
+def test_streams_and_batches_are_served_together(llm: LLM) -> None:
+    alone = [llm.generate(p, DRAWN, **FEW).text for p in PROMPTS[:3]]
+    one, two = (llm.stream(p, DRAWN, **FEW) for p in PROMPTS[:2])
+    texts = ["", ""]
+    third = ""
+    for turn, pieces in enumerate(itertools.zip_longest(one, two, fillvalue="")):
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+        if turn == 1:
+            third = llm.generate(PROMPTS[2], DRAWN, **FEW).text
+    assert [*texts, third] == alone
+
+
+def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
+    for _ in range(llm.shape.batch + 1):
+        stream = llm.stream(PROMPTS[0])
+        next(stream)
+        with pytest.raises(UserError, match="a stream is open"):
+            llm.generate(COUNT, speculation=False)
+        stream.close()
+        assert stream.output is None
+    assert len(llm.generate(COUNT, **FEW).ids) == 16
+
+
+@pytest.mark.parametrize("params", [Params(), DRAWN])
+def test_speculation_and_its_limit_change_no_token(llm: LLM, params: Params) -> None:
+    expected = llm.generate(COUNT, params, max_new_tokens=40)
+    alone = llm.generate(COUNT, params, max_new_tokens=40, speculation=False)
+    limited = llm.generate(COUNT, params, max_new_tokens=40, k_limit=2)
+    assert alone.ids == limited.ids == expected.ids
+    assert alone.tokens_per_step == 1 < limited.tokens_per_step <= 3 < expected.tokens_per_step
+
+
+def test_the_context_s_end_is_a_reason(llm: LLM) -> None:
+    output = llm.generate(COUNT, DRAWN, max_new_tokens=1000)
+    assert output.finish_reason in ("context", "eos")
+    ids = llm.tokenizer.encode(COUNT).ids
+    assert len(ids) + len(output.ids) <= llm.shape.max_len
+
+
+def test_its_end_frees_the_memory(bundle: Path) -> None:
+    client = jax.devices("cpu")[0].client
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return sum(a.nbytes for a in client.live_buffers()), len(client.live_executables())
+
+    before = held()
+    with LLM(bundle) as llm:
+        llm.generate(COUNT, **FEW)
+        stream = llm.stream(COUNT)
+        next(stream)
+        bytes_open, executables_open = held()
+    assert bytes_open > before[0] + 10_000_000
+    assert executables_open > before[1]
+    for use in (lambda: next(stream), lambda: llm.generate(COUNT)):
+        with pytest.raises(UserError, match=r"closed|not loaded"):
+            use()
+    del use
+    assert held() == before
+    llm.load()
+    assert len(llm.generate(COUNT, **FEW).ids) == 16
+    llm.close()
+
+
+REFUSED: dict[str, tuple[Callable[[LLM], object], str]] = {
+    "no ids": (lambda llm: llm.generate([()]), "the prompt is empty"),
+    "no text": (lambda llm: llm.generate(""), "the prompt is empty"),
+    "a stream of nothing": (lambda llm: llm.stream(""), "the prompt is empty"),
+    "an id too large": (lambda llm: llm.generate([5, 2048]), "the id 2048; this bundle's ids are 0 to 2047"),
+    "a negative id": (lambda llm: llm.generate([5, -1]), "the id -1"),
+    "a long prompt": (lambda llm: llm.generate([5] * 256), "the prompt has 256 tokens"),
+    "a parameter": (lambda llm: llm.generate(COUNT, Params(top_p=0)), "top-p is 0"),
+    "no tokens": (lambda llm: llm.generate(COUNT, max_new_tokens=0), "max-new-tokens is 0"),
+    "a limit": (lambda llm: llm.generate(COUNT, k_limit=8), "k-limit is 8; this bundle drafts 0 to 7"),
+    "an empty stop": (lambda llm: llm.generate(COUNT, stop=""), "a stop string is empty"),
+    "an option": (lambda llm: llm.generate(COUNT, tokens=3), "there is no option tokens"),  # type: ignore[call-overload]
+    "few params": (lambda llm: llm.generate([COUNT] * 3, [DRAWN] * 2), "2 Params came for 3 prompts"),
+    "many params": (lambda llm: llm.generate(COUNT, [DRAWN] * 2), "2 Params came for one prompt"),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize(("use", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_and_why(llm: LLM, use: Callable[[LLM], object], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        use(llm)
+    assert len(llm.generate(COUNT, max_new_tokens=2).ids) == 2
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no manifest.json"):
+        LLM(tmp_path)
+
+
+def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
+    assert verify(bundle)["k"] == 7
+    broken = tmp_path / "broken"
+    broken.symlink_to(bundle)
+    with pytest.raises(UserError, match="has no manifest"):
+        verify(tmp_path)

@@ -1,0 +1,55 @@
+"""trnspec: speculative decoding of Qwen3 on AWS Trainium2. These names are the project's promise; `LLM` is the door.
+
+    from trnspec import LLM, Params
+
+    llm = LLM("bundles/demo")
+    print(llm.generate("Count from 1 to 10:", Params(temperature=0.8, seed=7)).text)
+
+`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. Every mistake of
+a user's is a `UserError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compile.build import build
+    from compile.doctor import verify
+    from compile.spec import BuildSpec
+    from model.errors import UserError
+    from model.llm import LLM, Output
+    from model.serving.request import Params
+
+__all__ = ["LLM", "BuildSpec", "Output", "Params", "UserError", "build", "verify"]
+# imported when asked for: a command that needs no torch does not wait for it
+_HOMES = {
+    "LLM": "model.llm", "Output": "model.llm", "Params": "model.serving.request", "UserError": "model.errors",
+    "BuildSpec": "compile.spec", "build": "compile.build", "verify": "compile.doctor",
+}  # fmt: skip
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def shadowed() -> str:
+    """A sentence if Python would import a package that only has the name of one of ours; nothing if all are ours."""
+    for name in ("model", "compile", "nki_kernels", "nkisim"):
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin != _ROOT / name / "__init__.py":
+            return (
+                f"Python finds the package {name!r} at {origin}, and trnspec needs the one in {_ROOT}; "
+                "start from a different folder, or take the other one off PYTHONPATH"
+            )
+    return ""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"trnspec has no {name!r}; it has {', '.join(__all__)}")
+    if sentence := shadowed():
+        raise ImportError(sentence)
+    globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return globals()[name]
