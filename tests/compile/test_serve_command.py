@@ -12,7 +12,7 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
-from compile.serve_command import _LAYOUT_SWITCHES, neuron_fields
+from compile.serve_command import _LAYOUT_SWITCHES, Served, engine_arguments, neuron_fields
 from compile.serve_command import main as serve_command
 from compile.spec import BuildSpec
 from deploy import server
@@ -62,12 +62,12 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     command = printed["command"]
     assert command[:5] == ["vllm", "serve", "/models/target", "--served-model-name", "target"]
     named = dict(zip(command[5::2], command[6::2], strict=True))
-    assert (named["--tensor-parallel-size"], named["--max-num-seqs"], named["--max-model-len"]) == ("2", "2", "128")
+    assert (named["--tensor-parallel-size"], named["--max-num-seqs"], named["--max-model-len"]) == ("2", "2", "125")
     # k of the bundle is 3: NxDI counts four verified rows, and the method of a plain draft is not named
     assert json.loads(named["--speculative-config"]) == {
         "model": "/checkpoints/my draft",
         "num_speculative_tokens": 4,
-        "max_model_len": 128,
+        "max_model_len": 125,
     }
     neuron = json.loads(named["--override-neuron-config"])
     assert neuron == {"save_sharded_checkpoint": True, "enable_fused_speculation": True}
@@ -75,6 +75,15 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert text.startswith("VLLM_USE_V1=0 \\\n")
     assert "eagle" not in text
+
+
+@pytest.mark.parametrize("k", [0, 1, 7])
+def test_no_sequence_of_the_engine_meets_the_end_of_the_cache(k: int) -> None:
+    """NxDI's host raises once position + k + 1 > max_len; vLLM's last position is below max_model_len."""
+    asked = engine_arguments(Served("t", "d", tp=1, batch=1, max_len=128, k=k))
+    last = asked["max_model_len"] - 1
+    assert last + k + 1 == 128
+    assert asked.get("speculative_config", asked)["max_model_len"] == asked["max_model_len"]
 
 
 def test_it_is_the_command_of_the_cluster(
