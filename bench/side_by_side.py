@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,8 +126,8 @@ def _times(address: str, batch: int, options: argparse.Namespace, prompts: list[
     return rows
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for every round, batch, way and prompt."""
+def measure(options: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row for every round, batch, way and prompt; `keep` is given all rows so far after each server."""
     prompts = json.loads((_DEMO / "prompts.json").read_text(encoding="utf-8"))["prompts"][:: options.every]
     rows: list[dict[str, Any]] = []
     cells = [(r, b, w) for b in options.batches for r in range(options.rounds) for w in WAYS]
@@ -136,6 +136,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         with _serving(way, arguments, options) as address:
             found = _times(address, batch, options, prompts)
         rows += [{"round": round_, "batch": batch, "way": way.name, "source": "wall", **row} for row in found]
+        keep(rows)
     return rows
 
 
@@ -175,10 +176,13 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     begun = header("wall")
-    rows = measure(options)
-    if options.out:
-        kept = [{k: v for k, v in r.items() if k != "ids"} for r in rows]
-        write_result(options.out, begun | {"tokens": options.tokens, "rows": kept, "table": table(rows).splitlines()})
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        if options.out:
+            kept = [{k: v for k, v in r.items() if k != "ids"} for r in rows]
+            write_result(options.out, begun | {"tokens": options.tokens, "rows": kept})
+
+    rows = measure(options, keep)
     print(table(rows))
 
 
