@@ -127,5 +127,5 @@ class BundleWorker(WorkerBase):
     def shutdown(self) -> None:
         print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr)
         del self.engine, self.graphs
-        # vLLM empties an accelerator's cache when any platform but its own CPU's ends; there is none here
-        torch.accelerator.empty_cache = lambda: None
+        # vLLM empties an accelerator's caches when any platform but its own CPU's ends; there is none here
+        torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None
