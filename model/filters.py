@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from model.ops import Ops, State
-from nki_kernels.limits import NO_FLOOR
 
 if TYPE_CHECKING:
     from model.sampling import Draw
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 # distances below the best logit, in temperatures, at which a draft's filters are tried; the last is below all ids
 GUESSED_STEPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 9.0, 1e30)
 _SMALLEST = 2.0**-126
+_LOWEST = torch.finfo(torch.float32).min
 _MANTISSA_BITS = 23
 
 # thresholds (R, J) -> (R, J) each: how many ids are above them, and their mass relative to the best id's
@@ -103,7 +103,7 @@ def guessed_floor(best_R: Tensor, draw: Draw, sums: Sums) -> Tensor:
     floor = torch.where(kept_RJ, removed_R1, tried_RJ).amax(-1)
     # NxDI's greedy
     floor = torch.where(draw.top_k_R == 1, best_R, floor)
-    of_min_p = (best_R + heat * torch.log(draw.min_p_R)).clamp(min=NO_FLOOR)
+    of_min_p = (best_R + heat * torch.log(draw.min_p_R)).clamp(min=_LOWEST)
     return torch.minimum(torch.maximum(floor, of_min_p), best_R)
 
 
