@@ -12,7 +12,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check hostile bench serve serve-test device-check install clean
+.PHONY: build test check hostile bench serve serve-test device-check device-install xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -71,5 +71,14 @@ serve-test: $(SERVE)/.installed
 device-check:
 	$(DEVICE_PYTHON) -m compile.device_check --out device_check $(DEVICE_CHECK)
 
+# what model.pt is traced from, through the real torch_xla on the CPU: 2.2 GB and some minutes, in .xla
+xla-check: install
+	$(RUN) -m compile.neuron.xla_check --env .xla --out bench/results/xla_check.json
+
+# beside an SDK: its torch, numpy and jax stay as they are
+device-install:
+	$(DEVICE_PYTHON) -m pip install --no-deps -e .
+	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
+
 clean:
-	rm -rf $(BUNDLES) $(VENV) $(SERVE)
+	rm -rf $(BUNDLES) $(VENV) $(SERVE) .xla

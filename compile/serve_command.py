@@ -24,7 +24,7 @@ MODEL, CONFIG = "model.pt", "neuron_config.json"
 # why an engine cannot load a pair's bundle; nothing where it can
 ENGINES = {
     "v0": "",
-    "v1": "its loader takes an EAGLE draft alone: the method draft_model is refused and eagle builds another graph",
+    "v1": "its loader takes an EAGLE draft alone: the method draft_model is refused and a block past the end asserts",
     "native": "it compiles its own graphs, reads no NxDI artifact and takes EAGLE3 drafts alone",
 }
 # switches of NxDI that change the layout of the weights or the caches

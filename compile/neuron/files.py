@@ -20,6 +20,7 @@ from compile.plan import BuildPlan
 from compile.recipes import sources
 from compile.spec import BuildSpec
 from model.bundle.manifest import GraphSpec, canonical_hash
+from model.bundle.schema import UNFILTERED
 from model.errors import UserError
 
 MODEL = "model.pt"
@@ -52,7 +53,7 @@ def compiled(plan: BuildPlan, graphs: list[StagedFile]) -> tuple[list[StagedFile
     if found.level is Level.NONE:
         return [], {}
     flags = flags_of(plan.spec.compiler_flags)
-    tags = sorted({g.tag for g in plan.graphs}) if found.level is Level.COMPILER else sorted(nxdi_tags(plan))
+    tags = sorted({_flagged(g) for g in plan.graphs}) if found.level is Level.COMPILER else sorted(nxdi_tags(plan))
     of_graphs = sorted((g.name, g.recipe) for g in graphs)
     recipe = [found.versions, {t: flags[t] for t in tags}, of_graphs, sources(_TRACED_BY)]
     if found.level is Level.COMPILER:
@@ -66,6 +67,11 @@ def compiled(plan: BuildPlan, graphs: list[StagedFile]) -> tuple[list[StagedFile
 
 def _work(plan: BuildPlan) -> Path:
     return Path(plan.spec.out) / ".build" / "neuron"
+
+
+def _flagged(graph: GraphSpec) -> str:
+    """The tag whose flags a graph is compiled with: the same for rows that filter and for those that do not."""
+    return graph.tag.removesuffix(UNFILTERED)
 
 
 def _stem(graph: GraphSpec) -> str:
@@ -82,7 +88,7 @@ def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], foun
     made = []
     for graph in plan.graphs:
         log = _work(plan) / _stem(graph) / "log-neuron-cc.txt"
-        hlo, line = Path(plan.spec.out) / graph.file, flags[graph.tag]
+        hlo, line = Path(plan.spec.out) / graph.file, flags[_flagged(graph)]
         recipe = canonical_hash([recipes[graph.file], line, found.versions])
         made += [
             StagedFile(f"neff/{_stem(graph)}.neff", recipe, functools.partial(_neff, hlo, log, line)),
