@@ -1,0 +1,65 @@
+"""What a request may ask of a bundle: a list. Whatever else differs from vLLM's default is refused with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model.errors import UserError
+from model.serving.request import Params, Request, Shape, check
+
+# the graphs serve these
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "seed")
+# vLLM serves these itself, from the ids that come out
+_BY_VLLM = {
+    "n", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "detokenize", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
+    "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
+}  # fmt: skip
+_NO_PROBABILITIES = "the bundle's graphs return ids and no probabilities"
+_WHY = {
+    "logprobs": _NO_PROBABILITIES,
+    "prompt_logprobs": _NO_PROBABILITIES,
+    "structured_outputs": "the bundle's graphs take no mask of allowed ids",
+    "min_tokens": "the bundle's graphs cannot hold back an end token; ask for ignore_eos",
+}
+_LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids"
+
+
+class Refused(UserError):
+    """A parameter that a bundle cannot serve, and the sentence that says so."""
+
+    def __init__(self, parameter: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.parameter = parameter
+
+
+def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise Refused for the first parameter that is neither on the list nor at vLLM's default."""
+    for name, value in asked.items():
+        on_the_list = name in _SAMPLED or name in _BY_VLLM or name.startswith("_")
+        # logprobs=0 asks for one, so only what is empty is nothing
+        if on_the_list or value is None or value in ([], {}) or value == defaults.get(name):
+            continue
+        raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}; leave it out")
+
+
+def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> Request:
+    """The engine's request for a prompt and vLLM's sampling parameters; Refused if the bundle cannot serve it.
+
+    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end.
+    """
+    params = Params(
+        float(sampling.temperature),
+        max(0, sampling.top_k),
+        float(sampling.top_p),
+        float(sampling.min_p),
+        sampling.seed or 0,
+    )
+    request = Request(ids, params, shape.max_len)
+    for parameter, part in (("sampling", Request((0,), params)), ("prompt", request)):
+        try:
+            check(shape, part)
+        except UserError as error:
+            raise Refused(parameter, str(error)) from error
+    return request

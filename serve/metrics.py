@@ -1,0 +1,58 @@
+"""The worker's own figures beside vLLM's: tokens a step, drafts offered and kept, the host's gap between steps."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import Counter, Histogram
+
+from model.serving.engine import Event, SpecStep
+
+_GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+_STEPS = Counter("trnspec_steps", "Steps of the target; a prompt's pass is none")
+_SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them: tokens over this, a step")
+_TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, those among them that vLLM cuts later")
+_DRAFTED = Counter("trnspec_drafted", "Drafts that a step might have accepted")
+_KEPT = Counter("trnspec_drafts_kept", "Drafts that a step accepted")
+_GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds from a step's end to the next one's begin", buckets=_GAPS_S)
+
+
+class Metrics:
+    """Counts of this worker. A gap is counted only while requests run."""
+
+    def __init__(self) -> None:
+        self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = 0
+        self.gap_s = 0.0
+        self._ended: float | None = None
+
+    def record(self, step: SpecStep) -> None:
+        """One speculative step of one request."""
+        self.drafted, self.kept = self.drafted + step.drafted, self.kept + step.accepted
+        _DRAFTED.inc(step.drafted)
+        _KEPT.inc(step.accepted)
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._ended is not None:
+            gap_s = time.perf_counter() - self._ended
+            self.gaps, self.gap_s = self.gaps + 1, self.gap_s + gap_s
+            _GAP.observe(gap_s)
+
+    def end(self, prompt: bool, events: list[Event], busy: bool) -> None:
+        """A step has ended, and requests still run if `busy`."""
+        self._ended = time.perf_counter() if busy else None
+        if prompt:
+            return
+        emitted = sum(len(event.ids) for event in events)
+        self.steps, self.sequences, self.tokens = self.steps + 1, self.sequences + len(events), self.tokens + emitted
+        _STEPS.inc()
+        _SEQUENCES.inc(len(events))
+        _TOKENS.inc(emitted)
+
+    def summary(self) -> str:
+        """One line for people."""
+        per_step, gap_ms = self.tokens / max(1, self.sequences), 1e3 * self.gap_s / max(1, self.gaps)
+        return (
+            f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept, "
+            f"host gap {gap_ms:.2f} ms (mean, wall)"
+        )
