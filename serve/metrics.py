@@ -18,7 +18,7 @@ _GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds from a step's end to 
 
 
 class Metrics:
-    """Counts of this worker. A gap is counted only while requests run."""
+    """Counts of this worker. A gap is counted only where a request waited through it."""
 
     def __init__(self) -> None:
         self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = 0
@@ -31,16 +31,16 @@ class Metrics:
         _DRAFTED.inc(step.drafted)
         _KEPT.inc(step.accepted)
 
-    def begin(self) -> None:
-        """A step begins."""
-        if self._ended is not None:
+    def begin(self, running: bool) -> None:
+        """A step begins; `running` says that a request was running when the last one ended."""
+        if running and self._ended is not None:
             gap_s = time.perf_counter() - self._ended
             self.gaps, self.gap_s = self.gaps + 1, self.gap_s + gap_s
             _GAP.observe(gap_s)
 
-    def end(self, prompt: bool, events: list[Event], busy: bool) -> None:
-        """A step has ended, and requests still run if `busy`."""
-        self._ended = time.perf_counter() if busy else None
+    def end(self, prompt: bool, events: list[Event]) -> None:
+        """A step has ended; a prompt's is not one of the target's steps."""
+        self._ended = time.perf_counter()
         if prompt:
             return
         emitted = sum(len(event.ids) for event in events)

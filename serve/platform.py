@@ -84,6 +84,7 @@ class BundlePlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        from vllm import SamplingParams  # noqa: PLC0415
         from vllm.config import CompilationMode, SpeculativeConfig  # noqa: PLC0415
 
         bundle = served_bundle()
@@ -109,6 +110,9 @@ class BundlePlatform(Platform):
                 target_model_config=vllm_config.model_config,
                 target_parallel_config=vllm_config.parallel_config,
             )
+        # vLLM's own drafts cannot follow min-p, and its check does not ask whose drafts they are; ours can, and what
+        # else the check refuses, logit_bias, our list refuses
+        SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:

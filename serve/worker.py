@@ -15,7 +15,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from model.bundle.manifest import PREFILL
 from model.bundle.opening import open_bundle
 from model.progress import progress
-from model.serving.engine import Engine
+from model.serving.engine import Engine, Event
 from model.serving.ready import shape_of
 from model.serving.runtime import Graphs
 from model.serving.switching import find_table
@@ -101,10 +101,10 @@ class BundleWorker(WorkerBase):
         if not scheduled:
             return EMPTY_MODEL_RUNNER_OUTPUT
         ids = {self.numbers[name]: list[int]() for name in scheduled}
+        running = bool(scheduler_output.scheduled_cached_reqs.req_ids)
         # a graph for each new prompt; prompts that come alone answer at once
-        steps = [True] * len(arrived) + [False] * bool(scheduler_output.scheduled_cached_reqs.req_ids)
-        for prompt in steps:
-            for event in self._step(prompt):
+        for prompt in [True] * len(arrived) + [False] * running:
+            for event in self._step(prompt, running):
                 ids[event.number] += event.ids
         return ModelRunnerOutput(
             req_ids=scheduled,
@@ -112,10 +112,10 @@ class BundleWorker(WorkerBase):
             sampled_token_ids=[ids[self.numbers[name]] for name in scheduled],
         )
 
-    def _step(self, prompt: bool) -> list[Any]:
-        self.metrics.begin()
+    def _step(self, prompt: bool, running: bool) -> list[Event]:
+        self.metrics.begin(running)
         events = self.engine.step()
-        self.metrics.end(prompt, events, self.engine.busy)
+        self.metrics.end(prompt, events)
         return events
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:

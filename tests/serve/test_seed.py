@@ -1,4 +1,4 @@
-"""The seed that is drawn: in the request that goes on, in the header that comes back, never in place of the client's."""
+"""The seed that is drawn: it is in the request that goes on, in the header that comes back, and never replaces one."""
 
 import asyncio
 import json

@@ -1,0 +1,48 @@
+"""One server of the demo bundle for all tests over HTTP, and the same bundle offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.llm import LLM
+from tests.model.demo_bundle import graphs
+from tests.serve.server import Server, served
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a demo bundle: k 7, batch 4, length 256, fp32."""
+    folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
+    folder.mkdir(exist_ok=True)
+    return graphs(folder).bundle.path
+
+
+@pytest.fixture(scope="session")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with served(bundle, tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Any:
+    # vendor seam: comes with vLLM
+    import openai  # noqa: PLC0415
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def name(client: Any) -> str:
+    """The served model's name, which is the only one."""
+    (model,) = client.models.list().data
+    return str(model.id)
+
+
+@pytest.fixture(scope="session")
+def llm(bundle: Path) -> Iterator[LLM]:
+    with LLM(bundle) as opened:
+        yield opened

