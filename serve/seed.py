@@ -53,7 +53,8 @@ def with_seed(body: bytes) -> tuple[bytes, int | None]:
         asked = json.loads(body)
     except ValueError:
         return body, None
-    if not isinstance(asked, dict) or asked.get("seed") is not None:
+    # -1 is vLLM's word for none
+    if not isinstance(asked, dict) or asked.get("seed") not in (None, -1):
         return body, None
     seed = secrets.randbits(_BITS)
     return json.dumps(asked | {"seed": seed}).encode(), seed

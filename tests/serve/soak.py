@@ -26,7 +26,7 @@ from tests.serve.server import Server, served
 _CLIENTS = 8
 _BAD = (
     {"logprobs": 1}, {"presence_penalty": 1.0}, {"logit_bias": {"3": 1}}, {"prompt": [9999]}, {"prompt": [5] * 300},
-    {"seed": -1}, {"top_p": 0}, {"extra_body": {"min_tokens": 2}},
+    {"seed": -3}, {"top_p": 0}, {"extra_body": {"min_tokens": 2}},
     {"extra_body": {"structured_outputs": {"regex": "a"}}},
 )  # fmt: skip
 

@@ -43,6 +43,13 @@ def test_a_request_without_a_seed_gets_one_and_its_client_is_told() -> None:
     assert after["type"] == "http.disconnect"
 
 
+@pytest.mark.parametrize("body", [b'{"seed": null}', b'{"seed": -1}'])
+def test_what_vllm_reads_as_no_seed_is_none(body: bytes) -> None:
+    seeded, seed = with_seed(body)
+    assert json.loads(seeded) == {"seed": seed}
+    assert seed is not None
+
+
 def test_two_requests_draw_two_seeds() -> None:
     assert with_seed(b"{}")[1] != with_seed(b"{}")[1]
 
