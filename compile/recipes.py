@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # what runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
     "compile/graph", "model/attention.py", "model/backing.py", "model/cache.py", "model/config.py", "model/dtypes.py",
-    "model/fused_layer.py", "model/graph_io.py", "model/kernels.py", "model/nki/backing.py",
+    "model/filters.py", "model/fused_layer.py", "model/graph_io.py", "model/kernels.py", "model/nki/backing.py",
     "model/nki/custom_calls.py", "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py",
     "model/ops.py", "model/packing.py", "model/parallel.py", "model/qwen3.py", "model/rank_model.py",
     "model/sampling.py", "model/sequence.py", "model/speculative.py", "model/threefry.py",

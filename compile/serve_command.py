@@ -51,16 +51,18 @@ def engine_arguments(served: Served) -> dict[str, Any]:
     """The engine's arguments by their names in Python; the flags have hyphens.
 
     num_speculative_tokens becomes NxDI's speculation_length as it is, and that counts the verified
-    rows, one more than the draft tokens.
+    rows, one more than the draft tokens. NxDI's host raises, which ends the engine, for a sequence whose
+    next step would write past the cache: the longest sequence is shorter than the cache by the drafts.
     """
+    longest = served.max_len - served.k
     asked: dict[str, Any] = {
         "model": served.target, "tensor_parallel_size": served.tp, "max_num_seqs": served.batch,
-        "max_model_len": served.max_len, "override_neuron_config": {"save_sharded_checkpoint": True},
+        "max_model_len": longest, "override_neuron_config": {"save_sharded_checkpoint": True},
     }  # fmt: skip
     if served.k:
         asked["override_neuron_config"] |= {"enable_fused_speculation": True}
         asked["speculative_config"] = {
-            "model": served.draft, "num_speculative_tokens": served.k + 1, "max_model_len": served.max_len,
+            "model": served.draft, "num_speculative_tokens": served.k + 1, "max_model_len": longest,
         }  # fmt: skip
     return asked
 

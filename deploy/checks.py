@@ -137,9 +137,9 @@ def _check_servers(values: Values) -> None:
 
 
 def _check_load(values: Values) -> None:
-    if values.load_test.max_tokens >= values.model.max_len:
+    if values.load_test.max_tokens >= values.model.max_len - values.model.k:
         raise UserError(
             f"load_test.max_tokens {values.load_test.max_tokens} leaves no room for a prompt in "
-            f"model.max_len {values.model.max_len}; lower it"
+            f"model.max_len {values.model.max_len} less model.k {values.model.k}; lower it"
         )
     prompt_sets(values.load_test.prompt_set, seed=0)

@@ -53,7 +53,9 @@ def engine(values: Values, variant: str) -> dict[str, Any]:
     m = values.model
     k = m.k if variant == SPECULATIVE else 0
     folders = f"{MOUNT}/{m.target_folder}", f"{MOUNT}/{m.draft_folder}"
-    return serve_command.engine_arguments(serve_command.Served(*folders, m.tp, m.batch, m.max_len, k))
+    asked = serve_command.engine_arguments(serve_command.Served(*folders, m.tp, m.batch, m.max_len, k))
+    # the baseline ends its sequences where the speculative server must
+    return asked | {"max_model_len": m.max_len - m.k}
 
 
 def engine_environment(values: Values, artifacts: str) -> list[Manifest]:

@@ -48,6 +48,12 @@ class StepInputs(NamedTuple):
     k_limits: Annotated[Any, Port("B")]
 
     @property
+    def filter(self) -> bool:
+        """Whether a row filters: a host's question, of numpy arrays."""
+        top_k, top_p, temperature = self.sampling_params.T
+        return bool((((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)).any())
+
+    @property
     def sampling(self) -> Sampling:
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
         return Sampling(temperature, top_k, top_p, self.min_p, self.seeds)

@@ -28,8 +28,9 @@ class Kernels:
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
-        """What the tokens at these positions are drawn with, from logits of this shard's ids."""
-        return asked.draw(positions_BN)
+        """What the tokens at these positions are drawn with, the noise of the shard's ids among it."""
+        draw = asked.draw(positions_BN)
+        return draw._replace(noise_RV=sampling.gumbel(draw.seed_R2, draw.position_R, shard.width))
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""

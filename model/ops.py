@@ -1,6 +1,7 @@
 """The few operations that a compiled graph does differently from eager torch on one rank.
 
-`model/` is written against this interface; `compile/graph/trace.py` gives the graph's version of it.
+`model/` is written against this interface; `compile/graph/trace.py` gives the graph's version of it. It has no branch:
+Trainium's compiler takes none, so a graph computes both sides and selects, or the host picks the graph.
 """
 
 from __future__ import annotations
@@ -28,10 +29,6 @@ class Ops:
         """Run a module; a graph traces each kind of module once and calls it."""
         return module(*args)
 
-    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
-        """The value of one branch, chosen at run time by a boolean scalar."""
-        return if_true() if bool(pred) else if_false()
-
     def repeat(self, count: int, body: Callable[[State], State], state: State) -> State:
         """body applied `count` times to a tuple of tensors; a graph holds the body once."""
         for _ in range(count):
@@ -49,14 +46,6 @@ class Ops:
         updated[rows[inside], :, positions_BN[inside].long()] = new_BGND.transpose(1, 2)[inside]
         return updated
 
-    def bits(self, x: Tensor) -> Tensor:
-        """The bits of fp32 values as int32."""
-        return x.view(torch.int32)
-
-    def number(self, bits: Tensor) -> Tensor:
-        """The fp32 values that int32 bits stand for."""
-        return bits.view(torch.float32)
-
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks of the group."""
         return x
@@ -67,6 +56,16 @@ class Ops:
 
 
 EAGER = Ops()
+
+
+def shift_left(x: Tensor, count: int) -> Tensor:
+    """x << count, int32: torch_xla lowers the operator to a product."""
+    return torch.bitwise_left_shift(x, torch.full_like(x, count))
+
+
+def shift_right(x: Tensor, count: int) -> Tensor:
+    """x >> count, int32, sign kept: torch_xla lowers the operator to a division, which rounds toward 0."""
+    return torch.bitwise_right_shift(x, torch.full_like(x, count))
 
 
 def first_argmax(scores_RV: Tensor) -> Tensor:

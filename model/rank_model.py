@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from model.backing import Backing
@@ -28,7 +29,9 @@ class RankModel(nn.Module):
 
     @property
     def shard(self) -> Shard:
-        """The ids that kernels which draw from shards see on this rank."""
+        """The ids that this rank draws from: its own, or all of them where the logits are gathered."""
+        if not self.backing.sharded:
+            return Shard(torch.zeros_like(self.rank_util.rank)[:, None], self.config.vocab_size)
         width = self.config.vocab_size // self.parallel.tp
         return Shard(self.rank_util.rank[:, None] * width, width)
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import Cache, Placement
+from model.filters import GUESSED_STEPS
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
@@ -79,14 +80,28 @@ class Pair(nn.Module):
         """
         return stage(self, *args)
 
-    def step(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
+    def unfiltered_step(
+        self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]
+    ) -> StepOutputs:
+        """`step` of sequences of which none filters: the host picks its graph, for no graph has a branch."""
+        return self.step(k, inputs, draft_caches, target_caches, filters=False)
+
+    def step(
+        self,
+        k: int,
+        inputs: StepInputs,
+        draft_caches: list[Cache],
+        target_caches: list[Cache],
+        filters: bool = True,
+    ) -> StepOutputs:
         """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids.
 
         Draft and target draw with the same noise at the same position. A draft is accepted while the two draws are
         equal; what is emitted is the target's own draw. So the text is the target's, whatever the draft.
         """
         kernels, window = self.target_model.kernels, Window.of(k, inputs.position_ids, inputs.attention_mask.shape[1])
-        of_target, of_draft = self._prepared(inputs.sampling, window.placement.positions_BN + 1)
+        asked = inputs.sampling if filters else inputs.sampling.unfiltered()
+        of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
         candidates_BN, draft_caches = self._draft(window, inputs.input_ids, of_draft, draft_caches)
         draws, target_caches = self.ops.call(
             self.target_model, window.padded(candidates_BN), target_caches, window.placement, of_target
@@ -113,12 +128,13 @@ class Pair(nn.Module):
         return torch.cat(candidates, 1), caches
 
     def _prepared(self, asked: Sampling, positions_BN: Tensor) -> tuple[Draw, Draw]:
-        """What the target and the draft draw with at a step's positions: the same where their shards are."""
+        """What the target and the draft draw with at a step's positions: the same noise where their shards are the
+        same; the draft guesses what its filters keep, for its draws have no say in what is emitted."""
         target, draft = self.target_model, self.draft_model
-        prepared = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
-        if draft is None or draft.shard.width == target.shard.width:
-            return prepared, prepared
-        return prepared, draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
+        prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
+        if draft is not None and draft.shard.width != target.shard.width:
+            of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
+        return prepared, of_draft._replace(guess_J=torch.tensor(GUESSED_STEPS, device=positions_BN.device))
 
     def prefill(self, k: int, inputs: StepInputs, draft_caches: list[Cache], target_caches: list[Cache]) -> StepOutputs:
         """A prompt of one sequence into its slot of both caches, and its first token."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from model.ops import shift_left, shift_right
+
 ROUNDS = 13
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
@@ -18,8 +20,8 @@ Words = tuple[Tensor, Tensor]
 
 
 def _rotate_left(x: Tensor, r: int) -> Tensor:
-    # >> is arithmetic on int32: the mask makes it logical
-    return (x << r) | ((x >> (32 - r)) & ((1 << r) - 1))
+    # a shift of int32 to the right keeps the sign: the mask makes it logical
+    return shift_left(x, r) | (shift_right(x, 32 - r) & ((1 << r) - 1))
 
 
 def threefry2x32(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:

@@ -12,7 +12,7 @@ def run(main: Callable[[], int | None]) -> None:
     """Run a command: a mistake of the user's ends with one sentence and code 2, Ctrl-C with 130."""
     try:
         raise SystemExit(main())
-    except (NkiValidationError, ValueError) as error:
+    except (NkiValidationError, ValueError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:

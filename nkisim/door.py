@@ -95,7 +95,7 @@ def device_view(argument: Argument) -> NkiTensor:
 def write_back(argument: Argument) -> None:
     """Copy changes of a mutated input into the host's array, in place."""
     storage = argument.storage
-    if not storage.dirty:
+    if not storage.dirty or storage.unknown:
         return
     typed = storage.data.view(storage_of(storage.dtype, storage.precise))
     values = typed.reshape(argument.array.shape).astype(argument.array.dtype)
@@ -158,7 +158,12 @@ def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
         if fault is not None:
             core.warn("unwritten output", f"{fault}; NaN (integers: 4) is given back there", Relaxed)
     tensor._storage.info.touch(core.clock)
-    array = np.array(tensor._numpy())
+    if tensor._storage.unknown:
+        dtype = tensor._numpy().dtype
+        array = np.full((), np.nan if INFO[tensor.dtype].kind == "float" else 0).astype(dtype)
+        array = np.broadcast_to(array, tensor.shape)
+    else:
+        array = np.array(tensor._numpy())
     if tensor.dtype == "bool":
         array = array.astype(bool)
     return to_torch(array) if torch else array

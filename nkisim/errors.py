@@ -30,6 +30,10 @@ class NotSimulated(LawError):
         super().__init__(op, f"argument {argument!r}", "is not simulated", why or "rewrite it")
 
 
+class NotComputed(LawError):
+    """A launch without numerics needs a value as an address."""
+
+
 class NeedsNewerCore(LawError):
     """The operation exists only on a later NeuronCore than the target."""
 

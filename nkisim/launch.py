@@ -22,7 +22,8 @@ from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
 from nkisim.lines import failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
-from nkisim.memory.placement import Region, pack, place, regions
+from nkisim.memory.packing import pack
+from nkisim.memory.placement import Region, place, regions
 from nkisim.objects import NKIObject
 from nkisim.policy import Policy, chosen
 
@@ -50,15 +51,15 @@ class Kernel:
         count = lnc[0] if isinstance(lnc, tuple) and len(lnc) == 1 else lnc
         if not isinstance(count, (int, np.integer)) or count not in (1, 2):
             raise BadLaunch("kernel", None, f"is launched on [{lnc!r}]", "[1] and [2] exist on trn2")
-        made = Kernel(self.fn, int(count), True)
-        made.schedule = self.schedule
-        return made
+        kernel = Kernel(self.fn, int(count), True)
+        kernel.schedule = self.schedule
+        return kernel
 
     def with_schedule(self, pairs: Any) -> Kernel:
         """Order named instructions: [(consumer, producer or list of producers), ...]."""
-        made = Kernel(self.fn, self.lnc, self.grid)
-        made.schedule = tuple(pairs)
-        return made
+        kernel = Kernel(self.fn, self.lnc, self.grid)
+        kernel.schedule = tuple(pairs)
+        return kernel
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = running()
@@ -86,11 +87,11 @@ def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
 
 def simulate(kernel: Any) -> Callable[..., Any]:
     """Return a function that runs the kernel here: numpy in, numpy out; torch in, torch out."""
-    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    kernel = jit(kernel)
 
-    @functools.wraps(made.fn)
+    @functools.wraps(kernel.fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return run(made, args, kwargs).outputs
+        return run(kernel, args, kwargs).outputs
 
     return call
 
@@ -107,18 +108,18 @@ def run(
     Raises:
         LawError: the kernel broke a law of the machine, named by the subclass.
     """
-    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    kernel = jit(kernel)
     get_nc_version()
     if running() is not None:
         allowed = "launch kernels from the host"
-        raise KernelInsideKernel(made.fn.__name__, None, "was launched inside a kernel", allowed)
+        raise KernelInsideKernel(kernel.fn.__name__, None, "was launched inside a kernel", allowed)
     policy = chosen(policy)
-    meeting = Meeting(made.lnc)
-    session = Session(made, policy, geometry, meeting, first=0, rank=0)
+    meeting = Meeting(kernel.lnc)
+    session = Session(kernel, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})
     run_all(meeting, session.bodies())
     outputs = session.finish()
-    return Result(outputs, build(session.cores, made.schedule, session.peaks), session.peaks)
+    return Result(outputs, build(session.cores, kernel.schedule, session.peaks), session.peaks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +197,9 @@ class Session:
         if isinstance(value, tuple):
             return _rebuilt(value, [self._lower(v) for v in value])
         if isinstance(value, _Held):
-            made: Any = object.__new__(value.kind)
-            made.__dict__.update({k: self._lower(v) for k, v in value.fields.items()})
-            return made
+            lowered: Any = object.__new__(value.kind)
+            lowered.__dict__.update({k: self._lower(v) for k, v in value.fields.items()})
+            return lowered
         if type(value) is dict:
             return {k: self._lower(v) for k, v in value.items()}
         return value

@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"no such file or folder: {', '.join(missing)}")
     findings, count = lint(options.paths)
+    if not count:
+        parser.error(f"no kernel in {', '.join(map(str, options.paths))}; give files or folders with kernels")
     if options.policy == "vendor":
         findings = [replace(f, severity=WARNING) if f.rule in VENDOR_TAKES else f for f in findings]
     refused = [f for f in findings if options.strict or f.severity == ERROR]

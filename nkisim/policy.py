@@ -25,6 +25,9 @@ class Policy:
             Default: "raise".
         recording: keep an event per instruction for the timeline.
             Default: False.
+        numerics: compute; off, the same events, addresses and laws of memory without arithmetic: only integers
+            that follow from inputs are computed, since they may be addresses, and outputs are NaN or 0.
+            Default: True.
         capacity: raise when the live tensors do not fit SBUF or PSUM. "warn" warns instead, and still raises
             when recording, since times need addresses; off, nothing is placed, which recording refuses.
             Default: True.
@@ -55,6 +58,7 @@ class Policy:
     unwritten_read: str = "raise"
     unwritten_output: str = "raise"
     recording: bool = False
+    numerics: bool = True
     capacity: bool | str = True
     packing: str = "columns"
     races: bool = True

@@ -9,7 +9,7 @@ from nkisim.core.cores import Meeting, run_all
 from nkisim.errors import BadLaunch
 from nkisim.geometry import CORE_V3
 from nkisim.isa.target import get_nc_version
-from nkisim.launch import Kernel, Session
+from nkisim.launch import Session, jit
 from nkisim.policy import Policy, chosen
 
 
@@ -19,20 +19,20 @@ def simulate_ranks(
     """Return a function from one argument tuple per rank to one output per rank.
 
     Raises:
-        BadLaunch: the number of argument tuples is not `world`, or the kernel asks for two cores.
+        BadLaunch: the number of argument tuples is not `world`.
     """
-    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    kernel = jit(kernel)
     rules = chosen(policy)
 
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         get_nc_version()
-        if len(arguments) != world or made.lnc != 1:
-            found = f"got {len(arguments)} argument tuples for lnc={made.lnc}"
-            raise BadLaunch("simulate_ranks", None, found, f"{world} ranks of one core are needed")
-        meeting = Meeting(world)
+        if len(arguments) != world:
+            found = f"got {len(arguments)} argument tuples"
+            raise BadLaunch("simulate_ranks", None, found, f"one for each of the {world} ranks is needed")
+        meeting = Meeting(world * kernel.lnc)
         sessions = []
         for rank in range(world):
-            session = Session(made, rules, CORE_V3, meeting, first=rank, rank=rank)
+            session = Session(kernel, rules, CORE_V3, meeting, first=rank * kernel.lnc, rank=rank)
             session.bind(tuple(arguments[rank]), {})
             sessions.append(session)
         run_all(meeting, [body for session in sessions for body in session.bodies()])

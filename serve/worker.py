@@ -134,3 +134,6 @@ class BundleWorker(WorkerBase):
     def shutdown(self) -> None:
         if hasattr(self, "metrics"):
             print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr, flush=True)
+            del self.engine, self.graphs
+        # vLLM empties an accelerator's cache when any platform but its own CPU's ends; there is none here
+        torch.accelerator.empty_cache = lambda: None

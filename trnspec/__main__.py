@@ -10,7 +10,7 @@ from trnspec import shadowed
 _COMMANDS = {
     "build": ("compile.build", "a bundle from a spec: plan, graphs, weights"),
     "generate": ("model.generate", "text from a bundle, and what speculation did"),
-    "doctor": ("compile.doctor", "what a bundle is, and whether it can be served"),
+    "doctor": ("compile.doctor", "what a bundle is, and whether it is whole and can generate"),
     "store": ("compile.store", "push, pull, list and verify bundles in S3"),
     "serve-command": ("compile.serve_command", "the command by which a server loads a bundle"),
     "device-check": ("compile.device_check", "every check that only a Trainium machine can make"),

@@ -12,11 +12,12 @@ from model.bundle.manifest import Bundle
 from model.bundle.weights import names, shard_file
 from model.cache import Placement, empty_caches
 from model.dtypes import BY_FLAG
+from model.filters import filtered
 from model.ops import Ops
 from model.packing import Packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
-from model.sampling import Sampling, filtered, gumbel
+from model.sampling import Sampling, gumbel
 from model.serving.request import Params
 
 _WORD = 1 << 32

@@ -108,11 +108,13 @@ def _modelled_plot(results: Results) -> str:
     named: dict[str, list[dict[str, Any]]] = {}
     for row in results["model"]["sweep"]:
         named.setdefault(f"{row['workload']}, {row['draft']}", []).append(row)
-    series = [
-        Series(name, colour, tuple((r["k"], r["gain"]) for r in rows), marks=True)
-        for (name, rows), colour in zip(named.items(), COLOURS, strict=False)
-    ]
-    title = "Simulated gain on eight Trainium2 chips, batch 4"
+    series = []
+    for number, ((name, rows), colour) in enumerate(zip(named.items(), COLOURS, strict=False)):
+        points = tuple((r["k"], r["gain"]) for r in rows)
+        beside = 0.06 * (number - (len(named) - 1) / 2)
+        bands = tuple((r["k"] + beside, r["gain_low"], r["gain_high"]) for r in rows if r["k"])
+        series.append(Series(name.replace("assumed rate", "a rate assumed by us"), colour, points, bands, marks=True))
+    title = "Simulated gain, eight Trainium2 chips, batch 4, with its band"
     return lines(Axes(title, _K, "times the target alone", 620, 320, whole=True), series)
 
 
@@ -122,6 +124,8 @@ def _measured_plot(results: Results) -> str:
         found = {k: spread(results, entropy, k, draft=draft) for k in swept(results, draft)}
         points = tuple((k, gain) for k, (_, gain, _) in found.items())
         bands = tuple((k + 0.06 * (number - 1.5), low, high) for k, (low, _, high) in found.items())
-        series.append(Series(f"{entropy} prompts, {draft}", COLOURS[number], points, bands, marks=True))
+        # the small draft was measured at few k, so its line is no curve
+        few = draft == "draft_small"
+        series.append(Series(f"{entropy} prompts, {draft}", COLOURS[number], points, bands, dashed=few, marks=True))
     title = "Wall gain of the demo pair, p20 to p80 (stand-in models, one CPU thread)"
     return lines(Axes(title, _K, "times the target alone", 620, 320, whole=True), series)

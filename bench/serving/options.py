@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 from model.errors import UserError
 
@@ -74,7 +75,12 @@ class Options:
 
 def _base(url: str) -> str:
     base = url.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(base)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
         raise UserError(f"{url!r} is not an address; give http://host:port")
     return base
 

@@ -96,6 +96,8 @@ def read(path: Path) -> list[Acceptance]:
     """The workloads of a file of any of the three kinds; UserError when it is none of them."""
     try:
         text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}); expected {_EXPECTED}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file of {_EXPECTED}") from None
     try:

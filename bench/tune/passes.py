@@ -1,7 +1,8 @@
 """How long a pass takes: the kernels of a layer on nkisim's timeline, all-reduces by its law, head and sampling.
 
-Every time is simulated. A pass is what bench.draft_cost calls a step, and on top of it the drawing of one token per
-row (noise, choice, and one exchange between the ranks). The host, launches and the embedding's rows are not in it.
+Every time is simulated; bench.tune and bench.draft_cost both read it here. A pass is all layers, the head, which
+streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
+choice, and one exchange between the ranks). The host, launches and the embedding's rows are not in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from nki_kernels import roofline
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
 from nkisim.timeline.chip import CASES, Chip
+from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 
@@ -50,10 +52,10 @@ def chip_at(case: str) -> Chip:
     return replace(TRN2, **changed)
 
 
-def chip_with(name: str, case: str) -> Chip:
-    """Trainium2 with one constant at the given end of its band."""
-    constant = TRN2.constants()[name]
-    changed: dict[str, Any] = {name: replace(constant, value=constant.at(case))}
+def chip_with(case: str, *names: str) -> Chip:
+    """Trainium2 with these constants at the given end of their bands."""
+    constants = TRN2.constants()
+    changed: dict[str, Any] = {name: replace(constants[name], value=constants[name].at(case)) for name in names}
     return replace(TRN2, **changed)
 
 
@@ -98,14 +100,14 @@ def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2) -> Pass:
     head_bytes = shard.config.vocab_size // shard.tp * hidden * BF16
     rate = min(lnc * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
     read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in ("attention", "mlp")) + head_bytes
-    reduces = 2 * layers * collective_us(chip, shard.rows * hidden * BF16)
-    drawn = noise + draw + collective_us(chip, shard.rows * _WINNER)
+    reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
+    drawn = noise + draw + collective_us(chip, shard.tp, lnc, shard.rows * _WINNER)
     return Pass(layers * attention, layers * mlp, reduces, head_bytes / rate / 1e3, drawn, read)
 
 
-def collective_us(chip: Chip, size_bytes: int) -> float:
-    """One collective by nkisim's law, a latency and a rate whatever the degree: the stated assumption."""
-    return (chip.collective_latency_ns.value + size_bytes / chip.collective_bytes_per_ns.value) / 1e3
+def collective_us(chip: Chip, ranks: int, lnc: int, size_bytes: int) -> float:
+    """One collective by nkisim's law: a start, the hops between the ranks' chips, and a rate."""
+    return collective_ns(size_bytes, ranks, lnc, chip.at("nominal")) / 1e3
 
 
 def longest(batch: int) -> int:

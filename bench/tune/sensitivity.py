@@ -38,13 +38,13 @@ class Moved:
 
 
 def inferred() -> list[str]:
-    """The constants of the chip description that are our own estimates."""
-    return [name for name, constant in TRN2.constants().items() if constant.kind == "inferred"]
+    """The constants of the chip description that are our own estimates, or public measurements that spread."""
+    return [name for name, c in TRN2.constants().items() if c.kind in ("inferred", "measured") and c.low != c.high]
 
 
 def _constant(name: str, setup: Setup, acceptance: Acceptance) -> Moved:
     constant = TRN2.constants()[name]
-    low, high = (best_k(Simulated(chip_with(name, case)), setup, acceptance) for case in ("low", "high"))
+    low, high = (best_k(Simulated(chip_with(case, name)), setup, acceptance) for case in ("low", "high"))
     return Moved(name, constant.unit, (constant.at("low"), constant.at("high")), low, high)
 
 

@@ -76,7 +76,7 @@ def assumption(row: Found) -> tuple[str, list[str], str]:
 
 
 def span(row: Found) -> str:
-    """As in collective latency, 1 to 15 us; a unit of many words is left to the table."""
+    """As in collective start, 1 to 10 us; a unit of many words is left to the table."""
     name, ends, unit = assumption(row)
     return f"{name}, {' to '.join(ends)} {unit if len(unit) < 7 else ''}".rstrip()
 

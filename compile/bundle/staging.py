@@ -23,7 +23,7 @@ from model.bundle.opening import STAMP
 from model.bundle.signature import SIGNATURE
 from model.errors import UserError
 
-FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer")
+FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer", "executables")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,14 @@ class Staging:
                 self._kept[file.name] = place
                 return record
         return None
+
+    def keep(self, name: str, record: Record) -> None:
+        """Take a file of the served bundle as it is, by what its manifest says of it."""
+        known = _record_file(self.out, name)
+        if not known.is_file():
+            known.parent.mkdir(parents=True, exist_ok=True)
+            _write_json(known, asdict(record))
+        self._kept[name] = self.out
 
     def begin(self) -> None:
         """Mark the folder as ours and unfinished, and bring there what is kept."""

@@ -1,12 +1,15 @@
 """`python -m compile.device_check`: on a trn2 machine, everything that no other machine could check.
 
 Each step runs in a process of its own, so that one that crashes or hangs does not take the rest with it.
-The report is written again after every step.
+The report is written again after every step, and says of each: held, failed, or not reached. Nothing is imported before
+a step runs, so that a Python without torch lists the steps too.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,41 +19,49 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile.device_check.steps import STEPS, Step
-from compile.neuron import sdk as toolchain
-from compile.neuron.sdk import Level
+from compile.device_check.table import STEPS, CheckStep
 from model.errors import UserError, run_cli
+
+HELD, FAILED, NOT_REACHED = "held", "FAILED", "not reached"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: whether it held, what it said if not, wall seconds, facts."""
+    """What became of a step: held, failed or not reached; what it said if not held, wall seconds, facts."""
 
     step: str
     what: str
-    held: bool
+    state: str
     said: str
     seconds: float
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def check(steps: Iterable[Step], run: Callable[[Step], dict[str, Any]], out: Path) -> list[Outcome]:
-    """Run every step, whatever became of those before, and keep the report of all so far."""
+def check(steps: Iterable[CheckStep], run: Callable[[CheckStep], dict[str, Any]], out: Path) -> list[Outcome]:
+    """Run every step whose needs held, and keep the report of all so far."""
     outcomes: list[Outcome] = []
     for step in steps:
-        begin, said, facts = time.perf_counter(), "", {}
-        try:
-            facts = run(step)
-            said = facts.pop("failed", "")
-        except Exception as error:  # a step may fail in any way; the report says how
-            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        outcomes.append(Outcome(step.name, step.what, not said, said, time.perf_counter() - begin, facts))
-        print(f"{'held' if not said else 'FAILED':<7}{step.name}{': ' if said else ''}{said}", flush=True)
+        outcome = _outcome(step, run, {o.step for o in outcomes if o.state != HELD})
+        outcomes.append(outcome)
+        print(f"{outcome.state:<12}{step.name}{': ' if outcome.said else ''}{outcome.said}", flush=True)
         write_report(outcomes, out)
     return outcomes
 
 
-def isolated(step: Step, out: Path, command: list[str] | None = None) -> dict[str, Any]:
+def _outcome(step: CheckStep, run: Callable[[CheckStep], dict[str, Any]], not_held: set[str]) -> Outcome:
+    begin, said, facts = time.perf_counter(), "", {}
+    if missing := not_held & set(step.needs):
+        return Outcome(step.name, step.what, NOT_REACHED, f"{', '.join(sorted(missing))} did not hold", 0.0)
+    try:
+        facts = run(step)
+        said = facts.pop("failed", "")
+    except Exception as error:  # a step may fail in any way; the report says how
+        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    state = FAILED if said else HELD
+    return Outcome(step.name, step.what, state, said, time.perf_counter() - begin, facts)
+
+
+def isolated(step: CheckStep, out: Path, command: list[str] | None = None) -> dict[str, Any]:
     """Run a step in a process of its own; its whole output is kept in logs/."""
     child = command or [sys.executable, "-m", "compile.device_check", "--only", step.name, "--out", str(out)]
     log = out / "logs" / f"{step.name.replace(', ', '+').replace(' ', '-')}.txt"
@@ -71,12 +82,16 @@ def write_report(outcomes: list[Outcome], out: Path) -> Path:
     """report.json and report.md; returns the latter."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n", encoding="utf-8")
-    held = sum(o.held for o in outcomes)
-    lines = [f"# Device check: {held} of {len(outcomes)} steps held", "", "| step | held | seconds (wall) | said |"]
-    lines += ["|---|---|---|---|"]
+    counted = ", ".join(f"{sum(o.state == s for o in outcomes)} {s.lower()}" for s in (HELD, FAILED, NOT_REACHED))
+    lines = [
+        f"# Device check: {counted}",
+        "",
+        "| step | question | answer | seconds (wall) | said |",
+        "|---|---|---|---|---|",
+    ]
     for o in outcomes:
         said = o.said.replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {o.step} | {'yes' if o.held else 'no'} | {o.seconds:.1f} | {said} |")
+        lines.append(f"| {o.step} | {o.what} | {o.state} | {o.seconds:.1f} | {said} |")
     for o in outcomes:
         if o.facts:
             lines += ["", f"## {o.step}", "", f"{o.what}.", "", "```", json.dumps(o.facts, indent=1), "```"]
@@ -84,7 +99,7 @@ def write_report(outcomes: list[Outcome], out: Path) -> Path:
     return out / "report.md"
 
 
-def main(arguments: list[str], steps: tuple[Step, ...] = STEPS) -> None:
+def main(arguments: list[str], steps: tuple[CheckStep, ...] = STEPS) -> None:
     """Run the steps and write the report, the last line of stdout; exit 1 if one did not hold."""
     parser = argparse.ArgumentParser(prog="python -m compile.device_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")
@@ -96,19 +111,44 @@ def main(arguments: list[str], steps: tuple[Step, ...] = STEPS) -> None:
         if options.only not in named:
             raise UserError(f"there is no step {options.only!r}; the steps are {', '.join(named)}")
         options.out.mkdir(parents=True, exist_ok=True)
-        print(json.dumps(named[options.only].run(options.out)))
+        print(json.dumps(run_step(named[options.only], options.out)))
         return
     chosen = [step for step in steps if options.full or step.name != "full"]
-    try:
-        toolchain.require(Level.COMPILER, "the device check")
-    except UserError:
-        print("On a trn2 machine with the Neuron SDK this command would:")
-        print("\n".join(f"{number:>3}. {step.what}" for number, step in enumerate(steps, 1)))
-        raise
+    if why := _why_not():
+        print("On a trn2 machine with the Neuron SDK this command would ask:")
+        print("\n".join(f"{number:>3}. {step.name}: {step.what}" for number, step in enumerate(steps, 1)))
+        raise UserError(why)
     outcomes = check(chosen, lambda step: isolated(step, options.out.resolve()), options.out)
     print(options.out / "report.md")
-    if not all(o.held for o in outcomes):
+    if any(o.state != HELD for o in outcomes):
         raise SystemExit(1)
+
+
+def run_step(step: CheckStep, out: Path) -> dict[str, Any]:
+    """The facts of a step, run here."""
+    # what a step needs, this Python may not have
+    steps = importlib.import_module("compile.device_check.steps")
+    function = getattr(steps, step.function)
+    facts: dict[str, Any] = function(*([step.argument] if step.argument else []), out)
+    return facts
+
+
+def _why_not() -> str:
+    """Why this machine can check nothing, in one sentence."""
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        return (
+            f"the device check needs {', '.join(missing)}, which this Python does not have; on a trn2 machine run "
+            "make device-install DEVICE_PYTHON=python3, with the Python that has the Neuron SDK"
+        )
+    toolchain = importlib.import_module("compile.neuron.sdk")
+    try:
+        toolchain.require(toolchain.Level.COMPILER, "the device check")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+_NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "ml_dtypes")
 
 
 if __name__ == "__main__":

@@ -1,57 +1,38 @@
-"""The steps of the device check, in order: each gives facts for the report, or raises what did not hold."""
+"""The steps of the device check: each gives facts for the report, or raises what did not hold.
+
+jax and torchax are imported by the steps that trace or run our own graphs: an SDK of torch alone has neither.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from compile.build import build
 from compile.device_check.kernels import CASES
-from compile.graph.trace import lower_graph
+from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
+from compile.neuron import config
 from compile.neuron import sdk as toolchain
+from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import flags_of
 from compile.neuron.sdk import Level
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import FUSED, Bundle, read_bundle
+from model.bundle.manifest import DECODE, FUSED, Bundle
 from model.bundle.opening import open_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.graph_io import StepOutputs
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
-_HOUR = 3600
 _LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
-_COMPARE = "generate, compare with the CPU's tokens"
-
-
-@dataclass(frozen=True)
-class Step:
-    """A name for --only, what it does in one line, how (given a folder to work in), and its limit in seconds.
-
-    A step raises, or puts a sentence under `failed`, if something did not hold.
-    """
-
-    name: str
-    what: str
-    run: Callable[[Path], dict[str, Any]]
-    seconds: int = _HOUR
 
 
 def versions(work: Path) -> dict[str, Any]:
@@ -91,6 +72,8 @@ def _demo(work: Path, **changes: Any) -> BuildSpec:
 
 def neff(work: Path) -> dict[str, Any]:
     """The demo pair's fused graph through neuronx-cc alone; again with every layer inlined if that fails."""
+    from compile.graph.trace import lower_graph  # noqa: PLC0415 (jax)
+
     facts: dict[str, Any] = {}
     for inline in (False, True):
         plan = make_plan(_demo(work, inline=inline))
@@ -108,53 +91,119 @@ def neff(work: Path) -> dict[str, Any]:
     raise UserError(f"neither form compiles: {facts['called']}; inlined: {facts['inlined']}")
 
 
-def model(kernels: str, work: Path) -> dict[str, Any]:
-    """The demo pair's bundle with model.pt."""
-    toolchain.require(Level.FULL, "model.pt")
-    path = build(_demo(work, kernels=kernels, out=str(work / f"demo-{kernels}")))
-    return {"bytes": (path / "model.pt").stat().st_size, "flags": read_bundle(path)["compiler"]["flags"]}
+def model(name: str, work: Path) -> dict[str, Any]:
+    """model.pt of a build of the demo pair, its shards and neuron_config.json."""
+    spec = _of_build(name, work)
+    toolchain.require(Level.FULL, "model.pt", spec.kernels)
+    plan, folder, flags = make_plan(spec), Path(spec.out), flags_of("")
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    for rank in range(spec.tp):
+        save_file({n: t.contiguous() for n, t in shard_of(plan, rank).items()}, folder / shard_file(rank))
+    (folder / "neuron_config.json").write_text(config.render(spec), encoding="utf-8")
+    begin = time.perf_counter()
+    toolchain.build_model(plan, folder / "model.pt", folder / "work", flags)
+    logs = sorted(str(log.relative_to(folder)) for log in folder.rglob("log-neuron-cc.txt"))
+    return {"bytes": (folder / "model.pt").stat().st_size, "seconds": time.perf_counter() - begin, "logs": logs}
 
 
-class Device:
-    """A bundle's model.pt as a runner of the engine; it gets NxDI's inputs."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        shards = [load_file(bundle.path / shard_file(rank)) for rank in range(bundle["tp"])]
-        self.model = toolchain.run_model(bundle.path / "model.pt", shards)
-
-    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
-        """The outputs without the caches, which stay on the device."""
-        given = [torch.from_numpy(np.array(x)) for x in inputs[:5]]
-        nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
-        return StepOutputs(*(t.cpu().numpy() for t in self.model(*given, nothing, nothing)[:4]))
+# what a build of the demo pair changes, by its name in the table
+_CHANGES: dict[str, dict[str, Any]] = {
+    "tp 1, batch 2": {},
+    "tp 2": {"tp": 2},
+    "k 0": {"k": 0, "draft": BuildSpec.draft, "draft_checkpoint": ""},
+    "bf16": {"dtype": "bf16"},
+    "draft groups": {"tp": 2, "draft_tp": 1},
+    "kernels": {"kernels": "nki", "batch": 1},
+}
 
 
-class SlotSeeds:
-    """The bundle's graphs on the CPU, keyed by the slot as model.pt is."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
-
-    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
-        slots = np.asarray(inputs.seq_ids)
-        return self.graphs.run(tag, bucket, inputs._replace(seeds=np.stack([slots, 0 * slots], -1).astype(np.int32)))
+def _of_build(name: str, work: Path) -> BuildSpec:
+    folder = name.replace(", ", "+").replace(" ", "-")
+    return _demo(work, batch=2, out=str(work / folder), **_CHANGES[name])
 
 
-def generate(kernels: str, work: Path) -> dict[str, Any]:
-    """Load the model, generate two requests, compare every token with the bundle's reference graphs on the CPU."""
-    bundle = open_bundle(work / f"demo-{kernels}")
-    on_cpu = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "demo-cpu"))))
-    prompt = tuple(range(40, 60))
-    requests = [Request(prompt, max_new_tokens=16), Request(prompt, Params(0.8), max_new_tokens=16)]
-
-    def ids(runner: Any) -> list[list[int]]:
-        return [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]
-
-    found, expected = ids(Device(bundle)), ids(SlotSeeds(Graphs(on_cpu)))
-    for name, one, other in zip(("greedy", "sampled"), found, expected, strict=True):
+def requests(name: str, work: Path) -> dict[str, Any]:
+    """The requests of NxDI's host to the model of a build; every token is the eager module's on the CPU."""
+    spec = _of_build(name, work)
+    shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
+    device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec)
+    eager = EagerRanks(make_plan(replace(spec, kernels="reference")), toolchain.nxdi_tags(plan), _plain(spec))
+    visible = 4 if spec.k else 1
+    found = serve(plan, lambda tag, inputs: [t.cpu().numpy() for t in device(*inputs)[:visible]])
+    expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])
+    for request, one, other in zip(NXDI_REQUESTS, found, expected, strict=True):
         if one != other:
             same = sum(one[: i + 1] == other[: i + 1] for i in range(len(other)))
-            raise UserError(f"{name}: the first {same} of {len(other)} tokens are the CPU's, the next is not")
+            raise UserError(f"{request}: the first {same} of {len(other)} tokens are the CPU's, the next is not")
+    return {"requests": list(NXDI_REQUESTS), "tokens": sum(map(len, found)), "identical_to_cpu": True}
+
+
+def _plain(spec: BuildSpec) -> list[dict[str, torch.Tensor]]:
+    """The shards as the reference takes them: not packed."""
+    return [shard_of(make_plan(replace(spec, kernels="reference")), rank) for rank in range(spec.tp)]
+
+
+def warm(name: str, work: Path) -> dict[str, Any]:
+    """The same model once more over the compiler's cache, which then may write no log."""
+    spec = _of_build(name, work)
+    folder = work / "again"
+    folder.mkdir(exist_ok=True)
+    begin = time.perf_counter()
+    toolchain.build_model(make_plan(spec), folder / "model.pt", folder / "work", flags_of(""))
+    return {"seconds": time.perf_counter() - begin, "logs": len(list(folder.rglob("log-neuron-cc.txt")))}
+
+
+def nxdi(name: str, work: Path) -> dict[str, Any]:
+    """NxDI's application of the bundle: its own load, and a prompt through its own forward."""
+    spec = _of_build(name, work)
+    shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
+    prompt, _ = NXDI_REQUESTS["greedy"]
+    found = toolchain.nxdi_first_token(Path(spec.out), prompt)
+    eager = EagerRanks(make_plan(spec), toolchain.nxdi_tags(make_plan(spec)), shards)
+    expected = serve(make_plan(spec), lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][0]
+    if found != expected:
+        raise UserError(f"NxDI's forward gives the token {found} after the prompt, the CPU {expected}")
+    return {"first_token": found}
+
+
+def plugin(work: Path) -> dict[str, Any]:
+    """What JAX sees of the SDK's plugin, and whether an executable comes back from its own bytes."""
+    from compile.build import build  # noqa: PLC0415 (jax)
+    from model.serving import pjrt  # noqa: PLC0415
+
+    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
+    graph = next(g for g in bundle.graphs if g.tag == DECODE)
+    file, stamp = work / "decode.bin", pjrt.stamp("neuron", 1)
+    begin = time.perf_counter()
+    pjrt.write(bundle.path / graph.file, "neuron", 1, file)
+    seconds = time.perf_counter() - begin
+    listed = Bundle(bundle.path, bundle.manifest | {"executables": stamp}, bundle.graphs)
+    (bundle.path / pjrt.name_of(graph)).parent.mkdir(exist_ok=True)
+    file.replace(bundle.path / pjrt.name_of(graph))
+    if pjrt.load(listed, graph, "neuron", pjrt.devices_of("neuron", 1)) is None:
+        raise UserError("the plugin did not load what it had serialized")
+    return {"stamp": stamp, "bytes": (bundle.path / pjrt.name_of(graph)).stat().st_size, "compile_seconds": seconds}
+
+
+def graphs(work: Path) -> dict[str, Any]:
+    """The bundle's own graphs on the plugin: seeds, min-p and limits, filtered and not; tokens are the CPU's."""
+    from compile.build import build  # noqa: PLC0415 (jax)
+    from model.serving.engine import Engine  # noqa: PLC0415
+    from model.serving.ready import shape_of  # noqa: PLC0415
+    from model.serving.request import Params, Request  # noqa: PLC0415
+    from model.serving.runtime import Graphs  # noqa: PLC0415
+
+    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
+    asked = [
+        Request(tuple(range(40, 60)), params, max_new_tokens=16)
+        for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
+    ]
+    found, expected = (
+        [r.ids for r in Engine(Graphs(bundle, platform), shape_of(bundle)).run(asked)] for platform in ("neuron", "cpu")
+    )
+    if found != expected:
+        different = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
+        raise UserError(f"requests {different} of {len(asked)} differ from the CPU's tokens")
     return {"tokens": sum(map(len, found)), "identical_to_cpu": True}
 
 
@@ -187,21 +236,7 @@ def _bench(*arguments: str, lnc: int) -> subprocess.CompletedProcess[str]:
 
 def full(work: Path) -> dict[str, Any]:
     """The graphs of Qwen3-32B and Qwen3-1.7B at tp 32, compiled without weights."""
+    from compile.build import build  # noqa: PLC0415 (jax)
+
     path = build(BuildSpec(out=str(work / "full"), toolchain="neuron"))
-    return {"files": {n: e["bytes"] for n, e in read_bundle(path)["files"].items()}}
-
-
-STEPS = (
-    Step("versions", "import the SDK's packages, list their versions and the devices", versions, 120),
-    *(
-        Step(f"kernel {name}", f"{name} on the device against its law in fp64", functools.partial(kernel, name))
-        for name in CASES
-    ),
-    Step("neff", "compile one small fused graph to a NEFF with neuronx-cc", neff),
-    Step("model", "build model.pt of the demo pair with ModelBuilder", functools.partial(model, "reference")),
-    Step("generate", f"load it, {_COMPARE}", functools.partial(generate, "reference")),
-    Step("model with kernels", "build model.pt with the NKI kernels in the graphs", functools.partial(model, "nki")),
-    Step("generate with kernels", f"load that, {_COMPARE}", functools.partial(generate, "nki")),
-    Step("times", "time every kernel against its simulated time", times, 4 * _HOUR),
-    Step("full", "compile the graphs of Qwen3-32B + Qwen3-1.7B at tp 32", full, 12 * _HOUR),
-)
+    return {"files": {n: e["bytes"] for n, e in open_bundle(path)["files"].items()}}

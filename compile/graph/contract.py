@@ -22,14 +22,22 @@ from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
 CONSTANT_BYTES = 1024
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
+_INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 Groups = tuple[tuple[int, ...], ...]
+# source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
+# (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
+UNSUPPORTED = frozenset((
+    "conditional", "reduce-precision", "rng", "rng-bit-generator", "infeed", "outfeed", "send", "recv", "send-done",
+    "recv-done", "complex", "real", "imag", "fft",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Declared:
     """Parameters and results in order as (shape, dtype); result -> parameter of each alias; how often each
-    collective runs with which groups; parameters that nothing reads; bytes of the largest constant."""
+    collective runs with which groups; parameters that nothing reads; bytes of the largest constant; how often each
+    opcode is written; what of these Trainium's compiler does not take."""
 
     parameters: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
@@ -37,6 +45,8 @@ class Declared:
     collectives: Counter[tuple[str, Groups]]
     unread: frozenset[int]
     largest_constant: int
+    opcodes: Counter[str]
+    refused: tuple[str, ...]
 
 
 def declared(proto: bytes) -> Declared:
@@ -58,6 +68,8 @@ def declared(proto: bytes) -> Declared:
         Counter(dict(walk.collectives(module.entry_computation_id))),
         frozenset(p.parameter_number for p in parameters) - read,
         max((_bytes(shape) for shape in constants), default=0),
+        Counter(i.opcode for body in walk.bodies.values() for i in body.values()),
+        tuple(sorted(set(walk.refused()))),
     )
 
 
@@ -81,7 +93,7 @@ class _Walk:
         self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
 
     def _collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
-        """How often each collective runs: calls followed, loops counted; "conditional x" is x in a branch."""
+        """How often each collective runs: calls followed, loops counted."""
         total: Counter[tuple[str, Groups]] = Counter()
         for instruction in self.bodies[computation].values():
             inner = [self.collectives(c) for c in instruction.called_computation_ids]
@@ -91,15 +103,29 @@ class _Walk:
                 times = self._trips(computation, instruction)
                 for part in inner:
                     total.update({key: count * times for key, count in part.items()})
-            elif instruction.opcode == "conditional":
-                largest: Counter[tuple[str, Groups]] = Counter()
-                for part in inner:
-                    largest |= Counter({(_conditional(opcode), groups): n for (opcode, groups), n in part.items()})
-                total += largest
             else:
                 for part in inner:
                     total.update(part)
         return total
+
+    def refused(self) -> Iterator[str]:
+        """What no compiler of the SDK takes, by name."""
+        for computation, body in self.bodies.items():
+            for instruction in body.values():
+                if instruction.opcode in UNSUPPORTED:
+                    yield instruction.opcode
+                elif instruction.opcode == "reduce" and len(instruction.operand_ids) > 2:
+                    yield "reduce of several operands"
+                elif (
+                    instruction.opcode == "dot"
+                    and _ELEMENT.get(instruction.shape.element_type, ("int",))[0] in _INTEGERS
+                ):
+                    yield "dot of integers"
+                elif instruction.opcode == "while":
+                    try:
+                        self._trips(computation, instruction)
+                    except ValueError:
+                        yield "while of unknown length"
 
     def _trips(self, computation: int, loop: Any) -> int:
         """Rounds of a counted loop as jax writes it: from a constant 0, by a constant 1, below a constant."""
@@ -115,7 +141,7 @@ class _Walk:
             ones = [_value(body[i]) for i in following.operand_ids] if following.opcode == "add" else []
             if 1 in ones and _value(begin) == 0 and (times := _value(end)) is not None:
                 return times
-        raise ValueError(f"{loop.name} holds collectives and runs a number of times that cannot be told")
+        raise ValueError(f"{loop.name} runs a number of times that cannot be told")
 
     def _read(self, computation: int) -> Iterator[int]:
         """The parameters of a computation that an instruction reads, calls followed."""
@@ -128,10 +154,6 @@ class _Walk:
                     yield numbers[operand]
 
 
-def _conditional(opcode: str) -> str:
-    return f"conditional {opcode.removeprefix('conditional ')}"
-
-
 def _groups(instruction: Any) -> Groups:
     return tuple(tuple(group.replica_ids) for group in instruction.replica_groups)
 
@@ -141,13 +163,19 @@ def _value(instruction: Any) -> int | None:
     return held[0] if instruction.opcode == "constant" and len(held) == 1 else None
 
 
+def unsupported_sentence(what: str) -> str:
+    """What is wrong with a graph that holds it."""
+    return f"it holds a {what}, which the Neuron SDK does not take"
+
+
 def violations(graph: GraphSpec, proto: bytes, tp: int) -> list[str]:
     """One clause for each way in which a proto is not the graph that the plan describes, for `tp` ranks."""
     try:
         found = declared(proto)
     except (ValueError, KeyError, IndexError, DecodeError) as error:
         return [f"it cannot be followed ({error})"]
-    return [*_interface(graph, found), *_collectives(graph, found, tp), *_folded(graph, found)]
+    refused = [unsupported_sentence(what) for what in found.refused]
+    return [*_interface(graph, found), *_collectives(graph, found, tp), *_folded(graph, found), *refused]
 
 
 def _interface(graph: GraphSpec, found: Declared) -> Iterator[str]:

@@ -1,16 +1,27 @@
-"""The pair of models that a planned graph runs."""
+"""The pair of models that a planned graph runs, and which of its stages."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from compile.spec import BuildSpec
 from model.backing import Backing
-from model.bundle.manifest import GraphSpec
+from model.bundle.manifest import PREFILL, GraphSpec
+from model.bundle.schema import UNFILTERED
 from model.dtypes import BY_FLAG
+from model.graph_io import StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+
+
+def stage_of(graph: GraphSpec) -> Callable[..., StepOutputs]:
+    """What of a pair a graph runs."""
+    if graph.tag == PREFILL:
+        return Pair.prefill
+    return Pair.unfiltered_step if graph.tag.endswith(UNFILTERED) else Pair.step
 
 
 def make_pair(spec: BuildSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> Pair:

@@ -16,15 +16,14 @@ from torch import Tensor, nn
 
 from compile.graph import collectives, hlo
 from compile.graph.custom_call import launch_in_graph
-from compile.graph.pair import make_pair
+from compile.graph.pair import make_pair, stage_of
 from compile.graph.torchax_seam import interop
 from compile.plan import BuildPlan
-from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.manifest import GraphSpec, TensorSpec
 from model.cache import Cache
 from model.graph_io import StepInputs
 from model.nki.backing import backing_of
 from model.ops import Ops, State
-from model.speculative import Pair
 
 
 class TracedOps(Ops):
@@ -51,9 +50,6 @@ class TracedOps(Ops):
             self._kinds[kind] = jax.jit(run)
         return interop.call_jax(self._kinds[kind], dict(module.named_parameters()), args)
 
-    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
-        return interop.call_jax(lambda p: jax.lax.cond(p, interop.jax_view(if_true), interop.jax_view(if_false)), pred)
-
     def repeat(self, count: int, body: Callable[[State], State], state: State) -> State:
         step = interop.jax_view(body)
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
@@ -65,12 +61,6 @@ class TracedOps(Ops):
             return cache.at[slots[:, None], :, positions].set(new.swapaxes(1, 2), mode="drop")
 
         return interop.call_jax(write, cache_BGSD, new_BGND, slots_B, positions_BN)
-
-    def bits(self, x: Tensor) -> Tensor:
-        return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.int32), x)
-
-    def number(self, bits: Tensor) -> Tensor:
-        return interop.call_jax(lambda a: jax.lax.bitcast_convert_type(a, jnp.float32), bits)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.ranks == 1:
@@ -94,7 +84,7 @@ def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
     pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph))
     weight_names = spec.weight_names()
     stored = {ours: weight_names[ours] for ours in pair.state_dict()}
-    stage = Pair.prefill if graph.tag == PREFILL else Pair.step
+    stage = stage_of(graph)
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument
     def step(named: dict[str, Tensor], inputs: StepInputs, *caches: list[Cache]) -> tuple[Any, ...]:

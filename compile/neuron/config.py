@@ -1,6 +1,7 @@
-"""neuron_config.json in the form that NxDI 0.9 writes it, so that its loader reads our bundle.
+"""neuron_config.json in the form that NxDI 0.9 writes it, so that its loader and NxDI 0.6's read our bundle.
 
-The fields that no flag of ours moves are NxDI's own defaults, kept in nxdi_defaults.json.
+The fields that no flag of ours moves are NxDI's own defaults, kept in nxdi_defaults.json. `draft_model_cls` is left
+out: 0.9 takes it as null, 0.6 has no such argument and ends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ def _fused(spec: BuildSpec) -> dict[str, Any]:
     draft = _neuron(spec, speculation=False) | {"tp_degree": spec.draft_ranks}
     return {
         "draft_config": _model(spec.draft_config, _name(spec.draft), draft),
-        "draft_model_cls": None,
         "draft_model_path": _name(spec.draft),
         "worker_cls": {
             "__module__": "neuronx_distributed_inference.models.qwen3.modeling_qwen3",
@@ -59,7 +59,7 @@ def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, 
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": int(config.rope_theta) if config.rope_theta.is_integer() else config.rope_theta,
+        "rope_theta": int(config.rope_theta) if config.rope_theta % 1 == 0 else config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
         "vocab_size": config.vocab_size,
     }

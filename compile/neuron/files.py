@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from compile.neuron import sdk as toolchain
 from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_tags
 from compile.plan import BuildPlan
+from compile.recipes import sources
+from compile.spec import BuildSpec
 from model.bundle.manifest import GraphSpec, canonical_hash
 from model.errors import UserError
 
@@ -23,25 +26,38 @@ MODEL = "model.pt"
 _CHOICES = ("auto", "cpu", "neuron")
 
 
-def chosen(name: str) -> Found:
+# what runs while the module of model.pt is traced, beside what makes the graphs of the plan
+_TRACED_BY = ("compile/neuron/module.py", "compile/neuron/sdk.py")
+
+
+def check_words(spec: BuildSpec) -> None:
+    """Raise UserError for a toolchain or compiler flags that are none, also where nothing will be compiled."""
+    if spec.toolchain not in _CHOICES:
+        raise UserError(f"toolchain is {spec.toolchain!r}; it must be one of {', '.join(_CHOICES)}")
+    flags_of(spec.compiler_flags)
+
+
+def chosen(name: str, kernels: str) -> Found:
     """The toolchain of a build: what is here (auto), nothing (cpu), or at least the compiler (neuron)."""
-    if name not in _CHOICES:
-        raise UserError(f"toolchain is {name!r}; it must be one of {', '.join(_CHOICES)}")
     if name == "cpu":
         return Found(Level.NONE, (), {})
-    return toolchain.require(Level.COMPILER, "--toolchain neuron") if name == "neuron" else toolchain.find()
+    if name == "neuron":
+        return toolchain.require(Level.COMPILER, "--toolchain neuron", kernels)
+    return toolchain.find(kernels)
 
 
 def compiled(plan: BuildPlan, graphs: list[StagedFile]) -> tuple[list[StagedFile], dict[str, Any]]:
     """The artifacts that the SDK adds to those of the graphs, and what it changes in the manifest."""
-    found = chosen(plan.spec.toolchain)
+    found = chosen(plan.spec.toolchain, plan.spec.kernels)
     if found.level is Level.NONE:
         return [], {}
     flags = flags_of(plan.spec.compiler_flags)
     tags = sorted({g.tag for g in plan.graphs}) if found.level is Level.COMPILER else sorted(nxdi_tags(plan))
-    recipe = [found.versions, {t: flags[t] for t in tags}, sorted((g.name, g.recipe) for g in graphs)]
+    of_graphs = sorted((g.name, g.recipe) for g in graphs)
+    recipe = [found.versions, {t: flags[t] for t in tags}, of_graphs, sources(_TRACED_BY)]
     if found.level is Level.COMPILER:
-        artifacts, neff = _neffs(plan, {g.name: g.recipe for g in graphs}, flags, found), "neff"
+        print(f"this bundle gets NEFFs and no {MODEL}: {found.why_no_model}", file=sys.stderr)
+        artifacts, neff = _neffs(plan, dict(of_graphs), flags, found), "neff"
     else:
         artifacts, neff = _model(plan, canonical_hash(recipe), flags), MODEL
     how = {"target": TARGET, "lnc": LNC, "flags": {t: flags[t] for t in tags}, "versions": found.versions}
@@ -60,7 +76,8 @@ def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], foun
     if plan.spec.kernels != "reference":
         raise UserError(
             f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {toolchain.COMPILER} "
-            "alone, which cannot read our calls of kernels; use --kernels reference, --toolchain cpu, or install it"
+            f"alone, which cannot read our calls of kernels ({found.why_no_model}); use --kernels reference, "
+            "--toolchain cpu, or install it"
         )
     made = []
     for graph in plan.graphs:
@@ -80,9 +97,11 @@ def _neff(hlo: Path, log: Path, flags: str, neff: Path) -> None:
 
 def _copy_of(source: Path) -> Callable[[Path], None]:
     def write(path: Path) -> None:
-        if not source.is_file():
-            raise UserError(f"the compiler's {source} is gone and the bundle keeps it; build again with --force")
-        shutil.copyfile(source, path)
+        # a compiler that takes a graph from its cache compiles nothing and writes no log
+        if source.is_file():
+            shutil.copyfile(source, path)
+        else:
+            path.write_text(f"the compiler left no {source.name}\n", encoding="utf-8")
 
     return write
 

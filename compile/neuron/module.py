@@ -2,8 +2,8 @@
 
 Parameters carry the names of the weight files, caches are parameters that are aliased to outputs, and
 the inputs are NxDI's tuple. It names no min-p, no seed and no limit: there min-p is off, every step may
-accept k drafts, and noise is keyed by the cache slot in the place of a seed. Each output has the exact
-distribution, but two requests that follow each other in one slot meet the same noise.
+accept k drafts, and noise is keyed by the cache slot and by how many prompts that slot has had, which is
+state of the graphs as the caches are. So two requests that follow each other in one slot meet other noise.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from compile.graph.pair import make_pair
+from compile.graph.pair import make_pair, stage_of
 from compile.plan import BuildPlan
 from model.backing import Backing
-from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.manifest import GraphSpec, TensorSpec
 from model.cache import Cache
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
@@ -25,26 +25,22 @@ from model.ops import Ops
 from model.speculative import Pair
 
 Collective = Callable[[Tensor], Tensor]
+# prompts that each cache slot has had
+REQUEST_COUNTS = "request_counts"
 
 
 @dataclasses.dataclass
 class StaticOps(Ops):
     """The operations with shapes that are known before any value is: what a lazy tracer can follow.
 
-    `reduce` and `gather` join all ranks; `within(n)` gives those that join each n consecutive ones.
+    `within(n)` gives the all-reduce and the all-gather that join each n consecutive ranks.
     """
 
-    reduce: Collective
-    gather: Collective
-    within: Callable[[int], tuple[Collective, Collective]] | None = None
-    ranks: int = 0
+    within: Callable[[int], tuple[Collective, Collective]]
+    ranks: int = 1
 
     def grouped(self, ranks: int) -> Ops:
-        assert self.within is not None
-        return StaticOps(*self.within(ranks), self.within, ranks)
-
-    def cond(self, pred: Tensor, if_true: Callable[[], Tensor], if_false: Callable[[], Tensor]) -> Tensor:
-        return torch.where(pred, if_true(), if_false())
+        return StaticOps(self.within, ranks)
 
     def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
         length = cache_BGSD.shape[2]
@@ -58,10 +54,10 @@ class StaticOps(Ops):
         return padded.transpose(1, 2)[:, :, :length]
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return x if self.ranks == 1 else self.reduce(x)
+        return x if self.ranks == 1 else self.within(self.ranks)[0](x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return x if self.ranks == 1 else self.gather(x)
+        return x if self.ranks == 1 else self.within(self.ranks)[1](x)
 
 
 class StepModule(nn.Module):
@@ -70,15 +66,22 @@ class StepModule(nn.Module):
     def __init__(self, plan: BuildPlan, graph: GraphSpec, ops: Ops, backing: Backing) -> None:
         super().__init__()
         spec = plan.spec
-        self.alone, self.k, self.stage = not spec.k, graph.k, Pair.prefill if graph.tag == PREFILL else Pair.step
-        self.state_names = [t.name for t in graph.state]
+        self.alone, self.k, self.stage = not spec.k, graph.k, stage_of(graph)
+        counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
+        self.state_names = [t.name for t in (*graph.state, counts)]
         self.draft_layers = spec.draft_config.num_hidden_layers if graph.drafts else 0
         pair, weight_names = make_pair(spec, graph, ops, backing), spec.weight_names()
         self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
         # in a list, so that its empty parameters are none of this module's
         self._pair = [pair]
-        for tensor in (*graph.weights, *graph.state):
+        for tensor in (*graph.weights, *graph.state, counts):
             _place(self, tensor)
+
+    def take(self, values: dict[str, Tensor]) -> None:
+        """Copy weights or state in by name; what is none of this graph's is left out."""
+        own = dict(self.named_parameters())
+        for name in own.keys() & values.keys():
+            own[name].data.copy_(values[name])
 
     def forward(
         self,
@@ -90,14 +93,18 @@ class StepModule(nn.Module):
         hidden: Tensor,
         adapter_ids: Tensor,
     ) -> tuple[Tensor, ...]:
-        """NxDI's inputs; the graph's four outputs, then the caches in the plan's order.
+        """NxDI's inputs; the graph's four outputs, then the caches in the plan's order, then the counts.
 
         For a target alone NxDI knows one output: the next ids (B,).
         """
+        given: dict[str, Tensor] = dict(self.named_parameters())
         # the two that no graph of ours needs stay inputs: routing goes by the whole list of shapes
         unused = 0 * (hidden.to(torch.int32) + adapter_ids)
         slots = seq_ids + unused
-        seeds = torch.stack([slots, torch.zeros_like(slots)], -1)
+        counts = given[REQUEST_COUNTS]
+        if self.stage is Pair.prefill:
+            counts = counts + (torch.arange(counts.shape[0], dtype=torch.int32, device=slots.device) == slots)
+        seeds = torch.stack([slots, counts.index_select(0, slots)], -1)
         inputs = StepInputs(
             input_ids,
             attention_mask,
@@ -108,17 +115,16 @@ class StepModule(nn.Module):
             seeds,
             torch.full_like(seq_ids, self.k),
         )
-        given: dict[str, Tensor] = dict(self.named_parameters())
-        caches = [given[name] for name in self.state_names]
+        caches = [given[name] for name in self.state_names[:-1]]
         layers = [Cache(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
         named = {ours: given[name] for ours, name in self.names.items()}
         state = (layers[: self.draft_layers], layers[self.draft_layers :])
         out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
         visible = (out.next_ids[:, 0],) if self.alone else out[:4]
-        return (*visible, *(t for caches in out[4:] for cache in caches for t in cache))
+        return (*visible, *(t for caches in out[4:] for cache in caches for t in cache), counts)
 
     def aliases(self) -> dict[Tensor, int]:
-        """Cache parameter -> the index of the output that replaces it."""
+        """Parameter that is state, the caches and the counts -> the index of the output that replaces it."""
         given: dict[str, Tensor] = dict(self.named_parameters())
         first = 1 if self.alone else 4
         return {given[name]: first + i for i, name in enumerate(self.state_names)}

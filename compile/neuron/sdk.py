@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from model.errors import UserError
 from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
 
-COMPILER = "neuronx-cc"
+COMPILER, NKI = "neuronx-cc", "nki"
 # NxDI routes by the list of input shapes, where a step of the target alone would equal the fused one
 NXDI_TAGS = (PREFILL, FUSED)
 NXDI_TAGS_ALONE = (PREFILL, DECODE)
@@ -55,26 +55,36 @@ PROBES = (
     Probe("torch-neuronx", "torch_neuronx.xla_impl.trace", "generate_hlo"),
     Probe("libneuronxla", "libneuronxla", "neuron_xla_compile"),
     Probe("neuronx-distributed", "neuronx_distributed.trace.model_builder", "ModelBuilder"),
-    Probe("nki", "nki.isa", "nc_matmul"),
+    # kernels in the graphs alone need it; SDK 2.26.1, the last whose engine loads a pair, has no such package
+    Probe(NKI, "nki.isa", "nc_matmul"),
 )
 
 
 @dataclass(frozen=True)
 class Found:
-    """The level, one sentence for each package that is here in name alone, and versions."""
+    """The level, one sentence for each package that is here in name alone, versions, and what model.pt lacks."""
 
     level: Level
     look_alikes: tuple[str, ...]
     versions: dict[str, str]
+    absent: tuple[str, ...] = ()
+
+    @property
+    def why_no_model(self) -> str:
+        """Why this is not all that model.pt needs; empty if it is."""
+        absent = f"{', '.join(self.absent)} not installed" if self.absent else ""
+        return "; ".join(filter(None, (*self.look_alikes, absent)))
 
 
-def find() -> Found:
-    """Look for the SDK on this machine."""
-    states = {p.package: _state(p) for p in PROBES} | {COMPILER: _compiler_state()}
+def find(kernels: str = "reference") -> Found:
+    """Look on this machine for the SDK as a build with these kernels needs it."""
+    needed = [p for p in PROBES if p.package != NKI or kernels != "reference"]
+    states = {p.package: _state(p) for p in needed} | {COMPILER: _compiler_state()}
     empty = tuple(_sentence(name) for name, state in states.items() if state == "look-alike")
+    absent = tuple(name for name, state in states.items() if state == "absent")
     here = {name for name, state in states.items() if state == "present"}
     level = Level.NONE if COMPILER not in here else Level.FULL if here == states.keys() else Level.COMPILER
-    return Found(level, empty, {name: _version(name) for name in sorted(here)})
+    return Found(level, empty, {name: _version(name) for name in sorted(here)}, absent)
 
 
 def _state(probe: Probe) -> str:
@@ -121,12 +131,13 @@ def _version(package: str) -> str:
         return "(unknown version)"
 
 
-def require(level: Level, what: str) -> Found:
+def require(level: Level, what: str, kernels: str = "reference") -> Found:
     """What is here, if that is enough; otherwise UserError names what is missing."""
-    found = find()
+    found = find(kernels)
     if found.level < level:
         wanted = COMPILER if level is Level.COMPILER else "the Neuron SDK"
-        why = "; ".join(found.look_alikes) or "install it from AWS's package index, on a machine with Trainium2"
+        partly = found.why_no_model if found.level is Level.COMPILER else "; ".join(found.look_alikes)
+        why = partly or "install it from AWS's package index, on a machine with Trainium2"
         raise UserError(f"{what} needs {wanted}, which is not on this machine; {why}")
     return found
 
@@ -182,19 +193,28 @@ def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
 
 
-def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
+def device_ops(tp: int) -> StaticOps:
+    """The operations of a module that torch_xla traces, whose replica groups a graph holds as they are."""
     # vendor seam
-    mappings: Any = importlib.import_module("neuronx_distributed.parallel_layers.mappings")
     xla: Any = importlib.import_module("torch_xla.core.xla_model")
+    runtime: Any = importlib.import_module("torch_xla.runtime")
 
     def within(ranks: int) -> tuple[Collective, Collective]:
-        """Collectives inside of each `ranks` consecutive ranks, whose replica groups the graph holds as they are."""
-        groups = [list(range(first, first + ranks)) for first in range(0, plan.spec.tp, ranks)]
+        if runtime.world_size() != tp:
+            raise UserError(
+                f"torch_xla sees {runtime.world_size()} ranks while a graph of {tp} is traced, and of one rank it "
+                "drops every all-reduce; trace with an NxD whose builder mocks the ranks (0.15 to 0.18)"
+            )
+        groups = [list(range(first, first + ranks)) for first in range(0, tp, ranks)]
         return (
             lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups, pin_layout=False),
             lambda x: xla.all_gather(x, dim=x.dim() - 1, groups=groups, pin_layout=False),
         )
 
+    return StaticOps(within, tp)
+
+
+def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
     class Instance(base):  # type: ignore[misc]
         """One tag's module. Its buckets differ in the inputs alone, so all get the same parameters."""
 
@@ -202,12 +222,8 @@ def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
             super().__init__(module_cls=StepModule, input_output_aliases={})
 
         def load_module(self) -> None:
-            ops = StaticOps(
-                mappings.reduce_from_tensor_model_parallel_region,
-                mappings.gather_from_tensor_model_parallel_region,
-                within,
-            )
-            self.module = StepModule(plan, graph, ops, backing_of(plan.spec.kernels, launch_on_device))
+            backing = backing_of(plan.spec.kernels, launch_on_device)
+            self.module = StepModule(plan, graph, device_ops(plan.spec.tp), backing)
 
         def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
             return self.module, self.module.aliases()
@@ -222,3 +238,17 @@ def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[...
     model = torch.jit.load(str(path))
     model.nxd_model.initialize(shards, torch.tensor([0], dtype=torch.int32))
     return model  # type: ignore[no-any-return]
+
+
+def nxdi_first_token(path: Path, prompt: Sequence[int]) -> int:
+    """The token after a prompt as NxDI's own application loads and runs the bundle."""
+    # vendor seam
+    vendor: Any = importlib.import_module("neuronx_distributed_inference.models.qwen3.modeling_qwen3")
+    application = vendor.NeuronQwen3ForCausalLM(str(path))
+    application.load(str(path))
+    ids = torch.tensor([list(prompt)], dtype=torch.int32)
+    positions = torch.arange(len(prompt), dtype=torch.int32)[None]
+    greedy = torch.tensor([[1.0, 1.0, 1.0]])
+    lines = torch.zeros(1, dtype=torch.int32)
+    out = application(ids, torch.ones_like(ids), positions, lines, sampling_params=greedy)
+    return int(torch.as_tensor(out.hidden_states[0])[0, 0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from model.bundle.schema import TAGS, Wrong, shown
+from model.bundle.schema import ALL_TAGS, TAGS, UNFILTERED, Wrong, shown
 
 _PREFILL, _FUSED, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
@@ -69,20 +69,26 @@ def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
-    tags = TAGS if m["k"] else (_PREFILL, _DECODE)
+    tags = [tag for tag in ALL_TAGS if m["k"] or not tag.startswith(_FUSED)]
     wanted = {(tag, bucket) for tag in tags for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:
         yield f"graphs has {len(listed)}, expected one for each of {len(tags)} tags and {len(m['buckets'])} buckets"
     for graph in m["graphs"]:
         at = f"graph {graph['tag']}_bk{graph['bucket']}"
-        k = 0 if graph["tag"] == _DECODE else m["k"]
+        k = 0 if _alone(graph) else m["k"]
         if graph["k"] != k:
             yield f"{at} has k {graph['k']}, expected {k}"
         if graph["file"] != _HLO.format(**graph):
             yield f"{at} is in {shown(graph['file'])}, which has another name"
         yield from (f"{at}: {clause}" for clause in _border(graph, m, k))
         yield from (f"{at}: {clause}" for clause in _inside(graph, m))
+
+
+def _alone(graph: dict[str, Any]) -> bool:
+    """Whether a graph is a step's of the target alone."""
+    tag: str = graph["tag"]
+    return tag.removesuffix(UNFILTERED) == _DECODE
 
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
@@ -100,7 +106,7 @@ def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
 
 
 def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
-    roles = _roles(m) if graph["tag"] != _DECODE else _roles(m)[:1]
+    roles = _roles(m)[: 1 if _alone(graph) else None]
     kinds = {"float32", "bfloat16"} - {_TENSOR[m["dtype"]]}
     if any(dtype in kinds for field in ("weights", "state") for _, _, dtype in graph[field]):
         yield f"a weight or cache is not of dtype {m['dtype']}"

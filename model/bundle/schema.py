@@ -21,6 +21,9 @@ MANIFEST_BYTES = 64 << 20
 
 # a prompt's graph, a fused step's, and a step's of the target alone, as NxDI names them
 TAGS = ("context_encoding_model", "fused_speculation_model", "token_generation_model")
+# ends the tag of a step's graph for sequences of which none filters
+UNFILTERED = "_unfiltered"
+ALL_TAGS = (*TAGS, *(tag + UNFILTERED for tag in TAGS[1:]))
 
 Check = Callable[[Any, str], None]
 
@@ -148,7 +151,7 @@ CONFIG = record({
     "eos_token_ids": listed(_ID, 0, 64),
 })  # fmt: skip
 _GRAPH = record({
-    "tag": one_of(*TAGS),
+    "tag": one_of(*ALL_TAGS),
     "bucket": whole(1, 1 << 24), "k": whole(0, MAX_K), "file": _NAME, "weights": _TENSORS, "inputs": _TENSORS,
     "state": _TENSORS, "outputs": _TENSORS, "collectives": named(whole(0, 1 << 30), 16, _NAME),
 })  # fmt: skip
@@ -176,7 +179,7 @@ _MANIFEST = record(
         "versions": named(_NAME, 100, _NAME), "commit": optional(_NAME),
         "files": named(record({"sha256": _SHA256, "bytes": whole(0, 1 << 50)}, {"recipe": _SHA256}), 10_000),
     },
-    {"compiler": _COMPILER},
+    {"compiler": _COMPILER, "executables": record({"platform": _NAME, "version": _NAME, "interface": _NAME})},
 )  # fmt: skip
 _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
 

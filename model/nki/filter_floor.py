@@ -12,13 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.ops import Ops
+from model.ops import Ops, shift_left, shift_right
 from model.sampling import Draw
 from nki_kernels.limits import NO_FLOOR
 
 _BITS, _THRESHOLDS = 4, 15
 # of one call over several ranks: the rows' best logits, the passes of two searches, the mass between them
 ALL_GATHERS = 1 + 2 * (32 // _BITS) + 1
+# of a draft's guess: the rows' best logits, twice the sums above the tried ones
+GUESS_GATHERS = 3
 # keys of the lowest and the highest finite number
 _LOWEST_KEY, _HIGHEST_KEY = -0x7F800000, 0x7F7FFFFF
 _SIGN = -(1 << 31)
@@ -29,8 +31,10 @@ Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def filter_floor(ops: Ops, logits_RV: Tensor, draw: Draw, weigh: Weigh) -> Tensor:
     """(R,) fp32: the smallest kept logit of each row, or the lowest number for a row without filters."""
-    temperature = torch.where(draw.temperature_R > 0, draw.temperature_R, 1.0)
-    best = best_logit(ops, logits_RV)
+    assert draw.top_k_R is not None
+    assert draw.top_p_R is not None
+    assert draw.min_p_R is not None
+    temperature, best = draw.heat_R, best_logit(ops, logits_RV)
     none, forever = torch.zeros_like(best), torch.full_like(best, float("inf"))
     floor = (best + temperature * torch.log(draw.min_p_R)).clamp(min=NO_FLOOR)
     top_k = torch.where(draw.top_k_R > 0, draw.top_k_R, forever)
@@ -40,6 +44,18 @@ def filter_floor(ops: Ops, logits_RV: Tensor, draw: Draw, weigh: Weigh) -> Tenso
     mass = over_ranks(ops, weigh(logits_RV, *probability, torch.full_like(best, NO_FLOOR)[:, None]))[:, 0]
     top_p = torch.where(draw.top_p_R < 1, draw.top_p_R * mass, forever)
     return torch.maximum(floor, _smallest_kept(ops, logits_RV, probability, top_p, weigh))
+
+
+def count_and_mass(
+    ops: Ops, logits_RV: Tensor, by: tuple[Tensor, Tensor], weigh: Weigh, tried_RJ: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(R, J) each: how many ids are above each number, and their mass, `by` 1 / T and the best logit: one launch."""
+    inverse, best = by
+    none, rows = torch.zeros_like(best), logits_RV.shape[0]
+    scale, bias = torch.cat((none, inverse)), torch.cat((none, -best * inverse))
+    twice, floor = torch.cat((logits_RV, logits_RV)), torch.full_like(scale, NO_FLOOR)
+    sums = over_ranks(ops, weigh(twice, scale, bias, floor, torch.cat((tried_RJ, tried_RJ))))
+    return sums[:rows], sums[rows:]
 
 
 def best_logit(ops: Ops, logits_RV: Tensor) -> Tensor:
@@ -65,17 +81,30 @@ def _smallest_kept(
 ) -> Tensor:
     """(R,) the smallest number above which there is less weight than the bound."""
     found = torch.zeros_like(bound_R, dtype=torch.int32)
-    digits = torch.arange(1, _THRESHOLDS + 1, dtype=torch.int32, device=bound_R.device)
     for shift in range(32 - _BITS, -1, -_BITS):
-        candidates_RJ = found[:, None] | (digits << shift)
+        # as int32: the highest bit is the sign
+        digits = [((digit << shift) + (1 << 31)) % (1 << 32) - (1 << 31) for digit in range(1, _THRESHOLDS + 1)]
+        candidates_RJ = found[:, None] | torch.tensor(digits, dtype=torch.int32, device=found.device)
         # a candidate is passed if even the number before it has too much weight above
-        before = _number(ops, candidates_RJ - 1)
+        before = _number(candidates_RJ - 1)
         passed = over_ranks(ops, weigh(logits_RV, *weights, before)) >= bound_R[:, None]
-        found = found | (passed.sum(-1).to(torch.int32) << shift)
-    return _number(ops, found)
+        found = found | shift_left(passed.sum(-1).to(torch.int32), shift)
+    return _number(found)
 
 
-def _number(ops: Ops, code: Tensor) -> Tensor:
-    """The finite fp32 number that stands at a place of the order, counted in 32 unsigned bits."""
+def _number(code: Tensor) -> Tensor:
+    """The finite fp32 number that has a place of the order, counted in 32 unsigned bits."""
     key = (code ^ _SIGN).clamp(_LOWEST_KEY, _HIGHEST_KEY)
-    return ops.number(torch.where(key < 0, key ^ 0x7FFFFFFF, key))
+    # the bits below the sign are inverted in negative numbers
+    size = _size(torch.where(key < 0, -1 - key, key))
+    return torch.where(key < 0, -size, size)
+
+
+def _size(bits: Tensor) -> Tensor:
+    """The fp32 number of 31 bits, by products with powers of two, which are exact; what is below 2^-126 is 0."""
+    size = (1 + (bits & 0x7FFFFF).float() * 2.0**-23) * 2.0**-126
+    exponent = shift_right(bits, 23)
+    # 2^128 is no fp32 number: the highest bit is two factors
+    for bit, factor in ((7, 2.0**64), (7, 2.0**64), *((b, 2.0 ** (1 << b)) for b in range(6, -1, -1))):
+        size = torch.where((shift_right(exponent - 1, bit) & 1) > 0, size * factor, size)
+    return torch.where(exponent > 0, size, 0.0)

@@ -6,12 +6,15 @@ Who serves a launch is their one field: nkisim at once (`model/nki/simulated.py`
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
+from model.filters import guessed_floor
 from model.kernels import Kernels
-from model.nki.filter_floor import filter_floor
+from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
@@ -35,12 +38,7 @@ class NkiKernels(Kernels):
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """With the shard's first id, and its noise at all positions of a step."""
         draw = asked.draw(positions_BN)
-        noise_RV = ops.cond(
-            (asked.temperature_B > 0).any(),
-            lambda: self._noise(draw, shard),
-            lambda: torch.zeros(draw.position_R.shape[0], shard.width, device=positions_BN.device),
-        )
-        return draw._replace(noise_RV=noise_RV, start_11=shard.start)
+        return draw._replace(noise_RV=self._noise(draw, shard), start_11=shard.start)
 
     def _noise(self, draw: Draw, shard: Shard) -> Tensor:
         parts: list[Tensor] = []
@@ -51,14 +49,7 @@ class NkiKernels(Kernels):
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         assert draw.noise_RV is not None, "draws need what prepare gives"
-        filtering = (draw.top_k_R > 0) | (draw.top_p_R < 1) | (draw.min_p_R > 0)
-        filtering &= draw.temperature_R > 0
-        lowest = torch.full_like(draw.temperature_R, NO_FLOOR)
-        floor = ops.cond(
-            filtering.any(), lambda: filter_floor(ops, logits_RV, draw, self._weights_above), lambda: lowest
-        )
-        floor = torch.where(filtering, floor, lowest)
-        parts = []
+        floor, parts = self._floor(ops, logits_RV, draw), []
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
             rows = (logits_RV[part], draw.noise_RV[part], draw.temperature_R[part, None], floor[part, None])
@@ -69,6 +60,19 @@ class NkiKernels(Kernels):
         # a collective for both: ids are exact in fp32
         best = _of_shards(ops, torch.cat(parts, 1))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
+
+    def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
+        """(R,) each row's smallest kept logit: searched for a target's draw, one of a few for a draft's."""
+        lowest, filtering_R = torch.full_like(draw.temperature_R, NO_FLOOR), draw.filtering_R
+        if filtering_R is None:
+            return lowest
+        if draw.guess_J is None:
+            floor = filter_floor(ops, logits_RV, draw, self._weights_above)
+        else:
+            best = best_logit(ops, logits_RV)
+            sums = functools.partial(count_and_mass, ops, logits_RV, (1 / draw.heat_R, best), self._weights_above)
+            floor = guessed_floor(best, draw, sums)
+        return torch.where(filtering_R, floor, lowest)
 
     def _weights_above(
         self, logits_RV: Tensor, scale_R: Tensor, bias_R: Tensor, floor_R: Tensor, thresholds_RJ: Tensor

@@ -5,20 +5,16 @@ Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src.xla_bridge import backends_are_initialized
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib import xla_client
-from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from model.bundle.manifest import PREFILL, Bundle, GraphSpec, TensorSpec
+from model.bundle.schema import UNFILTERED
 from model.bundle.shards import faults as shard_faults
 from model.bundle.weights import shard_file
 from model.dtypes import BY_NAME
@@ -26,29 +22,20 @@ from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-
-# read when the first device is made. The pool of XLA's CPU client: one thread a device
-_TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
-os.environ.setdefault("NPROC", "1")
-# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so,
-# and products and sums stay with the code whose order does not depend on the number of rows
-SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
-
-# enough for the tensor-parallel runs that one process may mix
-_MIN_DEVICES = 2
+from model.serving import pjrt
 
 
 class Graphs:
     """The graphs of one bundle, compiled when first used, with their weights and state."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
         self.bundle, self.tp = bundle, bundle["tp"]
         if bundle["weights"] is None:
             raise UserError(
                 f"{bundle.path} was built without weights; build it with --checkpoint and "
                 "--draft-checkpoint to generate from it"
             )
-        self._devices = _cpu_devices(self.tp)
+        self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._executables: dict[tuple[str, int], Any] = {}
@@ -63,13 +50,13 @@ class Graphs:
 
         The first run of an executable is slow; later ones are what is worth timing.
         """
-        graph = self.bundle.graph(tag, bucket)
-        if (tag, bucket) not in self._executables:
+        graph = self._picked(tag, bucket, filters=False)
+        if (graph.tag, bucket) not in self._executables:
             self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
-        graph = self.bundle.graph(tag, bucket)
+        graph = self._picked(tag, bucket, inputs.filter)
         given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
         # one call a device for all inputs: a call costs more than the copy
@@ -92,13 +79,19 @@ class Graphs:
         for held in (self._weights, self._state, self._executables):
             held.clear()
 
+    def _picked(self, tag: str, bucket: int, filters: bool) -> GraphSpec:
+        """No graph has a branch: rows that do not filter have one without the search."""
+        tags = {g.tag for g in self.bundle.graphs}
+        return self.bundle.graph(tag if filters or tag + UNFILTERED not in tags else tag + UNFILTERED, bucket)
+
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
         if key not in self._executables:
             proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
-            self._executables[key] = compile_hlo(proto, self._devices)
+            loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
+            self._executables[key] = loaded or pjrt.compile_hlo(proto, self._devices)
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
@@ -121,32 +114,6 @@ class Graphs:
         return jax.make_array_from_single_device_arrays((first[0] * self.tp, *first[1:]), self._sharding, parts)
 
 
-def _cpu_devices(count: int) -> list[Any]:
-    if _TOO_LATE:
-        raise UserError(
-            "jax made its devices before model.serving.runtime was imported, with a thread for every core; "
-            "import it first, or start the process with NPROC=1"
-        )
-    # once the devices are made, they must do
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
-    devices = jax.devices("cpu")
-    if len(devices) < count:
-        raise UserError(f"this process has {len(devices)} CPU devices, the bundle needs {count}; start a new process")
-    return list(devices[:count])
-
-
 def _read_shard(file: Path) -> dict[str, np.ndarray]:
     with safe_open(file, framework="np") as shard:
         return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
-
-
-def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
-    """An executable of an HLO proto, one replica a device."""
-    options = xla_client.CompileOptions()
-    options.num_replicas, options.num_partitions = len(devices), 1
-    options.env_option_overrides = list(SAME_BITS.items())
-    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
-    client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
-    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
-    return client.compile_and_load(stablehlo, listed, options)

@@ -39,7 +39,7 @@ def all_reduce(
     """Reduce tensors over the group; everybody gets the result. Ranks add in list order."""
     call, fn = start("all_reduce", srcs, dsts, priority), reducer(op, "all_reduce")
     ring = ring_of(call.core, "all_reduce", replica_group)
-    got = meet(call.core, "all_reduce", ring, [take(call, s) for s, _ in pairs(call)])
+    got = meet(call, ring, [take(call, s) for s, _ in pairs(call)])
     for i, (_, dst) in enumerate(pairs(call)):
         put(call, dst, fold([got[r][i] for r in ring], fn))
     return done(call, name)
@@ -57,7 +57,7 @@ def all_gather(
     call = start("all_gather", srcs, dsts, priority)
     check_dim(call, collective_dim, also=True)
     ring = ring_of(call.core, "all_gather", replica_group)
-    got = meet(call.core, "all_gather", ring, [take(call, s) for s, _ in pairs(call)])
+    got = meet(call, ring, [take(call, s) for s, _ in pairs(call)])
     for i, (_, dst) in enumerate(pairs(call)):
         put(call, dst, np.concatenate([got[r][i] for r in ring], axis=collective_dim))
     return done(call, name)
@@ -76,7 +76,7 @@ def reduce_scatter(
     call, fn = start("reduce_scatter", srcs, dsts, priority), reducer(op, "reduce_scatter")
     check_dim(call, collective_dim)
     ring = ring_of(call.core, "reduce_scatter", replica_group)
-    got = meet(call.core, "reduce_scatter", ring, [take(call, s) for s, _ in pairs(call)])
+    got = meet(call, ring, [take(call, s) for s, _ in pairs(call)])
     for i, (src, dst) in enumerate(pairs(call)):
         parts = _split(call, src, fold([got[r][i] for r in ring], fn), len(ring))
         put(call, dst, parts[ring.index(call.core.rank)])
@@ -103,7 +103,7 @@ def all_to_all(
     check_dim(call, collective_dim)
     only_hbm(call)
     ring = ring_of(call.core, "all_to_all", replica_group)
-    got = meet(call.core, "all_to_all", ring, [take(call, s) for s, _ in pairs(call)])
+    got = meet(call, ring, [take(call, s) for s, _ in pairs(call)])
     mine = ring.index(call.core.rank)
     for i, (src, dst) in enumerate(pairs(call)):
         parts = [_split(call, src, got[r][i], len(ring))[mine] for r in ring]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nkisim.core import access
+from nkisim.core import access, races
 from nkisim.core.context import Core, current
 from nkisim.core.cores import Wait
 from nkisim.dtypes import ANY, INFO, Array, to_fp32
-from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
+from nkisim.errors import BadLaunch, NeedsNewerCore, ShapeMismatch, WrongArgument
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Fn
@@ -32,12 +32,10 @@ def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
     if not isinstance(group, ReplicaGroup):
         found = f"is {group!r:.60}"
         raise WrongArgument(op, "replica_group", found, "a ReplicaGroup is needed")
-    if core.programs != 1:
-        raise NotSimulated(op, "lnc=2", "ranks of one core each are simulated")
-    ranks = [r for g in group.groups for r in g]
-    if len(set(ranks)) != len(ranks) or any(not 0 <= r < core.meeting.members for r in ranks):
+    ranks, world = [r for g in group.groups for r in g], core.meeting.members // core.programs
+    if len(set(ranks)) != len(ranks) or any(not 0 <= r < world for r in ranks):
         found = f"is {group.groups}"
-        allowed = f"each of the {core.meeting.members} ranks appears at most once"
+        allowed = f"each of the {world} ranks appears at most once"
         raise WrongArgument(op, "replica_group", found, allowed)
     for ring in group.groups:
         if core.rank in ring:
@@ -45,12 +43,25 @@ def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
     raise BadLaunch(op, None, f"ran on rank {core.rank}, which is in no group", "add the rank")
 
 
-def meet(core: Core, op: str, ring: Sequence[int], payload: Any) -> dict[int, Any]:
-    """Exchange a payload with every rank of the ring; return the payloads by rank."""
+def meet(call: Call, ring: Sequence[int], payload: Any) -> dict[int, Any]:
+    """Exchange a payload with every rank of the ring; return the payloads by rank.
+
+    Both cores of a rank issue a collective, which is one operation: it orders their accesses to its tensors, as
+    a core_barrier does. What is on chip or private is exchanged with the cores of the same number.
+    """
     line = kernel_line()
-    text = f"{op} at {line[0]}:{line[1]}"
-    wait = Wait((op, tuple(ring)), tuple(ring), text, payload)
-    return core.meeting.meet(core.number, wait)
+    text = f"{call.card.op} at {line[0]}:{line[1]}"
+    core, count = call.core, call.core.programs
+    members = tuple(rank * count + program for rank in ring for program in range(count))
+    wait = Wait((call.card.op, members), members, text, (payload, [t._storage for t in call.tensors.values()]))
+    answer = core.meeting.meet(core.number, wait, _ordered)
+    return {rank: answer[rank * count + core.program][0] for rank in ring}
+
+
+def _ordered(payloads: dict[int, Any]) -> None:
+    for _, storages in payloads.values():
+        for storage in storages:
+            races.clear(storage)
 
 
 def start(
@@ -105,7 +116,12 @@ def put(call: Call, operand: str, values: Array) -> None:
         found = f"has shape {tensor.shape}"
         call.refuse(ShapeMismatch, operand, found, f"{values.shape} arrives")
     same = values.dtype == tensor._numpy().dtype
-    access.write(call.core, tensor, values if same else to_fp32(values), call.who(operand))
+    deliver(call, tensor, values if same else to_fp32(values), operand)
+
+
+def deliver(call: Call, tensor: NkiTensor, values: Array, operand: str) -> None:
+    """Write what a collective brings; the two cores of a rank bring the same."""
+    access.write(call.core, tensor, values, call.who(operand), together=True)
 
 
 def reducer(op: Token, name: str) -> Fn:

@@ -9,7 +9,7 @@ from nkisim.collectives.exchange import ReplicaGroup, done, meet, only_hbm, put,
 from nkisim.core import access
 from nkisim.core.context import current
 from nkisim.dtypes import to_fp32
-from nkisim.errors import NotSimulated, WrongArgument
+from nkisim.errors import WrongArgument
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call
 from nkisim.isa.tokens import Token
@@ -28,14 +28,12 @@ def collective_permute(
     call = start("collective_permute", srcs, dsts, priority, one=True)
     only_hbm(call)
     core = call.core
-    if core.programs != 1:
-        raise NotSimulated("collective_permute", "lnc=2", "ranks of one core each are simulated")
     pairs = [(int(a), int(b)) for a, b in source_target_pairs]
     if len({b for _, b in pairs}) != len(pairs):
         call.refuse(WrongArgument, "source_target_pairs", f"are {pairs}", "a target receives once")
     ranks = sorted({r for pair in pairs for r in pair})
     if core.rank in ranks:
-        got = meet(core, "collective_permute", ranks, take(call, "srcs[0]"))
+        got = meet(call, ranks, take(call, "srcs[0]"))
         for source, target in pairs:
             if target == core.rank:
                 put(call, "dsts[0]", got[source])
@@ -71,7 +69,7 @@ def collective_permute_implicit(
 
 def _shift(call: Call, group: ReplicaGroup, payload: Any, name: str | None) -> NkiInstruction:
     ring = ring_of(call.core, call.card.op, group)
-    got = meet(call.core, call.card.op, ring, payload)
+    got = meet(call, ring, payload)
     put(call, "dsts[0]", got[ring[ring.index(call.core.rank) - 1]])
     return done(call, name)
 
@@ -94,6 +92,7 @@ def collective_permute_implicit_reduce(
     for first, second, target in zip(*lists, strict=False):
         call = start(title, first, target, priority, one=True)
         only_hbm(call)
+        call.tensors["srcs1[0]"] = second[0]
         other = access.read(call.core, second[0], call.who("srcs1"))
         payload = fn(to_fp32(take(call, "srcs[0]")), to_fp32(other))
         last = _shift(call, replica_group, payload, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.collectives.exchange import ReplicaGroup, done, meet, only_hbm, ring_of, start
+from nkisim.collectives.exchange import ReplicaGroup, deliver, done, meet, only_hbm, ring_of, start
 from nkisim.core import access
 from nkisim.dtypes import Array
 from nkisim.errors import ShapeMismatch, WrongArgument
@@ -48,12 +48,12 @@ def _receive(call: Call, ring: list[int], chunks: list[Array], how: tuple[Any, .
             found = f"has {room} elements left for {len(chunk)} of rank {ring[i]}"
             call.refuse(ShapeMismatch, "dsts", found, "make the destination larger")
         if len(chunk):
-            access.write(call.core, target[at : at + len(chunk)], chunk, call.who("dsts"))
+            deliver(call, target[at : at + len(chunk)], chunk, "dsts")
     if not known:
         counts = np.array([len(c) for c in chunks], np.uint32)
         n = len(ring)
         row = view[2] if view.shape[0] != 1 else view[:, 2 * n : 3 * n]
-        access.write(call.core, row, counts, call.who("metadata_tensor"))
+        deliver(call, row, counts, "metadata_tensor")
 
 
 def _chunk(call: Call, count: int, start: int) -> Array:
@@ -82,7 +82,7 @@ def all_gather_v(
     only_hbm(call)
     ring, flat, view = _variable("all_gather_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
     mine = _chunk(call, int(flat[0, 0]), int(flat[1, 0]))
-    got = meet(call.core, "all_gather_v", ring, mine)
+    got = meet(call, ring, mine)
     how = (flat, view, recv_counts_known, has_rdispls)
     _receive(call, ring, [got[r] for r in ring], how)
     return done(call, name)
@@ -103,7 +103,7 @@ def all_to_all_v(
     only_hbm(call)
     ring, flat, view = _variable("all_to_all_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
     mine = [_chunk(call, int(flat[0, i]), int(flat[1, i])) for i in range(len(ring))]
-    got = meet(call.core, "all_to_all_v", ring, mine)
+    got = meet(call, ring, mine)
     me = ring.index(call.core.rank)
     how = (flat, view, recv_counts_known, has_rdispls)
     _receive(call, ring, [got[r][me] for r in ring], how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from numpy.typing import NDArray
 
 from nkisim.core import races
 from nkisim.core.context import Core
-from nkisim.dtypes import INFO, Array, Flags, storage_of, store, to_fp32
-from nkisim.errors import DynamicOutOfRange, IllegalView, Relaxed, ReplacedRead, UnwrittenRead, WrongDtype
+from nkisim.dtypes import INFO, INTS, Array, Flags, storage_of, store, to_fp32
+from nkisim.errors import DynamicOutOfRange, IllegalView, NotComputed, Relaxed, ReplacedRead, UnwrittenRead, WrongDtype
 from nkisim.memory.memory import shared_bytes
 from nkisim.memory.patterns import Dynamic
 from nkisim.memory.storage import INT_SENTINEL, OVERWRITTEN, UNWRITTEN, WRITTEN, Allocation, Storage
@@ -112,20 +113,49 @@ def covers(tensor: NkiTensor) -> bool:
     return rows == info.partitions and free == tensor._row()
 
 
-def write(core: Core, tensor: NkiTensor, values: Array, who: Who) -> None:
-    """Round `values` to the tensor's dtype, store them, and mark them written."""
+def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool = False) -> None:
+    """Round `values` to the tensor's dtype, store them, and mark them written; `together`: both cores mean to."""
+    if together and not core.numerics:
+        write_unknown(core, tensor, who)
+        return
     target = tensor._numpy()
     if values.shape != target.shape:
         values = values.reshape(target.shape)
     if tensor._storage.shadow is not None:
         rounded = np.empty(target.shape, target.dtype)
         store(rounded, values, tensor.dtype, tensor._storage.precise)
-        races.note(core, tensor, who, rounded)
+        races.note(core, tensor, who, rounded, together)
         values = rounded
     mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)
     if core.unwritten:
         inherit(core, tensor)
+
+
+def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
+    """Mark a write whose values nobody computed; to the other core they are equal to what is there."""
+    tensor._storage.unknown = True
+    if tensor._storage.shadow is not None:
+        races.note(core, tensor, who, tensor._numpy(), together=True)
+    mark(core, tensor)
+
+
+# elements up to which a launch without numerics computes all the same: addresses are computed in such tiles
+SMALL = 1024
+
+
+def computed(tensors: Iterable[NkiTensor]) -> bool:
+    """Tell whether a launch without numerics computes an instruction: integers and small tiles of known values."""
+    listed = list(tensors)
+    small = all(t.dtype in INTS for t in listed) or all(t.size <= SMALL for t in listed)
+    return small and not any(t._storage.unknown for t in listed)
+
+
+def known(tensor: NkiTensor, who: Who) -> None:
+    """Refuse a run-time address that a launch without numerics did not compute."""
+    if tensor._storage.unknown:
+        found = "is a run-time address that follows from values"
+        raise NotComputed(*who, found, "a launch without numerics does not have them; leave numerics on")
 
 
 def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who: Who) -> None:
@@ -235,6 +265,7 @@ def scalar(core: Core, source: Any, who: Who) -> int:
     if not isinstance(source, NkiTensor) or source.size != 1 or source.dtype not in _INDEX_DTYPES:
         found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
         raise WrongDtype(*who, found, "a register or a one-element integer tensor is needed")
+    known(source, who)
     return int(read(core, source, who).reshape(-1)[0])
 
 
@@ -245,6 +276,9 @@ def indices(core: Core, dynamic: Dynamic, who: Who) -> NDArray[np.int64]:
         found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
         raise WrongDtype(*who, found, "row indices are an int32 or uint32 tensor in SBUF")
     values = read(core, source, (who[0], f"{who[1]} indices"))
+    if source._storage.unknown:
+        # without numerics any rows do: the event is the same
+        return np.arange(values.size) % (dynamic.limit + 1)
     # column after column, as the DMA engine walks a two-dimensional index tile
     return values.reshape(values.shape[0], -1).T.reshape(-1).astype(np.int64)
 

@@ -14,6 +14,7 @@ from nkisim.core.cores import Meeting
 from nkisim.dtypes import Flags
 from nkisim.errors import NkiSimWarning, OutsideKernel
 from nkisim.geometry import Geometry
+from nkisim.lines import kernel_line
 from nkisim.memory.memory import CoreMemory
 from nkisim.policy import Policy
 
@@ -65,10 +66,11 @@ class Core:
     # a small number for what plans of instructions depend on besides their operands
     rules_key: int = 0
     recording: bool = False
+    numerics: bool = True
 
     def __post_init__(self) -> None:
         self.rules_key = _RULES.setdefault((self.geometry, self.policy.enums), len(_RULES))
-        self.recording = self.policy.recording
+        self.recording, self.numerics = self.policy.recording, self.policy.numerics
 
     def registers(self, engine: str) -> Lanes:
         """Return the reduction registers of an engine."""
@@ -82,7 +84,7 @@ class Core:
         """Warn once in a launch about `key`."""
         if key not in self.warned:
             self.warned.add(key)
-            warnings.warn(kind(text), stacklevel=3)
+            warnings.warn_explicit(kind(text), kind, *kernel_line())
 
 
 class _Current(threading.local):

@@ -37,10 +37,10 @@ class Meeting:
     ended: set[int] = field(default_factory=set)
     failure: BaseException | None = None
 
-    def meet(self, me: int, wait: Wait, joined: Callable[[], None] | None = None) -> dict[int, Any]:
+    def meet(self, me: int, wait: Wait, joined: Callable[[dict[int, Any]], None] | None = None) -> dict[int, Any]:
         """Wait until every partner waits for the same key; return all payloads by member.
 
-        `joined` runs once, on the last core to arrive.
+        `joined` runs once, with all payloads, on the last core to arrive.
 
         Raises:
             Deadlock: the partners ended or wait for something else.
@@ -53,7 +53,7 @@ class Meeting:
                 for p in wait.partners:
                     self.waits[p].answer = answer
                 if joined is not None:
-                    joined()
+                    joined(answer)
             self._pass_on(me)
             while wait.answer is None or self.turn != me:
                 if self.failure is not None:

@@ -17,7 +17,9 @@ from nkisim.memory.storage import Access, Shadow, Storage
 from nkisim.memory.tensor import NkiTensor
 
 
-def note(core: Core, tensor: NkiTensor, who: tuple[str, str], values: Array | None = None) -> None:
+def note(
+    core: Core, tensor: NkiTensor, who: tuple[str, str], values: Array | None = None, together: bool = False
+) -> None:
     """Remember a read, or the write of `values`, and compare it with what the other core did.
 
     Cores that write the same bytes do no harm in any order: that warns, and a core may read bytes that it wrote.
@@ -35,6 +37,11 @@ def note(core: Core, tensor: NkiTensor, who: tuple[str, str], values: Array | No
             marks = tensor._marks(shadow.marks)
             if np.any(_conflicts(core, tensor, marks, values)):
                 raise _race(core, tensor, write, who)
+            if write and not together and np.any(marks & _wide(1 - core.program, True, marks)):
+                text = (
+                    f"both cores write the same bytes of {tensor.name} without order; let one write, or split the work"
+                )
+                core.warn(f"equal writes to {tensor.name}", text)
             mine = marks & _wide(core.program, True, marks)
             # reading what one wrote depends on nobody else
             read = _wide(core.program, False, marks) & ~(mine >> marks.dtype.type(1))
@@ -56,9 +63,6 @@ def _conflicts(core: Core, tensor: NkiTensor, marks: Array, values: Array | None
         bytes_of = (wrote >> marks.dtype.type(2 * other + 1)) * marks.dtype.type(0xFF)
         unequal = (_bits_of(values, marks) ^ _bits_of(tensor._numpy(), marks)) & bytes_of
         conflicts = np.where(unequal != 0, wrote, conflicts)
-        if not conflicts.any():
-            text = f"both cores write the same bytes of {tensor.name} without order; let one write, or split the work"
-            core.warn(f"equal writes to {tensor.name}", text)
     return conflicts
 
 

@@ -34,7 +34,7 @@ def card(
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         by_name = {o.name: o for o in operands}
         keyed = tuple((n, by_name.get(n)) for n in parameters if n != "name")
-        made = Card(
+        stated = Card(
             body.__name__,
             tuple(engines.split()),
             operands,
@@ -46,7 +46,7 @@ def card(
             enums=tuple((n, type(d)) for n, d in defaults.items() if isinstance(d, Enum)),
             **parts,
         )  # fmt: skip
-        names, count = made.names, len(made.names)
+        names, count = stated.names, len(stated.names)
 
         @functools.wraps(body)
         def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
@@ -57,9 +57,9 @@ def card(
                 bound = inspect.signature(body).bind(*args, **kwargs)
                 bound.apply_defaults()
                 values = dict(bound.arguments)
-            return execute(made, values)
+            return execute(stated, values)
 
-        instruction.card = made  # type: ignore[attr-defined]
+        instruction.card = stated  # type: ignore[attr-defined]
         return instruction
 
     return decorate
@@ -76,8 +76,30 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
         args.update(decided.resolved)
     for rule in card.always:
         rule(call)
-    _write(call, decided, _compute(call, decided))
+    if call.core.numerics or access.computed(call.tensors.values()):
+        for rule in card.values:
+            rule(call)
+        _write(call, decided, _compute(call, decided))
+    else:
+        _touch(call, decided)
     return record(call, decided)
+
+
+def _touch(call: Call, decided: plan.Decided) -> None:
+    """Check what an instruction reads and mark what it writes, without values."""
+    core, writer = call.core, call.card.writer
+    for name, who, _, _, unchecked in decided.reads:
+        if not unchecked:
+            access.read(core, call.tensors[name], who)
+    for name, who in decided.writes:
+        tensor = call.tensors.get(name)
+        if tensor is None:
+            continue
+        tensor._storage.unknown = True
+        if writer is not None:
+            writer(call, name, tensor, None)
+        else:
+            access.write_unknown(core, tensor, who)
 
 
 def _planned(call: Call) -> plan.Decided:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def _memset_value(call: Call) -> None:
 
 
 @card("vector gpsimd", Operand("dst", "out", dtypes=ANY), rules=(_memset_value,))
-def memset(dst: Target, value: Any, engine: engine = engine.unknown, name: str | None = None) -> Array:
+def memset(dst: Target, value: float, engine: engine = engine.unknown, name: str | None = None) -> Array:
     """Fill a tile with a constant."""
     kind = np.int64 if INFO[dst.dtype].kind != "float" else np.float32
     if INFO[dst.dtype].kind == "packed":
@@ -231,7 +232,7 @@ def _shuffle_rules(call: Call) -> None:
     Operand("src", "in", dtypes=ANY, math="raw"),
     rules=(_shuffle_rules, same_dtype("dst", "src")),
 )
-def nc_stream_shuffle(dst: Target, src: Array, shuffle_mask: Any, name: str | None = None) -> Masked:
+def nc_stream_shuffle(dst: Target, src: Array, shuffle_mask: Sequence[int], name: str | None = None) -> Masked:
     """Move rows inside each group of 32 partitions."""
     rows = np.arange(dst.shape[0])
     mask = np.asarray(shuffle_mask, np.int64)[rows % 32]

@@ -166,8 +166,11 @@ def dma_compute(
         values, valid = fetch(call, operand, call.tensors[operand], skip)  # type: ignore[misc]
         if valid is not None:
             where = spread(valid, values.shape).reshape(dst.shape)
-        values = to_fp32(values).reshape(dst.shape)
-        total = values.copy() if total is None else total + values
+        if call.core.numerics or access.computed(call.tensors.values()):
+            values = to_fp32(values).reshape(dst.shape)
+            total = values.copy() if total is None else total + values
+        else:
+            total = values.reshape(dst.shape)
     deliver(call, total, where, skip)
     return record(call)
 

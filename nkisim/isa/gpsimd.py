@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from nkisim.isa.statement import SBUF, Call, Masked, Operand, Target
 from nkisim.isa.tokens import TOKENS
 
 equal = TOKENS["equal"]
+# [step, count] of each dimension
+Pattern = Sequence[Sequence[int]]
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -41,7 +44,7 @@ def _pattern(call: Call) -> None:
             call.refuse(WrongArgument, name, f"is {call.args[name]}", "it is an int32")
 
 
-def _affine(rows: int, pattern: Any, offset: int, multiplier: int) -> Any:
+def _affine(rows: int, pattern: Pattern, offset: int, multiplier: int) -> Array:
     """Return offset + row * multiplier + sum(index * step) in 32-bit integers."""
     grid = np.zeros((1,), np.int64)
     for step, num in pattern:
@@ -53,7 +56,7 @@ def _affine(rows: int, pattern: Any, offset: int, multiplier: int) -> Any:
 @card("gpsimd", Operand("dst", "out", spaces=SBUF), rules=(_pattern,))
 def iota(
     dst: Target,
-    pattern: Any,
+    pattern: Pattern,
     offset: int = 0,
     channel_multiplier: int = 0,
     name: str | None = None,
@@ -70,7 +73,7 @@ def iota(
 )
 def affine_select(
     dst: Target,
-    pattern: Any,
+    pattern: Pattern,
     channel_multiplier: int,
     on_true_tile: Array,
     on_false_value: float,
@@ -103,7 +106,7 @@ def _gather_inside(call: Call) -> None:
     Operand("data", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("indices", "in", spaces=SBUF, math="raw"),
     rules=(same_elements("dst", "indices"), same_partitions("dst", "data"), same_dtype("dst", "data"), _index_words),
-    always=(_gather_inside,),
+    values=(_gather_inside,),
 )
 def nc_n_gather(dst: Target, data: Array, indices: Array, name: str | None = None) -> Array:
     """Pick elements of the same partition by flattened index."""
@@ -151,7 +154,7 @@ def _local_inside(call: Call) -> None:
     Operand("src_buffer", "in", spaces=SBUF, dtypes=ANY, math="raw"),
     Operand("index", "in", spaces=SBUF, math="raw"),
     rules=(same_partitions("dst", "src_buffer"), same_dtype("dst", "src_buffer"), _local_rules),
-    always=(_local_inside,),
+    values=(_local_inside,),
 )
 def local_gather(
     dst: Target,

@@ -39,7 +39,7 @@ def register_alloc(x: int | None = None) -> VirtualRegister:
     return VirtualRegister(None if x is None else int(x))
 
 
-def register_move(dst: Any, src: Any) -> None:
+def register_move(dst: VirtualRegister, src: VirtualRegister | int) -> None:
     """Copy an integer or another register into a register."""
     current("register_move")
     _register(dst, "register_move", "dst")
@@ -53,7 +53,7 @@ def _register(value: object, op: str, operand: str) -> None:
         call.refuse(WrongArgument, operand, f"is {value!r:.60}", "a register is needed")
 
 
-def _one_element(call: Call, operand: str, tensor: Any) -> NkiTensor:
+def _one_element(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if tensor.__class__ is not NkiTensor or tensor.size != 1:
         found = f"is {tensor!r:.60}"
         call.refuse(ShapeMismatch, operand, found, "a tensor with exactly one element is needed")
@@ -68,17 +68,18 @@ def _one_element(call: Call, operand: str, tensor: Any) -> NkiTensor:
     return tensor  # type: ignore[no-any-return]
 
 
-def register_load(dst: Any, src: Any) -> NkiInstruction:
+def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
     """Load one element of HBM or SBUF into a register."""
     call = Call(current("register_load"), _LOAD, {"name": None}, "sync")
     _register(dst, "register_load", "dst")
     tensor = _one_element(call, "src", src)
+    access.known(tensor, call.who("src"))
     value = access.read(call.core, tensor, call.who("src")).reshape(-1)[0]
     dst.set(int(value), "register_load")
     return record(call)
 
 
-def register_store(dst: Any, src: Any) -> NkiInstruction:
+def register_store(dst: NkiTensor, src: VirtualRegister) -> NkiInstruction:
     """Store a register into one element of HBM or SBUF."""
     call = Call(current("register_store"), _STORE, {"name": None}, "sync")
     tensor = _one_element(call, "dst", dst)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from nkisim.dtypes import COMPUTED, FLOATS, Array
@@ -16,6 +14,8 @@ from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
 from nkisim.isa.statement import Call, Operand, Results, Target
+from nkisim.isa.tokens import Token
+from nkisim.memory.tensor import NkiTensor
 
 _FP32 = frozenset({"float32"})
 
@@ -51,14 +51,14 @@ def _range(call: Call, name: str) -> None:
         call.core.warn(name, text)
 
 
-def _plain(call: Call, name: str) -> Any:
+def _plain(call: Call, name: str) -> Array | float | None:
     tensor = call.tensors.get(name)
     if tensor is None:
         return call.args[name]
     return tensor._numpy().astype(np.float32).reshape(tensor.shape[0], 1)
 
 
-def _affine(data: Any, scale: Any, bias: Any) -> Any:
+def _affine(data: Array, scale: Array | float | None, bias: Array | float | None) -> Array:
     if not (np.isscalar(scale) and scale == 1.0):
         data = data * (np.asarray(scale, np.float32))
     if bias is None or (np.isscalar(bias) and bias == 0):
@@ -102,8 +102,8 @@ def activation(
 
 
 def activation_reduce(
-    dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None,
-    scale: Any = 1.0, name: str | None = None,
+    dst: NkiTensor, op: Token, data: NkiTensor, reduce_op: Token, reduce_res: NkiTensor,
+    bias: NkiTensor | float | None = None, scale: NkiTensor | float = 1.0, name: str | None = None,
 ) -> NkiInstruction:  # fmt: skip
     """Compute an activation and its sum over the free dimensions (older spelling)."""
     return activation(

@@ -56,7 +56,7 @@ def _keep(call: Call, results: Results) -> Results:
         lanes.commands(reduce_cmd.reset_reduce, reduce_cmd.reduce, reduce_cmd.load_reduce),
         _load,
     ),
-    always=(_start,),
+    values=(_start,),
     finish=_keep,
 )
 def tensor_scalar_cumulative(

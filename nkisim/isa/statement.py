@@ -94,7 +94,8 @@ Rule = Callable[[Call], None]
 # what a body gave, per output: an array, a Masked, or None for nothing to write
 Results = list[Any]
 Finish = Callable[[Call, Results], Results]
-Writer = Callable[[Call, str, NkiTensor, Array], None]
+# writes a result; None without numerics
+Writer = Callable[[Call, str, NkiTensor, Array | None], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +116,10 @@ class Card:
     # "fp32" or "raw" for the operands marked "auto"
     math: Callable[[Call], str] | None = None
     work: Callable[[Call], Mapping[str, object]] | None = None
-    # rules that look at more than shapes, dtypes, memories and arguments: contents, registers, addresses
+    # rules that look at more than shapes, dtypes, memories and arguments: at addresses, at what is read
     always: tuple[Rule, ...] = ()
+    # rules that look at values and reduction registers; without numerics there are none
+    values: tuple[Rule, ...] = ()
     names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # (name, its operand or None) of what the rules may depend on: every argument but the label

@@ -92,7 +92,7 @@ def _index_dtype(call: Call) -> None:
         call.refuse(WrongDtype, name, f"is {tensor.dtype}", "it can be uint16 or uint32")
 
 
-def occurrences(data: Any, vals: Any, order: list[int]) -> Any:
+def occurrences(data: Array, vals: Array, order: list[int]) -> Array:
     """Return for each value the index of its next unused occurrence, or -1."""
     rows = np.arange(data.shape[0])
     used = np.zeros(data.shape, bool)

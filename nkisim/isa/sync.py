@@ -12,6 +12,7 @@ from nkisim.dtypes import ANY, INFO
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
+    Relaxed,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -54,9 +55,9 @@ def partners(core: Core) -> tuple[int, int]:
 def sendrecv(
     src: NkiTensor,
     dst: NkiTensor,
-    send_to_rank: Any,
-    recv_from_rank: Any,
-    pipe_id: Any,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
     dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -74,7 +75,7 @@ def sendrecv(
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
         found = f"is {dst.dtype} {dst.shape}"
         call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
-    access.write(core, dst, received, call.who("dst"))
+    access.write(core, dst, received, call.who("dst"), together=True)
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
 
@@ -83,8 +84,7 @@ def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruc
     size = src.size * INFO[src.dtype].itemsize
     work = {"bytes": size, "rows": src.shape[0], "row_bytes": size // src.shape[0],
             "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key, "dma_engine": way}  # fmt: skip
-    made = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
-    call.card = made
+    call.card = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
     return record(call)
 
 
@@ -128,10 +128,14 @@ def core_barrier(
     text = f"core_barrier(data={data.name}, {line[0]}:{line[1]})"
     key = ("barrier", data._storage.info.number, partners(core))
 
-    def joined() -> None:
+    def joined(_: object) -> None:
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
-            scope = list(core.memory.shared.shared.values()) + core.memory.shared.inputs
+            others = [*core.memory.shared.shared.values(), *core.memory.shared.inputs]
+            if any(o is not data._storage and o.shadow is not None and o.shadow.marks is not None for o in others):
+                found = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
+                core.warn("barrier scope", found, Relaxed)
+            scope += others
         for storage in scope:
             races.clear(storage)
 

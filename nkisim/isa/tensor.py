@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -145,8 +144,11 @@ def _identity(call: Call) -> None:
         call.refuse(WrongArgument, "moving", "is not an identity matrix", "a transpose needs one")
 
 
-def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
+def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
     """Write a product to PSUM: overwrite, add, or decide by who wrote before."""
+    if result is None:
+        access.mark(call.core, tensor, matmul=True)
+        return
     target = tensor._numpy()
     result = result.reshape(target.shape)
     mode = call.args["accumulate"]
@@ -217,7 +219,8 @@ def _work(call: Call) -> Mapping[str, object]:
     Operand("stationary", "in", spaces=SBUF, dtypes=_MATMUL, math="auto"),
     Operand("moving", "in", spaces=SBUF, dtypes=_MATMUL),
     rules=(_dtypes, _shapes, _transpose),
-    always=(one_bank, _identity, _column_tiling),
+    always=(one_bank, _column_tiling),
+    values=(_identity,),
     writer=accumulate,
     math=lambda call: "raw" if call.args["is_transpose"] else "fp32",
     work=_work,
@@ -230,9 +233,9 @@ def nc_matmul(
     is_moving_onezero: bool = False,
     is_transpose: bool = False,
     accumulate: bool | None = None,
-    tile_position: Any = (),
-    tile_size: Any = (),
-    perf_mode: Any = matmul_perf_mode.none,
+    tile_position: tuple[int, ...] = (),
+    tile_size: tuple[int, ...] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
 ) -> Array:  # fmt: skip
     """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
@@ -287,8 +290,10 @@ def _transpose_bank(call: Call) -> None:
         one_bank(call)
 
 
-def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array) -> None:
+def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
     access.mark(call.core, tensor, matmul=call.engine == "tensor")
+    if result is None:
+        return
     np.copyto(tensor._numpy(), result.reshape(tensor.shape))
     if call.core.unwritten:
         access.inherit(call.core, tensor)

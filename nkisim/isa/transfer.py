@@ -120,7 +120,10 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
     """Write to dst; with `where` (one flag per element of `values`), only those elements."""
     tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
     dynamic = tensor._dynamic
-    if differ(call):
+    unknown = not core.numerics and not access.computed(call.tensors.values())
+    if unknown:
+        tensor._storage.unknown = True
+    elif differ(call):
         values = to_fp32(values)
     if dynamic is not None and dynamic.vector:
         rows = gather.resolve(core, tensor, who, skip)
@@ -135,7 +138,9 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
                 return
             raise access.out_of_range(core, tensor, who)
         tensor = call.tensors["dst"] = settled
-    if where is None:
+    if where is None and unknown:
+        access.write_unknown(core, tensor, who)
+    elif where is None:
         access.write(core, tensor, values, who)
     else:
         access.write_where(core, tensor, (values, np.ascontiguousarray(where)), who)

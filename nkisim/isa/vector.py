@@ -130,7 +130,7 @@ def _tensor_scalar_rules(call: Call) -> None:
     _tensor_scalar_engine_rules(call)
 
 
-def _tensor_scalar_operand(call: Call, operand: str, op: Any) -> None:
+def _tensor_scalar_operand(call: Call, operand: str, op: Op) -> None:
     value = call.args[operand]
     if op.arity == 1:
         if value is not None and not (np.isscalar(value) and value == 0):
@@ -171,13 +171,14 @@ def _tensor_scalar_math(call: Call) -> str:
     return "raw" if exact or call.args["op0"].kind == "bitvec" else "fp32"
 
 
-def apply(op: Any, data: Any, operand: Any, reverse: bool = False) -> Any:
+def apply(op: Op, data: Array, operand: Array | float | None, reverse: bool = False) -> Array:
     """Apply one operator of tensor_scalar."""
     if op.arity == 1:
         return op.fn(data)
+    value: Any = operand
     if isinstance(operand, (int, float, np.number)) and data.dtype.kind == "f":
-        operand = np.float32(operand)
-    return op.fn(np.broadcast_to(operand, data.shape), data) if reverse else op.fn(data, operand)
+        value = np.float32(operand)
+    return op.fn(np.broadcast_to(value, data.shape), data) if reverse else op.fn(data, value)
 
 
 @card(
@@ -263,7 +264,7 @@ def _reduce_math(call: Call) -> str:
     math=_reduce_math,
 )
 def tensor_reduce(
-    dst: Target, op: Op, data: Array, axis: Any, negate: bool = False, keepdims: bool = False,
+    dst: Target, op: Op, data: Array, axis: tuple[int, ...], negate: bool = False, keepdims: bool = False,
     name: str | None = None,
 ) -> Array:  # fmt: skip
     """Reduce the last free dimensions."""
@@ -306,7 +307,7 @@ def _tensor_scalar_reduce_rules(call: Call) -> None:
 )
 def tensor_scalar_reduce(
     dst: Target, data: Array, op0: Op, operand0: Array | float | None, reduce_op: Op, reduce_res: Target | None = None,
-    reverse0: bool = False, reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, reduce_init: Any = None,
+    reverse0: bool = False, reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, reduce_init: float | None = None,
     reduce_res_negate: bool = False, name: str | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Apply data op0 operand0 and reduce the result over all free dimensions."""

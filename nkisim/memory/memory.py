@@ -80,7 +80,8 @@ class SharedMemory:
             data = np.empty((1, count * width), np.uint8)
             if self.policy.tracking:
                 mask = np.zeros((1, count * width), np.uint8)
-                poison(data, request.dtype)
+                if self.policy.numerics:
+                    poison(data, request.dtype)
         shadow = Shadow() if core < 0 and self.cores > 1 and self.policy.races else None
         return Storage(info, data, mask, request.dtype, precise, complete=mask is None, shadow=shadow)
 
@@ -173,7 +174,7 @@ class CoreMemory:
         if request.address is not None:
             return self._at_address(request, info, width)
         storage = self._fresh(request, info, (partitions, free * width))
-        if policy.tracking:
+        if policy.tracking and policy.numerics:
             poison(storage.data, request.dtype)
         return storage
 

@@ -35,12 +35,11 @@ class Room:
     row: int
 
 
-def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> None:
-    """Check that a pattern stays in its storage.
+def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> OutOfRange | None:
+    """Return what is wrong with a pattern that leaves its storage.
 
     Raises:
         IllegalView: the pattern steps over partitions or indexes them at run time.
-        OutOfRange: it leaves the storage.
     """
     if room.on_chip:
         if layout.shape[0] != 1 and layout.strides[0] != room.row:
@@ -54,7 +53,7 @@ def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> None:
                 "the start partition of an on-chip tensor is static",
             )
     if any(n < 1 for n in layout.shape) or layout.offset < 0:
-        raise OutOfRange(
+        return OutOfRange(
             "ap",
             "pattern",
             f"has counts {layout.shape} from {layout.offset}",
@@ -67,10 +66,11 @@ def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> None:
         if rows > room.partitions or last >= room.row:
             found = f"reaches partition {rows - 1}, element {last}"
             allowed = f"the tensor has {room.partitions} partitions of {room.row} elements"
-            raise OutOfRange("ap", "pattern", found, allowed)
+            return OutOfRange("ap", "pattern", found, allowed)
     elif not (dynamic and dynamic.vector) and views.last_element(layout) >= room.row:
         found = f"reaches element {views.last_element(layout)}"
-        raise OutOfRange("ap", "pattern", found, f"the tensor has {room.row} elements")
+        return OutOfRange("ap", "pattern", found, f"the tensor has {room.row} elements")
+    return None
 
 
 def scalar_limit(layout: Layout, room: Room, stride: int) -> int:

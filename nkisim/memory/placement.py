@@ -8,7 +8,7 @@ reused as late as possible; when that does not fit, first-fit is tried, and only
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 from nkisim.errors import LawError, PsumFull, SbufFull
@@ -55,68 +55,10 @@ def place(allocations: list[Allocation], region: Region) -> Peak:
         if stuck is None:
             return peak
     assert stuck is not None
-    raise full(region, _at(used, region, stuck.first), stuck)
+    raise full(region, live_at(used, region, stuck.first), stuck)
 
 
-def pack(allocations: list[Allocation], region: Region, geometry: Geometry) -> Peak:
-    """Like place, but tensors on disjoint partitions may share bytes.
-
-    A tensor of at most 64 partitions may then start at partition 64, one of at most 32 at any multiple of 32.
-
-    Raises:
-        SbufFull, PsumFull: they still do not fit.
-    """
-    used = [a for a in allocations if a.first >= 0 and a.space == region.space]
-    used.sort(key=lambda a: (a.first, a.number))
-    live: list[Allocation] = []
-    highest = 0
-    for a in used:
-        live = [b for b in live if b.last >= a.first]
-        if not a.explicit and not _into_quadrants(a, live + _later(a, used), region, geometry):
-            raise full(region, _at(used, region, a.first), a)
-        live.append(a)
-        highest = max(highest, (a.address or 0) + _rounded(a, region))
-    columns = measure(used, region)
-    return Peak(region.core, region.space, min(highest, region.size), region.size, columns.live)
-
-
-def _later(a: Allocation, used: list[Allocation]) -> list[Allocation]:
-    """Return the tensors at explicit addresses that come to live while `a` does."""
-    return [b for b in used if b.explicit and b.first > a.first and b.first <= a.last]
-
-
-def _into_quadrants(a: Allocation, busy: list[Allocation], region: Region, geometry: Geometry) -> bool:
-    """Give `a` the lowest free bytes among the partitions that it may start at; tell whether there are some."""
-    step = geometry.quadrant if a.partitions <= geometry.quadrant else 2 * geometry.quadrant
-    starts = range(0, geometry.partitions, step) if a.partitions <= step else (0,)
-    free = []
-    for start in starts:
-        beside = [b for b in busy if _partitions(b)[0] < start + a.partitions and start < _partitions(b)[1]]
-        address = _lowest(beside, _rounded(a, region), region)
-        if address is not None:
-            free.append((address, start))
-    if free:
-        a.address, a.shift = min(free)
-    return bool(free)
-
-
-def _lowest(busy: list[Allocation], size: int, region: Region) -> int | None:
-    """Return the lowest address at which so many bytes are free."""
-    at = 0
-    for start, stop in sorted((b.address or 0, (b.address or 0) + _rounded(b, region)) for b in busy):
-        if at + size <= start:
-            break
-        at = max(at, stop)
-    at = -(-at // region.granule) * region.granule
-    return at if at + size <= region.size else None
-
-
-def _partitions(a: Allocation) -> tuple[int, int]:
-    start = a.start_partition + a.shift
-    return start, start + a.partitions
-
-
-def _rounded(allocation: Allocation, region: Region) -> int:
+def rounded(allocation: Allocation, region: Region) -> int:
     return -(-allocation.size // region.granule) * region.granule
 
 
@@ -124,7 +66,7 @@ def measure(used: list[Allocation], region: Region) -> Peak:
     """Return the largest sum of live bytes over the program."""
     steps: dict[int, int] = {}
     for a in used:
-        size = _rounded(a, region)
+        size = rounded(a, region)
         steps[a.first] = steps.get(a.first, 0) + size
         steps[a.last + 1] = steps.get(a.last + 1, 0) - size
     live = best = when = 0
@@ -132,13 +74,13 @@ def measure(used: list[Allocation], region: Region) -> Peak:
         live += steps[clock]
         if live > best:
             best, when = live, clock
-    return _at(used, region, when, best)
+    return live_at(used, region, when, best)
 
 
-def _at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
+def live_at(used: list[Allocation], region: Region, clock: int, peak: int | None = None) -> Peak:
     live = [a for a in used if a.first <= clock <= a.last]
     live.sort(key=lambda a: -a.size)
-    total = sum(_rounded(a, region) for a in live) if peak is None else peak
+    total = sum(rounded(a, region) for a in live) if peak is None else peak
     rows = tuple((a.name, a.size, a.line) for a in live)
     return Peak(region.core, region.space, total, region.size, rows)
 
@@ -164,65 +106,63 @@ def _fit(used: list[Allocation], region: Region, late: bool) -> Allocation | Non
     for a in used:
         if not a.explicit:
             ahead = [b for b in fixed if b.first <= a.last and b.last >= a.first]
-            address = memory.gap(a, _rounded(a, region), ahead, late)
+            address = memory.gap(a, rounded(a, region), ahead, late)
             if address is None:
                 return a
             a.address = address
-        memory.take(a.address or 0, _rounded(a, region), a.last)
+        memory.take(a.address or 0, rounded(a, region), a.last)
     return None
 
 
 class _Memory:
-    """The bytes of a region as segments (start, stop, last use of the tensor that was there, or -1)."""
+    """The bytes of a region as segments, each with the last use of the tensor that was there, or -1."""
 
     def __init__(self, region: Region) -> None:
         self.granule = region.granule
+        # (start, stop, last use) by address, and (last use, start, stop) by age
         self.segments: list[tuple[int, int, int]] = [(0, region.size, -1)]
+        self.by_age: list[tuple[int, int, int]] = [(-1, 0, region.size)]
 
     def gap(self, tensor: Allocation, size: int, ahead: list[Allocation], late: bool) -> int | None:
         """The address whose bytes have been dead for the longest time, or the lowest free one."""
         taken = [((b.address or 0), (b.address or 0) + b.size) for b in ahead]
-        starts = [start for start, _, _ in self.segments]
-        candidates = sorted({*starts, *[high for _, high in taken]}) if taken else starts
-        best, dead_since = None, tensor.first
-        for start in candidates:
-            address = -(-start // self.granule) * self.granule
-            latest = self._latest(bisect_right(starts, start) - 1, address + size, dead_since)
-            if latest >= dead_since or any(low < address + size and address < high for low, high in taken):
-                continue
-            best, dead_since = address, latest
-            if not late or latest < 0:
-                break
-        return best
+        # runs of dead bytes, grown by one segment after the other
+        stop_of: dict[int, int] = {}
+        start_of: dict[int, int] = {}
+        if late:
+            dead = self.by_age
+        else:
+            dead = [(last, start, stop) for start, stop, last in self.segments if last < tensor.first]
+        for last, start, stop in dead:
+            if last >= tensor.first:
+                return None
+            low = start_of.pop(start, start)
+            high = stop_of.pop(stop, stop)
+            stop_of[low], start_of[high] = high, low
+            address = self._within(low, high - size, taken, size)
+            if address is not None:
+                return address
+        return None
 
-    def _latest(self, at: int, stop: int, limit: int) -> int:
-        """The last use of the bytes from a segment up to `stop`; `limit` if that is too late or too far."""
-        latest = -1
-        for _, end, last in self.segments[at:]:
-            if last >= limit:
-                return limit
-            latest = max(latest, last)
-            if end >= stop:
-                return latest
-        return limit
+    def _within(self, low: int, most: int, taken: list[tuple[int, int]], size: int) -> int | None:
+        """The first address from `low` to `most` that no tensor ahead needs."""
+        address = -(-low // self.granule) * self.granule
+        for start, stop in sorted(taken):
+            if start < address + size and address < stop:
+                address = -(-stop // self.granule) * self.granule
+        return address if address <= most else None
 
     def take(self, start: int, size: int, last: int) -> None:
         """Give bytes to a tensor that is used until `last`."""
         stop = start + size
-        cut: list[tuple[int, int, int]] = []
-        placed = False
-        for low, high, used in self.segments:
-            if high <= start or low >= stop:
-                if low >= stop and not placed:
-                    cut.append((start, stop, last))
-                    placed = True
-                cut.append((low, high, used))
-                continue
-            if low < start:
-                cut.append((low, start, used))
-            if not placed:
-                cut.append((start, stop, last))
-                placed = True
-            if high > stop:
-                cut.append((stop, high, used))
-        self.segments = cut
+        first = max(0, bisect_left(self.segments, (start,)) - 1)
+        end = bisect_left(self.segments, (stop,))
+        old = [part for part in self.segments[first:end] if part[1] > start]
+        new = [(low, start, used) for low, _, used in old[:1] if low < start]
+        new.append((start, stop, last))
+        new += [(stop, high, used) for _, high, used in old[-1:] if high > stop]
+        self.segments[end - len(old) : end] = new
+        for low, high, used in old:
+            del self.by_age[bisect_left(self.by_age, (used, low, high))]
+        for low, high, used in new:
+            insort(self.by_age, (used, low, high))

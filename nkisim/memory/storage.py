@@ -71,6 +71,8 @@ class Storage:
     start: int = 0
     # an instruction wrote to it
     dirty: bool = False
+    # without numerics: values that were not computed were written to it
+    unknown: bool = False
     # shortcut: once everything is written the mask need not be read again
     complete: bool = False
     own_marks: bool = False

@@ -17,20 +17,20 @@ from nkisim.errors import (
     NeedsNewerCore,
     NotSimulated,
     OutOfRange,
-    WrongOperator,
 )
 from nkisim.lines import kernel_line
 from nkisim.memory import indexing, patterns, views
+from nkisim.memory.no_operators import NoOperators
 from nkisim.memory.patterns import Dynamic, Room
 from nkisim.memory.storage import Bytes, Storage, view_of
 from nkisim.memory.views import Layout
-from nkisim.objects import MemoryRegion, NKIObject
+from nkisim.objects import MemoryRegion
 
 # views kept per tensor; a kernel's loop makes the same few again and again
 _MOST_SLICES = 256
 
 
-class NkiTensor(NKIObject):
+class NkiTensor(NoOperators):
     """A view with shape, strides and offset in elements of `dtype` over a storage."""
 
     def __init__(
@@ -264,19 +264,13 @@ class NkiTensor(NKIObject):
         room = self._room(new)
         dynamic = None
         if scalar_offset is not None or vector_offset is not None:
-            indirect_dim = views.axis(self._layout(), indirect_dim, "ap")
-            stride = max(1, views.row_major(self.shape)[indirect_dim] * old // new)
+            dim = views.axis(self._layout(), indirect_dim, "ap")
+            stride = max(1, views.row_major(self.shape)[dim] * old // new)
             if vector_offset is None:
-                limit = patterns.scalar_limit(layout, room, stride)
-                dynamic = Dynamic(scalar_offset, indirect_dim, stride, limit)
+                dynamic = Dynamic(scalar_offset, dim, stride, patterns.scalar_limit(layout, room, stride))
             else:
-                dynamic, layout = self._gather(layout, vector_offset, (indirect_dim, stride), room)
-        fault: LawError | None = None
-        try:
-            patterns.access(layout, room, dynamic)
-        except OutOfRange as error:
-            fault = error
-        return self._make(layout, dynamic, to, fault)
+                dynamic, layout = self._gather(layout, vector_offset, (dim, stride), room)
+        return self._make(layout, dynamic, to, patterns.access(layout, room, dynamic))
 
     def _gather(self, layout: Layout, index: NkiTensor, where: tuple[int, int], room: Room) -> tuple[Dynamic, Layout]:
         """Return rows picked by an index tensor; the pattern's own row step is ignored."""
@@ -385,17 +379,3 @@ class NkiTensor(NKIObject):
     def __repr__(self) -> str:
         head = f"NkiTensor({self.name}, {self.shape}, {self.dtype}, {self.buffer.value})"
         return head if self._dynamic is not None else f"{head}\n{self.__array__()}"
-
-
-def _no_operator(self: NkiTensor, *_other: object) -> NoReturn:
-    raise WrongOperator(
-        "operator", self.name, "is used with a Python operator", "tensors take nki.isa or nki.language functions"
-    )
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or",
-              "xor", "lshift", "rshift"):  # fmt: skip
-    for _form in (f"__{_name}__", f"__r{_name}__", f"__i{_name}__"):
-        setattr(NkiTensor, _form, _no_operator)
-for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge"):
-    setattr(NkiTensor, f"__{_name}__", _no_operator)

@@ -150,7 +150,7 @@ def _read_segments(old: list[Segment], start: int, stop: int, event: int, lane: 
     return new
 
 
-class Storage:
+class History:
     """The access history of one tensor: segments per shape of access."""
 
     __slots__ = ("conflicts", "known", "shapes")
@@ -184,7 +184,7 @@ class Dependence:
     """Feed events in program order; get the edges of each."""
 
     def __init__(self) -> None:
-        self._storages: dict[tuple[int, int], Storage] = {}
+        self._storages: dict[tuple[int, int], History] = {}
         self._owners: dict[tuple[str, int], Segments] = {}
 
     def edges(self, position: int, lane: int, event: Event) -> tuple[Edges, Edges]:
@@ -210,7 +210,7 @@ class Dependence:
         key = (extent.tensor, core)
         storage = self._storages.get(key)
         if storage is None:
-            storage = self._storages[key] = Storage()
+            storage = self._storages[key] = History()
         span = extent.span
         look = (extent.partitions, span, extent.elements, extent.row_bytes)
         histories = storage.known.get(look)

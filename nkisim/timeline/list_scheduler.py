@@ -31,7 +31,7 @@ class Machine:
         zeros = [0.0] * count
         self.times = Times(zeros[:], zeros[:], zeros[:], zeros[:], [NOBODY] * count, [IN_ORDER] * count, {}, set())
         self.done = bytearray(count)
-        lanes = len(program.lanes)
+        lanes = len(program.queues)
         self.heads = [0] * lanes
         self.lane_free = [0.0] * lanes
         # by signal: none, between cores, of a transfer, between engines
@@ -39,6 +39,8 @@ class Machine:
         self.delays = (0.0, n.core_semaphore_ns, n.dma_semaphore_ns, n.semaphore_ns)
         self.waiting: dict[int, list[int]] = {}
         self.heap: list[tuple[float, int]] = []
+        # what was placed when, a transfer's data as ~event
+        self.order: list[int] = []
         self.tables: dict[int, list[str]] = {}
         self.pe: dict[int, TensorClock] = {}
         self.generators: dict[tuple[int, str], float] = {}
@@ -54,28 +56,69 @@ class Machine:
         """
         for lane in range(len(self.heads)):
             self._offer(lane)
-        heap, lane_of, times = self.heap, self.program.lane_of, self.times
+        heap, lane_of, free = self.heap, self.program.lane_of, self.times.free
         while heap:
             time, event = heappop(heap)
+            self.order.append(event)
             if event < 0:
                 self._move(~event, time)
+                queue = self.queues[lane_of[~event]]
+                if queue.pending:
+                    heappush(heap, (self._movable(queue), ~queue.pending[0][0]))
+                self._finish(~event)
                 continue
-            cost = self.costs[event]
-            if isinstance(cost, EngineCost):
-                self._place_instruction(event, time, cost)
-            elif isinstance(cost, MatmulCost):
-                self._place_matmul(event, time, cost)
+            if self._place(event, time):
+                self._finish(event)
             else:
-                self._issue(event, time, cost)
+                queue = self.queues[lane_of[event]]
+                if len(queue.pending) == 1:
+                    heappush(heap, (self._movable(queue), ~event))
             lane = lane_of[event]
-            self.lane_free[lane] = times.free[event]
+            self.lane_free[lane] = free[event]
             self.heads[lane] += 1
             self._offer(lane)
         if not all(self.done):
             stuck = [self.program.events[i] for i, done in enumerate(self.done) if not done][:4]
             names = ", ".join(f"{e.op} on core {e.core} ({e.line[0]}:{e.line[1]})" for e in stuck)
             raise StuckSchedule(f"these events wait for each other: {names}; remove one `after` edge")
+        return self.times
+
+    def replay(self, order: list[int]) -> Times:
+        """Place every event as an earlier run did, in its order: the same program with different numbers."""
+        program, times, lane_free = self.program, self.times, self.lane_free
+        lane_of, free, links = program.lane_of, times.free, program.links
+        self.done = bytearray(b"\x01") * len(lane_of)
+        for event in order:
+            if event < 0:
+                self._move(~event, self._movable(self.queues[lane_of[~event]]))
+                continue
+            lane = lane_of[event]
+            ready = self._latest(links[event])
+            self._place(event, ready if ready > lane_free[lane] else lane_free[lane])
+            lane_free[lane] = free[event]
         return times
+
+    def _latest(self, links: tuple[Link, ...]) -> float:
+        """When producers that are all placed allow a start."""
+        ready = 0.0
+        free, end, delays = self.times.free, self.times.end, self.delays
+        for other, early, signal in links:
+            time = (free[other] if early else end[other]) + delays[signal]
+            ready = max(ready, time)
+        return ready
+
+    def _place(self, event: int, ready: float) -> bool:
+        """Start one event; False for a transfer, whose end is known when its data have moved."""
+        cost = self.costs[event]
+        kind = cost.__class__
+        if kind is EngineCost:
+            self._place_instruction(event, ready, cost)  # type: ignore[arg-type]
+        elif kind is MatmulCost:
+            self._place_matmul(event, ready, cost)  # type: ignore[arg-type]
+        else:
+            self._issue(event, ready, cost)  # type: ignore[arg-type]
+            return False
+        return True
 
     def _finish(self, event: int) -> None:
         """The event's end is known: look again at the lanes that wait for it."""
@@ -138,7 +181,6 @@ class Machine:
             del tables[: -max(1, int(self.n.scalar_tables_resident))]
         times.free[event] = ready + cost.pitch
         times.end[event] = ready + cost.latency
-        self._finish(event)
 
     def _place_matmul(self, event: int, ready: float, cost: MatmulCost) -> None:
         """Load weights behind the previous multiply if they are there in time, then multiply."""
@@ -146,7 +188,8 @@ class Machine:
         clock = self.pe.get(lane)
         if clock is None:
             clock = self.pe[lane] = TensorClock(n)
-        weights_ready, producer = self._ready(self.program.weight_links[event])
+        weights = self.program.weight_links[event]
+        weights_ready, producer = self._ready(weights) if weights else (0.0, NOBODY)
         # the load hides behind the running product; weights that come later are loaded in the open
         load = max(weights_ready, clock.multiply_start)
         exposed = n.tensor_load_exposed_ns if weights_ready >= self.lane_free[lane] else 0.0
@@ -161,7 +204,6 @@ class Machine:
         times.free[event] = begin + stream
         times.end[event] = begin + stream + n.tensor_drain_ns
         clock.multiply(begin, begin + stream, cost.rows_share)
-        self._finish(event)
 
     def _issue(self, event: int, ready: float, cost: DmaCost) -> None:
         """Trigger a transfer and generate its descriptors."""
@@ -178,16 +220,14 @@ class Machine:
             # negative indices: the gpsimd engine's own dma and the links between chips
             queue = self.queues[lane] = Queue([0.0] * (int(self.n.dma_engines) + 2))
         queue.pending.append((event, begin, begin + cost.lead))
-        if len(queue.pending) == 1:
-            self._serve(queue)
 
-    def _serve(self, queue: Queue) -> None:
-        """Put the queue's first transfer on the heap: when one of its engines can take it."""
+    def _movable(self, queue: Queue) -> float:
+        """When one of its engines can take the queue's first transfer."""
         event, _, data = queue.pending[0]
-        cost = self.costs[event]
-        assert isinstance(cost, DmaCost)
-        free = min([queue.free[engine] for engine, _ in cost.shares])
-        heappush(self.heap, (free if free > data else data, ~event))
+        own = queue.free
+        cost: DmaCost = self.costs[event]  # type: ignore[assignment]
+        free = min([own[engine] for engine, _ in cost.shares])
+        return free if free > data else data
 
     def _move(self, event: int, now: float) -> None:
         """Move the data of one transfer through its engines and HBM."""
@@ -218,6 +258,3 @@ class Machine:
         engine_wait = end - data - busy - shared
         moving = end - shared - busy
         times.transfer[event] = Transfer(waited, engine_wait, fixed, busy, shared, moving)
-        if queue.pending:
-            self._serve(queue)
-        self._finish(event)

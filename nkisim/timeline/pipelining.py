@@ -23,9 +23,11 @@ _FIXED = frozenset({"core_barrier", "sendrecv"})
 
 
 def pipelined(program: Program, n: Numbers) -> Program:
-    """The same events with lanes in the order of a list schedule, connected anew."""
+    """The same events with lanes in the order of a list schedule; the program itself if nothing moves."""
     order = _ListSchedule(program, n)
     order.run()
+    if order.queues == program.queues:
+        return program
     cases = list(program.costs)
     costs = {case: column[:] for case, column in program.costs.items()}
     for position in order.moved:
@@ -36,7 +38,7 @@ def pipelined(program: Program, n: Numbers) -> Program:
     return better
 
 
-def _estimate(cost: AnyCost) -> tuple[float, float]:
+def _estimate(cost: AnyCost, drain: float) -> tuple[float, float]:
     """How long an instruction keeps its lane, and when its result is there: without waits for shared engines."""
     if isinstance(cost, EngineCost):
         return cost.pitch, cost.latency
@@ -44,7 +46,7 @@ def _estimate(cost: AnyCost) -> tuple[float, float]:
         busy = max([time for _, time in cost.shares])
         return max(cost.trigger, cost.interval, busy), cost.interval + cost.lead + busy + cost.tail
     stream = cost.stream * cost.passes
-    return stream, stream
+    return stream, stream + drain
 
 
 class _ListSchedule:
@@ -53,14 +55,13 @@ class _ListSchedule:
     def __init__(self, program: Program, n: Numbers) -> None:
         count = len(program.events)
         self.program, self.window = program, int(n.compiler_window)
-        self.drain = n.tensor_drain_ns
         self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
         self.known: dict[int, tuple[float, float]] = {}
         self.costs = program.costs["nominal"]
         for cost in {id(c): c for c in self.costs}.values():
-            self.known[id(cost)] = _estimate(cost)
+            self.known[id(cost)] = _estimate(cost, n.tensor_drain_ns)
         for choice in program.choices.values():
-            self.known[id(choice[self.case])] = _estimate(choice[self.case])
+            self.known[id(choice[self.case])] = _estimate(choice[self.case], n.tensor_drain_ns)
         self.lane_of = program.lane_of[:]
         self.queues: list[list[int]] = [[] for _ in program.queues]
         self.moved: list[int] = []

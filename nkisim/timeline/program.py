@@ -23,7 +23,7 @@ Link = tuple[int, bool, int]
 SAME, CORE, DMA, ENGINE = 0, 1, 2, 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
     """Parallel lists, one entry per event, plus the lanes in the order in which they issue."""
 
@@ -93,6 +93,8 @@ class _Laws:
         self.ranks = len({event.core for event in events})
         self.tiles = _tile_bounds(events)
         self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
+        # by the identity of the costs on the engine that the event is recorded on
+        self.other: dict[int, list[AnyCost]] = {}
         self.by_views: dict[tuple[object, ...], list[AnyCost]] = {}
 
     def costs(self, event: Event) -> list[AnyCost]:
@@ -120,11 +122,12 @@ class _Laws:
         tile = event.writes[0]
         return self.tiles[tile.tensor, event.core] == (*tile.partitions, *tile.span)
 
-    def other_engine(self, event: Event) -> list[AnyCost] | None:
-        """The costs on the Scalar Engine of a Vector Engine copy that the kernel gave to no engine."""
-        if event.engine == "vector" and event.op == "tensor_copy" and event.work.get("engine") == "unknown":
-            return [law_of("scalar", event.op)(event, n) for n in self.numbers]
-        return None
+    def on_scalar(self, event: Event, costs: list[AnyCost]) -> list[AnyCost]:
+        """The costs on the Scalar Engine of a copy that the kernel gave to no engine; `costs` are its own."""
+        other = self.other.get(id(costs))
+        if other is None:
+            other = self.other[id(costs)] = [law_of("scalar", event.op)(event, n) for n in self.numbers]
+        return other
 
 
 def _tile_bounds(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, int, int, int]]:
@@ -193,12 +196,11 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         program.edges.append(tuple(rest.items()) if rest else ())
         program.lane_of.append(lane)
         program.queues[lane].append(position)
-        for column, cost in zip(columns, laws.costs(event), strict=True):
+        costs = laws.costs(event)
+        for column, cost in zip(columns, costs, strict=True):
             column.append(cost)
-        if event.work.get("engine") == "unknown":
-            other = laws.other_engine(event)
-            if other is not None:
-                program.choices[position] = other
+        if event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown":
+            program.choices[position] = laws.on_scalar(event, costs)
     _join_meetings(program)
     program.connect()
     return program

@@ -67,13 +67,14 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
     """
     written = prepare(events, chip, CASES if band else ("nominal",))
     n = chip.at("nominal")
-    orders = written, pipelined(written, n)
-    runs = [Machine(order, chip, "nominal").run() for order in orders]
-    ends = [max(run.end, default=0.0) for run in runs]
+    machines = [Machine(order, chip, "nominal") for order in dict.fromkeys((written, pipelined(written, n)))]
+    for machine in machines:
+        machine.run()
+    ends = [max(machine.times.end, default=0.0) for machine in machines]
     # a compiler keeps the order of the program where its own is not faster
-    best = 1 if ends[1] < ends[0] else 0
-    program, times, latency = orders[best], runs[best], ends[best]
-    low, high = _band(program, written, chip) if band else (latency, latency)
+    best = machines[ends.index(min(ends))]
+    program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
+    low, high = _band(best, machines[0], chip) if band else (latency, latency)
     path = critical_path(program, times, n)
     flops, compute_ns = _compute(program)
     moved = sum(hbm_bytes(event) for event in events if event.engine == "dma")
@@ -88,7 +89,7 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
         low_ns=min(low, latency),
         high_ns=max(high, latency),
         program_order_ns=ends[0],
-        pipelined_ns=ends[1],
+        pipelined_ns=ends[-1],
         launch_ns=n.launch_ns,
         moving={i: transfer.moving for i, transfer in times.transfer.items()},
         lanes=tuple(f"core {core} {name}" for core, name in program.lanes),
@@ -105,11 +106,11 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
     )
 
 
-def _band(program: Program, written: Program, chip: Chip) -> tuple[float, float]:
-    """The low and the high latency."""
+def _band(best: Machine, written: Machine, chip: Chip) -> tuple[float, float]:
+    """The low and the high latency: both orders as they ran, with the constants at their ends."""
     ends = []
-    for order, case in ((program, "low"), (written, "high")):
-        end = max(Machine(order, chip, case).run().end, default=0.0)
+    for machine, case in ((best, "low"), (written, "high")):
+        end = max(Machine(machine.program, chip, case).replay(machine.order).end, default=0.0)
         ends.append(end * chip.at(case).unmodelled_share)
     return ends[0], ends[1]
 

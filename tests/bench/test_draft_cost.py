@@ -8,8 +8,13 @@ from itertools import product
 import pytest
 
 from bench import draft_cost
-from bench.kernels.layer import Shard
+from bench.kernels.__main__ import simulate
+from bench.kernels.layer import Shard, attention_case, mlp_case
+from bench.tune.__main__ import _options
+from bench.tune.passes import Pass, chip_with, collective_us, simulated_pass
 from model.errors import UserError
+from nkisim.timeline.chip import Chip
+from nkisim.timeline.trn2 import TRN2
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.95, 1.0])
@@ -35,25 +40,32 @@ def test_best_k_as_published() -> None:
     assert draft_cost.best(0.6, 0.9, 0.0) == (0, 1.0)
 
 
-def test_a_step_is_its_kernels_collectives_and_head() -> None:
+def test_a_row_is_made_of_passes() -> None:
+    """The pass that bench.tune reads, with its defaults, and all-reduces at an end of their band."""
     shard = Shard("0.6B", 32, 1, 1)
-    found = draft_cost.step(shard, 1)
-    halves = [draft_cost.simulate(make(shard))["us"] for make in (draft_cost.attention_case, draft_cost.mlp_case)]
+    found = simulated_pass(shard, 2)
+    halves = [simulate(make(shard, 2))["us"] for make in (attention_case, mlp_case)]
     assert found.attention == pytest.approx(28 * halves[0])
     assert found.mlp == pytest.approx(28 * halves[1])
-    assert found.collectives == pytest.approx(56 * draft_cost.all_reduce_us(1024 * 2))
+    assert found.collectives == pytest.approx(56 * collective_us(TRN2, 32, 2, 1024 * 2))
     assert found.total > 28 * sum(halves) + found.collectives
-    assert (
-        draft_cost.all_reduce_us(2048, "low") < draft_cost.all_reduce_us(2048) < draft_cost.all_reduce_us(2048, "high")
-    )
+    low, high = (simulated_pass(shard, 2, chip_with(case, *draft_cost._ALL_REDUCE)) for case in ("low", "high"))
+    assert low.collectives < found.collectives < high.collectives
+    assert low.mlp == found.mlp == high.mlp
 
 
 def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a stand-in for the simulator, whose layer costs a microsecond per model size."""
-    sizes = {"32B": 64.0, "1.7B": 8.0, "0.6B": 4.0}
-    monkeypatch.setattr(draft_cost, "simulate", lambda case: {"us": sizes[case.name.split("-")[0]]})
+    """With a stand-in for the simulator, whose pass costs a microsecond per model size."""
+    sizes, cores = {"32B": 64.0, "1.7B": 8.0, "0.6B": 4.0}, set()
+
+    def stand_in(shard: Shard, lnc: int, chip: Chip) -> Pass:
+        cores.add(lnc)
+        return Pass(sizes[shard.model], 0.0, 1.0 / shard.tp, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(draft_cost, "simulated_pass", stand_in)
     draft_cost.main(["--json"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert cores == {_options([]).lnc}
     assert len(rows) == 2 * (1 + 2 + 3)
     assert all(row["source"] == "simulated" and row["c"] == row["draft_us"] / row["target_us"] for row in rows)
     assert {row["draft_tp"] for row in rows if row["tp"] == 4} == {4}

@@ -132,11 +132,6 @@ def same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def gather(x: torch.Tensor) -> torch.Tensor:
-    """An all-gather along the last axis, where every rank has what this one has."""
-    return torch.cat([x] * ModelBuilder.built[-1].tp, -1)
-
-
 def reduce_groups(
     reduce_type: str, inputs: torch.Tensor, scale: float = 1.0, groups: list[list[int]] | None = None, cctx: Any = None,
     pin_layout: bool = True,
@@ -172,13 +167,11 @@ def install(patch: pytest.MonkeyPatch, look_alike: str = "") -> None:
         "torch_xla.core.xla_model": {
             "REDUCE_SUM": "sum", "all_reduce": reduce_groups, "all_gather": gather_groups,
         },
+        "torch_xla.runtime": {"world_size": lambda: ModelBuilder.built[-1].tp},
         "libneuronxla": {"neuron_xla_compile": same},
-        "neuronx_distributed": {}, "neuronx_distributed.parallel_layers": {}, "neuronx_distributed.trace": {},
+        "neuronx_distributed": {}, "neuronx_distributed.trace": {},
         "neuronx_distributed.trace.model_builder": {
             "ModelBuilder": ModelBuilder, "BaseModelInstance": BaseModelInstance,
-        },
-        "neuronx_distributed.parallel_layers.mappings": {
-            "reduce_from_tensor_model_parallel_region": same, "gather_from_tensor_model_parallel_region": gather,
         },
         "nki": {}, "nki.isa": {"nc_matmul": same},
     }  # fmt: skip

@@ -22,7 +22,7 @@ from model import sequence
 from model.attention import append
 from model.cache import Cache, Placement
 from model.ops import Ops
-from model.serving.runtime import SAME_BITS, compile_hlo
+from model.serving.pjrt import SAME_BITS, compile_hlo
 
 RANKS, SLICES, LENGTH = 8, 4, 1024
 # rows that see one slice alone, that cross from a slice into the next one, and that see all

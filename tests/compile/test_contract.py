@@ -177,7 +177,7 @@ def _summed(x: jax.Array) -> jax.Array:
     return jax.jit(lambda y: collectives.all_reduce(y, 4, 4))(x)
 
 
-def test_calls_and_loops_are_counted_and_a_branch_by_its_larger_side() -> None:
+def test_calls_and_loops_are_counted() -> None:
     x = jnp.ones(3)
     key = ("all-reduce", ((0, 1, 2, 3),))
 
@@ -185,15 +185,29 @@ def test_calls_and_loops_are_counted_and_a_branch_by_its_larger_side() -> None:
         inner = lambda y: jax.lax.fori_loop(0, 5, lambda _, z: _summed(_summed(z)), y)  # noqa: E731
         return _summed(jax.lax.fori_loop(0, 3, lambda _, y: inner(y) + 1, x))
 
-    assert declared(_proto(nested, x)).collectives == {key: 31}
-
-    def branches(x: jax.Array) -> jax.Array:
-        return jax.lax.cond(x[0] > 0, lambda y: _summed(_summed(y)), _summed, x)
-
-    assert declared(_proto(branches, x)).collectives == {(f"conditional {key[0]}", key[1]): 2}
+    proto = declared(_proto(nested, x))
+    assert proto.collectives == {key: 31}
+    assert proto.refused == ()
     with pytest.raises(ValueError, match="runs a number of times that cannot be told"):
         declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, _summed, y), x))
-    assert declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, lambda z: z + 1, y), x)).collectives == {}
+
+
+# what the notes of the SDK say that no graph may hold
+REFUSED: dict[str, Callable[[jax.Array], Any]] = {
+    "conditional": lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+    "while of unknown length": lambda x: jax.lax.while_loop(lambda z: z[0] < 9, lambda z: z + 1, x),
+    "reduce of several operands": jnp.argmax,
+    "reduce-precision": lambda x: jax.lax.reduce_precision(x, 5, 10),
+    "dot of integers": lambda x: jnp.dot(x.astype(jnp.int32), x.astype(jnp.int32)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_sdk_does_not_take_is_refused(base: Path, what: str) -> None:
+    proto = _proto(REFUSED[what], jnp.ones(3))
+    assert what in declared(proto).refused
+    graph = _fused(base)[1]
+    assert f"it holds a {what}, which the Neuron SDK does not take" in violations(graph, proto, 1)
 
 
 def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

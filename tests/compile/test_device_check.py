@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build import build
-from compile.device_check import steps
+from compile.device_check import requests, steps
 from compile.device_check.__main__ import check, isolated
 from compile.device_check.__main__ import main as device_check
 from compile.device_check.kernels import CASES, Compared
-from compile.device_check.steps import STEPS, Step
+from compile.device_check.table import KERNELS, STEPS, CheckStep
 from compile.neuron import sdk as toolchain
-from compile.neuron.module import StaticOps, StepModule
-from compile.plan import make_plan
+from compile.neuron.eager import EagerRanks
+from compile.neuron.sdk import NXDI_TAGS
+from compile.plan import BuildPlan, make_plan
 from model.bundle.manifest import FUSED, PREFILL
 from model.errors import UserError
-from model.qwen3 import REFERENCE
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -45,22 +45,61 @@ def _breaks(work: Path) -> dict[str, Any]:
     raise ZeroDivisionError("a fault of ours")
 
 
+def test_a_python_without_torch_lists_the_steps_in_one_sentence(tmp_path: Path) -> None:
+    code = """
+import sys
+for name in ("torch", "numpy", "safetensors", "tokenizers", "ml_dtypes", "jax"):
+    sys.modules[name] = None
+from compile.device_check.__main__ import main, run_cli
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name in sys.modules and sys.modules[name] is None else real(name)
+run_cli(lambda: main(["--out", sys.argv[1]]))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: the device check needs torch, numpy, safetensors, tokenizers, ml_dtypes, which"
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert f"{len(STEPS)}. full" in done.stdout
+
+
+def test_the_steps_are_those_that_the_table_names() -> None:
+    assert tuple(CASES) == KERNELS
+    names = [step.name for step in STEPS]
+    assert len(set(names)) == len(names)
+    for number, step in enumerate(STEPS):
+        assert callable(getattr(steps, step.function))
+        assert set(step.needs) <= set(names[:number]), "what a step needs comes before it"
+    assert {step.argument for step in STEPS if step.function == "model"} == set(steps._CHANGES)
+
+
+def _step(name: str, what: str = "", needs: tuple[str, ...] = (), seconds: int = 60) -> CheckStep:
+    return CheckStep(name, what, "", "", needs, seconds)
+
+
 def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = [
-        Step("first", "hold", lambda work: {"us": 3}),
-        Step("second", "fail", _fails),
-        Step("third", "break", _breaks),
-        Step("fourth", "hold again", lambda work: {}),
-    ]
-    outcomes = check(table, lambda step: step.run(tmp_path), tmp_path)
-    assert [o.held for o in outcomes] == [True, False, False, True]
+    work: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "first": lambda _: {"us": 3},
+        "second": _fails,
+        "third": _breaks,
+        "fourth": lambda _: {},
+        "fifth": lambda _: pytest.fail("it needs what did not hold"),
+        "sixth": lambda _: pytest.fail("it needs what was not reached"),
+    }
+    needs = {"fourth": ("first",), "fifth": ("second",), "sixth": ("fifth",)}
+    table = [_step(name, f"is it {name}", needs.get(name, ())) for name in work]
+    outcomes = check(table, lambda step: work[step.name](tmp_path), tmp_path)
+    assert [o.state for o in outcomes] == ["held", "FAILED", "FAILED", "held", "not reached", "not reached"]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert [r["said"] for r in report] == ["", "the tokens | differ", "ZeroDivisionError: a fault of ours", ""]
+    assert [r["said"] for r in report][:4] == ["", "the tokens | differ", "ZeroDivisionError: a fault of ours", ""]
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert text.startswith("# Device check: 2 of 4 steps held\n")
-    assert "| second | no | 0.0 | the tokens \\| differ |" in text
+    assert text.startswith("# Device check: 2 held, 2 failed, 2 not reached\n")
+    assert "| second | is it second | FAILED | 0.0 | the tokens \\| differ |" in text
+    assert "| fifth | is it fifth | not reached | 0.0 | second did not hold |" in text
     assert '"us": 3' in text
-    assert capsys.readouterr().out.splitlines()[1] == "FAILED second: the tokens | differ"
+    assert capsys.readouterr().out.splitlines()[1] == "FAILED      second: the tokens | differ"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +112,7 @@ def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_a_step_that_crashes_or_hangs_is_an_outcome(tmp_path: Path, code: str, said: str) -> None:
-    step = Step("a step, crashing", "", _fails, seconds=2)
+    step = _step("a step, crashing", seconds=2)
     with pytest.raises(UserError, match=said):
         isolated(step, tmp_path, [sys.executable, "-c", code])
     assert isolated(step, tmp_path, [sys.executable, "-c", "print('noise'); print('{\"bytes\": 1}')"]) == {"bytes": 1}
@@ -90,7 +129,7 @@ def test_with_a_compiler_alone_the_steps_run_and_the_exit_code_tells(
     with pytest.raises(SystemExit, match="1"):
         device_check(["--out", str(tmp_path / "report")], few)
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
-    assert [r["held"] for r in report] == [False, False]
+    assert [r["state"] for r in report] == ["FAILED", "FAILED"]
     assert "the device check needs the Neuron SDK, which is not on this machine" in report[0]["said"]
     assert "nki is nkisim here, which measures no device" in report[1]["said"]
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "report" / "report.md")
@@ -130,48 +169,37 @@ def test_numbers_that_are_none_do_not_hold() -> None:
 class Traced:
     """The modules that ModelBuilder would trace, routed by the list of input shapes as its model is."""
 
-    def __init__(self, base: Path, seed: int) -> None:
-        plan, self.seed = make_plan(spec(base, batch=1)), seed
-        ops = StaticOps(fake_sdk.same, fake_sdk.same)
-        self.modules = {
-            g.inputs[0].shape[1]: StepModule(plan, g, ops, REFERENCE) for g in plan.graphs if g.tag in (PREFILL, FUSED)
-        }
-        self.state: dict[str, torch.Tensor] = {}
+    def __init__(self, plan: BuildPlan, seed: int) -> None:
+        self.plan, self.seed = plan, seed
 
     def load(self, path: Path, shards: list[dict[str, torch.Tensor]]) -> Traced:
-        for module in self.modules.values():
-            module.load_state_dict(shards[0], strict=False)
+        self.ranks = EagerRanks(self.plan, NXDI_TAGS, shards)
         return self
 
-    def __call__(self, ids: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        module = self.modules[ids.shape[1]]
-        module.load_state_dict(self.state, strict=False)
-        mask, positions, slots, *rest = inputs
-        out = module(ids, mask, positions, slots, *rest)
-        names = {id(p): n for n, p in module.named_parameters()}
-        self.state = {names[id(p)]: out[i].detach().clone() for p, i in module.aliases().items()}
-        # a device that draws with other noise: every drawn token moves with the seed
-        return [out[0] + self.seed, *out[1:4]]
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        out = self.ranks(FUSED if inputs[0].shape[1] == 1 else PREFILL, inputs)
+        # a device whose filters keep everything: what is drawn moves, and greedy is drawn too
+        return [out[0] + self.seed, out[1] + self.seed, *out[2:]]
 
 
-def test_generate_compares_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tp 1, batch 2", "tp 2"])
+def test_requests_compares_every_token(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pair(tmp_path)
-
-    def tiny(work: Path, **changes: Any) -> Any:
-        return spec(tmp_path, batch=1, **changes)
-
-    monkeypatch.setattr(steps, "_demo", tiny)
-    build(tiny(tmp_path, out=str(tmp_path / "demo-reference")))
-    kept: dict[Path, Any] = {}
-    compile_once = steps.Graphs
-    monkeypatch.setattr(steps, "Graphs", lambda b: kept.get(b.path) or kept.setdefault(b.path, compile_once(b)))
-    monkeypatch.setattr(toolchain, "run_model", Traced(tmp_path, 0).load)
-    facts = steps.generate("reference", tmp_path)
+    few = {"greedy": ((5, 9, 2), (1, 1.0, 1.0)), "top-k": ((8, 1), (9, 1.0, 0.9)), "again": ((8, 1), (9, 1.0, 0.9))}
+    for module in (steps, requests):
+        monkeypatch.setattr(module, "NXDI_REQUESTS", few)
+    monkeypatch.setattr(steps, "_demo", lambda work, **changes: spec(tmp_path, **changes))
+    monkeypatch.setattr(toolchain, "require", lambda *_: None)
+    monkeypatch.setattr(toolchain, "build_model", lambda plan, out, work, flags: out.write_bytes(b"model"))
+    assert steps.model(name, tmp_path)["bytes"] == 5
+    plan = make_plan(steps._of_build(name, tmp_path))
+    monkeypatch.setattr(toolchain, "run_model", Traced(plan, 0).load)
+    facts = steps.requests(name, tmp_path)
     assert facts["identical_to_cpu"]
-    assert facts["tokens"] == 32
-    monkeypatch.setattr(toolchain, "run_model", Traced(tmp_path, 1).load)
-    with pytest.raises(UserError, match="greedy: the first 0 of 16 tokens are the CPU's, the next is not"):
-        steps.generate("reference", tmp_path)
+    assert facts["tokens"] == 36
+    monkeypatch.setattr(toolchain, "run_model", Traced(plan, 1).load)
+    with pytest.raises(UserError, match="greedy: the first 0 of 12 tokens are the CPU's, the next is not"):
+        steps.requests(name, tmp_path)
 
 
 def test_times_are_those_of_bench_and_a_case_without_one_is_named(
@@ -189,11 +217,11 @@ def test_times_are_those_of_bench_and_a_case_without_one_is_named(
         return real(*arguments, lnc=lnc) if lnc == 1 else real("-c", f"print('{row}')", lnc=lnc)
 
     monkeypatch.setattr(steps, "_bench", two_cases)
-    (outcome,) = check([Step("times", "", steps.times)], lambda step: step.run(tmp_path), tmp_path)
-    assert not outcome.held
+    (outcome,) = check([_step("times")], lambda step: steps.times(tmp_path), tmp_path)
+    assert outcome.state == "FAILED"
     said = f"1 of 2 cases were not measured, first {names[0]}: no device was there to measure"
     assert outcome.said == said
     assert outcome.facts["measured"] == {"x-lnc2": {"simulated_us": 2.0, "device_us": 3.0, "ratio": 1.5}}
     names.pop(0)
-    (outcome,) = check([Step("times", "", steps.times)], lambda step: step.run(tmp_path), tmp_path)
-    assert outcome.held
+    (outcome,) = check([_step("times")], lambda step: steps.times(tmp_path), tmp_path)
+    assert outcome.state == "held"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.build import build
-from compile.neuron.module import StaticOps, StepModule
+from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
+from compile.neuron.eager import EagerRanks
 from compile.neuron.sdk import nxdi_tags
 from compile.plan import make_plan
-from model.bundle.manifest import GraphSpec, read_bundle
+from model.bundle.manifest import PREFILL, GraphSpec, read_bundle
 from model.bundle.weights import shard_file
 from model.graph_io import StepInputs
-from model.qwen3 import REFERENCE
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from tests.compile.fake_sdk import same
-from tests.compile.nxdi_host import Host, Model, Sequence, Tensors
 from tests.compile.tiny import spec, write_model
 
 SIZES = {"batch": 3, "max_len": 256, "k": 2}
@@ -60,40 +59,30 @@ def sequences() -> list[Sequence]:
 
 
 class OwnGraphs:
-    """The bundle's graphs behind NxDI's inputs, which name no min-p, no limit and no seed but the cache line."""
+    """The bundle's graphs behind NxDI's inputs, which name no seed: noise is of the cache line and its prompts."""
 
     def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
+        self.graphs, self.counts = graphs, Counter[int]()
 
     def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
         lines = given[3]
+        if graph.tag == PREFILL:
+            self.counts[int(lines[0])] += 1
         limits = np.full(lines.shape, graph.k, np.int32)
-        seeds = np.stack([lines, np.zeros_like(lines)], -1)
+        seeds = np.array([(line, self.counts[int(line)]) for line in lines], np.int32)
         inputs = StepInputs(*given[:5], np.zeros(lines.shape, np.float32), seeds, limits)
         return list(self.graphs.run(graph.tag, graph.bucket, inputs))[:4]
 
 
 class ModelPt:
-    """The modules that ModelBuilder would trace for model.pt, on one rank; caches follow the alias map."""
+    """The modules that ModelBuilder would trace for model.pt, on one rank."""
 
     def __init__(self, base: Path, path: Path, **changes: Any) -> None:
         plan = make_plan(spec(base, **(SIZES | changes)))
-        self.modules = {
-            tag: StepModule(plan, next(g for g in plan.graphs if g.tag == tag), StaticOps(same, same), REFERENCE)
-            for tag in nxdi_tags(plan)
-        }
-        self.state: dict[str, torch.Tensor] = {}
-        for module in self.modules.values():
-            module.load_state_dict(load_file(path / shard_file(0)), strict=False)
+        self.ranks = EagerRanks(plan, nxdi_tags(plan), [load_file(path / shard_file(0))])
 
-    @torch.no_grad()
     def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
-        module = self.modules[graph.tag]
-        module.load_state_dict(self.state, strict=False)
-        results = module(*map(torch.from_numpy, given))
-        names, aliases = {id(p): n for n, p in module.named_parameters()}, module.aliases()
-        self.state = {names[id(p)]: results[i].clone() for p, i in aliases.items()}
-        return [r.numpy() for r in results[: len(results) - len(aliases)]]
+        return [r.numpy() for r in self.ranks(graph.tag, [torch.from_numpy(x) for x in given])]
 
 
 def _served(graphs: list[GraphSpec], model: Model, k: int, arrive: int, host: type[Host] = Host) -> list[Sequence]:
@@ -108,10 +97,12 @@ def _served(graphs: list[GraphSpec], model: Model, k: int, arrive: int, host: ty
 def _alone(graphs: Graphs, served: list[Sequence]) -> list[list[int]]:
     """The target's own tokens, with the noise of the lines that the sequences had."""
     engine = Engine(graphs, shape_of(graphs.bundle), speculative=False)
-    requests = []
+    requests, counts = [], Counter[int]()
     for s in served:
+        counts[s.line] += 1
         top_k, top_p, temperature = s.params
-        params = Params() if top_k == 1 else Params(temperature, int(top_k), top_p, seed=s.line)
+        seed = s.line + (counts[s.line] << 32)
+        params = Params() if top_k == 1 else Params(temperature, int(top_k), top_p, seed=seed)
         requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
     return [r.ids for r in engine.run(requests)]
 

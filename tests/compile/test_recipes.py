@@ -24,6 +24,7 @@ _HASHED_AS_VALUES = (
     "compile/spec.py",
     "compile/plan.py",
     "model/bundle/manifest.py",
+    "model/bundle/schema.py",
     "model/bundle/weights.py",
     "model/errors.py",
 )

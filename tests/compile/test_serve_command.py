@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from compile.build import build
 from compile.doctor import main as doctor
-from compile.serve_command import _LAYOUT_SWITCHES, neuron_fields
+from compile.serve_command import _LAYOUT_SWITCHES, Served, engine_arguments, neuron_fields
 from compile.serve_command import main as serve_command
+from compile.spec import BuildSpec
 from deploy import server
 from deploy.values import load_values
-from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle, sha256_of
-from model.bundle.shards import cut_label
+from model.bundle.manifest import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import manifest_of, spec, write_pair
+from tests.deploy.rendered import FILLED
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
@@ -62,12 +62,12 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     command = printed["command"]
     assert command[:5] == ["vllm", "serve", "/models/target", "--served-model-name", "target"]
     named = dict(zip(command[5::2], command[6::2], strict=True))
-    assert (named["--tensor-parallel-size"], named["--max-num-seqs"], named["--max-model-len"]) == ("2", "2", "128")
+    assert (named["--tensor-parallel-size"], named["--max-num-seqs"], named["--max-model-len"]) == ("2", "2", "125")
     # k of the bundle is 3: NxDI counts four verified rows, and the method of a plain draft is not named
     assert json.loads(named["--speculative-config"]) == {
         "model": "/checkpoints/my draft",
         "num_speculative_tokens": 4,
-        "max_model_len": 128,
+        "max_model_len": 125,
     }
     neuron = json.loads(named["--override-neuron-config"])
     assert neuron == {"save_sharded_checkpoint": True, "enable_fused_speculation": True}
@@ -77,47 +77,47 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     assert "eagle" not in text
 
 
-def test_it_is_the_command_of_the_cluster(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = load_values(Path(server.__file__).with_name("values.yaml"))
+@pytest.mark.parametrize("k", [0, 1, 7])
+def test_no_sequence_of_the_engine_meets_the_end_of_the_cache(k: int) -> None:
+    """NxDI's host raises once position + k + 1 > max_len; vLLM's last position is below max_model_len."""
+    asked = engine_arguments(Served("t", "d", tp=1, batch=1, max_len=128, k=k))
+    last = asked["max_model_len"] - 1
+    assert last + k + 1 == 128
+    assert asked.get("speculative_config", asked)["max_model_len"] == asked["max_model_len"]
+
+
+def test_it_is_the_command_of_the_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = load_values(Path(server.__file__).with_name("values.yaml"), FILLED)
     command = server.command(values, server.SPECULATIVE)
     m = values.model
-    sizes = {"tp": m.tp, "batch": m.batch, "max_len": m.max_len, "k": m.k}
-    _change(full, lambda manifest: manifest.update(sizes))
-    _change_config(
-        full,
-        tp_degree=m.tp,
-        batch_size=m.batch,
-        max_batch_size=m.batch,
-        seq_len=m.max_len,
-        max_length=m.max_len,
-        speculation_length=m.k + 1,
-    )
-    _change(full, lambda manifest: manifest["models"]["target"].update(name=m.target))
-    # the sizes of the cluster without its graphs: the shards are those of a tiny pair
-    _change(full, lambda manifest: manifest.update(graphs=[], weights=manifest["weights"] | {"ranks": m.tp}))
-    shards = _shards(full, m.tp)
-    _change(full, lambda manifest: manifest["files"].update(shards))
-    folders = [
-        "--target",
-        command[2],
-        "--draft",
-        json.loads(command[command.index("--speculative-config") + 1])["model"],
-    ]
-    assert _json(full, capsys, *folders, "--port", str(values.server.port))["command"] == command
-
-
-def _shards(bundle: Path, tp: int) -> dict[str, Any]:
-    """The first rank's tensors as the shards of so many ranks, and their entries in the list of files."""
-    tensors, layout = load_file(bundle / shard_file(0)), read_bundle(bundle)["weights"]
-    for rank in range(tp):
-        save_file(tensors, bundle / shard_file(rank), cut_label(layout, rank))
-    files = {shard_file(rank): bundle / shard_file(rank) for rank in range(tp)}
-    return {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()}
+    of_pair = BuildSpec(target=m.target, draft=m.draft, tp=m.tp, batch=m.batch, max_len=m.max_len, k=m.k)
+    fields = neuron_fields(m.tp, m.batch, m.max_len, m.k, 2)
+    alone = {"neuron_config": neuron_fields(m.tp, m.batch, m.max_len, 0, 2)}
+    config = {"neuron_config": fields, "fused_spec_config": {"draft_config": alone}}
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "hlo").mkdir()
+    files = {name: tmp_path / name for name in ("neuron_config.json", "model.pt", *map(shard_file, range(m.tp)))}
+    for file in files.values():
+        file.touch()
+    files["neuron_config.json"].write_text(json.dumps(config), encoding="utf-8")
+    manifest = manifest_of(of_pair, files)
+    for name in manifest["files"]:
+        (tmp_path / name).touch()
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    # the shards of 32B are not here
+    monkeypatch.setattr("compile.serve_command.faults", lambda bundle: iter(()))
+    draft = json.loads(command[command.index("--speculative-config") + 1])["model"]
+    folders = ["--target", command[2], "--draft", draft]
+    assert _json(tmp_path, capsys, *folders, "--port", str(values.server.port))["command"] == command
 
 
 def _change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
     edit(manifest)
+    manifest["config_hash"] = canonical_hash([manifest["spec"], manifest["models"]])
+    manifest["manifest_sha256"] = manifest_digest(manifest)
     (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
@@ -131,7 +131,7 @@ def _change_config(bundle: Path, **changes: object) -> None:
     config["neuron_config"] |= changes
     config["fused_spec_config"]["draft_config"]["neuron_config"] |= {k: v for k, v in changes.items() if k in _SHARED}
     file.write_text(json.dumps(config), encoding="utf-8")
-    entry = {"sha256": "", "bytes": file.stat().st_size}
+    entry = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
     _change(bundle, lambda manifest: manifest["files"].update({file.name: entry}))
 
 
@@ -237,20 +237,23 @@ def test_shards_under_each_other_s_names_are_refused(full: Path) -> None:
 
 def test_a_manifest_whose_ranks_are_not_its_tp_is_refused(full: Path) -> None:
     _change(full, lambda m: m["weights"].update(ranks=4))
-    with pytest.raises(UserError, match="its weights were cut for 4 ranks and its graphs for 2"):
+    with pytest.raises(UserError, match="weights were cut for other ranks or another dtype than the bundle's"):
         serve_command(["--bundle", str(full)])
 
 
 def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:
+    config = full / "neuron_config.json"
+    kept = config.read_bytes()
+    config.write_text("{", encoding="utf-8")
+    _change(full, lambda m: m["files"][config.name].update(bytes=1))
+    with pytest.raises(UserError, match=r"neuron_config.json cannot be read \(JSONDecodeError\)"):
+        serve_command(["--bundle", str(full)])
+    config.write_bytes(kept)
+    _change(full, lambda m: m["files"][config.name].update(bytes=len(kept)))
     shard = "weights/tp1_sharded_checkpoint.safetensors"
     (full / shard).write_bytes((full / shard).read_bytes()[:-1])
     with pytest.raises(UserError, match=f"{shard} is missing or cut short"):
         serve_command(["--bundle", str(full)])
     _change(full, lambda manifest: manifest["files"].pop(shard))
-    with pytest.raises(UserError, match=r"lacks the weights of ranks \[1\]"):
-        serve_command(["--bundle", str(full)])
-    (full / "neuron_config.json").write_text("{", encoding="utf-8")
-    shards = _shards(full, 2)
-    _change(full, lambda m: m.update(files=shards | {"model.pt": m["files"]["model.pt"]}))
-    with pytest.raises(UserError, match=r"neuron_config.json cannot be read \(JSONDecodeError\)"):
+    with pytest.raises(UserError, match=f"files lacks {shard}"):
         serve_command(["--bundle", str(full)])

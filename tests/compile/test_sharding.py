@@ -16,9 +16,11 @@ from torch import Tensor
 
 from compile.build import build, build_and_count
 from compile.build import main as build_command
+from compile.bundle import cutting
 from compile.bundle.shard_writer import ShardWriter
+from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.checkpoint import Checkpoint
+from model.bundle.checkpoint import Checkpoint, Piece
 from model.bundle.manifest import MANIFEST, TensorSpec
 from model.bundle.weights import hf_shapes, shard_file
 from model.config import config_from_dict
@@ -164,16 +166,20 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
 
 def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pair(tmp_path)
-    asked: list[int] = []
-    real = Checkpoint.shard
+    asked: list[list[int]] = []
+    real = Checkpoint.pieces
+    # a pass makes two of the four shards
+    weights = make_plan(spec(tmp_path, tp=4, k=0)).weight_bytes
+    monkeypatch.setattr(cutting, "PASS_BYTES", 2 * weights)
 
-    def counted(self: Checkpoint, rank: int, *how: Any) -> Iterator[tuple[str, Tensor]]:
-        asked.append(rank)
-        if stopped and rank == 2:
-            raise KeyboardInterrupt
-        return real(self, rank, *how)
+    def counted(self: Checkpoint, ranks: list[int], *how: Any) -> Iterator[Piece]:
+        asked.append(list(ranks))
+        for piece in real(self, ranks, *how):
+            yield piece
+            if stopped and 2 in ranks:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(Checkpoint, "shard", counted)
+    monkeypatch.setattr(Checkpoint, "pieces", counted)
     stopped = True
     with pytest.raises(KeyboardInterrupt):
         build(spec(tmp_path, tp=4, k=0))
@@ -183,7 +189,8 @@ def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatc
     assert sorted(kept) == [Path(shard_file(rank)).name for rank in (0, 1)]
     stopped, asked = False, []
     built = build_and_count(spec(tmp_path, tp=4, k=0))
-    assert asked == [2, 3], "finished ranks are not cut again"
+    assert asked == [[2, 3]], "finished ranks are not cut again"
+    assert {p.suffix for p in (out / "weights").iterdir()} == {".safetensors"}
     assert all((out / "weights" / name).stat().st_mtime_ns == time for name, time in kept.items())
     assert (built.made, built.kept) == (2 + 1, 2 + 1 + 2)
 

@@ -216,6 +216,36 @@ def test_a_passing_fault_is_not_seen(bundle: Path, address: str, server: Proxy, 
     assert server.faults[0].met == 1
 
 
+@pytest.mark.parametrize("kind", ["drop", "SlowDown", "truncate"])
+def test_an_answer_for_the_manifest_that_is_cut_is_asked_for_again(
+    bundle: Path, address: str, server: Proxy, tmp_path: Path, kind: str
+) -> None:
+    push(bundle, address)
+    server.faults = [Fault(kind, "GET", f"{MANIFEST}", times=1)]
+    assert _same(bundle, pull(address, tmp_path / "copy"))
+    assert server.faults[0].met == 1
+    server.faults = [Fault(kind, "GET", MANIFEST)]
+    with pytest.raises(UserError, match=r"connection was lost, also when tried again|lost|slow down|busy"):
+        verify(address)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("AWS_MAX_ATTEMPTS", "x", "AWS_MAX_ATTEMPTS is 'x'; give a whole number"),
+        ("AWS_ENDPOINT_URL_S3", "localhost:9000", "is no address; give one with its scheme"),
+        ("AWS_PROFILE", "nobody", "names a profile that is in no configuration file"),
+    ],
+)
+def test_mistakes_of_the_environment_are_sentences(
+    server: Proxy, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said) as caught:
+        bundles("s3://bucket/team")
+    assert "goes on from here" not in str(caught.value)
+
+
 def test_a_killed_push_and_pull_go_on(bundle: Path, address: str, server: Proxy, tmp_path: Path) -> None:
     count = len({e["sha256"] for e in read_bundle(bundle)["files"].values()})
     server.faults = [Fault("AccessDenied", "PUT", "objects", times=10**6)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from compile.build import build
-from compile.device_check.steps import SlotSeeds
 from compile.doctor import main as doctor
 from compile.neuron import config as neuron_config
 from compile.neuron import sdk as toolchain
+from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
-from compile.neuron.module import StaticOps, StepModule
+from compile.neuron.module import StaticOps
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.plan import make_plan
 from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
@@ -66,14 +66,29 @@ def test_nothing_is_found_here_and_nkisim_is_not_the_sdk() -> None:
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.package)
 def test_an_empty_look_alike_is_named(probe: toolchain.Probe, compiler: Path, monkeypatch: Any) -> None:
     fake_sdk.install(monkeypatch)
-    assert toolchain.find().level is Level.FULL
+    assert toolchain.find("nki").level is Level.FULL
     fake_sdk.install(monkeypatch, look_alike=probe.module.partition(".")[0])
-    found = toolchain.find()
+    found = toolchain.find("nki")
     assert found.level is Level.COMPILER
     (sentence,) = found.look_alikes
     assert sentence.startswith(probe.package)
     with pytest.raises(UserError, match=r"empty look-alike from the public index: .* from AWS's package index"):
-        toolchain.require(Level.FULL, "this")
+        toolchain.require(Level.FULL, "this", "nki")
+
+
+def test_the_package_nki_is_asked_for_by_builds_with_kernels_alone(
+    base: Path, compiler: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SDK 2.26.1, the last with an engine that loads a pair, has no such package."""
+    fake_sdk.install(monkeypatch)
+    for name in ("nki", "nki.isa"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [])
+    assert toolchain.find("reference").level is Level.FULL
+    found = toolchain.find("nki")
+    assert (found.level, found.why_no_model) == (Level.COMPILER, "nki not installed")
+    monkeypatch.delitem(sys.modules, "torch_neuronx")
+    assert toolchain.find().why_no_model == "torch-neuronx not installed"
 
 
 def test_a_compiler_without_its_program_is_a_look_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +147,12 @@ def test_nothing_found_leaves_a_build_as_it_was(base: Path) -> None:
         build(spec(base, "asked", toolchain="gpu"))
 
 
-def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path) -> None:
+def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = build(spec(base, "neffs", k=1))
     bundle = read_bundle(out)
     assert (bundle["toolchain"], bundle["neff"]) == ("compiler", "neff")
     assert bundle["compiler"]["flags"] == DEFAULT_FLAGS
+    assert "this bundle gets NEFFs and no model.pt: torch-neuronx, " in capsys.readouterr().err
     doctor([str(out)])
     for tag in (PREFILL, FUSED, DECODE):
         assert (out / f"neff/{tag}_bk128.neff").read_bytes()[:4] == b"NEFF"
@@ -163,13 +179,13 @@ def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(ba
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
 
 
-def test_a_log_that_is_gone_asks_for_force(base: Path, compiler: Path) -> None:
+def test_a_log_that_is_gone_does_not_end_a_build(base: Path, compiler: Path) -> None:
+    """As after a forced or resumed build whose graph the compiler took from its cache."""
     out = build(spec(base, "gone", k=1))
     for log in (*out.rglob(f"{FUSED}_bk128.txt"), *out.rglob("log-neuron-cc.txt")):
         log.unlink()
-    with pytest.raises(UserError, match=r"log-neuron-cc\.txt is gone .* build again with --force"):
-        build(spec(base, "gone", k=1))
-    assert damage(read_bundle(build(spec(base, "gone", k=1, force=True)))) == []
+    assert damage(read_bundle(build(spec(base, "gone", k=1)))) == []
+    assert (out / f"logs/{FUSED}_bk128.txt").read_text(encoding="utf-8") == "the compiler left no log-neuron-cc.txt\n"
 
 
 def test_flags_that_the_compiler_does_not_know_end_the_build(base: Path, compiler: Path) -> None:
@@ -210,59 +226,54 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
         toolchain.build_model(make_plan(spec(base)), out / "x", out / "work", DEFAULT_FLAGS)
 
 
-class Ranks:
-    """Modules of every rank as a runner: NxDI's inputs, caches by the alias map, collectives between threads."""
+def test_a_tracer_that_would_drop_all_reduces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_xla returns the input where it sees one rank: NxD's builder tells it of all of them."""
+    fake_sdk.install(monkeypatch)
+    monkeypatch.setattr(sys.modules["torch_xla.runtime"], "world_size", lambda: 1)
+    with pytest.raises(
+        UserError, match="torch_xla sees 1 ranks while a graph of 2 is traced, and of one rank it drops"
+    ):
+        toolchain.device_ops(2).all_reduce(torch.ones(3))
+    assert toolchain.device_ops(1).all_reduce(torch.ones(3)).tolist() == [1, 1, 1]
+
+
+class SlotSeeds:
+    """The bundle's graphs with the noise of model.pt: keyed by the slot and the prompts that it has had."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs, self.counts = graphs, Counter[int]()
+
+    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
+        slots = [int(slot) for slot in inputs.seq_ids]
+        if tag == PREFILL:
+            self.counts.update(slots)
+        seeds = np.array([(slot, self.counts[slot]) for slot in slots], np.int32)
+        return self.graphs.run(tag, bucket, inputs._replace(seeds=seeds))
+
+
+class Ranks(EagerRanks):
+    """Modules of every rank as a runner of the engine."""
 
     def __init__(self, path: Path, tp: int, base: Path, **changes: object) -> None:
         plan = make_plan(spec(base, tp=tp, **changes))
-        self.barrier, self.parts = threading.Barrier(tp), [torch.empty(0)] * tp
-        self.local = threading.local()
-        ops = StaticOps(*self._within(tp), self._within)
-        graphs = {t: next(g for g in plan.graphs if g.tag == t) for t in NXDI_TAGS}
         backing = backing_of(plan.spec.kernels, simulated.serve)
-        self.modules = [{t: StepModule(plan, g, ops, backing) for t, g in graphs.items()} for _ in range(tp)]
-        self.state: list[dict[str, torch.Tensor]] = [{} for _ in range(tp)]
-        for rank, of_rank in enumerate(self.modules):
-            shard = load_file(path / shard_file(rank))
-            for module in of_rank.values():
-                missing = module.load_state_dict(shard, strict=False)
-                assert missing.unexpected_keys == []
-                assert set(missing.missing_keys) == set(module.state_names), "a weight has another name"
-
-    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
-        self.parts[self.local.rank] = x
-        self.barrier.wait()
-        found = list(self.parts)
-        self.barrier.wait()
-        return found
-
-    def _within(self, ranks: int) -> tuple[Any, Any]:
-        def group(x: torch.Tensor) -> list[torch.Tensor]:
-            first = self.local.rank // ranks * ranks
-            return self._all(x)[first : first + ranks]
-
-        return lambda x: sum(group(x)), lambda x: torch.cat(group(x), -1)
+        super().__init__(plan, NXDI_TAGS, [load_file(path / shard_file(rank)) for rank in range(tp)], backing)
 
     def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
-        made: list[Any] = [None] * len(self.modules)
+        return StepOutputs(*(t.numpy() for t in self(tag, [*given, nothing, nothing])))
 
-        def work(rank: int) -> None:
-            self.local.rank = rank
-            module = self.modules[rank][tag]
-            with torch.no_grad():
-                module.load_state_dict(self.state[rank], strict=False)
-                made[rank] = module(*given, nothing, nothing)
-                names = {id(p): n for n, p in module.named_parameters()}
-                self.state[rank] = {names[id(p)]: made[rank][i].clone() for p, i in module.aliases().items()}
 
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(self.modules))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return StepOutputs(*(t.numpy() for t in made[0][:4]))
+def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: Path) -> None:
+    path = build(spec(base, "slots", batch=1))
+    request = Request((5, 9, 2, 7), Params(2.0), max_new_tokens=12)
+    first, second = (
+        r.ids for r in Engine(Ranks(path, 1, base, batch=1), shape_of(read_bundle(path))).run([request] * 2)
+    )
+    assert first != second
+    again = Engine(Ranks(path, 1, base, batch=1), shape_of(read_bundle(path))).run([request] * 2)
+    assert [r.ids for r in again] == [first, second], "and the same noise in the same order"
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -295,7 +306,7 @@ def test_the_module_for_nxdi_carries_groups_of_ranks(
     with monkeypatch.context() as patch:
         fake_sdk.install(patch)
         path = build(spec(base, "groups", **changes))
-        assert fake_sdk.ModelBuilder.built[-1].groups == {2}
+        assert fake_sdk.ModelBuilder.built[-1].groups == {2, 4}
     alone = read_bundle(build(spec(base, "alone", max_len=256)))
     requests = [
         Request((5, 9, 2, 7), Params(0.9, seed=3), max_new_tokens=6),
@@ -358,4 +369,4 @@ def _append(ops: Any, positions: list[list[int]]) -> torch.Tensor:
 @pytest.mark.parametrize("positions", [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[6, 7, 8], [5, 6, 7]]])
 def test_append_with_static_shapes_drops_the_same_rows(positions: list[list[int]]) -> None:
     same: Callable[[torch.Tensor], torch.Tensor] = fake_sdk.same
-    assert torch.equal(_append(StaticOps(same, same), positions), _append(EAGER, positions))
+    assert torch.equal(_append(StaticOps(lambda ranks: (same, same)), positions), _append(EAGER, positions))

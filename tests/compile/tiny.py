@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from compile.build import described
+from compile.bundle.cutting import layout
+from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.checkpoint import Checkpoint
+from model.bundle.manifest import manifest_digest, sha256_of
 from model.bundle.weights import hf_shapes
 from model.config import config_from_dict
 from model.packing import Packing
@@ -63,3 +69,14 @@ def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, pac
         assert piece.row == sum(map(len, pieces.setdefault(piece.name, [])))
         pieces[piece.name].append(piece.rows)
     return {name: torch.cat(rows) for name, rows in pieces.items()}
+
+
+def manifest_of(spec: BuildSpec, files: dict[str, Path]) -> dict[str, Any]:
+    """The manifest that a build of a spec with the whole SDK would write over these files and empty graphs."""
+    plan = make_plan(spec)
+    manifest = described(plan) | {"toolchain": "full", "neff": "model.pt", "weights": layout(spec)}
+    empty = {"sha256": hashlib.sha256(b"").hexdigest(), "bytes": 0}
+    listed = {graph.file: empty for graph in plan.graphs}
+    listed |= {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()}
+    manifest["files"] = listed
+    return manifest | {"manifest_sha256": manifest_digest(manifest)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from compile.spec import BuildSpec
 from compile.store import pull, push
 from deploy import fetch as fetch_command
 from deploy import keep as keep_command
 from deploy.artifact import CONFIG, MODEL, Expected, check_config, check_manifest
 from deploy.fetch import fetch
-from model.bundle.manifest import FORMAT, FORMAT_VERSION, MANIFEST, manifest_digest, read_bundle, sha256_of
+from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle
 from model.errors import UserError
+from tests.compile.tiny import manifest_of
 
 PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2)
 ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2)
@@ -32,15 +35,13 @@ def built(folder: Path, expected: Expected, **config: Any) -> Path:
     for rank in range(expected.tp):
         (folder / f"weights/tp{rank}_sharded_checkpoint.safetensors").write_bytes(bytes([rank]) * 100)
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    manifest = {
-        "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True, "spec": {"target": "t"},
-        "models": {"target": {"name": "t"}, "draft": {"name": "none"}}, "k": expected.k, "rows": expected.k + 1,
-        "speculation_length": 0, "tp": expected.tp, "draft_tp": 0, "batch": expected.batch,
-        "max_len": expected.max_len, "buckets": [expected.max_len], "dtype": "bf16", "graphs": [],
-        "weights": {"layout": "nxdi", "ranks": expected.tp}, "toolchain": "neuron", "neff": MODEL,
-        "files": {n: {"sha256": sha256_of(p), "bytes": p.stat().st_size} for n, p in files.items()},
-    }  # fmt: skip
-    manifest["manifest_sha256"] = manifest_digest(manifest)
+    e, model = expected, "Qwen/Qwen3-0.6B"
+    of_pair = {"draft": model} if e.k else {}
+    spec = BuildSpec(target=model, tp=e.tp, batch=e.batch, max_len=e.max_len, k=e.k, **of_pair)
+    manifest = manifest_of(spec, files)
+    for name in manifest["files"].keys() - files.keys():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     return folder
 
@@ -79,14 +80,15 @@ WRONG = {
     "batch": ({"batch": 1}, "built for batch 1"),
     "length": ({"max_len": 512}, "built for max_len 512"),
     "k": ({"k": 15}, "built for k 15"),
-    "no-neff": ({"neff": "none"}, "without the Neuron SDK"),
+    "no-neff": ({"neff": "none", "toolchain": "cpu"}, "without the Neuron SDK"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_another_bundle_than_the_server_asks_for_is_refused_before_a_byte_is_copied(name: str, tmp_path: Path) -> None:
-    manifest, part = WRONG[name]
-    address = stored(tmp_path, **manifest)
+    different, part = WRONG[name]
+    manifest = different if "neff" in different else {}
+    address = stored(tmp_path, ALONE if manifest else dataclasses.replace(ALONE, **different), **manifest)
     with pytest.raises(UserError, match=part):
         fetch(address, tmp_path / "local", ALONE)
     assert not (tmp_path / "local").exists()

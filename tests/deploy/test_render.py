@@ -89,10 +89,12 @@ def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
         r"tp(\d+)-b(\d+)-s(\d+)-bf16(?:-k(\d+))?-[0-9a-f]{8}$", environment(server)["NEURON_COMPILED_ARTIFACTS"]
     )
     assert name is not None
+    load = flags(container(out, "load-test", "load-test")["command"])
     found: dict[str, list[Any]] = {
         "tp": [served["tensor-parallel-size"], fetch["tp"], name[1], request["count"] * 8 / lnc],
         "batch": [served["max-num-seqs"], fetch["batch"], name[2]],
-        "max_len": [served["max-model-len"], fetch["max-len"], name[3]],
+        # the engine's sequences are shorter than the cache by the drafts
+        "max_len": [int(served["max-model-len"]) + int(load["k"]), fetch["max-len"], name[3]],
         "lnc": [lnc, fetch["lnc"], environment(server)["NEURON_LOGICAL_NC_CONFIG"]],
     }
     build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
@@ -103,8 +105,7 @@ def shape_of(out: Path, variant: str) -> dict[str, list[Any]]:
     found["k"] = [fetch["k"], build.k, name[4] or 0]
     if variant == "speculative":
         draft = json.loads(served["speculative-config"])
-        load = flags(container(out, "load-test", "load-test")["command"])
-        found["max_len"].append(draft["max_model_len"])
+        found["max_len"].append(draft["max_model_len"] + int(name[4]))
         found["k"] += [
             draft["num_speculative_tokens"] - 1,
             load["k"],

@@ -22,7 +22,7 @@ from model.config import Qwen3Config, config_from_dict
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
-from model.serving.runtime import SAME_BITS
+from model.serving.pjrt import SAME_BITS
 from model.speculative import MIN_TARGET_ROWS
 
 LENGTH, START = 256, 40

@@ -139,8 +139,8 @@ def test_a_jax_that_woke_first_is_noticed(setting: dict[str, str], returned: int
     """With more threads a device the time of a step, and maybe its bits, would be others."""
     code = (
         "import jax; jax.devices(); from model.errors import run_cli;"
-        "from model.serving.runtime import _cpu_devices; run_cli(lambda: _cpu_devices(1))"
+        "from model.serving.pjrt import devices_of; run_cli(lambda: devices_of('cpu', 1))"
     )
     ran = subprocess.run([sys.executable, "-c", code], env=setting, capture_output=True, text=True, check=False)
     assert ran.returncode == returned, ran.stderr
-    assert ("before model.serving.runtime was imported" in ran.stderr) == bool(returned)
+    assert ("before model.serving.pjrt was imported" in ran.stderr) == bool(returned)

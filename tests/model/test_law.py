@@ -229,12 +229,12 @@ def test_a_wrong_acceptance_is_caught() -> None:
 
 
 def test_a_reused_noise_stream_is_caught() -> None:
-    real = sampling.coupled_sample
+    real = Kernels.prepare
 
-    def reused(ops: Any, logits: Tensor, draw: Draw) -> Tensor:
-        return real(ops, logits, draw._replace(position_R=(draw.position_R - 1) // 2 * 2 + 1))
+    def reused(self: Kernels, ops: Any, asked: Any, positions_BN: Tensor, shard: Shard) -> Draw:
+        return real(self, ops, asked, (positions_BN - 1) // 2 * 2 + 1, shard)
 
-    with mock.patch(f"{__name__}.coupled_sample", reused):
+    with mock.patch.object(Kernels, "prepare", reused):
         assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
 
 

@@ -49,8 +49,10 @@ def served(bundle: Path, folder: Path, *options: str) -> Iterator[Server]:
         return
     log, port = folder / "server.log", _free_port()
     command = [Path(sys.executable).parent / "vllm", "serve", bundle, "--host", "127.0.0.1", "--port", str(port)]
+    # ninja and the compiler's wrappers of this environment, whatever the shell's is
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, *options], stdout=out, stderr=out)
+        process = subprocess.Popen([*command, *options], env=environment, stdout=out, stderr=out)
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
         _wait(server)

@@ -63,7 +63,7 @@ def test_alone_it_lists_its_commands_and_each_is_there(tmp_path: Path) -> None:
 def test_its_commands_are_the_commands(bundle: Path, tmp_path: Path) -> None:
     behind, own = (_run(tmp_path, "-m", *name, str(bundle)) for name in (("trnspec", "doctor"), ("compile.doctor",)))
     assert behind.stdout == own.stdout
-    assert "this bundle can be served" in behind.stdout
+    assert "this bundle is whole and can generate here" in behind.stdout
     refused = _run(tmp_path, "-m", "trnspec", "doctor", "nowhere")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("error: nowhere has no manifest.json")

@@ -47,7 +47,7 @@ def test_more_slots_take_longer() -> None:
     assert long > 2 * short
 
 
-@pytest.mark.parametrize(("slots", "low", "high"), [(1024, 0.57, 0.58), (8192, 0.91, 0.92)])
+@pytest.mark.parametrize(("slots", "low", "high"), [(1024, 0.58, 0.59), (8192, 0.91, 0.92)])
 def test_no_order_beats_the_bound(slots: int, low: float, high: float) -> None:
     """At 1024 slots the values' path alone leaves less than the aim of 60 %; at 8192 it leaves most."""
     d = AttentionDims(4, 2, 1, 8, slots, 128, 2)

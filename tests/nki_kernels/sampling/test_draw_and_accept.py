@@ -106,7 +106,7 @@ def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
     parameters = model_sampling.Sampling(
         torch.from_numpy(temperature[:, 0]), off, off + 1, off, torch.from_numpy(seeds)
     )
-    drawn = model_sampling.coupled_sample(EAGER, torch.from_numpy(seen), parameters, torch.from_numpy(positions[:, 0]))
+    drawn = model_sampling.coupled_sample(EAGER, torch.from_numpy(seen), parameters.draw(torch.from_numpy(positions)))
     assert np.array_equal(merged(np.stack(values), np.stack(ids)), drawn.numpy())
     others = np.stack([generator_rows(rows, 6)[0][:, 0], seeds[:, 1]], 1)
     noise = gumbel_noise(others, positions, one(starts[0]), columns)

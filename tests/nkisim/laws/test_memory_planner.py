@@ -44,6 +44,28 @@ def test_live_tensors_never_share_bytes(rows: list[tuple[int, int, int]]) -> Non
                 assert a.address + a.size <= b.address or b.address + b.size <= a.address
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=40))
+def test_a_tensor_takes_the_bytes_that_are_dead_for_the_longest_time(rows: list[tuple[int, int]]) -> None:
+    """Against every address, where there is room for all: no other choice would overlap bytes that died earlier."""
+    items = [allocation(i, s * 32, i, i + d) for i, (s, d) in enumerate(rows)]
+    region = Region("sbuf", 0, 32 * 40, 32, 0)
+    try:
+        place(items, region)
+    except errors.SbufFull:
+        return
+    died = [-1] * 40
+    for a in items:
+        assert a.address is not None
+        blocks = range(a.size // 32)
+        ends = [max(died[at + b] for b in blocks) for at in range(40 - len(blocks) + 1)]
+        taken = max(died[a.address // 32 + b] for b in blocks)
+        if min(ends) < a.first:
+            assert taken == min(ends)
+        for b in blocks:
+            died[a.address // 32 + b] = a.last
+
+
 def test_the_peak_counts_last_use_not_python_lifetime() -> None:
     def kernel() -> Any:
         kept = [tile(columns=30000) for _ in range(4)]

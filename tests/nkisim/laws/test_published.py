@@ -202,6 +202,20 @@ def test_reading_before_both_write_the_same_is_a_race() -> None:
         run(kernel, TILE.copy(), lnc=2)
 
 
+def other_barrier() -> Any:
+    shared, empty = (nl.ndarray((128, 8), nl.float32, nl.shared_hbm, name=n) for n in ("shared", "empty"))
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(dst=shared, src=tile(value=3))
+    nisa.core_barrier(data=empty, cores=(0, 1))
+    return out(nl.load(shared))
+
+
+def test_a_barrier_of_a_different_tensor_is_an_order_for_the_vendor() -> None:
+    assert (vendor(other_barrier, lnc=2) == 3).all()
+    with pytest.raises(errors.HbmRace):
+        run(other_barrier, lnc=2)
+
+
 # memory that nobody wrote
 
 

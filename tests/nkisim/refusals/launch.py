@@ -103,3 +103,15 @@ def no_barrier(bad: bool) -> Any:
 @launch(errors.Deadlock)
 def barrier_of_one_core(bad: bool) -> Any:
     return pass_on((not bad, True))
+
+
+@launch(errors.NotComputed)
+def address_that_was_not_computed(bad: bool) -> Any:
+    columns = 512 if bad else 4
+
+    def kernel(a: Any) -> Any:
+        start = nl.ndarray((128, columns), nl.int32)
+        nisa.tensor_copy(start, nl.multiply(nl.load(a[:, 0:columns]), 2.0))
+        return out(nl.load(a[:, nl.ds(start[0:1, 0:1], 4)]))
+
+    return run(kernel, np.zeros((128, 512), np.float32), numerics=False)

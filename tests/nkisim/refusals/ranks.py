@@ -8,7 +8,7 @@ import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.core.context import current
-from nkisim.errors import BadLaunch, NeedsNewerCore, NotSimulated, ShapeMismatch, WrongArgument
+from nkisim.errors import BadLaunch, NeedsNewerCore, ShapeMismatch, WrongArgument
 from tests.nkisim.harness import hbm, psum, tile, words
 from tests.nkisim.registry import rules
 
@@ -61,15 +61,4 @@ rules(
     (ShapeMismatch, lambda b: variable(rows=4 if b else 3)),
     (ShapeMismatch, lambda b: variable((9, 4) if b else (8, 4))),
     (ShapeMismatch, lambda b: variable((17, 0) if b else (16, 0), room=40)),
-)
-
-
-def private() -> Any:
-    return nl.ndarray((8, 8), nl.float32, nl.hbm)
-
-
-rules(
-    "two cores",
-    (NotSimulated, lambda b: ncc.all_reduce([private()], [private()], BOTH, nl.add) if b else private()),
-    (NotSimulated, lambda b: ncc.collective_permute([private()], [private()], ((0, 1), (1, 0))) if b else private()),
 )

@@ -1,0 +1,86 @@
+"""`python -m compile.neuron.xla_check --env FOLDER --out FILE`: lower with the real torch_xla, hold, run, record.
+
+Three questions of every graph of model.pt's module: did any operator fall back to the CPU while it was traced, is the
+graph the plan's (inputs, outputs, aliases, collectives, nothing that the SDK does not take), and does it give the
+tokens of the eager module for the requests that NxDI's host sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from compile.neuron.sdk import nxdi_tags
+from compile.neuron.xla_check import environment, run
+from compile.neuron.xla_check.cases import CASES, RUN
+from compile.neuron.xla_check.hold import departures, opcodes
+from compile.plan import make_plan
+from model.errors import UserError, run_cli
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
+    """What is true of a case; `departures` is empty where all held."""
+    begin, plan = time.perf_counter(), make_plan(CASES[case])
+    result: dict[str, Any] = {"departures": [], "graphs": {}}
+    lowered: dict[str, Any] = {}
+    for tag in nxdi_tags(plan):
+        if said := _lower(python, case, tag, folder):
+            result["departures"].append(said)
+            continue
+        graph = next(g for g in plan.graphs if g.tag == tag)
+        proto = (folder / f"{case}-{tag}.hlo.pb").read_bytes()
+        lowered[tag] = json.loads((folder / f"{case}-{tag}.json").read_text(encoding="utf-8"))
+        result["departures"] += [f"{tag}: {s}" for s in departures(plan, graph, proto, lowered[tag])]
+        result["graphs"][tag] = {"bytes": len(proto), "opcodes": opcodes(proto)}
+    if case in RUN and not result["departures"]:
+        result["tokens"] = run.compared(plan, folder, case, lowered)
+    return result | {"wall_seconds": round(time.perf_counter() - begin, 1)}
+
+
+def _lower(python: Path, case: str, tag: str, folder: Path) -> str:
+    """Lower a graph in the environment of torch_xla; what it said if it failed."""
+    command = [str(python), "-m", "compile.neuron.xla_check.lower", case, tag, str(folder)]
+    # our runtime's flags are those of a newer XLA
+    environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PJRT_DEVICE": "CPU"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    said = (done.stderr.strip() or "nothing").splitlines()[-1]
+    return f"{tag}: lowering ended with {done.returncode} and said: {said}" if done.returncode else ""
+
+
+def main(arguments: list[str]) -> None:
+    """Check the cases; exit 1 if one departs."""
+    parser = argparse.ArgumentParser(prog="python -m compile.neuron.xla_check", description=__doc__)
+    parser.add_argument("--env", type=Path, default=Path(".xla"), help="folder of the environment, made if absent")
+    parser.add_argument("--out", type=Path, help="JSON file of the result")
+    parser.add_argument("--only", choices=CASES, help="one case")
+    options = parser.parse_args(arguments)
+    python = environment.make(options.env.absolute())
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in [options.only] if options.only else CASES:
+            found[case] = check(case, python, Path(folder))
+            said = "; ".join(found[case]["departures"]) or "held"
+            tokens = f", {found[case]['tokens']} tokens equal" if "tokens" in found[case] else ""
+            print(f"{case}: {said}{tokens}", flush=True)
+    if options.out:
+        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        versions = {"torch": environment.TORCH, "torch_xla": environment.TORCH_XLA}
+        text = json.dumps({"date": date, "versions": versions, "cases": found}, indent=1)
+        options.out.write_text(text + "\n", encoding="utf-8")
+        print(options.out)
+    if failed := [case for case, result in found.items() if result["departures"]]:
+        raise UserError(f"{', '.join(failed)} did not hold; read the lines above")
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))

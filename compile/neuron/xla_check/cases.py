@@ -1,0 +1,27 @@
+"""What is lowered: the demo pair on one rank and two, and the shapes of Qwen3-32B with Qwen3-1.7B on 32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compile.spec import BuildSpec
+
+_DEMO = Path(__file__).resolve().parents[3] / "demo"
+_PAIR = {"target": str(_DEMO / "target"), "draft": str(_DEMO / "draft"), "batch": 2, "max_len": 128, "dtype": "fp32"}
+_WEIGHTS = {"checkpoint": _PAIR["target"], "draft_checkpoint": _PAIR["draft"]}
+
+
+def spec(**changes: object) -> BuildSpec:
+    """A spec of the demo pair, or of the full one where `target` is given."""
+    return BuildSpec(**changes)  # type: ignore[arg-type]
+
+
+# the demo pair is run too; the full shapes are lowered alone, in their largest bucket's smallest sibling
+CASES: dict[str, BuildSpec] = {
+    "demo-tp1": spec(**_PAIR, **_WEIGHTS, tp=1, k=3),
+    "demo-tp2": spec(**_PAIR, **_WEIGHTS, tp=2, k=3),
+    "full-k7": spec(tp=32, k=7, max_len=128),
+    "full-k0": spec(tp=32, k=0, max_len=128),
+    "full-groups": spec(tp=32, k=7, draft_tp=4, kv_shard="sequence", max_len=512),
+}
+RUN = ("demo-tp1", "demo-tp2")

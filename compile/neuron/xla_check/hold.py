@@ -1,0 +1,90 @@
+"""A graph as torch_xla lowered it, held against the plan."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from compile.graph.contract import declared, unsupported_sentence
+from compile.neuron.module import REQUEST_COUNTS
+from compile.neuron.xla_check.lower import INPUTS
+from compile.plan import BuildPlan
+from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+
+# a constant that the tracer makes a parameter of: angles, steps; a weight of any real model is larger
+_CONSTANT_BYTES = 1024
+
+
+def opcodes(proto: bytes) -> dict[str, int]:
+    """How often each opcode is written."""
+    return dict(sorted(declared(proto).opcodes.items()))
+
+
+def departures(plan: BuildPlan, graph: GraphSpec, proto: bytes, lowered: dict[str, Any]) -> Iterator[str]:
+    """One clause for each way in which a lowered graph is not the plan's."""
+    found = declared(proto)
+    yield from (f"{name} fell back to the CPU" for name in lowered["fallbacks"])
+    yield from (unsupported_sentence(what) for what in found.refused)
+    counts = TensorSpec(REQUEST_COUNTS, (plan.spec.batch,), "int32")
+    state = (*graph.state, counts)
+    yield from _parameters(graph, state, found.parameters, lowered["parameters"])
+    visible = tuple(graph.outputs) if plan.spec.k else (TensorSpec("", (graph.outputs[1].shape[0],), "int32"),)
+    for i, wanted in enumerate((*visible, *state)):
+        result = found.results[i] if i < len(found.results) else None
+        if result is None or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
+            yield f"result {i} is {result}, expected {wanted.dtype} {wanted.shape}"
+    aliases = {t.name: len(visible) + i for i, t in enumerate(state)}
+    if lowered["aliases"] != aliases:
+        yield "its aliases are not the caches and the counts in the plan's order"
+    yield from _collectives(plan, graph, found.collectives)
+
+
+def _parameters(
+    graph: GraphSpec, state: tuple[TensorSpec, ...], parameters: tuple[TensorSpec, ...], numbers: dict[str, int]
+) -> Iterator[str]:
+    wanted = {t.name: t for t in (*graph.weights, *state)} | {t.name: t for t in graph.inputs if t.name in INPUTS}
+    for name, number in numbers.items():
+        if name in wanted and (parameters[number].shape, parameters[number].dtype) != (
+            wanted[name].shape, wanted[name].dtype,
+        ):  # fmt: skip
+            yield f"parameter {name} is {parameters[number].dtype} {parameters[number].shape}"
+    for name in wanted.keys() - numbers.keys():
+        if name.endswith(".weight") and not _dead(graph, name):
+            yield f"nothing reads {name}"
+    strangers = [p for i, p in enumerate(parameters) if i not in set(numbers.values())]
+    # at most 8 bytes an element
+    large = [p.shape for p in strangers if 8 * math.prod(p.shape) > _CONSTANT_BYTES]
+    yield from (f"a constant of the shape {shape} is a parameter" for shape in large)
+
+
+def _dead(graph: GraphSpec, name: str) -> bool:
+    """The last pass of a draft only writes caches: a prompt's pass reads none of what follows its last keys."""
+    last = max(
+        (int(t.name.split(".")[2]) for t in graph.weights if t.name.startswith("draft_model.layers.")), default=0
+    )
+    behind = ("o_proj", "mlp", "post_attention_layernorm", "q_proj", "q_layernorm")
+    of_last = name.startswith(f"draft_model.layers.{last}.") and any(part in name for part in behind)
+    head = name in ("draft_model.norm.weight", "draft_model.lm_head.weight")
+    return graph.tag == PREFILL and (of_last or head)
+
+
+def _collectives(plan: BuildPlan, graph: GraphSpec, found: Counter[Any]) -> Iterator[str]:
+    spec = plan.spec
+    of_target, of_draft = spec.parallel()
+    wanted = Counter({opcode: times for opcode, times in graph.collectives.items() if times})
+    if graph.tag == PREFILL and spec.k and of_draft.tp > 1:
+        # the tracer drops what follows the last keys of the draft; in a step later collectives hold on to it
+        wanted["all-reduce"] -= 2
+        wanted["all-gather"] -= 2 * (of_draft.slices(spec.draft_config) > 1)
+    counted = Counter[str]()
+    for (opcode, groups), times in found.items():
+        counted[opcode] += times
+        if sorted(rank for group in groups for rank in group) != list(range(spec.tp)):
+            yield f"an {opcode} has the groups {groups}, which do not share out {spec.tp} ranks"
+    if counted != +wanted:
+        yield f"it runs the collectives {dict(counted)}, expected {dict(wanted)}"
+    sizes = {of_target.tp, of_draft.tp, of_target.slices(spec.target_config), of_draft.slices(spec.draft_config)}
+    if strange := {len(group) for _, groups in found for group in groups} - sizes:
+        yield f"its groups have {strange} ranks, expected {sizes - {1}}"

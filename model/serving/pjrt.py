@@ -1,0 +1,111 @@
+"""The seam to a device: PJRT's client interface, the same on a CPU and on Trainium, whose plugin the SDK registers.
+
+An executable is compiled from a graph's HLO, or was compiled once into the bundle, by the plugin that loads it and by
+no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.xla_bridge import backends_are_initialized
+from jaxlib import xla_client
+from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
+
+from model.bundle.manifest import Bundle, GraphSpec
+from model.errors import UserError
+
+# read when the first device is made. The pool of XLA's CPU client: one thread a device
+_TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
+os.environ.setdefault("NPROC", "1")
+# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and sums stay with
+# the code whose order does not depend on the number of rows. The library's products keep one order too, and read the
+# weights where they are; the default code copies them into panels at each step
+SAME_BITS = {
+    "xla_allow_excess_precision": False,
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+}
+
+# enough for the tensor-parallel runs that one process may mix
+_MIN_DEVICES = 2
+
+
+def devices_of(platform: str, count: int) -> list[Any]:
+    """The first `count` devices of a PJRT platform: the platform is all that differs between a CPU and a Trainium.
+
+    `cpu` has as many as are asked for; `neuron` is what the SDK's plugin (libneuronxla) registers with JAX.
+    """
+    if platform == "cpu":
+        if _TOO_LATE:
+            raise UserError(
+                "jax made its devices before model.serving.pjrt was imported, with a thread for every core; "
+                "import it first, or start the process with NPROC=1"
+            )
+        # once the devices are made, they must do
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError as error:
+        raise UserError(
+            f"JAX has no platform {platform!r} on this machine; install libneuronxla from AWS's package index, on a "
+            "machine with Trainium2, or use cpu"
+        ) from error
+    if len(devices) < count:
+        raise UserError(
+            f"this process has {len(devices)} {platform} devices, the bundle needs {count}; start a new process, or "
+            "build for fewer ranks"
+        )
+    return list(devices[:count])
+
+
+def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
+    """An executable of an HLO proto, one replica a device."""
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = len(devices), 1
+    if devices[0].platform == "cpu":
+        options.env_option_overrides = list(SAME_BITS.items())
+    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
+    client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
+    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
+    return client.compile_and_load(stablehlo, listed, options)
+
+
+def name_of(graph: GraphSpec) -> str:
+    """The file of a graph's executable."""
+    return f"executables/{graph.tag}_bk{graph.bucket}.bin"
+
+
+def stamp(platform: str, tp: int) -> dict[str, str]:
+    """What made an executable: the platform and its plugin's version."""
+    client = devices_of(platform, tp)[0].client
+    return {"platform": platform, "version": str(client.platform_version), "interface": str(xla_client._version)}
+
+
+def write(graph: Path, platform: str, tp: int, path: Path) -> None:
+    """Compile an HLO proto and keep what the plugin serializes."""
+    path.write_bytes(compile_hlo(graph.read_bytes(), devices_of(platform, tp)).serialize())
+
+
+def load(bundle: Bundle, graph: GraphSpec, platform: str, devices: list[Any]) -> Any | None:
+    """The executable of a graph, or None where the bundle has none for this platform.
+
+    Raises:
+        UserError: it was compiled by a plugin of a different version.
+    """
+    made = bundle.manifest.get("executables")
+    if not made or made["platform"] != platform:
+        return None
+    here = stamp(platform, len(devices))
+    if made != here:
+        raise UserError(
+            f"{bundle.path} was compiled by {platform} {made['version']} and this machine has {here['version']}; "
+            f"run python -m compile.neuron {bundle.path} --executables {platform} here"
+        )
+    binary = (bundle.path / name_of(graph)).read_bytes()
+    return devices[0].client.deserialize_executable(binary, xla_client.DeviceList(tuple(devices)), None)

@@ -1,0 +1,1 @@
+"""Damages, kills, faults and wrong invocations: each series drawn from a seed, counted, and printed."""

@@ -1,0 +1,400 @@
+"""Wrong invocations of the commands: a table of words after each command, every row one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from model.bundle.manifest import MANIFEST
+from model.serving.request import Params, Request, Shape, check
+from tests.compile.tiny import BASE
+from tests.hostile.series import Series, refusal
+
+# a row a line, after what each row of its block begins with; {tmp} holds what `furnish` makes, {bundle} is a whole
+# bundle of a tiny pair, {alone} one of its target
+TABLE: tuple[tuple[str, str, str], ...] = (
+    ("compile.build", "--out {tmp}/new --target {tmp}/target --k 0 --tp 1 --max-len 128 ", """
+        --k 32
+        --k -1
+        --k x
+        --k 1.5
+        --k
+        --k 7 --draft Qwen/No
+        --draft {tmp}/target
+        --draft-checkpoint {tmp}/target
+        --draft-tp 2
+        --tp 3
+        --tp 0
+        --tp -1
+        --tp 128
+        --tp 1000000000
+        --tp x
+        --tp 64
+        --batch 0
+        --batch -1
+        --batch x
+        --max-len 0
+        --max-len 100
+        --max-len -128
+        --max-len 1000
+        --max-len 65536
+        --max-len x
+        --dtype int4
+        --dtype
+        --kernels x
+        --kv-shard x
+        --kv-shard sequence
+        --toolchain gpu --dry-run
+        --toolchain gpu
+        --compiler-flags {{bad
+        --compiler-flags {{"x":1}} --dry-run
+        --compiler-flags [1]{{ --nonsense
+        --checkpoint {tmp}/nothing
+        --checkpoint {tmp}/empty
+        --checkpoint {tmp}/file
+        --out {tmp}/file
+        --out {tmp}/mine
+        --out {tmp}/file/below
+        --s3 gs://a/b
+        --s3 s3:/one/slash
+        --s3 s3://
+        --nonsense
+        stray
+    """),
+    ("compile.build", "--out {tmp}/new --k 0 --tp 1 --max-len 128 --dry-run --target {tmp}/", """
+        nothing
+        empty
+        file
+        config-list
+        config-null
+        config-number
+        config-text
+        config-deep
+        config-llama
+        config-half
+        config-binary
+        hidden_size--192
+        hidden_size-text
+        hidden_size-0
+        hidden_size-true
+        hidden_size-32.5
+        num_hidden_layers-0
+        num_hidden_layers-huge
+        num_attention_heads-0
+        num_attention_heads--4
+        num_key_value_heads-0
+        num_key_value_heads-3
+        intermediate_size-null
+        intermediate_size-0
+        vocab_size-0
+        vocab_size-huge
+        vocab_size-text
+        head_dim-0
+        head_dim-text
+        rope_theta-nan
+        rope_theta-text
+        rope_theta-0
+        rms_norm_eps-0
+        rms_norm_eps-text
+        max_position_embeddings-0
+        eos_token_id-text
+        eos_token_id--1
+        eos_token_id-listed
+        tie_word_embeddings-text
+        rope_parameters-list
+        rope_scaling-yarn
+        attention_bias-true
+        use_sliding_window-true
+        hidden_act-gelu
+        bos_token_id-text
+    """),
+    ("compile.doctor", "", """
+        -
+        {tmp}/nothing
+        {tmp}/file
+        {tmp}/empty
+        {tmp}/mine
+        {tmp}/forged
+        {bundle} {bundle}
+        --json
+        {bundle} --nonsense
+        {tmp}/cut
+        {tmp}/flipped
+    """),
+    ("compile.serve_command", "", """
+        -
+        {tmp}/nothing
+        {tmp}/file
+        {tmp}/empty
+        {bundle}
+        {alone}
+        {tmp}/forged
+        {bundle} --engine v9
+        {bundle} --port x
+        {bundle} --bundle {bundle}
+        {tmp}/cut
+    """),
+    ("compile.store", "", """
+        -
+        nonsense
+        push
+        push {bundle}
+        push {bundle} alone
+        push {bundle} gs://a/b
+        push {bundle} s3://
+        push {bundle} s3://bucket
+        push {bundle} s3:/one/slash/name
+        push {bundle} {tmp}/objects
+        push {bundle} {tmp}/file/below/name
+        push {tmp}/nothing {tmp}/s/x
+        push {tmp}/forged {tmp}/s/x
+        push {tmp}/cut {tmp}/s/x
+        push {tmp}/flipped {tmp}/s/x
+        push {tmp}/mine {tmp}/s/x
+        push {tmp}/file {tmp}/s/x
+        pull
+        pull {tmp}/s/none {tmp}/new2
+        pull {tmp}/nothing/x {tmp}/new2
+        pull {tmp}/forged {tmp}/new2
+        pull {tmp}/s/pair {tmp}/mine
+        pull {tmp}/s/pair {tmp}/file
+        pull {tmp}/s/pair {alone}
+        pull alone {tmp}/new2
+        pull {tmp}/s/pair {tmp}/new2 --public-key nonsense
+        verify {tmp}/s/pair --public-key {tmp}/file
+        ls
+        ls ''
+        ls /
+        ls {tmp}/nothing
+        ls {tmp}/file
+        ls gs://a/b
+        ls s3:/a
+        ls {tmp}/forged-store
+        verify
+        verify {tmp}/s/none
+        verify {tmp}/forged
+        verify alone
+        verify {tmp}/s/pair extra
+        verify {tmp}/s/pair --again
+        sign {bundle}
+        sign {bundle} --key {tmp}/nothing
+        sign {bundle} --key {tmp}/file
+        sign {tmp}/nothing --key {tmp}/file
+    """),
+    ("model.generate", "--bundle {bundle} ", """
+        --prompt ''
+        --prompt a --prompt-file {tmp}/file
+        --prompt-file {tmp}/nothing
+        --prompt-file {tmp}/empty
+        --prompt-file {tmp}/binary
+        --prompt \udcff
+        --prompt a --temperature -1
+        --prompt a --temperature nan
+        --prompt a --temperature inf
+        --prompt a --temperature x
+        --prompt a --top-p 0
+        --prompt a --top-p 1.5
+        --prompt a --top-p nan
+        --prompt a --top-k -1
+        --prompt a --top-k 1.5
+        --prompt a --top-k 99999999
+        --prompt a --min-p 2
+        --prompt a --min-p -1
+        --prompt a --min-p nan
+        --prompt a --seed -1
+        --prompt a --seed 18446744073709551616
+        --prompt a --seed 1.5
+        --prompt a --seed x
+        --prompt a --max-new-tokens 0
+        --prompt a --max-new-tokens -1
+        --prompt a --max-new-tokens x
+        --prompt a --k-limit 9
+        --prompt a --k-limit -1
+        --prompt a --tuning {tmp}/nothing
+        --prompt a --tuning {tmp}/file
+        --prompt a --tuning {tmp}/config-list/config.json
+        --prompt a --record {tmp}
+        --prompt a --record {tmp}/file
+        --prompt a --json --stream
+        --prompt a --nonsense
+    """),
+    ("model.generate", "", """
+        -
+        --prompt a
+        --bundle {bundle}
+        --bundle {tmp}/nothing --prompt a
+        --bundle {tmp}/file --prompt a
+        --bundle {tmp}/empty --prompt a
+        --bundle {tmp}/mine --prompt a
+        --bundle {tmp}/forged --prompt a
+        --bundle {tmp}/cut --prompt a
+        --bundle {tmp}/flipped --prompt a
+        --bundle {tmp}/missing --prompt a
+        --bundle {alone} --prompt a --compare
+        --bundle {alone} --prompt a --record {tmp}/new3
+    """),
+    ("bench.shard_rate", "", """
+        --scale 0
+        --scale 2
+        --scale x
+        --folder {tmp}/nothing
+        --out {tmp}/nothing/x
+    """),
+    ("bench.mixed_load.__main__", "", """
+        -
+        --show {tmp}/nothing
+        --show {tmp}/empty-file
+        --show {tmp}/config-list/config.json
+        --show {tmp}/binary
+        --bundle {tmp}/nothing
+        --bundle {bundle} --repeats 0
+        --bundle {bundle} --every 0
+        --bundle {bundle} --tokens 0
+        --bundle {bundle} --hard -1
+    """),
+    ("bench.stale_draft", "", """
+        -
+        --bundle {bundle} --every 0
+        --bundle {bundle} --gaps -1
+        --bundle {bundle} --tokens 0
+        --bundle {alone}
+        --bundle {tmp}/flipped
+    """),
+    ("bench.step_costs", "", """
+        -
+        --bundle {bundle} --repeats 0
+        --bundle {bundle} --repeats -1
+        --bundle {alone}
+        --bundle {tmp}/cut
+    """),
+    ("bench.quality.__main__", "", """
+        -
+        --bundle {bundle} --out {tmp}/file
+        --bundle {bundle} --tokens 0
+        --bundle {bundle} --limit 0
+        --bundle {alone}
+        --bundle {tmp}/forged
+        --bundle {bundle} --prompts {tmp}/nothing
+    """),
+    ("bench.tune.__main__", "", """
+        --traces {tmp}/nothing
+        --traces {tmp}/binary
+        --traces {tmp}/empty-file
+        --nonsense
+        --traces {tmp}/config-number/config.json
+    """),
+    ("bench.serving.__main__", "", """
+        -
+        --baseline http://[::1
+        --baseline ftp://a
+        --baseline x
+        --api nonsense
+        --baseline http://127.0.0.1:1 --requests -1
+    """),
+    ("bench.reproduce.__main__", "", """
+        --report --results {tmp}/typo
+        --report --results {tmp}/file
+        --nonsense
+    """),
+    ("bench.kernels.__main__", "", """
+        --only no-such-case
+        --recording {tmp}/x
+        --nonsense
+    """),
+    ("bench.draft_cost", "", """
+        --batch 0
+        --batch 1000
+        --lnc 3
+        --all-reduce x
+    """),
+)  # fmt: skip
+# configurations of a target that are none: the folder's name says which field is what
+_VALUES: dict[str, Any] = {
+    "text": "x", "true": True, "null": None, "huge": 10**12, "nan": "nan", "listed": ["x"], "list": [1],
+    "yarn": {"a": 1}, "gelu": "gelu",
+}  # fmt: skip
+_CONTENTS = {
+    "config-list": b"[]", "config-null": b"null", "config-number": b"7", "config-text": b'"x"', "config-half": b'{"a":',
+    "config-deep": b"[" * 100_000, "config-binary": b"\xff\xfe\x00", "config-llama": b'{"model_type": "llama"}',
+}  # fmt: skip
+SHAPE = Shape(3, 2, 128, (128,), 64)
+REQUESTS = [
+    *[Request((1,), Params(**{name: value})) for name, values in {
+        "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),
+        "top_p": (0, 1.1, -0.1, float("nan"), "1", True), "min_p": (-0.1, 1.1, float("nan"), None, True),
+        "seed": (-1, 1 << 64, 0.5, True, "1", None),
+    }.items() for value in values],
+    *[Request(ids) for ids in ((), (64,), (-1,), (1.0,), ("1",), (True,), (1 << 40,), (1,) * 128)],
+    *[Request((1,), max_new_tokens=count) for count in (0, -1, 1.5, True, "1")],
+    *[Request((1,), k_limit=limit) for limit in (-1, 4, 1.5, True, "1")],
+]  # fmt: skip
+
+
+def furnish(tmp: Path, bundle: Path) -> None:
+    """What the table's rows point at."""
+    for folder in ("empty", "mine", "target"):
+        (tmp / folder).mkdir()
+    (tmp / "file").write_text("nothing of ours\n", encoding="utf-8")
+    (tmp / "mine/letter").write_text("mine", encoding="utf-8")
+    (tmp / "empty-file").touch()
+    (tmp / "binary").write_bytes(bytes(range(128, 256)))
+    base = BASE | {"num_hidden_layers": 1, "tie_word_embeddings": True}
+    (tmp / "target/config.json").write_text(json.dumps(base), encoding="utf-8")
+    for folder in TABLE[1][2].split():
+        if (tmp / folder).exists() or folder == "nothing":
+            continue
+        (tmp / folder).mkdir()
+        name, _, value = folder.partition("-")
+        number = float(value) if value.lstrip("-").replace(".", "").isdigit() else None
+        shown = _VALUES.get(value, int(number) if number is not None and number == int(number) else number)
+        content = _CONTENTS.get(folder, json.dumps(base | {name: shown}).encode())
+        (tmp / folder / "config.json").write_bytes(content)
+    _damaged(tmp, bundle)
+
+
+def _damaged(tmp: Path, bundle: Path) -> None:
+    whole = (bundle / MANIFEST).read_bytes()
+    for name in ("forged", "cut", "flipped", "missing"):
+        for file in (p for p in bundle.rglob("*") if p.is_file() and ".build" not in p.parts):
+            copy = tmp / name / file.relative_to(bundle)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    (tmp / "forged" / MANIFEST).write_bytes(whole.replace(b'"k": ', b'"k": 1', 1))
+    shard = "weights/tp0_sharded_checkpoint.safetensors"
+    content = (bundle / shard).read_bytes()
+    (tmp / "cut" / shard).write_bytes(content[:-9])
+    (tmp / "flipped" / shard).write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+    next((tmp / "missing/hlo").iterdir()).unlink()
+    (tmp / "forged-store/one").mkdir(parents=True)
+    (tmp / "forged-store/one" / MANIFEST).write_bytes(b"{}")
+
+
+def invocations(tmp: Path, bundle: Path, alone: Path) -> Series:
+    """Every row of the table, in this process, and every request that the engine must refuse."""
+    series = Series("wrong invocations and requests refused")
+    furnish(tmp, bundle)
+    main_of("compile.store")(["push", str(bundle), str(tmp / "s/pair")])
+    for command, before, rows in TABLE:
+        main = main_of(command)
+        for row in (f"{before}{line.strip()}" for line in rows.strip().splitlines()):
+            # a line "-" is a command without words
+            given = [] if row == "-" else row.split()
+            words = [word.strip("'").format(tmp=tmp, bundle=bundle, alone=alone) for word in given]
+            series.count(f"{command} {row}", refusal(lambda words=words, main=main: main(words)))  # type: ignore[misc]
+    for request in REQUESTS:
+        series.count(str(request), refusal(lambda request=request: check(SHAPE, request)))  # type: ignore[misc]
+    return series
+
+
+def main_of(command: str) -> Any:
+    """A command's main; nothing that it is told reaches a network."""
+    os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+    return importlib.import_module(command).main
+
+
+def allowed() -> list[Request]:
+    """What stands beside the refusals: the same fields at the ends of their ranges."""
+    return [Request((0, 63)), Request((1,), Params(1, 5, 1, 1, 2**64 - 1), k_limit=0), Request((1,) * 127, k_limit=3)]
