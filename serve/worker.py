@@ -66,16 +66,18 @@ class BundleWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        names = [(tag, bucket) for bucket in self.shape.buckets for tag in (PREFILL, *self.engine.tags)]
+        tags = (PREFILL, *self.engine.tags)
+        # rows that filter have graphs of their own
+        names = [(tag, bucket, f) for bucket in self.shape.buckets for tag in tags for f in (False, True)]
         with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
-            for tag, bucket in names:
-                self.graphs.prepare(tag, bucket)
+            for tag, bucket, filters in names:
+                self.graphs.prepare(tag, bucket, filters)
                 task.advance()
         seconds = time.perf_counter() - begin
-        print(self._what_is_served(len(names), seconds), file=sys.stderr, flush=True)
+        print(self._what_is_served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
-    def _what_is_served(self, graphs: int, seconds: float) -> str:
+    def _what_is_served(self, seconds: float) -> str:
         names = {role: entry["name"] for role, entry in self.bundle["models"].items()}
         drafts = f"{names['draft']}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
         when = f"when {self.engine.table.source} says so" if self.engine.table else "at every step"
@@ -84,7 +86,7 @@ class BundleWorker(WorkerBase):
             f"  target   {names['target']}\n"
             f"  drafts   {drafts}{', ' + when if self.engine.speculative else ''}\n"
             f"  slots    {self.shape.batch}, each of {self.shape.max_len} tokens, prompt and answer together\n"
-            f"  runner   CPU, {self.bundle['dtype']}, tp {self.bundle['tp']}; {graphs} graphs ready in {seconds:.1f} s"
+            f"  runner   CPU, {self.bundle['dtype']}, tp {self.bundle['tp']}; graphs ready in {seconds:.1f} s"
         )
 
     def get_supported_tasks(self) -> tuple[str, ...]:
