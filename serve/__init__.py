@@ -1,1 +1,1 @@
-"""A bundle behind `vllm serve`: our platform, its worker over our engine, what is allowed. vLLM is named only here."""
+"""A bundle behind `vllm serve`: platform, worker, what is allowed. vLLM's names appear here only."""

@@ -1,54 +1,65 @@
-"""What a request may ask of a bundle: a list; whatever else differs from vLLM's default is refused with a sentence."""
+"""What a request may ask of a bundle: a list. Whatever else differs from vLLM's default is refused with a sentence."""
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-from vllm import SamplingParams
+from model.errors import UserError
+from model.serving.request import Params, Request, Shape, check
 
-from model.serving.request import Params
-
-# served by the graphs
-_SAMPLED = {"temperature", "top_k", "top_p", "min_p", "seed"}
-# served by vLLM itself, from the ids that come out
+# the graphs serve these
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "seed")
+# vLLM serves these itself, from the ids that come out
 _BY_VLLM = {
     "n", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "detokenize", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval", "flat_logprobs",
-    "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
+    "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
 }  # fmt: skip
+_NO_PROBABILITIES = "the bundle's graphs return ids and no probabilities"
 _WHY = {
-    "logprobs": "the bundle's graphs return ids and no probabilities",
-    "prompt_logprobs": "the bundle's graphs return ids and no probabilities",
+    "logprobs": _NO_PROBABILITIES,
+    "prompt_logprobs": _NO_PROBABILITIES,
     "structured_outputs": "the bundle's graphs take no mask of allowed ids",
-    "min_tokens": "the bundle's graphs cannot hold back an end token; use ignore_eos",
+    "min_tokens": "the bundle's graphs cannot hold back an end token; ask for ignore_eos",
 }
-_DEFAULTS = {f.name: f for f in msgspec.structs.fields(SamplingParams)}
+_LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids"
 
 
-def refusal(params: SamplingParams) -> tuple[str, str] | None:
-    """The parameter that a bundle cannot serve and a sentence that says so, or None."""
-    for name, field in _DEFAULTS.items():
-        if name in _SAMPLED | _BY_VLLM or name.startswith("_"):
+class Refused(UserError):
+    """A parameter that a bundle cannot serve, and the sentence that says so."""
+
+    def __init__(self, parameter: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.parameter = parameter
+
+
+def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise Refused for the first parameter that is neither on the list nor at vLLM's default."""
+    for name, value in asked.items():
+        on_the_list = name in _SAMPLED or name in _BY_VLLM or name.startswith("_")
+        # logprobs=0 asks for one, so only what is empty is nothing
+        if on_the_list or value is None or value in ([], {}) or value == defaults.get(name):
             continue
-        value = getattr(params, name)
-        if value and value != field.default:
-            why = _WHY.get(name, "a bundle serves " + ", ".join(sorted(_SAMPLED)) + ", stops, max_tokens and n")
-            return name, f"{name} is not served: {why}; leave it out"
-    if params.seed is not None and not 0 <= params.seed < 1 << 64:
-        return "seed", f"seed is {params.seed}; it must be an integer from 0 to 2^64 - 1"
-    return None
+        raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}; leave it out")
 
 
-def draw_seed(params: SamplingParams) -> int | None:
-    """Give a request that samples and names no seed one of 32 bits; the seed, or None if none was drawn."""
-    if params.seed is not None or params.temperature == 0:
-        return None
-    params.seed = secrets.randbits(32)
-    return params.seed
+def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> Request:
+    """The engine's request for a prompt and vLLM's sampling parameters; Refused if the bundle cannot serve it.
 
-
-def engine_params(params: Any) -> Params:
-    """Our sampling parameters of vLLM's."""
-    return Params(params.temperature, max(0, params.top_k), params.top_p, params.min_p, params.seed or 0)
+    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end.
+    """
+    params = Params(
+        float(sampling.temperature),
+        max(0, sampling.top_k),
+        float(sampling.top_p),
+        float(sampling.min_p),
+        sampling.seed or 0,
+    )
+    request = Request(ids, params, shape.max_len)
+    for parameter, part in (("sampling", Request((0,), params)), ("prompt", request)):
+        try:
+            check(shape, part)
+        except UserError as error:
+            raise Refused(parameter, str(error)) from error
+    return request

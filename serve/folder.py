@@ -5,57 +5,93 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from compile.store import pull
 from model.bundle.manifest import MANIFEST, Bundle, read_bundle
+from model.bundle.opening import fault_of
+from model.dtypes import BY_FLAG
+from model.errors import UserError
 
 # tells the processes that vLLM starts which bundle the first one found
 BUNDLE_VARIABLE = "TRNSPEC_BUNDLE"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trnspec"
+# a tokenizer without a chat template: the messages, a line each
+_PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
-def meant_bundle(arguments: Sequence[str]) -> Path | None:
-    """The bundle that these arguments of `vllm` name, pulled first if it is in S3; None if they name none."""
+def cache() -> Path:
+    """Where pulled bundles and what is derived from bundles lie."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trnspec"
+
+
+def meant_bundle(arguments: list[str]) -> Path | None:
+    """The bundle that a command of `vllm` means, or None. One in S3 is pulled, and its folder takes its place there.
+
+    UserError if a bundle is named and is not there, or is not one of this version.
+    """
     if known := os.environ.get(BUNDLE_VARIABLE):
-        return Path(known)
-    if "serve" not in arguments:
+        return read_bundle(Path(known)).path
+    if arguments[:1] != ["serve"]:
         return None
-    for argument in arguments:
-        if argument.startswith("s3://"):
-            return _pulled(argument)
+    for place, argument in enumerate(arguments[1:], 1):
+        if argument.startswith("s3://") and arguments[place - 1] in ("serve", "--model"):
+            arguments[place] = str(_pulled(argument))
+            arguments += [] if "--served-model-name" in arguments else ["--served-model-name", argument]
+            return Path(arguments[place])
         if (Path(argument) / MANIFEST).is_file():
-            return read_bundle(Path(argument)).path.resolve()
+            return read_bundle(Path(argument).resolve()).path
     return None
 
 
 def _pulled(address: str) -> Path:
-    # a pull that was interrupted goes on where it stopped; what is there already is checked by its digest
-    folder = _CACHE / "bundles" / hashlib.sha256(address.encode()).hexdigest()[:16]
-    print(f"trnspec: pulling {address}", file=sys.stderr)
+    # a pull that was interrupted goes on where it stopped; what is there already is held against its digest
+    folder = cache() / "bundles" / hashlib.sha256(address.encode()).hexdigest()[:16]
+    folder.parent.mkdir(parents=True, exist_ok=True)
     return pull(address, folder)
 
 
 def model_folder(bundle: Bundle) -> Path:
-    """A folder with config.json and the tokenizer's files, as vLLM expects them; written again at each start."""
-    folder = _CACHE / "models" / hashlib.sha256(str(bundle.path).encode()).hexdigest()[:16]
+    """A folder with config.json and the tokenizer's files, as vLLM expects them; UserError if a digest is wrong.
+
+    The bundle's folder holds what its manifest lists and nothing else, so this one lies in the cache.
+    """
+    folder = cache() / "models" / bundle["manifest_sha256"][:16]
     folder.mkdir(parents=True, exist_ok=True)
-    for file in (bundle.path / "tokenizer").iterdir():
-        shutil.copy(file, folder / file.name)
-    (folder / "config.json").write_text(json.dumps(_config(bundle), indent=1), encoding="utf-8")
+    names = [name for name in bundle["files"] if name.startswith("tokenizer/")]
+    for name in names:
+        file = bundle.path / name
+        if clause := fault_of(file, bundle["files"][name]):
+            raise UserError(f"{bundle.path} is damaged: {name} {clause}; build the bundle again or copy it again")
+        _write(folder / file.name, file.read_bytes())
+    _write(folder / "config.json", json.dumps(vllm_config(bundle), indent=1).encode())
+    ends = {"eos_token_id": list(bundle["models"]["target"]["config"]["eos_token_ids"])}
+    _write(folder / "generation_config.json", json.dumps(ends).encode())
+    if not _has_chat_template(folder):
+        _write(folder / "chat_template.jinja", _PLAIN_CHAT.encode())
     return folder
 
 
-def _config(bundle: Bundle) -> dict[str, object]:
+def vllm_config(bundle: Bundle) -> dict[str, object]:
+    """The target's configuration under the names of a Qwen3 checkpoint's config.json."""
     raw = dict(bundle["models"]["target"]["config"])
     ends = list(raw.pop("eos_token_ids"))
     return raw | {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "hidden_act": "silu",
-        "dtype": "float32",
+        "dtype": BY_FLAG[bundle["dtype"]].name,
         "eos_token_id": ends if len(ends) > 1 else ends[0],
     }
+
+
+def _has_chat_template(folder: Path) -> bool:
+    config = folder / "tokenizer_config.json"
+    own = config.is_file() and "chat_template" in json.loads(config.read_bytes())
+    return own or (folder / "chat_template.jinja").is_file()
+
+
+def _write(file: Path, content: bytes) -> None:
+    # two servers of one bundle may start together
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(file)

@@ -1,52 +1,58 @@
-"""The worker's own figures beside vLLM's: tokens a step, drafts kept, drafts offered, the host's gap between steps."""
+"""The worker's own figures beside vLLM's: tokens a step, drafts offered and kept, the host's gap between steps."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
 
-from model.serving.engine import Engine, Event
+from model.serving.engine import Event, SpecStep
 
-_GAPS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
-_STEPS = Counter("trnspec_steps", "Steps of the target, by whether drafts were verified in them", ["speculative"])
-_TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, those that are cut later among them")
-_SEQUENCES = Counter("trnspec_sequence_steps", "Steps times the requests in each; tokens over this is tokens a step")
-_GAP = Histogram("trnspec_host_gap_seconds", "Seconds from a step's end to the next step's begin", buckets=_GAPS)
+_GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+_STEPS = Counter("trnspec_steps", "Steps of the target; a prompt's pass is none")
+_SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them: tokens over this, a step")
+_TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, those among them that vLLM cuts later")
+_DRAFTED = Counter("trnspec_drafted", "Drafts that a step might have accepted")
+_KEPT = Counter("trnspec_drafts_kept", "Drafts that a step accepted")
+_GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds from a step's end to the next one's begin", buckets=_GAPS_S)
 
 
-@dataclass
 class Metrics:
-    """Counts of this worker; a gap is counted between steps only, while requests run."""
+    """Counts of this worker. A gap is counted only where a request waited through it."""
 
-    steps: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    gaps: list[float] = field(default_factory=list)
-    _ended: float | None = None
+    def __init__(self) -> None:
+        self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = 0
+        self.gap_s = 0.0
+        self._ended: float | None = None
 
-    def begin(self) -> None:
-        """A step begins."""
-        if self._ended is not None:
-            gap = time.perf_counter() - self._ended
-            self.gaps.append(gap)
-            del self.gaps[:-4096]
-            _GAP.observe(gap)
+    def record(self, step: SpecStep) -> None:
+        """One speculative step of one request."""
+        self.drafted, self.kept = self.drafted + step.drafted, self.kept + step.accepted
+        _DRAFTED.inc(step.drafted)
+        _KEPT.inc(step.accepted)
 
-    def end(self, prompt: bool, events: list[Event], engine: Engine) -> None:
+    def begin(self, running: bool) -> None:
+        """A step begins; `running` says that a request was running when the last one ended."""
+        if running and self._ended is not None:
+            gap_s = time.perf_counter() - self._ended
+            self.gaps, self.gap_s = self.gaps + 1, self.gap_s + gap_s
+            _GAP.observe(gap_s)
+
+    def end(self, prompt: bool, events: list[Event]) -> None:
         """A step has ended; a prompt's is not one of the target's steps."""
-        self._ended = time.perf_counter() if engine.busy else None
-        if prompt or not events:
+        self._ended = time.perf_counter()
+        if prompt:
             return
-        emitted = sum(len(e.ids) for e in events)
+        emitted = sum(len(event.ids) for event in events)
         self.steps, self.sequences, self.tokens = self.steps + 1, self.sequences + len(events), self.tokens + emitted
-        _STEPS.labels(str(engine.speculative)).inc()
+        _STEPS.inc()
         _SEQUENCES.inc(len(events))
         _TOKENS.inc(emitted)
 
     def summary(self) -> str:
         """One line for people."""
-        per_step = self.tokens / self.sequences if self.sequences else 0.0
-        gap = 1e3 * sorted(self.gaps)[len(self.gaps) // 2] if self.gaps else 0.0
-        return f"{self.steps} steps, {per_step:.2f} tokens a step and request, host gap {gap:.2f} ms (p50, wall)"
+        per_step, gap_ms = self.tokens / max(1, self.sequences), 1e3 * self.gap_s / max(1, self.gaps)
+        return (
+            f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept, "
+            f"host gap {gap_ms:.2f} ms (mean, wall)"
+        )

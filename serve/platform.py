@@ -11,6 +11,9 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from model.bundle.manifest import Bundle, read_bundle
+from model.errors import UserError
+from model.serving.ready import shape_of
+from serve.allowed import Refused, engine_request, refuse_others
 from serve.folder import BUNDLE_VARIABLE, model_folder
 
 if TYPE_CHECKING:
@@ -20,11 +23,23 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.trnspec")
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
+# the only option of --additional-config
+SPECULATION = "speculation"
+# vLLM's method of speculation that loads no draft
+_OURS = "custom_class"
 
 
 def served_bundle() -> Bundle:
-    """The bundle that this server was started for."""
+    """The bundle that this server was started for; who loads its files verifies them."""
     return read_bundle(Path(os.environ[BUNDLE_VARIABLE]))
+
+
+def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
+    """Whether steps may speculate: yes, unless --additional-config or the bundle's k says no."""
+    options = vllm_config.additional_config
+    if not isinstance(options, dict) or options.keys() - {SPECULATION}:
+        raise UserError(f'additional-config is {options!r}; a bundle takes {{"speculation": false}} and nothing else')
+    return bool(bundle["k"]) and bool(options.get(SPECULATION, True))
 
 
 class BundlePlatform(Platform):
@@ -56,25 +71,24 @@ class BundlePlatform(Platform):
     def pre_register_and_update(cls, parser: Any = None) -> None:
         if parser is None:
             return
-        from vllm import SamplingParams  # noqa: PLC0415
-
-        # vLLM refuses min-p beside any speculation, for its own sampler's sake; our graphs filter by it
-        SamplingParams._validate_spec_decode = lambda self, speculative_config: None
         bundle = served_bundle()
         folder = str(model_folder(bundle))
         parser.set_defaults(
             hf_config_path=folder,
             tokenizer=folder,
-            generation_config="vllm",
+            generation_config=folder,
             max_model_len=bundle["max_len"],
+            middleware=["serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        from vllm import SamplingParams  # noqa: PLC0415
         from vllm.config import CompilationMode, SpeculativeConfig  # noqa: PLC0415
 
         bundle = served_bundle()
+        _refuse_options(bundle, vllm_config)
         vllm_config.parallel_config.worker_cls = "serve.worker.BundleWorker"
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE
@@ -88,27 +102,46 @@ class BundlePlatform(Platform):
         # a block is a slot; vLLM keeps block 0 for itself
         cache.block_size = bundle["max_len"]
         cache.num_gpu_blocks_override = bundle["batch"] + 1
-        if bundle["k"] and vllm_config.speculative_config is None:
+        if speculates(bundle, vllm_config) and vllm_config.speculative_config is None:
             vllm_config.speculative_config = SpeculativeConfig(
-                method="custom_class",
+                method=_OURS,
                 model="serve.worker.BundleWorker",
                 num_speculative_tokens=bundle["k"],
                 target_model_config=vllm_config.model_config,
                 target_parallel_config=vllm_config.parallel_config,
             )
+        # vLLM's own drafts cannot follow min-p, and its check does not ask whose drafts they are; ours can, and what
+        # else the check refuses, logit_bias, our list refuses
+        SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
         from vllm import SamplingParams  # noqa: PLC0415
         from vllm.exceptions import VLLMValidationError  # noqa: PLC0415
 
-        from serve.allowed import draw_seed, refusal  # noqa: PLC0415
-
         if not isinstance(params, SamplingParams):
             raise VLLMValidationError("a bundle generates text and serves no other task", parameter="task")
         if not isinstance(processed_inputs, dict) or processed_inputs.get("type") != "token":
             raise VLLMValidationError("a bundle takes text or token ids as a prompt", parameter="prompt")
-        if refused := refusal(params):
-            raise VLLMValidationError(refused[1], parameter=refused[0])
-        if (seed := draw_seed(params)) is not None:
-            logger.info("a request without a seed drew %d", seed)
+        default = SamplingParams()
+        names = SamplingParams.__struct_fields__
+        try:
+            refuse_others({n: getattr(params, n) for n in names}, {n: getattr(default, n) for n in names})
+            if params.seed is None and params.temperature > 0:
+                raise Refused("seed", "this endpoint draws no seed and the request samples; give a seed")
+            engine_request(shape_of(served_bundle()), tuple(processed_inputs["prompt_token_ids"]), params)
+        except Refused as refused:
+            raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
+
+
+def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
+    """UserError for an option of the command line that contradicts the bundle."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    speculative = vllm_config.speculative_config
+    # vLLM asks again in its engine's process, with what was set in the first
+    if speculative is not None and speculative.method != _OURS:
+        raise UserError("speculative-config was given; the bundle brings its draft and its k, leave it out")
+    if parallel.world_size != 1 or parallel.data_parallel_size != 1:
+        raise UserError("a parallel size was given; one process runs all ranks of the bundle, leave it out")
+    if model.max_model_len != bundle["max_len"]:
+        raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {bundle['max_len']}, leave it out")

@@ -1,4 +1,4 @@
-"""The entry point that vLLM asks for a platform: ours if the command names a bundle, else none."""
+"""The entry point that vLLM asks for a platform: ours if the command means a bundle, else none."""
 
 from __future__ import annotations
 
@@ -8,25 +8,34 @@ import shutil
 import sys
 import tempfile
 
+from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, meant_bundle
+
+_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def platform() -> str | None:
-    """The path of our platform's class, or None. Several processes ask, the first one finds the bundle."""
-    bundle = meant_bundle(sys.argv[1:])
+    """The path of our platform's class, or None. Every process of a server asks; the first one finds the bundle."""
+    arguments = sys.argv[1:]
+    try:
+        bundle = meant_bundle(arguments)
+    except UserError as error:
+        # vLLM passes over a plugin that raises an Exception, and would serve something else
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
     if bundle is None:
         return None
-    if BUNDLE_VARIABLE not in os.environ:
-        os.environ[BUNDLE_VARIABLE] = str(bundle)
-        _share_metrics()
+    sys.argv[1:] = arguments
+    os.environ[BUNDLE_VARIABLE] = str(bundle)
     # the worker has no model runner of vLLM's, of either version
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    _share_metrics()
     return "serve.platform.BundlePlatform"
 
 
 def _share_metrics() -> None:
-    """Let the worker's metrics be seen at the server's /metrics: both processes keep theirs in one folder."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        folder = os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="trnspec-metrics-")
-        owner = os.getpid()
+    """Let /metrics, which the first process answers, show what the worker's process counts."""
+    if _METRICS_VARIABLE not in os.environ:
+        folder, owner = tempfile.mkdtemp(prefix="trnspec-metrics-"), os.getpid()
+        os.environ[_METRICS_VARIABLE] = folder
         atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)

@@ -14,17 +14,17 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.bundle.manifest import PREFILL
 from model.bundle.opening import open_bundle
-from model.serving.engine import Engine
+from model.progress import progress
+from model.serving.engine import Engine, Event
 from model.serving.ready import shape_of
-from model.serving.request import Request
 from model.serving.runtime import Graphs
 from model.serving.switching import find_table
-from serve.allowed import engine_params
+from serve.allowed import engine_request
 from serve.metrics import Metrics
-from serve.platform import served_bundle
+from serve.platform import served_bundle, speculates
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 
 class BundleWorker(WorkerBase):
@@ -37,13 +37,16 @@ class BundleWorker(WorkerBase):
         self.device = torch.device("cpu")
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        bundle = open_bundle(served_bundle().path)
-        self.bundle, self.shape, self.graphs = bundle, shape_of(bundle), Graphs(bundle)
-        self.engine = Engine(self.graphs, self.shape, table=find_table(bundle.path, None))
+        self.bundle = bundle = open_bundle(served_bundle().path)
+        self.shape, self.graphs, self.metrics = shape_of(bundle), Graphs(bundle), Metrics()
+        table = find_table(bundle.path, None)
+        speculative = speculates(bundle, self.vllm_config)
+        self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
+        # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
-        self.metrics = Metrics()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
+        # nothing is stored in it: a block is a slot
         return {"slots": FullAttentionSpec(self.shape.max_len, num_kv_heads=1, head_size=1, dtype=torch.float32)}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
@@ -63,22 +66,25 @@ class BundleWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        graphs = [(tag, bucket) for bucket in self.shape.buckets for tag in (PREFILL, *self.engine.tags)]
-        for i, (tag, bucket) in enumerate(graphs, 1):
-            print(f"trnspec: graph {i} of {len(graphs)}, {tag}, bucket {bucket}", file=sys.stderr)
-            self.graphs.prepare(tag, bucket)
+        tags = (PREFILL, *self.engine.tags)
+        # rows that filter have graphs of their own
+        names = [(tag, bucket, f) for bucket in self.shape.buckets for tag in tags for f in (False, True)]
+        with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
+            for tag, bucket, filters in names:
+                self.graphs.prepare(tag, bucket, filters)
+                task.advance()
         seconds = time.perf_counter() - begin
-        print(self._serving(seconds), file=sys.stderr)
+        print(self._what_is_served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
-    def _serving(self, seconds: float) -> str:
+    def _what_is_served(self, seconds: float) -> str:
         names = {role: entry["name"] for role, entry in self.bundle["models"].items()}
-        drafts = f"{names['draft']}, {self.shape.k} drafts a step" if self.engine.speculative else "none"
-        table = self.engine.table.source if self.engine.table else "always"
+        drafts = f"{names['draft']}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
+        when = f"when {self.engine.table.source} says so" if self.engine.table else "at every step"
         return (
             f"trnspec serves {self.bundle.path}, every digest verified\n"
             f"  target   {names['target']}\n"
-            f"  draft    {drafts}; speculation: {table}\n"
+            f"  drafts   {drafts}{', ' + when if self.engine.speculative else ''}\n"
             f"  slots    {self.shape.batch}, each of {self.shape.max_len} tokens, prompt and answer together\n"
             f"  runner   CPU, {self.bundle['dtype']}, tp {self.bundle['tp']}; graphs ready in {seconds:.1f} s"
         )
@@ -87,34 +93,37 @@ class BundleWorker(WorkerBase):
         return ("generate",)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        for request in scheduler_output.finished_req_ids:
-            if (number := self.numbers.pop(request, None)) is not None:
-                self.engine.cancel(number)
-        new = scheduler_output.scheduled_new_reqs
-        for data in new:
-            self.numbers[data.req_id] = self.engine.add(self._request(data))
+        for name in scheduler_output.finished_req_ids:
+            self.engine.cancel(self.numbers.pop(name))
+        arrived = scheduler_output.scheduled_new_reqs
+        for data in arrived:
+            request = engine_request(self.shape, tuple(data.prompt_token_ids or ()), data.sampling_params)
+            self.numbers[data.req_id] = self.engine.add(request)
         scheduled = list(scheduler_output.num_scheduled_tokens)
         if not scheduled:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        ids: dict[int, list[int]] = {self.numbers[r]: [] for r in scheduled}
-        # the prompts of new requests first; alone, they answer at once
-        for prompt in [True] * len(new) + [False] * bool(scheduler_output.scheduled_cached_reqs.req_ids):
-            self.metrics.begin()
-            events = self.engine.step()
-            self.metrics.end(prompt, events, self.engine)
-            for event in events:
+        ids = {self.numbers[name]: list[int]() for name in scheduled}
+        running = bool(scheduler_output.scheduled_cached_reqs.req_ids)
+        # a graph for each new prompt; prompts that come alone answer at once
+        for prompt in [True] * len(arrived) + [False] * running:
+            for event in self._step(prompt, running):
                 ids[event.number] += event.ids
         return ModelRunnerOutput(
             req_ids=scheduled,
-            req_id_to_index={r: i for i, r in enumerate(scheduled)},
-            sampled_token_ids=[ids[self.numbers[r]] for r in scheduled],
+            req_id_to_index={name: place for place, name in enumerate(scheduled)},
+            sampled_token_ids=[ids[self.numbers[name]] for name in scheduled],
         )
 
-    def _request(self, data: NewRequestData) -> Request:
-        return Request(tuple(data.prompt_token_ids or ()), engine_params(data.sampling_params), self.shape.max_len)
+    def _step(self, prompt: bool, running: bool) -> list[Event]:
+        self.metrics.begin(running)
+        events = self.engine.step()
+        self.metrics.end(prompt, events)
+        return events
 
-    def take_draft_token_ids(self) -> DraftTokenIds:
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Placeholders: vLLM counts with them, the fused graph drafts by itself."""
+        if not self.engine.speculative:
+            return None
         running = list(self.numbers)
         return DraftTokenIds(running, [[-1] * self.shape.k for _ in running])
 
@@ -125,7 +134,8 @@ class BundleWorker(WorkerBase):
         """A step has ended when it returns."""
 
     def shutdown(self) -> None:
-        print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr)
-        del self.engine, self.graphs
+        if hasattr(self, "metrics"):
+            print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr, flush=True)
+            del self.engine, self.graphs
         # vLLM empties an accelerator's caches when any platform but its own CPU's ends; there is none here
         torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None

@@ -45,14 +45,17 @@ class Graphs:
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
 
-    def prepare(self, tag: str, bucket: int) -> None:
+    def prepare(self, tag: str, bucket: int, filters: bool = False) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
 
         The first run of an executable is slow; later ones are what is worth timing.
         """
-        graph = self._picked(tag, bucket, filters=False)
+        graph = self._picked(tag, bucket, filters)
         if (graph.tag, bucket) not in self._executables:
-            self.run(tag, bucket, StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs)))
+            inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
+            # a row filters when it samples: a top-p of 0 is below 1
+            inputs.sampling_params[:, 2] = filters
+            self.run(tag, bucket, inputs)
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""

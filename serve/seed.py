@@ -1,0 +1,70 @@
+"""The seed of a request that names none: drawn here, put into the request, and told in a header of the response."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+HEADER = b"x-trnspec-seed"
+_PATHS = ("/v1/completions", "/v1/chat/completions")
+# a whole number that every reader of JSON keeps exactly
+_BITS = 53
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class SeedMiddleware:
+    """An ASGI middleware: a header goes out before the first token, so a client of a stream has its seed too."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _PATHS:
+            await self.app(scope, receive, send)
+            return
+        body, last = await _whole(receive)
+        seeded, seed = with_seed(body)
+
+        async def tell(message: Message) -> None:
+            if seed is not None and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (HEADER, str(seed).encode())]}
+            await send(message)
+
+        headers = [(n, v) for n, v in scope["headers"] if n != b"content-length"]
+        length = (b"content-length", str(len(seeded)).encode())
+        messages = [last] if last["type"] == "http.disconnect" else [{**last, "body": seeded, "more_body": False}]
+
+        async def again() -> Message:
+            # after the body, what comes is that the client has left
+            return messages.pop() if messages else await receive()
+
+        await self.app({**scope, "headers": [*headers, length]}, again, tell)
+
+
+def with_seed(body: bytes) -> tuple[bytes, int | None]:
+    """A JSON body with a seed, and the seed if it was drawn; what is no JSON object is left to who answers it."""
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        return body, None
+    # -1 is vLLM's word for none
+    if not isinstance(asked, dict) or asked.get("seed") not in (None, -1):
+        return body, None
+    seed = secrets.randbits(_BITS)
+    return json.dumps(asked | {"seed": seed}).encode(), seed
+
+
+async def _whole(receive: Receive) -> tuple[bytes, Message]:
+    """All parts of a request's body, and the last message."""
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts), message

@@ -1,0 +1,81 @@
+"""A server of a demo bundle on loopback for the tests and the soak, or one that the environment names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+# where vLLM is missing the tests say so; `make serve-test` runs them
+NO_VLLM = "" if find_spec("vllm") else "vLLM is not installed here; make serve-test runs this"
+# a server that runs already, such as one on a Trainium machine
+URL_VARIABLE = "TRNSPEC_TEST_URL"
+_START_S = 900
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server answers; the process and the file of its output, if it is ours."""
+
+    url: str
+    process: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return response.read().decode()
+
+    def stop(self, within_s: float = 120) -> int:
+        """Ask it to end as an orchestrator does, and wait; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(within_s)
+
+
+@contextmanager
+def served(bundle: Path, folder: Path, *options: str) -> Iterator[Server]:
+    """`vllm serve` of a bundle on a free port of loopback, until the block ends."""
+    if known := os.environ.get(URL_VARIABLE):
+        yield Server(known)
+        return
+    log, port = folder / "server.log", _free_port()
+    command = [Path(sys.executable).parent / "vllm", "serve", bundle, "--host", "127.0.0.1", "--port", str(port)]
+    # ninja and the compiler's wrappers of this environment, whatever the shell's is
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, *options], env=environment, stdout=out, stderr=out)
+    server = Server(f"http://127.0.0.1:{port}", process, log)
+    try:
+        _wait(server)
+        yield server
+    finally:
+        if process.poll() is None:
+            server.stop()
+
+
+def _wait(server: Server) -> None:
+    assert server.process is not None
+    assert server.log is not None
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end and server.process.poll() is None:
+        try:
+            server.get("/health")
+            return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(f"the server did not start: {server.log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

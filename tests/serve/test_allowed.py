@@ -1,0 +1,66 @@
+"""What a request may ask: each parameter on the list goes through, each that is not is refused with its name."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model.serving.request import Params, Shape
+from serve.allowed import Refused, engine_request, refuse_others
+
+DEFAULTS: dict[str, Any] = {
+    "n": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [],
+    "max_tokens": 16, "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None, "bad_words": None, "extra_args": None,
+    "structured_outputs": None, "allowed_token_ids": None, "_eos_token_id": None,
+}  # fmt: skip
+SERVED = {
+    "n": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 7, "stop": ["x"],
+    "stop_token_ids": [5], "max_tokens": 99, "bad_words": [], "extra_args": {}, "_eos_token_id": 0,
+}  # fmt: skip
+# logprobs of 0 asks for those of the emitted ids; a parameter of a later vLLM is refused too
+NOT_SERVED = {
+    "logprobs": 0, "prompt_logprobs": 1, "min_tokens": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "bad_words": ["x"], "extra_args": {"a": 1},
+    "structured_outputs": object(), "allowed_token_ids": [1], "of_a_later_vllm": True,
+}  # fmt: skip
+SHAPE = Shape(k=7, batch=4, max_len=256, buckets=(128, 256), vocabulary=2048)
+
+
+def sampling(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(**DEFAULTS | changes)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_is_on_the_list_is_served(name: str) -> None:
+    refuse_others(DEFAULTS | {name: SERVED[name]}, DEFAULTS)
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
+    with pytest.raises(Refused, match=f"^{name} is not served: .*; leave it out$") as refused:
+        refuse_others(DEFAULTS | {name: NOT_SERVED[name]}, DEFAULTS)
+    assert refused.value.parameter == name
+
+
+def test_the_engine_gets_what_was_asked_and_leaves_every_end_to_vllm() -> None:
+    asked = engine_request(SHAPE, (1, 2), sampling(temperature=0.8, top_k=-1, top_p=0.9, min_p=0.1, seed=7))
+    assert asked.params == Params(0.8, 0, 0.9, 0.1, 7)
+    assert (asked.ids, asked.max_new_tokens, asked.stop_ids, asked.cut) == ((1, 2), 256, (), None)
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "parameter"),
+    [
+        ((1, 2048), {}, "prompt"),
+        ((1,) * 256, {}, "prompt"),
+        ((), {}, "prompt"),
+        ((1,), {"seed": -1}, "sampling"),
+        ((1,), {"top_k": 1 << 24}, "sampling"),
+    ],
+)
+def test_what_the_bundle_cannot_hold_is_refused(ids: tuple[int, ...], changes: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(Refused) as refused:
+        engine_request(SHAPE, ids, sampling(**changes))
+    assert refused.value.parameter == parameter
+    engine_request(SHAPE, (1,), sampling())

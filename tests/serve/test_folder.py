@@ -1,0 +1,79 @@
+"""Which commands mean a bundle, and what vLLM reads of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import serve.folder
+from model.bundle.manifest import read_bundle
+from model.errors import UserError
+from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder
+from serve.plugin import platform
+from tests.model.demo_bundle import graphs
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(BUNDLE_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.getbasetemp().parent / "demo_bundles"
+    base.mkdir(exist_ok=True)
+    return shutil.copytree(graphs(base).bundle.path, tmp_path / "bundle")
+
+
+def test_a_folder_with_a_manifest_is_meant_and_nothing_else_is(bundle: Path, tmp_path: Path) -> None:
+    assert meant_bundle(["serve", str(bundle), "--port", "1"]) == bundle
+    assert meant_bundle(["serve", "--port", "1", "--model", str(bundle)]) == bundle
+    for arguments in (["serve", str(tmp_path)], ["serve", "Qwen/Qwen3-0.6B"], ["bench", "serve", str(bundle)], []):
+        assert meant_bundle(arguments) is None
+
+
+def test_the_environment_names_the_bundle_for_every_process(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BUNDLE_VARIABLE, str(bundle))
+    assert meant_bundle(["-c", "spawned"]) == bundle
+
+
+def test_an_address_is_pulled_and_its_folder_takes_its_place(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pull(address: str, out: Path) -> Path:
+        assert address == "s3://team/demo"
+        return shutil.copytree(bundle, out)
+
+    monkeypatch.setattr(serve.folder, "pull", pull)
+    arguments = ["serve", "s3://team/demo"]
+    folder = meant_bundle(arguments)
+    assert folder is not None
+    assert read_bundle(folder)["manifest_sha256"] == read_bundle(bundle)["manifest_sha256"]
+    assert arguments == ["serve", str(folder), "--served-model-name", "s3://team/demo"]
+
+
+def test_a_bundle_that_cannot_be_read_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        platform()
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_vllm_reads_the_target_and_its_tokenizer(bundle: Path) -> None:
+    folder = model_folder(read_bundle(bundle))
+    config = json.loads((folder / "config.json").read_text())
+    source = json.loads((Path(__file__).parents[2] / "demo/target/config.json").read_text())
+    same = ("architectures", "model_type", "hidden_size", "vocab_size", "eos_token_id", "head_dim", "rope_theta")
+    assert {name: config[name] for name in same} == {name: source[name] for name in same}
+    assert (folder / "tokenizer.json").read_bytes() == (bundle / "tokenizer/tokenizer.json").read_bytes()
+    assert "message['content']" in (folder / "chat_template.jinja").read_text()
+
+
+def test_a_changed_tokenizer_is_refused(bundle: Path) -> None:
+    file = bundle / "tokenizer/tokenizer.json"
+    file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
+    with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json has another content"):
+        model_folder(read_bundle(bundle))
