@@ -115,7 +115,7 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     values = {f.name: raw[f.name] for f in fields(Qwen3Config) if raw.get(f.name) is not None}
     values.setdefault("rope_theta", rope.get("rope_theta", 1e6))
     # the published files have the integer 1000000 here
-    values |= {name: float(values[name]) for name in ("rope_theta", "rms_norm_eps") if name in values}
+    values |= {name: float(values[name]) for name in ("rope_theta", "rms_norm_eps") if type(values.get(name)) is int}
     values["eos_token_ids"] = eos_ids(raw)
     values.setdefault("bos_token_id", None)
     if "head_dim" not in values and all(isinstance(values.get(n), int) and values[n] > 0 for n in _HEAD_DIM_FROM):

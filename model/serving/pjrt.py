@@ -23,8 +23,8 @@ from model.errors import UserError
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
 os.environ.setdefault("NPROC", "1")
-# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and products and sums
-# stay with the code whose order does not depend on the number of rows
+# two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and products and
+# sums stay with the code whose order does not depend on the number of rows
 SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 
 # enough for the tensor-parallel runs that one process may mix

@@ -17,6 +17,7 @@ from compile.neuron.flags import DEFAULT_FLAGS
 from compile.serve_command import main as serve_command
 from compile.spec import BuildSpec
 from model.bundle.manifest import DECODE, PREFILL, read_bundle
+from model.bundle.schema import UNFILTERED
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import main as generate
@@ -66,7 +67,7 @@ def test_a_target_s_folder_is_enough(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_it_holds_the_target_under_nxdis_names(base: Path) -> None:
     bundle = read_bundle(base / "alone")
-    assert {g.tag for g in bundle.graphs} == {PREFILL, DECODE}
+    assert {g.tag for g in bundle.graphs} == {PREFILL, DECODE, DECODE + UNFILTERED}
     assert (bundle["k"], bundle["rows"], bundle["speculation_length"], bundle["draft_tp"]) == (0, 1, 0, 0)
     assert bundle["models"]["draft"] == {"name": "none"}
     with safe_open(bundle.path / shard_file(0), framework="np") as shard:

@@ -122,7 +122,7 @@ def test_no_other_file_imports_the_sdk() -> None:
     rooms = ("model", "compile", "bench", "deploy", "nki_kernels")
     sources = [f for room in rooms for f in (root / room).rglob("*.py")]
     found = {str(f.relative_to(root)) for f in sources if sdk.search(f.read_text(encoding="utf-8"))}
-    assert found == {"compile/neuron/sdk.py"}
+    assert found == {"compile/neuron/sdk.py", "compile/neuron/xla_check/lower.py"}
 
 
 def test_flags_are_the_default_ones_one_line_or_by_tag() -> None:

@@ -154,4 +154,4 @@ def test_noise_is_shared_by_models_of_the_same_shards(draft_tp: int) -> None:
     assert of_draft.noise_RV is not None
     assert (of_target.start_11.item(), of_draft.start_11.item()) == (48, 48 * (draft_tp - 1))  # type: ignore[union-attr]
     assert torch.equal(of_target.noise_RV, of_draft.noise_RV[..., -48:])
-    assert (of_target is of_draft) == (draft_tp == 2)
+    assert (of_target.noise_RV is of_draft.noise_RV) == (draft_tp == 2)
