@@ -44,9 +44,12 @@ def shape(scale: float) -> Qwen3Config:
     whole = PRESETS[MODEL]
     vocabulary = max(1, round(whole.vocab_size * min(1.0, scale) / 64)) * 64
     return replace(
-        whole, num_hidden_layers=max(1, round(whole.num_hidden_layers * scale)), vocab_size=vocabulary,
-        eos_token_ids=(0,), bos_token_id=0,
-    )  # fmt: skip
+        whole,
+        num_hidden_layers=max(1, round(whole.num_hidden_layers * scale)),
+        vocab_size=vocabulary,
+        eos_token_ids=(0,),
+        bos_token_id=0,
+    )
 
 
 def write_checkpoint(folder: Path, config: Qwen3Config) -> int:

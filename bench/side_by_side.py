@@ -70,9 +70,13 @@ def _serving(way: Way, arguments: list[str], options: argparse.Namespace) -> Ite
     vllm, port = options.vllm, options.port
     log = options.folder / f"{'ours' if way.ours else 'vllm'}-k{way.k}.log"
     environment = os.environ | {
-        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NPROC": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "PATH": f"{vllm.parent}:{os.environ['PATH']}",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "NPROC": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "PATH": f"{vllm.parent}:{os.environ['PATH']}",
+    }
     if not way.ours:
         environment["VLLM_TARGET_DEVICE"] = "cpu"
     command = [str(vllm), "serve", *arguments, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m"]
@@ -100,8 +104,12 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
 def _ask(address: str, prompt: str, tokens: int) -> tuple[list[int], float]:
     """The new ids and the wall seconds of one greedy request."""
     body = {
-        "model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True,
-    }  # fmt: skip
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
     request = urllib.request.Request(address, json.dumps(body).encode(), {"content-type": "application/json"})
     begin = time.perf_counter()
     with urllib.request.urlopen(request, timeout=600) as response:

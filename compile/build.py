@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from compile.bundle.cutting import Cutter, layout
-from compile.bundle.remote import free_space, open_remote
+from compile.bundle.open_remote import open_remote
+from compile.bundle.remote import free_space
 from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graph
 from compile.neuron import config as neuron_config

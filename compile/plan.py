@@ -54,13 +54,17 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
         first = tensor_specs(OUTPUTS, B=1, N=rows, S=spec.max_len)
         emitted, one = (tensor_specs(OUTPUTS, B=batch, N=n, S=bucket) for n in (rows, 1))
         graphs += [
-            GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first,
-                      _collectives(spec, prompt_passes=spec.k > 0)),
-            *_steps(GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted,
-                              _collectives(spec, draft_passes=rows)), spec),
-            *_steps(GraphSpec(DECODE, bucket, 0, target_weights, step, caches["target"], one,
-                              _collectives(spec)), spec),
-        ]  # fmt: skip
+            GraphSpec(
+                PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, prompt_passes=spec.k > 0)
+            ),
+            *_steps(
+                GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted, _collectives(spec, draft_passes=rows)),
+                spec,
+            ),
+            *_steps(
+                GraphSpec(DECODE, bucket, 0, target_weights, step, caches["target"], one, _collectives(spec)), spec
+            ),
+        ]
     if not spec.k:
         graphs = [g for g in graphs if not g.tag.startswith(FUSED)]
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.remote import Remote, Told, free_space, open_remote
+from compile.bundle.open_remote import open_remote
+from compile.bundle.remote import Remote, Told, free_space
 from compile.bundle.staging import Staging, staged
 from model.bundle.manifest import MANIFEST, Bundle, parse_manifest, read_bundle
 from model.bundle.opening import damage, fault_of

@@ -59,20 +59,29 @@ def findings(values: Values, ask: Kubectl = kubectl) -> Iterator[Finding]:
     """Every question in the order of work."""
     yield _version(values, ask("version"))
     classes = ask("get", "deviceclasses.resource.k8s.io", DRIVER)
-    yield Finding("the Neuron DRA driver is installed", classes is not None,
-                  f"DeviceClass {DRIVER}; install the driver's Helm chart")  # fmt: skip
+    yield Finding(
+        "the Neuron DRA driver is installed",
+        classes is not None,
+        f"DeviceClass {DRIVER}; install the driver's Helm chart",
+    )
     yield _devices(values, ask("get", "resourceslices.resource.k8s.io"))
     yield _nodes(values, ask("get", "nodes"))
-    yield Finding("the S3 CSI driver is installed", ask("get", "csidrivers.storage.k8s.io", _CSI) is not None,
-                  f"CSIDriver {_CSI}; install the add-on aws-mountpoint-s3-csi-driver")  # fmt: skip
+    yield Finding(
+        "the S3 CSI driver is installed",
+        ask("get", "csidrivers.storage.k8s.io", _CSI) is not None,
+        f"CSIDriver {_CSI}; install the add-on aws-mountpoint-s3-csi-driver",
+    )
     agent = ask("get", "daemonset", "eks-pod-identity-agent", "--namespace", "kube-system")
     yield Finding("EKS Pod Identity runs", agent is not None, "add-on eks-pod-identity-agent in kube-system")
     yield _network(ask("get", "daemonset", "aws-node", "--namespace", "kube-system"))
     secret = ask("get", "secret", values.server.api_key_secret, "--namespace", values.namespace)
     held = "api-key" in ((secret or {}).get("data") or {})
-    yield Finding("the API key's Secret is there", held,
-                  f"kubectl create secret generic {values.server.api_key_secret} --namespace {values.namespace} "
-                  "--from-file=api-key=FILE, after the namespace")  # fmt: skip
+    yield Finding(
+        "the API key's Secret is there",
+        held,
+        f"kubectl create secret generic {values.server.api_key_secret} --namespace {values.namespace} "
+        "--from-file=api-key=FILE, after the namespace",
+    )
     yield _old_jobs(values, ask("get", "jobs", "--namespace", values.namespace))
 
 
@@ -109,9 +118,12 @@ def _nodes(values: Values, answer: Any) -> Finding:
     count = kinds.count(values.device.instance_type)
     # two servers, baseline and speculative
     wanted = 2 * values.server.replicas * values.devices / INSTANCES[values.device.instance_type]
-    return Finding("there are nodes for both servers", count >= wanted,
-                   f"{count} nodes of type {values.device.instance_type}, {wanted:g} needed for both at once; "
-                   "add nodes, or let Karpenter make them")  # fmt: skip
+    return Finding(
+        "there are nodes for both servers",
+        count >= wanted,
+        f"{count} nodes of type {values.device.instance_type}, {wanted:g} needed for both at once; "
+        "add nodes, or let Karpenter make them",
+    )
 
 
 def _network(answer: Any) -> Finding:
@@ -125,8 +137,11 @@ def _old_jobs(values: Values, answer: Any) -> Finding:
     names = {item["metadata"]["name"] for item in _items(answer)}
     parts = ("compile-baseline", "compile-speculative", "load-test", "quality")
     there = sorted(names & {f"{values.name}-{part}-{values.version}" for part in parts})
-    return Finding("no Job of this version was run before", not there,
-                   f"{', '.join(there)}: a Job cannot be changed; delete it to run it again")  # fmt: skip
+    return Finding(
+        "no Job of this version was run before",
+        not there,
+        f"{', '.join(there)}: a Job cannot be changed; delete it to run it again",
+    )
 
 
 def by_hand(values: Values) -> list[str]:

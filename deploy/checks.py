@@ -52,7 +52,7 @@ _TEXTS = (
     ("server.clients_namespace", r"(?=.{1,63}$)" + _DNS_LABEL, "the name of a namespace"),
     ("load_test.cloudwatch_namespace", r"(?!AWS/)[A-Za-z0-9._/#:-]{1,255}", "letters, digits, . _ / # : -, not AWS/"),
     ("quality.tasks", r"[A-Za-z0-9_.-]+(,[A-Za-z0-9_.-]+)*", "names of lm-eval's tasks, with commas between them"),
-)  # fmt: skip
+)
 # key of the values | least | most
 _NUMBERS = (
     ("storage.uid", 1, 2**31 - 1),

@@ -23,16 +23,18 @@ _RATES = (
     ("Output tokens a second", "short", "rate(vllm:generation_tokens_total{{{of}}}[$__rate_interval])"),
     ("Requests running and waiting", "short", "vllm:num_requests_running{{{of}}} + vllm:num_requests_waiting{{{of}}}"),
     (
-        "Drafts accepted of drafts proposed", "percentunit",
+        "Drafts accepted of drafts proposed",
+        "percentunit",
         "rate(vllm:spec_decode_num_accepted_tokens_total{{{of}}}[$__rate_interval]) / "
         "rate(vllm:spec_decode_num_draft_tokens_total{{{of}}}[$__rate_interval])",
     ),
     (
-        "Tokens a step, vLLM's count", "short",
+        "Tokens a step, vLLM's count",
+        "short",
         "1 + rate(vllm:spec_decode_num_accepted_tokens_total{{{of}}}[$__rate_interval]) / "
         "rate(vllm:spec_decode_num_drafts_total{{{of}}}[$__rate_interval])",
     ),
-)  # fmt: skip
+)
 
 
 def dashboard(values: Values) -> dict[str, Any]:
@@ -56,10 +58,14 @@ def dashboard(values: Values) -> dict[str, Any]:
 def _panel(values: Values, number: int, title: str, unit: str, expression: str) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "$source"}
     targets = [
-        {"refId": variant[0].upper(), "datasource": source, "legendFormat": variant,
-         "expr": expression.format(of=f'namespace="{values.namespace}",service="{values.server_name(variant)}"')}
+        {
+            "refId": variant[0].upper(),
+            "datasource": source,
+            "legendFormat": variant,
+            "expr": expression.format(of=f'namespace="{values.namespace}",service="{values.server_name(variant)}"'),
+        }
         for variant in VARIANTS
-    ]  # fmt: skip
+    ]
     return {
         "id": number + 1,
         "type": "timeseries",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from compile.store import push
-from deploy.artifact import Expected, add_arguments, check_config, check_manifest, expected_of
+from deploy.expected import Expected, add_arguments, check_config, check_manifest, expected_of
 from model.bundle.manifest import read_bundle
 from model.errors import run_cli
 

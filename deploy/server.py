@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from compile import serve_command
-from deploy.artifact import Expected
+from deploy.expected import Expected
 from deploy.iam import SERVE
 from deploy.pods import (
     CONFINED,

@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "BuildSpec", "Output", "Params", "UserError", "build", "verify"]
 # imported when asked for: a command that needs no torch does not wait for it
 _HOMES = {
-    "LLM": "model.llm", "Output": "model.llm", "Params": "model.serving.request", "UserError": "model.errors",
-    "BuildSpec": "compile.spec", "build": "compile.build", "verify": "compile.doctor",
-}  # fmt: skip
+    "LLM": "model.llm",
+    "Output": "model.llm",
+    "Params": "model.serving.request",
+    "UserError": "model.errors",
+    "BuildSpec": "compile.spec",
+    "build": "compile.build",
+    "verify": "compile.doctor",
+}
 _ROOT = Path(__file__).resolve().parent.parent
 
 

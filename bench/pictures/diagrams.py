@@ -21,7 +21,7 @@ def loop() -> str:
         Box(30, 340, 640, 36, ("emit g1 ... gj, up to and including the first draw that is not its draft",), HOST),
         Note(30, 400, "What is emitted is the target's own draw: a draft changes the time of a step, never a token."),
         *(*rows, *passes, *draws, *verdicts),
-    ]  # fmt: skip
+    ]
     for row, draw, verdict in zip(rows, draws, verdicts, strict=True):
         middle = row.at(0.5, 1)[0]
         parts += [Arrow(row.at(0.5, 1), (middle, 114)), Arrow((middle, 168), draw.at(0.5, 0))]
@@ -48,13 +48,19 @@ def bundle() -> str:
     parts: list[Part] = [
         *(spec, plan, hlo, neff, checkpoints, shards, folder, store, here, there),
         Note(20, 24, "The life of a bundle", heading=True),
-        Arrow(spec.at(1, 0.5), plan.at(0, 0.5)), Arrow(plan.at(1, 0.5), hlo.at(0, 0.5)),
-        Arrow(hlo.at(1, 0.5), neff.at(0, 0.5)), Arrow(checkpoints.at(1, 0.5), shards.at(0, 0.5)),
-        Arrow(plan.at(0.5, 1), shards.at(0.5, 0)), Arrow(shards.at(0.5, 1), (305, 278)),
-        Arrow(hlo.at(0.5, 1), (515, 278)), Arrow(neff.at(0.5, 1), (715, 278)),
-        Arrow((220, 300), (172, 300)), Arrow((170, 316), (218, 316)),
-        Arrow((350, 334), (350, 388)), Arrow((660, 334), (660, 388)),
-    ]  # fmt: skip
+        Arrow(spec.at(1, 0.5), plan.at(0, 0.5)),
+        Arrow(plan.at(1, 0.5), hlo.at(0, 0.5)),
+        Arrow(hlo.at(1, 0.5), neff.at(0, 0.5)),
+        Arrow(checkpoints.at(1, 0.5), shards.at(0, 0.5)),
+        Arrow(plan.at(0.5, 1), shards.at(0.5, 0)),
+        Arrow(shards.at(0.5, 1), (305, 278)),
+        Arrow(hlo.at(0.5, 1), (515, 278)),
+        Arrow(neff.at(0.5, 1), (715, 278)),
+        Arrow((220, 300), (172, 300)),
+        Arrow((170, 316), (218, 316)),
+        Arrow((350, 334), (350, 388)),
+        Arrow((660, 334), (660, 388)),
+    ]
     return svg(810, 460, parts)
 
 
@@ -71,10 +77,13 @@ def floors() -> str:
     parts: list[Part] = [
         *(face, deploy, bench, compile_, model, kernels, simulator, demo),
         Note(40, 24, "An arrow points to what is imported", heading=True),
-        Arrow(face.at(0.5, 1), compile_.at(0.5, 0)), Arrow(deploy.at(0.5, 1), compile_.at(0, 0.4)),
-        Arrow(bench.at(0.3, 1), compile_.at(1, 0.4)), Arrow(compile_.at(0.5, 1), model.at(0.5, 0)),
-        Arrow(model.at(0.5, 1), kernels.at(0.5, 0)), Arrow(kernels.at(1, 0.5), simulator.at(0, 0.5), dashed=True),
+        Arrow(face.at(0.5, 1), compile_.at(0.5, 0)),
+        Arrow(deploy.at(0.5, 1), compile_.at(0, 0.4)),
+        Arrow(bench.at(0.3, 1), compile_.at(1, 0.4)),
+        Arrow(compile_.at(0.5, 1), model.at(0.5, 0)),
+        Arrow(model.at(0.5, 1), kernels.at(0.5, 0)),
+        Arrow(kernels.at(1, 0.5), simulator.at(0, 0.5), dashed=True),
         Arrow(bench.at(0.6, 1), simulator.at(0.6, 0)),
         Note(40, 384, "Dashed: only where the vendor's nki is absent. demo and nkisim import nothing of ours."),
-    ]  # fmt: skip
+    ]
     return svg(800, 402, parts)

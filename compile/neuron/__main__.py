@@ -94,10 +94,11 @@ def add_executables(bundle: Bundle, platform: str) -> None:
         return lambda path: pjrt.write(file, platform, bundle["tp"], path)
 
     files = [
-        StagedFile(pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]),
-                 writer(bundle.path / g.file))
+        StagedFile(
+            pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]), writer(bundle.path / g.file)
+        )
         for g in bundle.graphs
-    ]  # fmt: skip
+    ]
     extend(bundle, files, {"executables": stamp})
 
 

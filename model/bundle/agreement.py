@@ -28,9 +28,11 @@ def check_agreement(manifest: dict[str, Any], config_hash: str) -> None:
 def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
     k, spec, weights = m["k"], m["spec"], m["weights"]
     expected = {
-        "rows": k + 1, "speculation_length": k + 1 if k else 0, "config_hash": config_hash,
+        "rows": k + 1,
+        "speculation_length": k + 1 if k else 0,
+        "config_hash": config_hash,
         "draft_tp": (spec.get("draft_tp") or m["tp"]) if k else 0,
-    } | {name: spec.get(name) for name in ("k", "tp", "batch", "max_len", "dtype", "kv_shard")}  # fmt: skip
+    } | {name: spec.get(name) for name in ("k", "tp", "batch", "max_len", "dtype", "kv_shard")}
     for name, value in expected.items():
         if type(m[name]) is not type(value) or m[name] != value:
             yield f"{name} is {shown(m[name])} and its other fields say {shown(value)}"
@@ -94,10 +96,19 @@ def _alone(graph: dict[str, Any]) -> bool:
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
     batch, count = (1, graph["bucket"]) if graph["tag"] == _PREFILL else (m["batch"], 1)
     mask = m["max_len"] if graph["tag"] == _PREFILL else graph["bucket"]
-    inputs = {"input_ids": [batch, count], "attention_mask": [batch, graph["bucket"]], "position_ids": [batch, count],
-              "seq_ids": [batch], "sampling_params": [batch, 3]}  # fmt: skip
-    outputs = {"accepted_tokens": [batch, k + 1], "next_input_ids": [batch, 1], "next_attention_mask": [batch, mask],
-               "next_pos_ids": [batch, 1]}  # fmt: skip
+    inputs = {
+        "input_ids": [batch, count],
+        "attention_mask": [batch, graph["bucket"]],
+        "position_ids": [batch, count],
+        "seq_ids": [batch],
+        "sampling_params": [batch, 3],
+    }
+    outputs = {
+        "accepted_tokens": [batch, k + 1],
+        "next_input_ids": [batch, 1],
+        "next_attention_mask": [batch, mask],
+        "next_pos_ids": [batch, 1],
+    }
     for field, wanted in (("inputs", inputs), ("outputs", outputs)):
         shapes = {name: shape for name, shape, _ in graph[field]}
         for name, shape in wanted.items():
@@ -116,8 +127,11 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     for role, ranks in roles:
         config, prefix = m["models"][role]["config"], f"{role}_model." if m["k"] else ""
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-        wanted = {"embed_tokens.weight": [vocabulary, hidden // ranks], "norm.weight": [hidden],
-                  "lm_head.weight": [vocabulary // ranks, hidden]}  # fmt: skip
+        wanted = {
+            "embed_tokens.weight": [vocabulary, hidden // ranks],
+            "norm.weight": [hidden],
+            "lm_head.weight": [vocabulary // ranks, hidden],
+        }
         for name, shape in wanted.items():
             if shapes.get(prefix + name) != shape:
                 yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"

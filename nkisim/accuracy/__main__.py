@@ -43,8 +43,11 @@ def sentences(outcomes: Sequence[Outcome]) -> str:
     """All rows, the sweep, the others, and the misses."""
     sweep = [o for o in outcomes if o.row.group == "sweep of blocks"]
     others = [o for o in outcomes if o.row.group != "sweep of blocks"]
-    lines = [sentence(name, summary(part)) for name, part in
-             (("All rows", outcomes), ("The sweep of blocks", sweep), ("The other rows", others)) if part]  # fmt: skip
+    lines = [
+        sentence(name, summary(part))
+        for name, part in (("All rows", outcomes), ("The sweep of blocks", sweep), ("The other rows", others))
+        if part
+    ]
     outside = [f"{o.row.name} ({o.ratio:.2f})" for o in outcomes if not o.inside]
     return "\n\n".join([*lines, f"Outside of the band: {', '.join(outside) or 'none'}."])
 

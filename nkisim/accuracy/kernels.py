@@ -146,8 +146,7 @@ def rms_norm(shape: tuple[int, int]) -> list[Event]:
 def _normalise(s: Sketch, tile: Tile, scale: View, target: View) -> None:
     columns = tile.columns
     squares, total, root = s.tile(columns, FP32), s.tile(1, FP32), s.tile(1, FP32)
-    s.add("scalar", "activation", (tile.all(),), (squares.all(), total.all()),
-           elements=columns, function="square")  # fmt: skip
+    s.add("scalar", "activation", (tile.all(),), (squares.all(), total.all()), elements=columns, function="square")
     s.compute("scalar", "activation", root.all(), total.all(), function="rsqrt")
     scaled, result = s.tile(columns, FP32), s.tile(columns, BF16)
     s.compute("vector", "tensor_scalar", scaled.all(), tile.all(), root.all(), scalar_operands=1)

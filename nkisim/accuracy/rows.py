@@ -58,21 +58,27 @@ TIMED = (
     _matmul("blocked", Q_PROJ, 104.7, "results_p2.json"),
     Row("tiled copy 256 x 4096", "copies", 20.5, (partial(tiled_copy, (256, 4096)),), "results_p2.json"),
     Row("tiled copy 4096 x 128", "copies", 51.6, (partial(tiled_copy, (4096, 128)),), "results_p2.json"),
-    Row("packed copies 2048 x 4096, 32768 x 128", "copies", 140.7,
-        (partial(packed_copy, (2048, 4096)), partial(packed_copy, (32768, 128))), "P2_STATUS.md"),
+    Row(
+        "packed copies 2048 x 4096, 32768 x 128",
+        "copies",
+        140.7,
+        (partial(packed_copy, (2048, 4096)), partial(packed_copy, (32768, 128))),
+        "P2_STATUS.md",
+    ),
     Row("RMSNorm 256 x 4096", "RMSNorm", 46.8, (partial(rms_norm, (256, 4096)),), "results_p2.json"),
     Row("RMSNorm 4096 x 128", "RMSNorm", 67.2, (partial(rms_norm, (4096, 128)),), "results_p2.json"),
-    Row("RMSNorm 2048 x 4096, 32768 x 128", "RMSNorm", 518.2,
-        (partial(rms_norm, (2048, 4096)), partial(rms_norm, (32768, 128))), "P2_STATUS.md"),
-    Row("one core, 4096 x 256 x 6144", "cores", 206.5,
-        (partial(blocked_matmul, GATE_UP, (2, 6, 16)),), "P2_STATUS.md"),
-    Row("two cores, 4096 x 256 x 6144", "cores", 131.9,
-        (partial(split_matmul, GATE_UP, (2, 6, 16)),), "P2_STATUS.md"),
-    Row("one core, 4096 x 256 x 2048", "cores", 81.8,
-        (partial(blocked_matmul, Q_PROJ, (2, 6, 16)),), "P2_STATUS.md"),
-    Row("two cores, 4096 x 256 x 2048", "cores", 60.2,
-        (partial(split_matmul, Q_PROJ, (2, 6, 16)),), "P2_STATUS.md"),
-)  # fmt: skip
+    Row(
+        "RMSNorm 2048 x 4096, 32768 x 128",
+        "RMSNorm",
+        518.2,
+        (partial(rms_norm, (2048, 4096)), partial(rms_norm, (32768, 128))),
+        "P2_STATUS.md",
+    ),
+    Row("one core, 4096 x 256 x 6144", "cores", 206.5, (partial(blocked_matmul, GATE_UP, (2, 6, 16)),), "P2_STATUS.md"),
+    Row("two cores, 4096 x 256 x 6144", "cores", 131.9, (partial(split_matmul, GATE_UP, (2, 6, 16)),), "P2_STATUS.md"),
+    Row("one core, 4096 x 256 x 2048", "cores", 81.8, (partial(blocked_matmul, Q_PROJ, (2, 6, 16)),), "P2_STATUS.md"),
+    Row("two cores, 4096 x 256 x 2048", "cores", 60.2, (partial(split_matmul, Q_PROJ, (2, 6, 16)),), "P2_STATUS.md"),
+)
 
 # plain, blocked, searched by (K, M, N), on a different day
 HELD_OUT: dict[Shape, tuple[float, float, float]] = {

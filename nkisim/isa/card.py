@@ -45,7 +45,7 @@ def card(
             keyed=keyed,
             enums=tuple((n, type(d)) for n, d in defaults.items() if isinstance(d, Enum)),
             **parts,
-        )  # fmt: skip
+        )
         names, count = stated.names, len(stated.names)
 
         @functools.wraps(body)

@@ -237,7 +237,7 @@ def nc_matmul(
     tile_size: tuple[int, ...] = (),
     perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
     if is_transpose:
         return stationary.T

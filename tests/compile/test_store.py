@@ -16,7 +16,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from compile.build import build
-from compile.bundle.remote import Folder, open_remote
+from compile.bundle.open_remote import open_remote
+from compile.bundle.remote import Folder
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store

@@ -10,7 +10,7 @@ import pytest
 
 from bench.serving.options import parse as parse_serving
 from deploy import check as cluster
-from deploy.artifact import Expected
+from deploy.expected import Expected
 from deploy.push import push_servable
 from deploy.render import render
 from model.errors import UserError
@@ -104,9 +104,12 @@ def test_servers_and_clients_share_the_operator_s_key(out: Path) -> None:
         if "valueFrom" in e
     }
     assert set(keyed) == {
-        ("server", "VLLM_API_KEY"), ("load-test", "OPENAI_API_KEY"), ("equality", "OPENAI_API_KEY"),
-        ("lm-eval-baseline", "OPENAI_API_KEY"), ("lm-eval-speculative", "OPENAI_API_KEY"),
-    }  # fmt: skip
+        ("server", "VLLM_API_KEY"),
+        ("load-test", "OPENAI_API_KEY"),
+        ("equality", "OPENAI_API_KEY"),
+        ("lm-eval-baseline", "OPENAI_API_KEY"),
+        ("lm-eval-speculative", "OPENAI_API_KEY"),
+    }
     assert all(value == wanted for value in keyed.values())
 
 
@@ -114,8 +117,10 @@ def test_the_network_denies_all_but_what_is_listed(out: Path) -> None:
     rules = {m["metadata"]["name"]: m["spec"] for m in manifests(out) if m["kind"] == "NetworkPolicy"}
     assert rules.pop("qwen3-specdec-deny-all") == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     components = {s["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: s for s in rules.values()}
-    made = {spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
-            for spec in (m["spec"] for m in manifests(out) if m["kind"] in ("Deployment", "Job"))}  # fmt: skip
+    made = {
+        spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        for spec in (m["spec"] for m in manifests(out) if m["kind"] in ("Deployment", "Job"))
+    }
     assert set(components) == made
     for name in ("baseline", "speculative"):
         assert components[name]["policyTypes"] == ["Ingress"], "a server calls nobody"

@@ -70,8 +70,13 @@ def _folder(file: Path, _: Path, rng: random.Random) -> None:
 
 
 KINDS: dict[str, Callable[[Path, Path, random.Random], None]] = {
-    "flip": _flip, "cut": _cut, "extension": _extend, "deletion": _delete, "exchange": _replace, "reversal": _folder,
-}  # fmt: skip
+    "flip": _flip,
+    "cut": _cut,
+    "extension": _extend,
+    "deletion": _delete,
+    "exchange": _replace,
+    "reversal": _folder,
+}
 # where a field is, and what it becomes; the digests are computed anew, as an author of a forged manifest would
 EDITS: list[tuple[str, Any]] = [
     *[("k", v) for v in (1, 9, "7", True, None, -1, 7.0, 10**9, [])],

@@ -21,9 +21,13 @@ from tests.hostile.series import Series, refusal
 
 KINDS = ("drop", "SlowDown", "AccessDenied", "RequestTimeTooSkewed", "truncate", "flip")
 ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_MAX_ATTEMPTS": "2", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-}  # fmt: skip
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "2",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 
 
 def faults(bundle: Path, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:

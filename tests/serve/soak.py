@@ -25,10 +25,16 @@ from tests.serve.server import Server, served
 # more than the slots, so that requests wait
 _CLIENTS = 8
 _BAD = (
-    {"logprobs": 1}, {"presence_penalty": 1.0}, {"logit_bias": {"3": 1}}, {"prompt": [9999]}, {"prompt": [5] * 300},
-    {"seed": -3}, {"top_p": 0}, {"extra_body": {"min_tokens": 2}},
+    {"logprobs": 1},
+    {"presence_penalty": 1.0},
+    {"logit_bias": {"3": 1}},
+    {"prompt": [9999]},
+    {"prompt": [5] * 300},
+    {"seed": -3},
+    {"top_p": 0},
+    {"extra_body": {"min_tokens": 2}},
     {"extra_body": {"structured_outputs": {"regex": "a"}}},
-)  # fmt: skip
+)
 
 
 def random_request(number: int) -> dict[str, Any]:

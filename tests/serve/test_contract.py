@@ -29,11 +29,14 @@ FIELDS = {
     "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids"},
     "vllm.v1.outputs.DraftTokenIds": {"req_ids", "draft_token_ids"},
     "vllm.v1.core.sched.output.SchedulerOutput": {
-        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids",
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "finished_req_ids",
     },
     "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},
     "vllm.v1.kv_cache_interface.FullAttentionSpec": {"block_size", "num_kv_heads", "head_size", "dtype"},
-}  # fmt: skip
+}
 
 
 def named(path: str) -> object:

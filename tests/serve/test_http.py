@@ -161,7 +161,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("", {"prompt": [5] * 256}),
     ("temperature", {"temperature": -1}),
     ("top_p", {"top_p": 0}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("parameter", "more"), REFUSED, ids=[f"{p}-{i}" for i, (p, _) in enumerate(REFUSED)])

@@ -23,9 +23,15 @@ def test_sigterm_lets_running_requests_end(bundle: Path, tmp_path: Path) -> None
     with served(bundle, tmp_path) as server, ThreadPoolExecutor(1) as pool:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
         stream = client.completions.create(
-            model=client.models.list().data[0].id, prompt="The girl", max_tokens=240, temperature=1.5, seed=1, n=12,
-            stream=True, extra_body={"ignore_eos": True, "stream_options": {"include_usage": True}},
-        )  # fmt: skip
+            model=client.models.list().data[0].id,
+            prompt="The girl",
+            max_tokens=240,
+            temperature=1.5,
+            seed=1,
+            n=12,
+            stream=True,
+            extra_body={"ignore_eos": True, "stream_options": {"include_usage": True}},
+        )
         next(stream)
         status = pool.submit(server.stop)
         chunks = list(stream)

@@ -47,8 +47,9 @@ def _parameters(
     wanted = {t.name: t for t in (*graph.weights, *state)} | {t.name: t for t in graph.inputs if t.name in INPUTS}
     for name, number in numbers.items():
         if name in wanted and (parameters[number].shape, parameters[number].dtype) != (
-            wanted[name].shape, wanted[name].dtype,
-        ):  # fmt: skip
+            wanted[name].shape,
+            wanted[name].dtype,
+        ):
             yield f"parameter {name} is {parameters[number].dtype} {parameters[number].shape}"
     for name in wanted.keys() - numbers.keys():
         if name.endswith(".weight") and not _dead(graph, name):

@@ -83,10 +83,12 @@ def test_a_row_too_far_is_no_textbook() -> None:
     x = draw(SHAPES[0], first=[10, 100, 200])
     expected, _, _ = exact(x)
     wrong = law.verify_attention(
-        x.q.astype(np.float64), tuple(n.astype(np.float64) for n in x.new),  # type: ignore[arg-type]
-        (x.keys.swapaxes(2, 3).astype(np.float64), x.values.astype(np.float64)), x.positions,
+        x.q.astype(np.float64),
+        tuple(n.astype(np.float64) for n in x.new),  # type: ignore[arg-type]
+        (x.keys.swapaxes(2, 3).astype(np.float64), x.values.astype(np.float64)),
+        x.positions,
         np.tile((4 << np.arange(3)) - 1, (3, 1)),
-    )[0]  # fmt: skip
+    )[0]
     assert not is_close(wrong, naive(x), expected)
 
 

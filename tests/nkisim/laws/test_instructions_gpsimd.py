@@ -33,7 +33,7 @@ def test_iota_and_affine_select(step: int, multiplier: int, outer: int, inner: i
             on_true_tile=p,
             on_false_value=-9.0,
             cmp_op=nl.greater,
-        )  # fmt: skip
+        )
 
     x = draw(shape, seed=12)
     numbers, chosen = on_device(body, (x,), [(shape, "int32"), (shape, "float32")])

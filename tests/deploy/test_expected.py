@@ -16,7 +16,7 @@ from compile.spec import BuildSpec
 from compile.store import pull, push
 from deploy import fetch as fetch_command
 from deploy import keep as keep_command
-from deploy.artifact import CONFIG, MODEL, Expected, check_config, check_manifest
+from deploy.expected import CONFIG, MODEL, Expected, check_config, check_manifest
 from deploy.fetch import fetch
 from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle
 from model.errors import UserError
@@ -114,8 +114,9 @@ def test_a_wrong_byte_is_refused(tmp_path: Path) -> None:
 
 
 UNFINISHED = {
-    "model": (MODEL, "has no model.pt"), "shard": ("weights/tp1_sharded_checkpoint.safetensors", "ranks \\[1\\]"),
-}  # fmt: skip
+    "model": (MODEL, "has no model.pt"),
+    "shard": ("weights/tp1_sharded_checkpoint.safetensors", "ranks \\[1\\]"),
+}
 
 
 @pytest.mark.parametrize("name", UNFINISHED)
