@@ -71,7 +71,9 @@ def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
-    tags = [tag for tag in ALL_TAGS if m["k"] or not tag.startswith(_FUSED)]
+    # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
+    own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
+    tags = [tag for tag in (ALL_TAGS if own else TAGS) if m["k"] or not tag.startswith(_FUSED)]
     wanted = {(tag, bucket) for tag in tags for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:

@@ -17,11 +17,13 @@ from compile.doctor import main as doctor
 from compile.store import bundles, push, verify
 from compile.store import main as store
 from model.bundle import opening
-from model.bundle.manifest import MANIFEST, read_bundle
+from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle
 from model.bundle.opening import STAMP, open_bundle
+from model.bundle.schema import UNFILTERED
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.llm import LLM
+from model.serving.request import Params
 from tests.compile.tiny import spec, write_pair
 from tests.hostile.damage import damage_files, forge
 from tests.hostile.invocations import REQUESTS, SHAPE, allowed, check, invocations
@@ -245,3 +247,19 @@ def test_a_signature_is_asked_for_by_policy(bundle: Path, tmp_path: Path, monkey
             refused()
     manifest = json.loads((tmp_path / "copy" / MANIFEST).read_text(encoding="utf-8"))
     assert "minisig" not in json.dumps(manifest["files"]), "a signature is no file of the bundle that it signs"
+
+
+def test_a_bundle_without_graphs_of_unfiltered_steps_gives_the_same_ids(base: Path, tmp_path: Path) -> None:
+    """As an earlier build left it: such steps then run the graph that filters."""
+    earlier = tmp_path / "earlier"
+    shutil.copytree(base / "bundle", earlier)
+    manifest = json.loads((earlier / MANIFEST).read_text(encoding="utf-8"))
+    manifest["graphs"] = [g for g in manifest["graphs"] if not g["tag"].endswith(UNFILTERED)]
+    for name in [n for n in manifest["files"] if UNFILTERED in n]:
+        del manifest["files"][name]
+        (earlier / name).unlink()
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    (earlier / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    for params in (Params(), Params(0.8, seed=7), Params(1.1, top_k=5, seed=3)):
+        ids = [LLM(folder).generate([5, 9, 2], params, max_new_tokens=9).ids for folder in (base / "bundle", earlier)]
+        assert ids[0] == ids[1]
