@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from tokenizers import Tokenizer
 
 from model.attention import KEY_TILE
+from model.bundle.schema import MAX_K, MAX_TP
 from model.bundle.weights import names
 from model.config import Qwen3Config, load_config
 from model.dtypes import BY_FLAG
@@ -21,9 +22,6 @@ from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel, check_tp
 
-MAX_K = 31
-# a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
-MAX_TP = 64
 # what has no meaning without a draft
 _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
 DRAFT_GROUPS = (1, 2, 4, 8)
