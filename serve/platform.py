@@ -143,13 +143,14 @@ class BundlePlatform(Platform):
             raise VLLMValidationError("a bundle generates text and serves no other task", parameter="task")
         if not isinstance(processed_inputs, dict) or processed_inputs.get("type") != "token":
             raise VLLMValidationError("a bundle takes text or token ids as a prompt", parameter="prompt")
-        default = SamplingParams()
+        default, shape = SamplingParams(), shape_of(served_bundle())
         names = SamplingParams.__struct_fields__
+        asked, defaults = ({n: getattr(of, n) for n in names} for of in (params, default))
         try:
-            refuse_others({n: getattr(params, n) for n in names}, {n: getattr(default, n) for n in names})
+            refuse_others(asked, defaults, shape.structured)
             if params.seed is None and params.temperature > 0:
                 raise Refused("seed", "this endpoint draws no seed and the request samples; give a seed")
-            engine_request(shape_of(served_bundle()), tuple(processed_inputs["prompt_token_ids"]), params)
+            engine_request(shape, tuple(processed_inputs["prompt_token_ids"]), params)
         except Refused as refused:
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 

@@ -43,6 +43,7 @@ class Event:
     ids: list[int]
     result: Result | None = None
     k: int = 0
+    scores: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ class Engine:
     def _use(self, table: Table | None) -> None:
         self.table, self._tables = table, table.on_graphs(self.shape.ks) if table else {}
 
-    def tags(self, limit: int | None = None) -> tuple[str, ...]:
-        """The graphs that steps of requests with this limit of drafts may run."""
+    def tags(self, most: int) -> tuple[str, ...]:
+        """The graphs that steps of requests may run that take so many drafts at most."""
         if self.speculative and self.table:
             ks = (*self.shape.ks, 0)
         else:
-            ks = (self.shape.graph_k(self.shape.k if limit is None else limit) if self.speculative else 0,)
+            ks = (self.shape.graph_k(most if self.speculative else 0),)
         return tuple(step_tag(k, self.shape.k) for k in ks)
 
     @property
@@ -142,8 +143,8 @@ class Engine:
     def _schedule(self, most: int) -> _Work | None:
         if self._waiting and not self.slots.full:
             number, request = self._waiting.popleft()
-            limit = self.shape.k if request.k_limit is None else request.k_limit
-            return _Work(PREFILL, [self.slots.seat(number, request, Belief(limit))])
+            belief = Belief(request.most_drafts(self.shape.k))
+            return _Work(PREFILL, [self.slots.seat(number, request, belief)])
         seated = self.slots.seated
         if not seated:
             return None
@@ -170,12 +171,12 @@ class Engine:
             self._refresh(slot)
         last = max(s.position for s in work.slots) + work.k
         bucket = self.shape.bucket(last + 1)
-        return self.runner.run(work.tag, bucket, self.slots.step_inputs(work.limits, bucket))
+        return self.runner.run(work.tag, bucket, self.slots.step_inputs(work.limits, bucket, self.shape.vocabulary))
 
     def _prompt(self, slot: Slot, ids: tuple[int, ...]) -> StepOutputs:
         """Write ids into both caches; draws the id after them."""
         bucket = self.shape.bucket(len(ids))
-        return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape.k))
+        return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape))
 
     def _refresh(self, slot: Slot) -> None:
         """Bring the draft's cache up to date: the prompt's graph over all that the caches should hold."""
@@ -189,13 +190,13 @@ class Engine:
         if work.tag == PREFILL:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
-            return [self._emit(slot, [int(outputs.accepted[0, 0])], 0)]
+            return [self._emit(slot, [int(outputs.accepted[0, 0])], 0, _scores(slot, outputs, 0))]
         events = []
         for slot, limit in zip(work.slots, work.limits, strict=True):
             new = [token for token in np.asarray(outputs.accepted[slot.index]).tolist() if token >= 0]
             self._learn(slot, work.k, min(limit, max(0, self.shape.max_len - 2 - slot.position)), len(new) - 1)
             slot.position += len(new)
-            events.append(self._emit(slot, new, work.k))
+            events.append(self._emit(slot, new, work.k, _scores(slot, outputs, slot.index)))
         return events
 
     def _learn(self, slot: Slot, k: int, drafted: int, accepted: int) -> None:
@@ -208,12 +209,19 @@ class Engine:
         if drafted:
             self.record(SpecStep(slot.number, drafted, accepted, slot.position))
 
-    def _emit(self, slot: Slot, new: list[int], k: int) -> Event:
+    def _emit(self, slot: Slot, new: list[int], k: int, scores: tuple[tuple[float, int], ...]) -> Event:
         slot.token = new[-1]
-        kept = slot.keep(new)
+        kept = slot.keep(new, scores[: len(new)])
         if not slot.result.reason and slot.position >= self.shape.max_len - 1:
             slot.result.reason = "context"
         if not slot.result.reason:
-            return Event(slot.number, kept, k=k)
+            return Event(slot.number, kept, None, k, scores[: len(kept)])
         self.slots.leave(slot.number)
-        return Event(slot.number, kept, slot.result, k)
+        return Event(slot.number, kept, slot.result, k, scores[: len(kept)])
+
+
+def _scores(slot: Slot, outputs: StepOutputs, row: int) -> tuple[tuple[float, int], ...]:
+    """Log-probability and rank of each id of a row, if its request asks for them."""
+    if not slot.request.logprobs:
+        return ()
+    return tuple((float(logprob), int(rank)) for logprob, rank in outputs.scores[row])

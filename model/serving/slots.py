@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.graph_io import StepInputs, zero_inputs
-from model.serving.request import Request, Result
+from model.errors import UserError
+from model.graph_io import StepInputs, words_of, zero_inputs
+from model.serving.request import Request, Result, Shape
 from model.serving.switching import Belief
 
 
@@ -29,7 +30,7 @@ class Slot:
         """The ids whose rows the target's cache holds."""
         return (*self.request.ids, *self.result.ids)[: self.position]
 
-    def keep(self, ids: Iterable[int]) -> list[int]:
+    def keep(self, ids: Iterable[int], scores: Iterable[tuple[float, int]] = ()) -> list[int]:
         """Append new ids up to whatever ends the request; returns those kept."""
         request, result = self.request, self.result
         before = len(result.ids)
@@ -44,6 +45,7 @@ class Slot:
                 result.reason = "length"
             if result.reason:
                 break
+        result.scores = [*result.scores, *scores][: len(result.ids)]
         return result.ids[before:]
 
 
@@ -78,7 +80,7 @@ class SlotTable:
             self._free.append(slot.index)
             self._sampling = None
 
-    def step_inputs(self, limits: tuple[int, ...], bucket: int) -> StepInputs:
+    def step_inputs(self, limits: tuple[int, ...], bucket: int, vocabulary: int) -> StepInputs:
         """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral."""
         inputs = zero_inputs(B=self.batch, T=1, S=bucket)
         for slot, limit in zip(self._slots.values(), limits, strict=True):
@@ -87,16 +89,34 @@ class SlotTable:
         inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids
         if self._sampling is None:
             self._sampling = _sampling(self.seated, self.batch)
-        return inputs._replace(**self._sampling)
+        allowed = _allowed({slot.index: slot for slot in self._slots.values()}, self.batch, vocabulary)
+        return inputs._replace(**self._sampling, allowed=allowed)
 
 
-def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, k: int) -> StepInputs:
+def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, shape: Shape) -> StepInputs:
     """The inputs of the prompt's graph: these ids, from position 0 on, into a slot."""
     inputs = zero_inputs(B=1, T=bucket, S=bucket)
     inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
-    inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, k
+    inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, shape.k
     _ask(inputs, 0, slot.request)
-    return inputs
+    return inputs._replace(allowed=_allowed({0: slot}, 1, shape.vocabulary))
+
+
+def _allowed(slots: dict[int, Slot], rows: int, vocabulary: int) -> np.ndarray | None:
+    """(B, W) the masks of the rows' next ids, if any row has a mask or wants scores; other rows are free."""
+    if not any(slot.request.allowed or slot.request.logprobs for slot in slots.values()):
+        return None
+    words_BW = np.full((rows, words_of(vocabulary)), -1, np.int32)
+    for row, slot in slots.items():
+        if slot.request.allowed:
+            mask = np.asarray(slot.request.allowed(slot.result.ids))
+            if mask.shape != words_BW[row].shape or mask.dtype != np.int32 or not mask.any():
+                raise UserError(
+                    f"a mask is {mask.dtype} of shape {mask.shape}, {'not ' if mask.any() else ''}empty; it must allow "
+                    f"an id and have {words_BW.shape[1]} int32 words"
+                )
+            words_BW[row] = mask
+    return words_BW
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
