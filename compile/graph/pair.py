@@ -9,7 +9,7 @@ import torch
 from compile.spec import BuildSpec
 from model.backing import Backing
 from model.bundle.manifest import PREFILL, GraphSpec
-from model.bundle.schema import UNFILTERED, kind_of
+from model.bundle.schema import UNFILTERED
 from model.dtypes import BY_FLAG
 from model.graph_io import StepOutputs
 from model.ops import Ops
@@ -19,7 +19,7 @@ from model.speculative import Pair
 
 def stage_of(graph: GraphSpec) -> Callable[..., StepOutputs]:
     """What of a pair a graph runs."""
-    if kind_of(graph.tag) == PREFILL:
+    if graph.tag.startswith(PREFILL):
         return Pair.prefill
     return Pair.unfiltered_step if graph.tag.endswith(UNFILTERED) else Pair.step
 
