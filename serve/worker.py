@@ -136,7 +136,17 @@ class BundleWorker(WorkerBase):
             request = engine_request(self.shape, ids, data.sampling_params, functools.partial(self._mask, name))
             self.numbers[name] = self.engine.add(request)
             events += self._step(True, running, most)
-        return self._output(list(scheduler_output.num_scheduled_tokens), {e.number: e for e in events})
+        of_number = {event.number: event for event in events}
+        self._uncount(scheduler_output, of_number)
+        return self._output(list(scheduler_output.num_scheduled_tokens), of_number)
+
+    def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
+        """Tell vLLM's counters which of its placeholders stood for no draft, as it counts drafts off a grammar."""
+        scheduler_output.num_invalid_spec_tokens = {
+            name: max(0, len(placeholders) - event.drafted)
+            for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
+            if (event := events.get(self.numbers[name]))
+        }
 
     def _mask(self, name: str) -> np.ndarray:
         return self.masks[name]

@@ -101,7 +101,7 @@ class NkiKernels(Kernels):
         column = torch.zeros_like(limit_B)[:, None]
         steps = (drafts_BK, column, limit_B[:, None]) if count > 1 else (None, column, None)
         results = (Result((batch, count), "int32"), *(Result((batch, 1), "int32"),) * 3)
-        accepted, counts, following, _ = self.run("accept_drafts", (*draws, *steps), *results)
+        accepted, counts, following, _ = self.run("accept_drafts", (draws.values, draws.ids, *steps), *results)
         return accepted, counts, following
 
     def verify_attention(

@@ -37,12 +37,16 @@ class SpecStep:
 
 @dataclass(frozen=True)
 class Event:
-    """What a step of k drafts did for a request: the ids it keeps, and its result if the request has ended."""
+    """What a step did for a request: the ids it keeps, and its result if the request has ended.
+
+    `k` is that of the step's graph, `drafted` the drafts that it might accept, `scores` those of the ids, if asked for.
+    """
 
     number: int
     ids: list[int]
     result: Result | None = None
     k: int = 0
+    drafted: int = 0
     scores: tuple[tuple[float, int], ...] = ()
 
 
@@ -157,9 +161,10 @@ class Engine:
     def _decide(self, seated: list[Slot], most: int) -> Decision:
         if not self.speculative:
             return Decision()
-        beliefs = tuple(replace(s.belief, most=min(s.belief.most, most)) for s in seated)
-        if self.table is None or not any(b.most for b in beliefs):
-            return Decision(tuple(b.most for b in beliefs))
+        limits = tuple(min(s.belief.most, most) for s in seated)
+        if self.table is None or not any(limits):
+            return Decision(limits)
+        beliefs = tuple(replace(s.belief, most=limit) for s, limit in zip(seated, limits, strict=True))
         decision = decide_graph(self._tables, beliefs, self.pause)
         self.pause = decision.pause
         return decision
@@ -190,13 +195,16 @@ class Engine:
         if work.tag == PREFILL:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
-            return [self._emit(slot, [int(outputs.accepted[0, 0])], 0, _scores(slot, outputs, 0))]
-        events = []
+            token = int(outputs.accepted[0, 0])
+            return [self._emit(slot, Event(slot.number, [token], scores=_scores(slot, outputs, 0, 1)))]
+        events, accepted_BN = [], np.asarray(outputs.accepted).tolist()
         for slot, limit in zip(work.slots, work.limits, strict=True):
-            new = [token for token in np.asarray(outputs.accepted[slot.index]).tolist() if token >= 0]
-            self._learn(slot, work.k, min(limit, max(0, self.shape.max_len - 2 - slot.position)), len(new) - 1)
+            new = [token for token in accepted_BN[slot.index] if token >= 0]
+            drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
+            self._learn(slot, work.k, drafted, len(new) - 1)
             slot.position += len(new)
-            events.append(self._emit(slot, new, work.k, _scores(slot, outputs, slot.index)))
+            scores = _scores(slot, outputs, slot.index, len(new))
+            events.append(self._emit(slot, Event(slot.number, new, None, work.k, drafted, scores)))
         return events
 
     def _learn(self, slot: Slot, k: int, drafted: int, accepted: int) -> None:
@@ -209,19 +217,19 @@ class Engine:
         if drafted:
             self.record(SpecStep(slot.number, drafted, accepted, slot.position))
 
-    def _emit(self, slot: Slot, new: list[int], k: int, scores: tuple[tuple[float, int], ...]) -> Event:
-        slot.token = new[-1]
-        kept = slot.keep(new, scores[: len(new)])
-        if not slot.result.reason and slot.position >= self.shape.max_len - 1:
-            slot.result.reason = "context"
-        if not slot.result.reason:
-            return Event(slot.number, kept, None, k, scores[: len(kept)])
-        self.slots.leave(slot.number)
-        return Event(slot.number, kept, slot.result, k, scores[: len(kept)])
+    def _emit(self, slot: Slot, new: Event) -> Event:
+        """The event of the new ids that the request keeps; its slot is free again if it has ended."""
+        slot.token = new.ids[-1]
+        kept, result = slot.keep(new.ids, new.scores), slot.result
+        if not result.reason and slot.position >= self.shape.max_len - 1:
+            result.reason = "context"
+        if result.reason:
+            self.slots.leave(slot.number)
+        return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 
 
-def _scores(slot: Slot, outputs: StepOutputs, row: int) -> tuple[tuple[float, int], ...]:
-    """Log-probability and rank of each id of a row, if its request asks for them."""
+def _scores(slot: Slot, outputs: StepOutputs, row: int, count: int) -> tuple[tuple[float, int], ...]:
+    """Log-probability and rank of each new id of a row, if its request asks for them."""
     if not slot.request.logprobs:
         return ()
-    return tuple((float(logprob), int(rank)) for logprob, rank in outputs.scores[row])
+    return tuple((float(logprob), int(rank)) for logprob, rank in outputs.scores[row, :count])

@@ -39,6 +39,8 @@ class Graphs:
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._graphs = {(graph.tag, graph.bucket): graph for graph in bundle.graphs}
+        # read-only inputs of the last run, and where they are on the devices
+        self._held: list[tuple[np.ndarray, Any]] = []
         self._executables: dict[tuple[str, int], Any] = {}
         # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
         self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
@@ -61,11 +63,8 @@ class Graphs:
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
         graph = self._picked(tag, bucket, inputs.ending)
-        given = inputs._asdict()
         arguments = [self._weights[t.name] for t in graph.weights]
-        # one call a device for all inputs: a call costs more than the copy
-        replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
-        arguments += [self._join(list(parts)) for parts in zip(*replicas, strict=True)]
+        arguments += self._placed([getattr(inputs, t.name) for t in graph.inputs])
         arguments += [self._state[t.name] for t in graph.state]
         executed = self._executable(graph).execute_sharded(arguments)
         results = executed.disassemble_into_single_device_arrays()
@@ -76,12 +75,23 @@ class Graphs:
         accepted, next_ids, next_mask, next_pos, *scores = (np.asarray(parts[0]) for parts in results[:visible])
         return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
 
+    def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
+        """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
+        held = {id(array): on_devices for array, on_devices in self._held}
+        new = [array for array in inputs if id(array) not in held]
+        # one call a device for all of them: a call costs more than the copy
+        replicas = [jax.device_put(new, d) for d in self._devices]
+        held |= {id(a): self._join(list(parts)) for a, parts in zip(new, zip(*replicas, strict=True), strict=True)}
+        self._held = [(array, held[id(array)]) for array in inputs if not array.flags.writeable]
+        return [held[id(array)] for array in inputs]
+
     def close(self) -> None:
         """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
         for array in (*self._weights.values(), *self._state.values()):
             array.delete()
         for held in (self._weights, self._state, self._executables):
             held.clear()
+        self._held.clear()
 
     def _picked(self, tag: str, bucket: int, ending: str) -> GraphSpec:
         """No graph has a branch: rows that do not filter have one without the search, in most bundles."""

@@ -12,6 +12,9 @@ from model.graph_io import StepInputs, words_of, zero_inputs
 from model.serving.request import Request, Result, Shape
 from model.serving.switching import Belief
 
+# inputs of a step that are new in each: a row's id, its position, its limit of drafts
+_OF_A_STEP = ("input_ids", "position_ids", "k_limits")
+
 
 @dataclass
 class Slot:
@@ -82,15 +85,21 @@ class SlotTable:
 
     def step_inputs(self, limits: tuple[int, ...], bucket: int, vocabulary: int) -> StepInputs:
         """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral."""
-        inputs = zero_inputs(B=self.batch, T=1, S=bucket)
-        for slot, limit in zip(self._slots.values(), limits, strict=True):
-            inputs.input_ids[slot.index], inputs.position_ids[slot.index] = slot.token, slot.position
-            inputs.k_limits[slot.index] = limit
-        inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids
         if self._sampling is None:
             self._sampling = _sampling(self.seated, self.batch)
-        allowed = _allowed({slot.index: slot for slot in self._slots.values()}, self.batch, vocabulary)
-        return inputs._replace(**self._sampling, allowed=allowed)
+        # new arrays: a device may read from the old ones
+        ids_B1, positions_B1, limits_B = (np.zeros_like(self._sampling[f]) for f in _OF_A_STEP)
+        slots = {slot.index: slot for slot in self._slots.values()}
+        rows = list(slots)
+        ids_B1[rows, 0], positions_B1[rows, 0] = zip(*((s.token, s.position) for s in slots.values()), strict=True)
+        limits_B[rows] = limits
+        mask_BS = (np.arange(bucket, dtype=np.int32) < positions_B1).astype(np.int32)
+        allowed_BW = _allowed(slots, self.batch, vocabulary)
+        return StepInputs(
+            **self._sampling
+            | {"input_ids": ids_B1, "position_ids": positions_B1, "k_limits": limits_B}
+            | {"attention_mask": mask_BS, "allowed": allowed_BW}
+        )
 
 
 def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, shape: Shape) -> StepInputs:
@@ -127,8 +136,11 @@ def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
     inputs.sampling_params[:, 1] = 1
     for slot in seated:
         _ask(inputs, slot.index, slot.request)
-    names = ("seq_ids", "sampling_params", "min_p", "seeds")
-    return {name: getattr(inputs, name) for name in names}
+    asked = {name: array for name, array in inputs._asdict().items() if array is not None}
+    for array in asked.values():
+        # a runner may keep on its devices what nobody writes to
+        array.flags.writeable = False
+    return asked
 
 
 def _ask(inputs: StepInputs, row: int, request: Request) -> None:

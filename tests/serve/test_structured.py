@@ -30,7 +30,7 @@ REGEX = "[A-C]{2}-[0-9]{3}( or [A-C]{2}-[0-9]{3})?"
 # a small model may go on with blanks between a schema's parts until its tokens are used up
 DENSE = {"backend": "xgrammar", "disable_any_whitespace": True}
 # vLLM's schedule: alone seven drafts, two or three requests three, a full batch none
-SCHEDULE = {"k_of_batch": [[1, 1, 7], [2, 3, 3], [4, 4, 0]]}
+SCHEDULE = {"k_of_batch": [[1, 1, 7], [2, 3, 3], [4, 4, 0]], "acceptance": "detailed"}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,18 @@ def test_a_log_probability_more_than_the_emitted_token_s_is_refused(client: Any,
         ask(client, name, PROMPTS[0], max_tokens=5, logprobs=3)
     with pytest.raises(openai.BadRequestError):
         ask(client, name, PROMPTS[0], max_tokens=5, extra_body={"structured_outputs": {"regex": "(("}})
+
+
+def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) -> None:
+    """Alone on the server: the counts are those of the same request offline."""
+    answer = ask(client, name, PROMPTS[0], max_tokens=30, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
+    told = answer.metrics["speculative_decoding"]
+    ids = llm.bundle.config("target").eos_token_ids
+    offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=30)
+    assert not set(ids) & set(offline.ids), "the request ended early: pick another seed"
+    assert len(told["per_step_accepted"]) == offline.steps
+    assert told["per_step_drafted"] == [7] * offline.steps
+    assert sum(told["per_step_accepted"]) == sum(offline.drafts_kept)
 
 
 def test_the_k_of_steps_follows_the_batch_and_is_in_the_metrics(server: Server) -> None:
