@@ -93,7 +93,8 @@ class BundleWorker(WorkerBase):
         return ("generate",)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        for name in scheduler_output.finished_req_ids:
+        # one that was given up in vLLM's queue never came here
+        for name in scheduler_output.finished_req_ids & self.numbers.keys():
             self.engine.cancel(self.numbers.pop(name))
         arrived = scheduler_output.scheduled_new_reqs
         for data in arrived:
