@@ -1,6 +1,6 @@
 #!/bin/sh
 # `sh serve/install.sh PYTHON WHAT...`: what a server needs, into the environment of a Python, from the repository's root.
-# WHAT goes to pip: '.[serve]', or -e '.[serve]' and tools of the tests.
+# WHAT goes to pip: ./nkisim '.[serve]', or both with -e and tools of the tests.
 set -eu
 python=$1
 shift

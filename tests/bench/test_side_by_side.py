@@ -1,4 +1,4 @@
-"""The table of our server beside vLLM's: medians over prompts, each ratio of the same prompt, texts that differ shown."""
+"""The table of our server beside vLLM's: medians over prompts, each ratio of one prompt, texts that differ shown."""
 
 from bench.side_by_side import WAYS, table
 
