@@ -9,7 +9,6 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -151,8 +150,7 @@ def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) ->
             memory[f"after {requests * (part + 1) // 10}"] = rss_mb(pid)
             print(f"{requests * (part + 1) // 10} requests, {dict(run.outcomes)}", file=sys.stderr, flush=True)
             if run.outcomes.keys() - _GOOD:
-                end = server.log.read_text()[-20000:] if server.log else "its log is its own"
-                raise SystemExit(f"{end}\nthe server failed: {dict(run.outcomes)}")
+                raise SystemExit(f"the server failed: {dict(run.outcomes)}; see {server.log}")
     seconds = time.monotonic() - begin
     time.sleep(1)
     with LLM(bundle) as llm:
@@ -178,7 +176,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--longest", type=int, default=90, help="most new tokens that a request asks for")
     parser.add_argument("--pid", type=int, default=0, help="the process of a server that runs already")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder, served(options.bundle, Path(folder)) as server:
+    folder = options.bundle.with_name("soak-log")
+    folder.mkdir(exist_ok=True)
+    with served(options.bundle, folder) as server:
         pid = server.process.pid if server.process else options.pid
         report = soak(server, options.bundle, options.requests, options.longest, pid)
     print(json.dumps(report))
