@@ -215,7 +215,7 @@ def speculator_config(head: Head) -> dict[str, object]:
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": "../target", "architectures": ["Qwen3ForCausalLM"]},
+            "verifier": {"name_or_path": "demo/target", "architectures": ["Qwen3ForCausalLM"]},
         },
     }
 

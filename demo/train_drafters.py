@@ -40,6 +40,8 @@ PLANS = {
     "eagle3": DrafterPlan(800, Rates(muon=8e-3, adamw=4e-3)),
     "medusa": DrafterPlan(1000, Rates(muon=8e-3, adamw=4e-3)),
 }
+# for every drafter that goes on
+AGAIN = DrafterPlan(1000, Rates(muon=4e-3, adamw=4e-3), seed=7)
 
 
 @dataclass
@@ -128,7 +130,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.drafters:
-        plan = PLANS[name] if args.steps is None else replace(PLANS[name], steps=args.steps)
+        plan = AGAIN if args.again else PLANS[name]
+        plan = plan if args.steps is None else replace(plan, steps=args.steps)
         train(name, plan, args.text, args.out, args.again)
         print(args.out / f"draft_{name}")
 
