@@ -26,9 +26,12 @@ def faults(source: str) -> Iterator[str]:
             if not _number(node.left if isinstance(node, ast.BinOp) else node.target):
                 yield "shift"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            dtype = [a for a in node.args if isinstance(a, ast.Attribute) and ast.unparse(a).startswith("torch.")]
+            given = [*node.args, *(k.value for k in node.keywords)]
+            dtype = [a for a in given if isinstance(a, ast.Attribute) and ast.unparse(a).startswith("torch.")]
             if node.func.attr == "view" and dtype:
                 yield "view(dtype)"
+            if node.func.attr.endswith("_shift") and any(isinstance(a, ast.Constant) for a in given):
+                yield "shift by a number"
             if node.func.attr in ("cond", "while_loop", "item", "tolist", "nonzero"):
                 yield node.func.attr
         elif isinstance(node, ast.If | ast.IfExp | ast.While):
@@ -52,6 +55,9 @@ def test_no_graph_code_holds_what_the_device_cannot_take(file: str) -> None:
     [
         ("x = (x << r) | (x >> 3)", "shift"),
         ("keys = x.view(torch.int32)", "view(dtype)"),
+        ("keys = x.view(dtype=torch.int32)", "view(dtype)"),
+        ("x <<= 3", "shift"),
+        ("x = torch.bitwise_left_shift(x, 3)", "shift by a number"),
         ("y = ops.cond(p, a, b)", "cond"),
         ("y = a if noisy.any() else b", "branch"),
         ("n = x.item()", "item"),
