@@ -46,7 +46,8 @@ def test_a_bad_guess_is_seen() -> None:
 
     # nothing is tried between the best id and all of them
     coarse = (0.0, 1e30)
-    assert 4 * missed(GUESSED_STEPS) < missed(coarse)
+    # of 360 draws; with the mass of all that the next tried number adds, not its share, 15
+    assert missed(GUESSED_STEPS) <= 360 * 0.02 < missed(coarse)
     params = Params(0.9, seed=1)
     exact = drawn(draft, ids, params, None)
     answer = (ids[0], *exact[:-1])
