@@ -108,7 +108,8 @@ class BundleWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """A step of all that run, then the prompts of those that arrived; with masks, `sample_tokens` does it."""
-        for name in scheduler_output.finished_req_ids:
+        # one that was given up in vLLM's queue never came here
+        for name in scheduler_output.finished_req_ids & self.numbers.keys():
             self.engine.cancel(self.numbers.pop(name))
         if not scheduler_output.num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
