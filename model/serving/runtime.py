@@ -114,9 +114,9 @@ class Graphs:
             raise UserError(f"{self.bundle.path} cannot run: {fault}; build the bundle again")
         shards = [_read_shard(self.bundle.path / shard_file(rank)) for rank in range(self.tp)]
         needed = {t.name: t for g in self.bundle.graphs for t in g.weights}
-        return {name: self._put([self._held(t, shard[name]) for shard in shards]) for name, t in needed.items()}
+        return {name: self._put([self._laid(t, shard[name]) for shard in shards]) for name, t in needed.items()}
 
-    def _held(self, weight: TensorSpec, rows: np.ndarray) -> np.ndarray:
+    def _laid(self, weight: TensorSpec, rows: np.ndarray) -> np.ndarray:
         return columns.turn(rows) if self._platform == "cpu" and columns.turned(weight) else rows
 
     def _zeros(self, tensor: TensorSpec) -> Any:
