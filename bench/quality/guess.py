@@ -77,8 +77,8 @@ def drawn(draft: Qwen3, ids: tuple[int, ...], params: Params, steps: Sequence[fl
     x_BSE, _ = draft.hidden(
         torch.tensor([ids], dtype=torch.int32), caches, Placement(positions[None], torch.arange(length))
     )
-    asked = (torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
-    rule = Sampling(*asked, torch.tensor([params.seed_words], dtype=torch.int32)).draw(positions[None] + 1)
+    asked = [torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p)]
+    rule = Sampling._make([*asked, torch.tensor([params.seed_words], dtype=torch.int32)]).draw(positions[None] + 1)
     guess_J = None if steps is None else torch.tensor(steps)
     ids_R: list[int] = coupled_sample(EAGER, draft.logits(x_BSE)[0], rule._replace(guess_J=guess_J)).tolist()
     return ids_R
