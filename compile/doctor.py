@@ -16,7 +16,7 @@ from model.errors import UserError, run_cli
 
 
 def findings(bundle: Bundle) -> list[str]:
-    """One sentence for each thing that keeps the bundle from being served, worst first."""
+    """One sentence for each thing that keeps the bundle from generating here, worst first."""
     found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
     listed, whole = bundle["files"], not found
     for graph in bundle.graphs:
@@ -38,7 +38,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     files = bundle["files"]
     return {
         "models": {role: bundle["models"][role]["name"] for role in ("target", "draft")},
-        "k": bundle["k"], "rows": bundle["rows"], "tp": bundle["tp"],
+        "k": bundle["k"], "ks": list(bundle.ks), "rows": bundle["rows"], "tp": bundle["tp"],
         "draft_tp": bundle["draft_tp"], "kv_shard": bundle.manifest.get("kv_shard", "heads"), "batch": bundle["batch"],
         "max_len": bundle["max_len"], "buckets": bundle["buckets"], "dtype": bundle["dtype"],
         "graphs": len(bundle.graphs), "toolchain": bundle["toolchain"], "neff": bundle["neff"],
@@ -49,19 +49,19 @@ def summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> dict[str, Any]:
-    """The summary of a bundle that can be served; UserError says the worst of what keeps one from it, and how many."""
+    """The summary of a bundle that can generate; UserError says the worst of what keeps one from it, and how many."""
     bundle = read_bundle(Path(path))
     about, found = summary(bundle), findings(bundle)
     if found:
         more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
-        raise UserError(f"{path} cannot be served: {found[0]}{more}")
+        raise UserError(f"{path} cannot generate: {found[0]}{more}")
     return about
 
 
 def _verdict(bundle: Bundle) -> str:
     if bundle["neff"] == "none":
-        return "this bundle is whole and can generate here; a server on Trainium cannot load it (neff: none)"
-    return "this bundle is whole and can generate here; compile.serve_command says how a server loads it"
+        return "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
+    return "this bundle is whole and can generate here; compile.serve_command says how it is loaded on Trainium"
 
 
 def main(arguments: list[str]) -> None:
@@ -73,12 +73,12 @@ def main(arguments: list[str]) -> None:
     bundle = read_bundle(options.bundle)
     about, found = summary(bundle), findings(bundle)
     if options.json:
-        print(json.dumps(about | {"servable": not found, "findings": found}, indent=1))
+        print(json.dumps(about | {"generates": not found, "findings": found}, indent=1))
     else:
         for key, value in about.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             print(f"{key + ':':<12}{shown}")
-        print("\n".join(f"NOT SERVABLE: {sentence}" for sentence in found) or _verdict(bundle))
+        print("\n".join(f"CANNOT GENERATE: {sentence}" for sentence in found) or _verdict(bundle))
     if found:
         raise SystemExit(1)
 

@@ -149,4 +149,4 @@ class Qwen3(RankModel):
         """What is drawn after each row, (M, B, N), and the updated caches."""
         x_BNE, caches = self.hidden(ids_BN, caches, placement)
         draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_BNE).flatten(0, 1), draw)
-        return Draws(*(t.unflatten(1, ids_BN.shape) for t in draws)), caches
+        return draws.each(lambda t: t.unflatten(1, ids_BN.shape)), caches

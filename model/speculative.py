@@ -19,7 +19,7 @@ from model.filters import GUESSED_STEPS
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.qwen3 import Qwen3
-from model.sampling import Draw, Draws, Sampling
+from model.sampling import Draw, Draws, Sampling, allowed_ids
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
@@ -53,7 +53,7 @@ class Window(NamedTuple):
 
     def cut(self, draws: Draws) -> Draws:
         """The draws after the N rows of the step."""
-        return Draws(*(t[..., : self.k + 1] for t in draws))
+        return draws.each(lambda t: t[..., : self.k + 1])
 
     def mask(self, next_pos_B1: Tensor) -> Tensor:
         """(B, S) the attention mask of the next step."""
@@ -102,14 +102,24 @@ class Pair(nn.Module):
         kernels, window = self.target_model.kernels, Window.of(k, inputs.position_ids, inputs.attention_mask.shape[1])
         asked = inputs.sampling if filters else inputs.sampling.unfiltered()
         of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
+        of_target = self._allowing(of_target, inputs.allowed)
         candidates_BN, draft_caches = self._draft(window, inputs.input_ids, of_draft, draft_caches)
         draws, target_caches = self.ops.call(
             self.target_model, window.padded(candidates_BN), target_caches, window.placement, of_target
         )
-        limit_B = window.limit(inputs.k_limits, self.target_model.length(target_caches))
-        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], window.cut(draws), limit_B)
+        draws, limit_B = window.cut(draws), window.limit(inputs.k_limits, self.target_model.length(target_caches))
+        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
         next_pos = inputs.position_ids + count_B1
-        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_caches, target_caches)
+        scores = None if draws.scores is None else draws.scores.permute(1, 2, 0)
+        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_caches, target_caches, scores)
+
+    def _allowing(self, draw: Draw, words_BW: Tensor | None) -> Draw:
+        """The target's draw with what a mask allows, if there is one, the same for every row of a sequence."""
+        if words_BW is None:
+            return draw
+        (start, count), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
+        allowed_BV = allowed_ids(words_BW, None if count == self.target_model.config.vocab_size else start, count)
+        return draw._replace(allowed_RV=allowed_BV.repeat_interleave(rows, 0))
 
     def _draft(
         self, window: Window, input_ids_B1: Tensor, draw: Draw, caches: list[Cache]
@@ -147,13 +157,15 @@ class Pair(nn.Module):
         kernels = self.target_model.kernels
         # the first token's position is the prompt's length
         draw = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], self.target_model.shard)
-        token_B1 = kernels.coupled_sample(self.ops, logits_BV, draw).merged()[:, None]
+        draws = kernels.coupled_sample(self.ops, logits_BV, self._allowing(draw, inputs.allowed))
+        token_B1 = draws.merged()[:, None]
         if self.draft_model is not None:
             _, draft_caches = self.draft_model.hidden(inputs.input_ids, draft_caches, placement)
         accepted_BN = torch.where(_iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
         next_mask = (_iota(self.target_model.length(target_caches), length_B) < next_pos).to(torch.int32)
-        return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_caches, target_caches)
+        scores = None if draws.scores is None else draws.scores.T[:, None].repeat(1, k + 1, 1)
+        return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_caches, target_caches, scores)
 
 
 def _iota(count: int, like: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from compile.bundle.staging import Record, StagedFile, Staging
 from compile.neuron.files import compiled
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import Bundle, canonical_hash, graph_as_json, read_bundle
+from model.bundle.manifest import Bundle, GraphSpec, canonical_hash, graph_as_json, read_bundle
 from model.config import Qwen3Config
 from model.errors import UserError, run_cli
 
@@ -44,6 +44,7 @@ def spec_of(bundle: Bundle) -> SpecOfBundle:
     named = {f.name for f in dataclasses.fields(BuildSpec)}
     configs = {role: bundle.config(role) for role in ("target", "draft")[: 1 + (bundle["k"] > 0)]}
     values = {n: v for n, v in bundle["spec"].items() if n in named}
+    values["fewer"] = bundle.ks[1:-1]
     spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", configs=configs)
     planned = [json.loads(json.dumps(graph_as_json(g))) for g in make_plan(spec).graphs]
     if planned != bundle["graphs"]:
@@ -90,13 +91,11 @@ def add_executables(bundle: Bundle, platform: str) -> None:
 
     stamp = pjrt.stamp(platform, bundle["tp"])
 
-    def writer(file: Path) -> Callable[[Path], None]:
-        return lambda path: pjrt.write(file, platform, bundle["tp"], path)
+    def writer(graph: GraphSpec) -> Callable[[Path], None]:
+        return lambda path: pjrt.write(bundle, graph, platform, path)
 
     files = [
-        StagedFile(
-            pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]), writer(bundle.path / g.file)
-        )
+        StagedFile(pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]), writer(g))
         for g in bundle.graphs
     ]
     extend(bundle, files, {"executables": stamp})

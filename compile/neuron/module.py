@@ -121,7 +121,11 @@ class StepModule(nn.Module):
         state = (layers[: self.draft_layers], layers[self.draft_layers :])
         out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
         visible = (out.next_ids[:, 0],) if self.alone else out[:4]
-        return (*visible, *(t for caches in out[4:] for cache in caches for t in cache), counts)
+        return (
+            *visible,
+            *(t for caches in (out.draft_caches, out.target_caches) for cache in caches for t in cache),
+            counts,
+        )
 
     def aliases(self) -> dict[Tensor, int]:
         """Parameter that is state, the caches and the counts -> the index of the output that replaces it."""

@@ -78,6 +78,11 @@ class Bundle:
     def __getitem__(self, key: str) -> Any:
         return self.manifest[key]
 
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Every k that a step may have, rising, 0 among them: the target's own graph is in every bundle."""
+        return tuple(self.manifest.get("ks", sorted({0, self["k"]})))
+
     def graph(self, tag: str, bucket: int) -> GraphSpec:
         return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))
 
@@ -175,11 +180,11 @@ def graph_as_json(graph: GraphSpec) -> dict[str, Any]:
 
 def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
     """The sha256 of a file, read in pieces; `told` of each piece's bytes."""
-    digest = hashlib.sha256()
+    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            told(len(piece))
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+            told(count)
     return digest.hexdigest()
 
 
