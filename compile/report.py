@@ -47,7 +47,7 @@ def plan_as_text(plan: BuildPlan) -> str:
 def _step(spec: BuildSpec) -> str:
     if not spec.k:
         return "k = 0: the target alone, 1 token"
-    return f"k = {spec.k} drafts, {spec.rows} verified rows, 1 to {spec.rows} tokens"
+    return f"k = {spec.k} drafts by {spec.drafting.kind}, {spec.rows} verified rows, 1 to {spec.rows} tokens"
 
 
 def _padding(config: Qwen3Config, tp: int) -> str:

@@ -1,7 +1,8 @@
 """What crosses a graph's border: every input and output, declared once with its shape and dtype.
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
-sequences, T ids of each that come in (1 in a step, S in a prompt), S positions (the bucket) and N = k + 1 rows.
+sequences, T ids of each that come in (1 in a step, N where the host drafts, S in a prompt), S positions (the bucket)
+and N = k + 1 rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from model.bundle.manifest import TensorSpec
 from model.cache import Cache
+from model.drafters import DraftState
 from model.dtypes import BY_NAME
 from model.sampling import Sampling
 
@@ -34,8 +36,9 @@ class Port:
 class StepInputs(NamedTuple):
     """What the host passes to a graph: numpy arrays there, tensors in torch.
 
-    attention_mask is 1 where a token is known; position_ids are the input ids' own; seq_ids is the cache slot of a
-    prompt; sampling_params are top-k, top-p, temperature; seeds two words each; k_limits the most drafts to accept.
+    Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
+    position_ids are the input ids' own; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
+    temperature; seeds two words each; k_limits the most drafts to accept.
     """
 
     input_ids: Annotated[Any, Port("B T")]
@@ -60,7 +63,7 @@ class StepInputs(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """What a graph returns; `accepted` is padded with -1. The caches stay with the device: a host sees none.
+    """What a graph returns; `accepted` is padded with -1. State stays with the device: a host sees none.
 
     After a prompt the mask has the cache's length, S positions of all.
     """
@@ -69,7 +72,7 @@ class StepOutputs(NamedTuple):
     next_ids: Annotated[Any, Port("B 1", name="next_input_ids")]
     next_mask: Annotated[Any, Port("B S", name="next_attention_mask")]
     next_pos: Annotated[Any, Port("B 1", name="next_pos_ids")]
-    draft_caches: Sequence[Cache] = ()
+    draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
 
 

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from model import sampling
 from model.cache import Cache, Placement
+from model.drafters import DraftState
+from model.drafters.chain import Chain
 from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
@@ -80,7 +82,7 @@ class Table(nn.Module):
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache]]:
+    ) -> tuple[Draws, list[Cache], None]:
         _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
@@ -88,7 +90,7 @@ class Table(nn.Module):
             logits = self._after(text_BS, placement.positions_BN[:, n])
             drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
         ids_BN = torch.stack(drawn, 1)
-        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches
+        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, None
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -139,7 +141,7 @@ def _emitted_law(size: Size, models: list[Table], mix: Mix) -> tuple[dict[tuple[
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    pair = Pair(models[0], models[1], EAGER)  # type: ignore[arg-type]
+    pair = Pair(models[0], Chain(models[1]), EAGER)  # type: ignore[arg-type]
     with mock.patch.object(sampling, "gumbel", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
@@ -156,7 +158,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.zeros(batch, 1, dtype=torch.int32)
-    drafts, targets = cache(), cache()
+    drafts, targets = DraftState(cache()), cache()
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
     rows = torch.arange(batch, dtype=torch.int32)
@@ -177,7 +179,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
             keep = (out.accepted[:, n].numpy() >= 0) & (place < size.tokens)
             text[keep, place[keep]] = out.accepted[keep, n]
         steps += position[:, 0].numpy() < size.tokens
-        ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_caches, out.target_caches
+        ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_state, out.target_caches
         # a finished row stays where it is: its further tokens are not part of the law
         position = position.clamp(max=size.tokens)
     return text, size.tokens / steps
