@@ -175,7 +175,7 @@ def plugin(work: Path) -> dict[str, Any]:
     graph = next(g for g in bundle.graphs if g.tag == DECODE)
     file, stamp = work / "decode.bin", pjrt.stamp("neuron", 1)
     begin = time.perf_counter()
-    pjrt.write(bundle.path / graph.file, "neuron", 1, file)
+    pjrt.write(bundle, graph, "neuron", file)
     seconds = time.perf_counter() - begin
     listed = Bundle(bundle.path, bundle.manifest | {"executables": stamp}, bundle.graphs)
     (bundle.path / pjrt.name_of(graph)).parent.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from compile.bundle.staging import Record, StagedFile, Staging
 from compile.neuron.files import compiled
 from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import Bundle, canonical_hash, graph_as_json, read_bundle
+from model.bundle.manifest import Bundle, GraphSpec, canonical_hash, graph_as_json, read_bundle
 from model.config import Qwen3Config
 from model.drafting import Drafting
 from model.errors import UserError, run_cli
@@ -97,13 +97,11 @@ def add_executables(bundle: Bundle, platform: str) -> None:
 
     stamp = pjrt.stamp(platform, bundle["tp"])
 
-    def writer(file: Path) -> Callable[[Path], None]:
-        return lambda path: pjrt.write(file, platform, bundle["tp"], path)
+    def writer(graph: GraphSpec) -> Callable[[Path], None]:
+        return lambda path: pjrt.write(bundle, graph, platform, path)
 
     files = [
-        StagedFile(
-            pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]), writer(bundle.path / g.file)
-        )
+        StagedFile(pjrt.name_of(g), canonical_hash([stamp, bundle["files"][g.file]["sha256"]]), writer(g))
         for g in bundle.graphs
     ]
     extend(bundle, files, {"executables": stamp})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from jax._src.xla_bridge import backends_are_initialized
 from jaxlib import xla_client
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
-from model.bundle.manifest import Bundle, GraphSpec
+from model.bundle.manifest import Bundle, GraphSpec, TensorSpec
 from model.errors import UserError
+from model.serving import columns
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -60,15 +62,19 @@ def devices_of(platform: str, count: int) -> list[Any]:
     return list(devices[:count])
 
 
-def compile_hlo(proto: bytes, devices: list[Any]) -> Any:
-    """An executable of an HLO proto, one replica a device."""
+def compile_hlo(proto: bytes, devices: list[Any], weights: Sequence[TensorSpec] = ()) -> Any:
+    """An executable of an HLO proto, one replica a device, whose first parameters are these weights.
+
+    A CPU's takes them as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
+    """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
+    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
     if devices[0].platform == "cpu":
         options.env_option_overrides = list(SAME_BITS.items())
+        stablehlo = columns.take_turned(stablehlo, weights)
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
-    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
     return client.compile_and_load(stablehlo, listed, options)
 
 
@@ -78,14 +84,16 @@ def name_of(graph: GraphSpec) -> str:
 
 
 def stamp(platform: str, tp: int) -> dict[str, str]:
-    """What made an executable: the platform and its plugin's version."""
+    """What made an executable: the platform, its plugin's version, and how it is called."""
     client = devices_of(platform, tp)[0].client
-    return {"platform": platform, "version": str(client.platform_version), "interface": str(xla_client._version)}
+    interface = f"{xla_client._version}{', weights by columns' if platform == 'cpu' else ''}"
+    return {"platform": platform, "version": str(client.platform_version), "interface": interface}
 
 
-def write(graph: Path, platform: str, tp: int, path: Path) -> None:
-    """Compile an HLO proto and keep what the plugin serializes."""
-    path.write_bytes(compile_hlo(graph.read_bytes(), devices_of(platform, tp)).serialize())
+def write(bundle: Bundle, graph: GraphSpec, platform: str, path: Path) -> None:
+    """Compile a graph and keep what the plugin serializes."""
+    proto, devices = (bundle.path / graph.file).read_bytes(), devices_of(platform, bundle["tp"])
+    path.write_bytes(compile_hlo(proto, devices, graph.weights).serialize())
 
 
 def load(bundle: Bundle, graph: GraphSpec, platform: str, devices: list[Any]) -> Any | None:
@@ -100,8 +108,12 @@ def load(bundle: Bundle, graph: GraphSpec, platform: str, devices: list[Any]) ->
     here = stamp(platform, len(devices))
     if made != here:
         raise UserError(
-            f"{bundle.path} was compiled by {platform} {made['version']} and this machine has {here['version']}; "
+            f"{bundle.path} was compiled by {_named(made)} and this machine has {_named(here)}; "
             f"run python -m compile.neuron {bundle.path} --executables {platform} here"
         )
     binary = (bundle.path / name_of(graph)).read_bytes()
     return devices[0].client.deserialize_executable(binary, xla_client.DeviceList(tuple(devices)), None)
+
+
+def _named(stamp: dict[str, str]) -> str:
+    return f"{stamp['platform']} {stamp['version']} (interface {stamp['interface']})"

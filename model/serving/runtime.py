@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-from model.serving import pjrt
+from model.serving import columns, pjrt
 
 
 class Graphs:
@@ -94,15 +94,18 @@ class Graphs:
             if TARGET.encode() in proto:
                 custom_calls.register()
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
-            self._executables[key] = loaded or pjrt.compile_hlo(proto, self._devices)
+            self._executables[key] = loaded or pjrt.compile_hlo(proto, self._devices, graph.weights)
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
         if fault := next(shard_faults(self.bundle), None):
             raise UserError(f"{self.bundle.path} cannot run: {fault}; build the bundle again")
         shards = [_read_shard(self.bundle.path / shard_file(rank)) for rank in range(self.tp)]
-        needed = {t.name for g in self.bundle.graphs for t in g.weights}
-        return {name: self._put([shard[name] for shard in shards]) for name in needed}
+        needed = {t.name: t for g in self.bundle.graphs for t in g.weights}
+        return {name: self._put([self._held(t, shard[name]) for shard in shards]) for name, t in needed.items()}
+
+    def _held(self, weight: TensorSpec, rows: np.ndarray) -> np.ndarray:
+        return columns.turn(rows) if self._platform == "cpu" and columns.turned(weight) else rows
 
     def _zeros(self, tensor: TensorSpec) -> Any:
         return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp)

@@ -84,7 +84,7 @@ def test_executables_are_loaded_by_the_plugin_that_made_them_alone(base: Path, m
     manifest["executables"]["version"] = "2.26"
     manifest["manifest_sha256"] = manifest_digest(manifest)
     (out / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(UserError, match=r"was compiled by cpu 2\.26 and this machine has .*; run python -m"):
+    with pytest.raises(UserError, match=r"was compiled by cpu 2\.26 \(.*\) and this machine has .*; run python -m"):
         ids()
 
 

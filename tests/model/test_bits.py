@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
+from model.bundle.manifest import TensorSpec
 from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
+from model.serving import columns
 from model.serving.pjrt import SAME_BITS
 from model.window import MIN_TARGET_ROWS
 
@@ -66,7 +68,10 @@ class Compiled:
         with torch.device("meta"):
             self.stage = Pass(Qwen3(config, Parallel(1, TracedOps(1)))).to(self.dtype)
         rng = np.random.default_rng(7)
-        self.weights = {n: self._array(rng, p.shape) for n, p in self.stage.named_parameters()}
+        weights = {n: self._array(rng, p.shape) for n, p in self.stage.named_parameters()}
+        # as the runtime holds them
+        self.by_columns = {n for n, w in weights.items() if columns.turned(TensorSpec(n, w.shape, dtype))}
+        self.weights = {n: w.T if n in self.by_columns else w for n, w in weights.items()}
         self._run = jax.jit(
             lambda weights, *inputs: interop.call_torch(self._called, weights, inputs), compiler_options=SAME_BITS
         )
@@ -75,6 +80,7 @@ class Compiled:
         return jnp.asarray(rng.normal(0, 0.15, shape), "float32" if self.dtype == torch.float32 else "bfloat16")
 
     def _called(self, weights: Any, inputs: Any) -> Any:
+        weights = {n: w.T if n in self.by_columns else w for n, w in weights.items()}
         return torch.func.functional_call(self.stage, weights, tuple(inputs))
 
     def cache(self, batch: int, seed: int = 3) -> list[Cache]:
