@@ -144,7 +144,7 @@ def described(plan: BuildPlan) -> dict[str, Any]:
         "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True,
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
-        "k": spec.k, "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
+        "k": spec.k, "ks": [0, *spec.ks], "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
         "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
         "drafter": spec.drafting.as_json(),

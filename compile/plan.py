@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from compile.graph.pair import KEPT
 from compile.spec import BuildSpec, PartModel
-from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import UNFILTERED
+from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
+from model.bundle.schema import UNFILTERED, step_tag
 from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
@@ -51,34 +51,25 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
     caches = {m.role: _caches(m, parallel[m.role], spec) for m in spec.models}
     target_weights, draft_weights = weights["target"], weights.get("draft", ())
     both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
-    batch, rows, passes = spec.batch, spec.rows, spec.drafting.of_kind.passes(spec.k, spec.k)
+    batch = spec.batch
     graphs = []
     for bucket in spec.buckets:
-        alone = tensor_specs(INPUTS, B=batch, T=1, S=bucket)
-        # a host that drafts brings the drafts with the input ids
-        step = alone if spec.has_draft else tensor_specs(INPUTS, B=batch, T=rows, S=bucket)
         prompt = tensor_specs(INPUTS, B=1, T=bucket, S=bucket)
-        first = tensor_specs(OUTPUTS, B=1, N=rows, S=spec.max_len)
-        emitted, one = (tensor_specs(OUTPUTS, B=batch, N=n, S=bucket) for n in (rows, 1))
-        graphs += [
-            GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, passes=_PROMPT)),
-            *_steps(
-                GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted, _collectives(spec, passes)),
-                spec,
-            ),
-            *_steps(
-                GraphSpec(DECODE, bucket, 0, target_weights, alone, caches["target"], one, _collectives(spec)), spec
-            ),
-        ]
-    if not spec.k:
-        graphs = [g for g in graphs if not g.tag.startswith(FUSED)]
+        first = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
+        # a host that drafts brings the drafts with the input ids
+        step = {k: tensor_specs(INPUTS, B=batch, T=1 if spec.has_draft else k + 1, S=bucket) for k in (0, *spec.ks)}
+        emitted = {k: tensor_specs(OUTPUTS, B=batch, N=k + 1, S=bucket) for k in (0, *spec.ks)}
+        graphs += [GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, passes=_PROMPT))]
+        for k in reversed(spec.ks):
+            graphs += _steps(GraphSpec(step_tag(k, spec.k), bucket, k, both, step[k], state, emitted[k], {}), spec)
+        graphs += _steps(GraphSpec(DECODE, bucket, 0, target_weights, step[0], caches["target"], emitted[0], {}), spec)
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
 
 
 def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
     """A step's graph for any rows, and the one for rows that do not filter."""
-    yield graph
     passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.drafts else ()
+    yield replace(graph, collectives=_collectives(spec, passes))
     yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
 
 

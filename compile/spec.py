@@ -42,7 +42,7 @@ class BuildSpec:
     target: str = _flag("Qwen/Qwen3-32B", "target: a preset name or a Hugging Face checkpoint folder")
     draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset name or a Hugging Face checkpoint folder")
     tp: int = _flag(32, "tensor-parallel ranks")
-    k: int = _flag(7, "draft tokens per step, 0 to 31; 0 builds the target alone, without a draft")
+    k: int = _flag(7, "draft tokens per step, 0 to 31, or a set as 0,3,7; 0 alone builds the target without a draft")
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle", how=True)
@@ -64,11 +64,18 @@ class BuildSpec:
     dry_run: bool = _flag(False, "print the plan and build nothing", how=True)
     json: bool = _flag(False, "print a JSON object instead of lines for people", how=True)
     force: bool = _flag(False, "build everything again, even what has not changed", how=True)
+    # the k of other fused steps, rising; a part of --k on the command line, and 0 is in every set
+    fewer: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
         """N: the rows that the target verifies in a step, and the most tokens that it emits."""
         return self.k + 1
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of every fused step, rising."""
+        return (*self.fewer, self.k) if self.k else ()
 
     @property
     def target_config(self) -> Qwen3Config:
@@ -135,9 +142,10 @@ class BuildSpec:
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
-        without = () if self.has_draft else _OF_DRAFT
-        what = [f.name for f in dataclasses.fields(self) if not f.metadata["how"] and f.name not in without]
-        return {name: getattr(self, name) for name in what} | {"drafter": self.drafting.kind}
+        without = ("fewer",) if self.has_draft else ("fewer", *_OF_DRAFT)
+        what = [f.name for f in dataclasses.fields(self) if not f.metadata.get("how") and f.name not in without]
+        fewer = {"fewer": ",".join(map(str, self.fewer))} if self.fewer else {}
+        return {name: getattr(self, name) for name in what} | {"drafter": self.drafting.kind} | fewer
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
@@ -208,6 +216,8 @@ class BuildSpec:
     def _check_numbers(self) -> None:
         if not 0 <= self.k <= MAX_K:
             raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens, and 0 builds the target alone")
+        if self.fewer and (list(self.fewer) != sorted({*self.fewer} - {0}) or self.fewer[-1] >= self.k):
+            raise UserError(f"k is {(*self.fewer, self.k)}; a set of k is different numbers, the largest last")
         if self.tp > MAX_TP:
             raise UserError(f"tp is {self.tp}; a trn2 machine has {MAX_TP} logical cores, choose 1 to {MAX_TP}")
         if self.batch < 1:
@@ -289,18 +299,29 @@ def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
         raise UserError(f"{folder}/tokenizer.json cannot be read ({error}); fetch the checkpoint again") from error
 
 
+def set_of_k(text: str) -> tuple[int, tuple[int, ...]]:
+    """The largest k of a text as 0,3,7, and the others but 0, which every bundle can do."""
+    *fewer, largest = sorted({int(part) for part in text.split(",")})
+    return largest, tuple(k for k in fewer if k)
+
+
 def parse(arguments: Sequence[str] | None = None) -> BuildSpec:
     """The command line as a BuildSpec; each flag is a field with its default and help."""
     parser = argparse.ArgumentParser(
         prog="python -m compile.build",
         description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if given.",
     )
-    hints = get_type_hints(BuildSpec)
+    hints = get_type_hints(BuildSpec) | {"k": set_of_k}
     for f in dataclasses.fields(BuildSpec):
+        if f.name == "fewer":
+            continue
         name = "--" + f.name.replace("_", "-")
         if hints[f.name] is bool:
             parser.add_argument(name, action="store_true", help=f.metadata["help"])
         else:
             shown = f"{f.metadata['help']} (default: {f.default!r})"
-            parser.add_argument(name, type=hints[f.name], default=f.default, help=shown)
-    return BuildSpec(**vars(parser.parse_args(arguments)))
+            default = str(f.default) if f.name == "k" else f.default
+            parser.add_argument(name, type=hints[f.name], default=default, help=shown)
+    values = vars(parser.parse_args(arguments))
+    values["k"], values["fewer"] = values["k"]
+    return BuildSpec(**values)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, cast, overload
 
@@ -47,7 +47,8 @@ class Output:
     `ids` are the new tokens and `text` is theirs. `finish_reason` is eos, stop (a stop string), length
     (max_new_tokens) or context (the bundle's length). `tokens_per_step` counts what a pass of the target emitted on
     average, `acceptance` is the share of drafts accepted at each place of a step. `seconds` is wall time on this
-    machine until the prompt was done, compilation apart.
+    machine until the prompt was done, compilation apart. `drafts_offered` and `drafts_kept` are counts at each place
+    of a step, `steps_of_k` of steps by the k of their graph.
     """
 
     ids: tuple[int, ...]
@@ -58,6 +59,9 @@ class Output:
     acceptance: tuple[float, ...]
     refreshes: int
     seconds: float
+    drafts_offered: tuple[int, ...] = ()
+    drafts_kept: tuple[int, ...] = ()
+    steps_of_k: Mapping[int, int] = field(default_factory=dict)
 
 
 class TextStream(Iterator[str]):
@@ -252,7 +256,9 @@ class LLM:
         acceptance = tuple(a / d for a, d in zip(result.accepted, result.drafted, strict=True) if d)
         text = self.tokenizer.decode(result.ids)
         steps, rate = result.steps, result.tokens_per_step
-        return Output(tuple(result.ids), text, result.reason, steps, rate, acceptance, result.refreshes, seconds)
+        counts = tuple(result.drafted), tuple(result.accepted), dict(sorted(result.steps_of_k.items()))
+        told = (result.reason, steps, rate, acceptance, result.refreshes, seconds)
+        return Output(tuple(result.ids), text, *told, *counts)
 
 
 def _is_one(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:

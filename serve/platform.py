@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.trnspec")
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
-# the only option of --additional-config
-SPECULATION = "speculation"
+# the options of --additional-config: whether to speculate, and vLLM's ranges of batch sizes with the k of each
+SPECULATION, K_OF_BATCH = "speculation", "k_of_batch"
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
 
@@ -37,9 +37,28 @@ def served_bundle() -> Bundle:
 def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
     """Whether steps may speculate: yes, unless --additional-config or the bundle's k says no."""
     options = vllm_config.additional_config
-    if not isinstance(options, dict) or options.keys() - {SPECULATION}:
-        raise UserError(f'additional-config is {options!r}; a bundle takes {{"speculation": false}} and nothing else')
+    if not isinstance(options, dict) or options.keys() - {SPECULATION, K_OF_BATCH}:
+        raise UserError(
+            f'additional-config is {options!r}; a bundle takes {{"speculation": false}}, or the k of batch sizes as '
+            '{"k_of_batch": [[1, 2, 7], [3, 4, 3]]}'
+        )
     return bool(bundle["k"]) and bool(options.get(SPECULATION, True))
+
+
+def k_of_batch(bundle: Bundle, vllm_config: VllmConfig) -> list[tuple[int, int, int]] | None:
+    """The k of each range of batch sizes, if --additional-config has them; UserError for a k that no graph has."""
+    from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule  # noqa: PLC0415
+
+    ranges = vllm_config.additional_config.get(K_OF_BATCH)  # type: ignore[union-attr]
+    if ranges is None:
+        return None
+    try:
+        schedule = validate_and_normalize_dynamic_sd_schedule(ranges)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"k_of_batch is {ranges!r}: {error}") from error
+    if others := sorted({k for _, _, k in schedule} - {*bundle.ks}):
+        raise UserError(f"k_of_batch asks for k {others[0]}; this bundle's graphs have {bundle.ks}")
+    return schedule
 
 
 class BundlePlatform(Platform):
@@ -107,6 +126,7 @@ class BundlePlatform(Platform):
                 method=_OURS,
                 model="serve.worker.BundleWorker",
                 num_speculative_tokens=bundle["k"],
+                num_speculative_tokens_per_batch_size=k_of_batch(bundle, vllm_config),
                 target_model_config=vllm_config.model_config,
                 target_parallel_config=vllm_config.parallel_config,
             )

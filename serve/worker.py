@@ -21,7 +21,7 @@ from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from serve.allowed import engine_request
 from serve.metrics import Metrics
-from serve.platform import served_bundle, speculates
+from serve.platform import k_of_batch, served_bundle, speculates
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -66,7 +66,7 @@ class BundleWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        tags = (PREFILL, *self.engine.tags)
+        tags = (PREFILL, *self._step_tags())
         # rows that filter have graphs of their own
         names = [(tag, bucket, f) for bucket in self.shape.buckets for tag in tags for f in (False, True)]
         with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
@@ -76,6 +76,12 @@ class BundleWorker(WorkerBase):
         seconds = time.perf_counter() - begin
         print(self._what_is_served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def _step_tags(self) -> tuple[str, ...]:
+        """The graphs of steps: with a schedule by batch, those of its k."""
+        schedule = k_of_batch(self.bundle, self.vllm_config) if self.engine.speculative else None
+        ks = [k for *_, k in schedule] if schedule else [None]
+        return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k)))
 
     def _what_is_served(self, seconds: float) -> str:
         names = {role: entry["name"] for role, entry in self.bundle["models"].items()}
@@ -105,8 +111,9 @@ class BundleWorker(WorkerBase):
         ids = {self.numbers[name]: list[int]() for name in scheduled}
         running = bool(scheduler_output.scheduled_cached_reqs.req_ids)
         # a graph for each new prompt; prompts that come alone answer at once
+        most = scheduler_output.num_spec_tokens_to_schedule
         for prompt in [True] * len(arrived) + [False] * running:
-            for event in self._step(prompt, running):
+            for event in self._step(prompt, running, most):
                 ids[event.number] += event.ids
         return ModelRunnerOutput(
             req_ids=scheduled,
@@ -114,9 +121,9 @@ class BundleWorker(WorkerBase):
             sampled_token_ids=[ids[self.numbers[name]] for name in scheduled],
         )
 
-    def _step(self, prompt: bool, running: bool) -> list[Event]:
+    def _step(self, prompt: bool, running: bool, most: int) -> list[Event]:
         self.metrics.begin(running)
-        events = self.engine.step()
+        events = self.engine.step(most)
         self.metrics.end(prompt, events)
         return events
 

@@ -51,6 +51,7 @@ def spec_of(bundle: Bundle) -> SpecOfBundle:
     named = {f.name for f in dataclasses.fields(BuildSpec)}
     configs = {role: bundle.config(role) for role in ("target", "draft")[: 1 + bundle.drafting.of_kind.has_model]}
     values = {n: v for n, v in bundle["spec"].items() if n in named}
+    values["fewer"] = bundle.ks[1:-1]
     spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", configs=configs, recorded=bundle.drafting)
     planned = [json.loads(json.dumps(graph_as_json(g))) for g in make_plan(spec).graphs]
     if planned != bundle["graphs"]:

@@ -6,13 +6,14 @@ author could write a new digest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from model.bundle.schema import ALL_TAGS, TAGS, UNFILTERED, Wrong, shown
+from model.bundle.schema import TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
 from model.drafting import KINDS, recorded
 
-_PREFILL, _FUSED, _DECODE = TAGS
+_PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
 _HLO = "hlo/{tag}_bk{bucket}.hlo.pb"
 
@@ -37,6 +38,8 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
     for name, value in expected.items():
         if type(m[name]) is not type(value) or m[name] != value:
             yield f"{name} is {shown(m[name])} and its other fields say {shown(value)}"
+    if _ks(m) != sorted({0, k, *_fewer(spec)}) or max(_ks(m)) != k:
+        yield f"ks are {_ks(m)}, its other fields say k {k} and fewer {shown(spec.get('fewer'))}"
     if m["buckets"] != sorted(set(m["buckets"])) or m["buckets"][-1] != m["max_len"]:
         yield f"buckets are {shown(m['buckets'])} that do not rise to max_len {m['max_len']}"
     if (m["neff"] == "none") != (m["toolchain"] == "cpu"):
@@ -46,6 +49,17 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
     yield from _models(m)
     yield from _graphs(m)
     yield from _files(m)
+
+
+def _ks(m: dict[str, Any]) -> list[int]:
+    """Every k that a step may have, rising; a bundle of an earlier build has one beside 0 and does not list them."""
+    ks: list[int] = m.get("ks", sorted({0, m["k"]}))
+    return ks
+
+
+def _fewer(spec: dict[str, Any]) -> list[int]:
+    text = str(spec.get("fewer", ""))
+    return [int(part) for part in text.split(",")] if re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text) else []
 
 
 def _models(m: dict[str, Any]) -> Iterator[str]:
@@ -84,14 +98,16 @@ def _has_draft(m: dict[str, Any]) -> bool:
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
     # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
     own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
-    tags = [tag for tag in (ALL_TAGS if own else TAGS) if m["k"] or not tag.startswith(_FUSED)]
-    wanted = {(tag, bucket) for tag in tags for bucket in m["buckets"]}
+    k_of = {step_tag(k, m["k"]): k for k in _ks(m)}
+    k_of |= {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
+    k_of[_PREFILL] = m["k"]
+    wanted = {(tag, bucket) for tag in k_of for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:
-        yield f"graphs has {len(listed)}, expected one for each of {len(tags)} tags and {len(m['buckets'])} buckets"
+        yield f"graphs has {len(listed)}, expected one for each of {len(k_of)} tags and {len(m['buckets'])} buckets"
     for graph in m["graphs"]:
         at = f"graph {graph['tag']}_bk{graph['bucket']}"
-        k = 0 if _alone(graph) else m["k"]
+        k = k_of.get(graph["tag"], 0)
         if graph["k"] != k:
             yield f"{at} has k {graph['k']}, expected {k}"
         if graph["file"] != _HLO.format(**graph):
@@ -102,8 +118,7 @@ def _graphs(m: dict[str, Any]) -> Iterator[str]:
 
 def _alone(graph: dict[str, Any]) -> bool:
     """Whether a graph is a step's of the target alone."""
-    tag: str = graph["tag"]
-    return tag.removesuffix(UNFILTERED) == _DECODE
+    return kind_of(graph["tag"]) == _DECODE
 
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:

@@ -84,6 +84,11 @@ class Bundle:
         """The drafter."""
         return recorded(self.manifest)
 
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Every k that a step may have, rising, 0 among them: the target's own graph is in every bundle."""
+        return tuple(self.manifest.get("ks", sorted({0, self["k"]})))
+
     def graph(self, tag: str, bucket: int) -> GraphSpec:
         return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))
 

@@ -24,9 +24,21 @@ MANIFEST_BYTES = 64 << 20
 TAGS = ("context_encoding_model", "fused_speculation_model", "token_generation_model")
 # ends the tag of a step's graph for sequences of which none filters
 UNFILTERED = "_unfiltered"
-ALL_TAGS = (*TAGS, *(tag + UNFILTERED for tag in TAGS[1:]))
+_TAG = rf"{TAGS[0]}|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED})?"
 
 Check = Callable[[Any, str], None]
+
+
+def step_tag(k: int, largest: int) -> str:
+    """The tag of a step of k drafts: of a bundle's largest k, NxDI's; of 0, the target's alone."""
+    if not k:
+        return TAGS[2]
+    return TAGS[1] if k == largest else f"{TAGS[1]}_k{k}"
+
+
+def kind_of(tag: str) -> str:
+    """The one of `TAGS` that a graph is of: its tag without k and ending."""
+    return next(kind for kind in TAGS if tag.startswith(kind))
 
 
 class Wrong(ValueError):
@@ -152,7 +164,7 @@ CONFIG = record({
     "eos_token_ids": listed(_ID, 0, 64),
 })  # fmt: skip
 _GRAPH = record({
-    "tag": one_of(*ALL_TAGS),
+    "tag": text(_TAG, "the tag of a graph"),
     "bucket": whole(1, 1 << 24), "k": whole(0, MAX_K), "file": _NAME, "weights": _TENSORS, "inputs": _TENSORS,
     "state": _TENSORS, "outputs": _TENSORS, "collectives": named(whole(0, 1 << 30), 16, _NAME),
 })  # fmt: skip
@@ -175,14 +187,14 @@ _MANIFEST = record(
         "k": whole(0, MAX_K), "rows": whole(1, MAX_K + 1), "speculation_length": whole(0, MAX_K + 1),
         "tp": whole(1, MAX_TP), "draft_tp": whole(0, MAX_TP), "kv_shard": one_of("heads", "sequence"),
         "batch": whole(1, 4096), "max_len": whole(1, 1 << 24), "buckets": listed(whole(1, 1 << 24), 1, 64),
-        "dtype": _DTYPE, "graphs": listed(_GRAPH, 1, 192), "weights": optional(_WEIGHTS),
+        "dtype": _DTYPE, "graphs": listed(_GRAPH, 1, 1024), "weights": optional(_WEIGHTS),
         "bytes_per_rank": record({"weights": whole(0, 1 << 50), "caches": whole(0, 1 << 50)}),
         "toolchain": one_of("cpu", "compiler", "full"), "neff": one_of("none", "neff", "model.pt"),
         "versions": named(_NAME, 100, _NAME), "commit": optional(_NAME),
         "files": named(record({"sha256": _SHA256, "bytes": whole(0, 1 << 50)}, {"recipe": _SHA256}), 10_000),
     },
     {
-        "compiler": _COMPILER, "drafter": _DRAFTER,
+        "ks": listed(whole(0, MAX_K), 1, MAX_K + 1), "compiler": _COMPILER, "drafter": _DRAFTER,
         "executables": record({"platform": _NAME, "version": _NAME, "interface": _NAME}),
     },
 )  # fmt: skip

@@ -23,7 +23,9 @@ class Run:
 def shape_of(bundle: Bundle) -> Shape:
     """What the engine must know of a bundle."""
     vocabulary = bundle["models"]["target"]["config"]["vocab_size"]
-    return Shape(bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]), vocabulary)
+    fewer = bundle.ks[1:-1]
+    sizes = (bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
+    return Shape(*sizes, vocabulary, fewer, host_drafts=not bundle.drafting.of_kind.has_model)
 
 
 def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
@@ -38,7 +40,7 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     lower = 0
     for bucket in shape.buckets:
         if bucket > length and lower <= last:
-            for tag in engine.tags:
+            for tag in engine.tags(request.k_limit):
                 graphs.prepare(tag, bucket)
             if engine.table and engine.table.refresh is not None:
                 graphs.prepare(PREFILL, bucket)

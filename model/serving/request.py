@@ -23,11 +23,24 @@ class Shape:
     buckets: tuple[int, ...]
     # ids are below it; none is too large where it is not known
     vocabulary: int = 1 << 31
+    # the other k of fused graphs, rising
+    fewer: tuple[int, ...] = ()
+    # whether the host brings the drafts of a step
+    host_drafts: bool = False
 
     @property
     def rows(self) -> int:
         """N: the rows that the target verifies, and the most ids that a step emits."""
         return self.k + 1
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of every fused graph, rising."""
+        return (*self.fewer, self.k) if self.k else ()
+
+    def graph_k(self, drafts: int) -> int:
+        """The k of the smallest graph that can accept so many drafts; 0 is the target's alone."""
+        return next(k for k in (0, *self.ks) if k >= drafts)
 
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds so many positions, or the largest there is."""
@@ -112,13 +125,16 @@ class Result:
     ids: list[int] = field(default_factory=list)
     reason: str = ""
     steps: int = 0
+    # steps by the k of their graph
+    steps_of_k: dict[int, int] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     refreshes: int = 0
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Add one step with its drafts and how many were accepted, by position."""
+    def count(self, k: int, drafted: int, accepted: int) -> None:
+        """Add one step of a graph of k with its drafts and how many were accepted, by position."""
         self.steps += 1
+        self.steps_of_k[k] = self.steps_of_k.get(k, 0) + 1
         for tally, reached in ((self.drafted, drafted), (self.accepted, accepted)):
             tally.extend([0] * (drafted - len(tally)))
             for position in range(reached):

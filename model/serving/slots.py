@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,9 +25,14 @@ class Slot:
     token: int = -1
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt and what was kept."""
+        return (*self.request.ids, *self.result.ids)
+
+    @property
     def cached(self) -> tuple[int, ...]:
         """The ids whose rows the target's cache holds."""
-        return (*self.request.ids, *self.result.ids)[: self.position]
+        return self.ids[: self.position]
 
     def keep(self, ids: Iterable[int]) -> list[int]:
         """Append new ids up to whatever ends the request; returns those kept."""
@@ -78,13 +83,19 @@ class SlotTable:
             self._free.append(slot.index)
             self._sampling = None
 
-    def step_inputs(self, limits: tuple[int, ...], bucket: int) -> StepInputs:
-        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral."""
-        inputs = zero_inputs(B=self.batch, T=1, S=bucket)
-        for slot, limit in zip(self._slots.values(), limits, strict=True):
-            inputs.input_ids[slot.index], inputs.position_ids[slot.index] = slot.token, slot.position
+    def step_inputs(
+        self, limits: tuple[int, ...], bucket: int, drafts: Sequence[Sequence[int]] = (), rows: int = 1
+    ) -> StepInputs:
+        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
+
+        Where the host drafts, `rows` of each are the newest id and its `drafts`, filled up by zeros beyond the limit.
+        """
+        inputs = zero_inputs(B=self.batch, T=rows, S=bucket)
+        for slot, limit, more in zip(self._slots.values(), limits, drafts or [()] * len(limits), strict=True):
+            inputs.input_ids[slot.index, : 1 + len(more)] = (slot.token, *more)
+            inputs.position_ids[slot.index] = slot.position + np.arange(rows)
             inputs.k_limits[slot.index] = limit
-        inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids
+        inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids[:, :1]
         if self._sampling is None:
             self._sampling = _sampling(self.seated, self.batch)
         return inputs._replace(**self._sampling)
