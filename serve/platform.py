@@ -97,7 +97,7 @@ class BundlePlatform(Platform):
             tokenizer=folder,
             generation_config=folder,
             max_model_len=bundle["max_len"],
-            middleware=["serve.seed.SeedMiddleware"],
+            middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
 

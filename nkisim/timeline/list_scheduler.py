@@ -17,7 +17,7 @@ from nkisim.timeline.program import Link, Program
 from nkisim.timeline.schedule_state import DATA, IN_ORDER, NOBODY, Queue, TensorClock, Times, Transfer
 
 
-class StuckSchedule(Exception):
+class StuckSchedule(ValueError):
     """The events wait for each other in a circle."""
 
 

@@ -55,7 +55,7 @@ def test_doctor_names_each_file_with_a_flipped_bit(base: Path, capsys: pytest.Ca
         (bundle / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(SystemExit):
             doctor([str(bundle)])
-        assert f"NOT SERVABLE: {name} " in capsys.readouterr().out
+        assert f"CANNOT GENERATE: {name} " in capsys.readouterr().out
         (bundle / name).write_bytes(content)
     doctor([str(bundle)])
 
@@ -81,7 +81,7 @@ def test_a_bundle_of_another_version_is_refused(base: Path) -> None:
     read_bundle(base / "bundle")
 
 
-def test_a_plan_only_bundle_is_not_servable(base: Path) -> None:
+def test_a_plan_only_bundle_cannot_generate(base: Path) -> None:
     build(spec(base, "plan_only", checkpoint="", draft_checkpoint=""))
     with pytest.raises(SystemExit):
         doctor([str(base / "plan_only")])

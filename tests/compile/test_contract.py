@@ -227,4 +227,4 @@ def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pyt
     capsys.readouterr()
     with pytest.raises(SystemExit):
         doctor([str(out)])
-    assert f"NOT SERVABLE: {graph.file}: its aliases" in capsys.readouterr().out
+    assert f"CANNOT GENERATE: {graph.file}: its aliases" in capsys.readouterr().out

@@ -141,6 +141,23 @@ def test_one_bundle_is_named(full: Path) -> None:
             serve_command(arguments)
 
 
+def test_generating_here_and_being_loaded_there_have_two_words(base: Path, full: Path, capsys: Any) -> None:
+    """A bundle of a machine without the SDK does the one and not the other; a damaged one does neither."""
+    doctor([str(base / "none")])
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict == "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
+    with pytest.raises(UserError, match=r"none cannot be loaded on Trainium: it was built without the Neuron SDK"):
+        serve_command([str(base / "none")])
+    doctor([str(full)])
+    assert "can generate here; compile.serve_command says how it is loaded on Trainium" in capsys.readouterr().out
+    (full / shard_file(1)).unlink()
+    with pytest.raises(SystemExit):
+        doctor([str(full)])
+    assert "\nCANNOT GENERATE: weights/tp1" in capsys.readouterr().out
+    with pytest.raises(UserError, match="full cannot be loaded on Trainium: weights/tp1"):
+        serve_command([str(full)])
+
+
 def test_without_a_neff_it_says_why(base: Path) -> None:
     with pytest.raises(UserError, match=r"was built without the Neuron SDK \(neff: none\) and has no model.pt"):
         serve_command(["--bundle", str(base / "none")])
@@ -148,7 +165,9 @@ def test_without_a_neff_it_says_why(base: Path) -> None:
         serve_command(["--bundle", str(base / "neffs")])
 
 
-@pytest.mark.parametrize(("engine", "said"), [("v1", "takes an EAGLE draft alone"), ("native", "EAGLE3 drafts alone")])
+@pytest.mark.parametrize(
+    ("engine", "said"), [("v1", "refuses the method draft_model"), ("native", "EAGLE3 drafts alone")]
+)
 def test_engines_that_take_no_plain_draft_are_refused(full: Path, engine: str, said: str, capsys: Any) -> None:
     with pytest.raises(UserError, match=f"the {engine} engine cannot load a bundle with a draft model: .*{said}"):
         serve_command(["--bundle", str(full), "--engine", engine])
@@ -222,7 +241,7 @@ def test_shards_of_another_build_are_refused(
     _change(full, lambda m: m.update(manifest_sha256=manifest_digest(m)))
     with pytest.raises(SystemExit):
         doctor([str(full)])
-    assert "NOT SERVABLE: weights/tp1_sharded" in capsys.readouterr().out
+    assert "CANNOT GENERATE: weights/tp1_sharded" in capsys.readouterr().out
 
 
 def test_shards_under_each_other_s_names_are_refused(full: Path) -> None:

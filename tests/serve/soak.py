@@ -95,12 +95,14 @@ class Soak:
 
 
 def diverged(llm: LLM, answers: dict[int, list[int]]) -> list[int]:
-    """The numbers of the requests whose ids are not those of offline generation."""
+    """The numbers of the requests whose ids are not those of the target alone, offline, equal lengths together."""
     numbers = []
-    for number, ids in answers.items():
-        asked = random_request(number)
-        offline = llm.generate(asked["prompt"], asked["params"], max_new_tokens=asked["length"])
-        numbers += [number] * (list(offline.ids) != ids)
+    asked = {number: random_request(number) for number in answers}
+    for length in sorted({request["length"] for request in asked.values()}):
+        same = [number for number, request in asked.items() if request["length"] == length]
+        prompts, params = [asked[n]["prompt"] for n in same], [asked[n]["params"] for n in same]
+        outputs = llm.generate(prompts, params, max_new_tokens=length, speculation=False)
+        numbers += [n for n, output in zip(same, outputs, strict=True) if list(output.ids) != answers[n]]
     return numbers
 
 

@@ -12,7 +12,7 @@ import pytest
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import NO_VLLM, Server
+from tests.serve.server import NO_VLLM, Server, sample
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 GREEDY = {"temperature": 0.0}
@@ -189,10 +189,3 @@ def test_our_own_metrics_are_beside_vllms(server: Server) -> None:
     assert 0 < sample(server, "trnspec_drafts_kept_total") < sample(server, "trnspec_drafted_total")
     assert sample(server, "trnspec_host_gap_seconds_count") > 0
     assert sample(server, "vllm:generation_tokens_total") > 0
-
-
-def sample(server: Server, metric: str) -> float:
-    """The sum of a metric over its labels."""
-    lines = [li for li in server.get("/metrics").splitlines() if li.split("{")[0].split(" ")[0] == metric]
-    assert lines, f"{metric} is not shown"
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

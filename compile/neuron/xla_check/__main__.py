@@ -25,8 +25,6 @@ from compile.neuron.xla_check.hold import departures, opcodes
 from compile.plan import make_plan
 from model.errors import UserError, run_cli
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
     """What is true of a case; `departures` is empty where all held."""
@@ -52,7 +50,7 @@ def _lower(python: Path, case: str, tag: str, folder: Path) -> str:
     command = [str(python), "-m", "compile.neuron.xla_check.lower", case, tag, str(folder)]
     # our runtime's flags are those of a newer XLA
     environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PJRT_DEVICE": "CPU"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True, check=False)
     said = (done.stderr.strip() or "nothing").splitlines()[-1]
     return f"{tag}: lowering ended with {done.returncode} and said: {said}" if done.returncode else ""
 
@@ -63,12 +61,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--env", type=Path, default=Path(".xla"), help="folder of the environment, made if absent")
     parser.add_argument("--out", type=Path, help="JSON file of the result")
     parser.add_argument("--only", choices=CASES, help="one case")
+    parser.add_argument("--keep", type=Path, help="folder for the lowered graphs, which are thrown away without it")
     options = parser.parse_args(arguments)
     python = environment.make(options.env.absolute())
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in [options.only] if options.only else CASES:
-            found[case] = check(case, python, Path(folder))
+            found[case] = check(case, python, options.keep or Path(folder))
             said = "; ".join(found[case]["departures"]) or "held"
             tokens = f", {found[case]['tokens']} tokens equal" if "tokens" in found[case] else ""
             print(f"{case}: {said}{tokens}", flush=True)
