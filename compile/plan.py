@@ -93,7 +93,9 @@ def _kept(spec: BuildSpec) -> tuple[TensorSpec, ...]:
     """What the drafter remembers beside caches."""
     sizes = {"B": spec.batch, "K": spec.k}
     kept = spec.drafting.of_kind.kept
-    return tuple(TensorSpec(KEPT + name, tuple(sizes[a] for a in axes.split()), "int32") for name, axes in kept)
+    return tuple(
+        TensorSpec(KEPT + name, tuple(sizes.get(a) or int(a) for a in axes.split()), "int32") for name, axes in kept
+    )
 
 
 def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:

@@ -22,7 +22,8 @@ class Kind:
     """What is known of a kind of drafter.
 
     `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
-    state beside caches, each a name and axes: B slots, K the most drafts of a step, int32.
+    state beside caches, each a name and axes: B slots, K the most drafts of a step, int32. They have three axes, which
+    no output of a graph has: a tracer finds the output that a state's tensor is aliased to by its shape.
     """
 
     passes: Callable[[int, int], tuple[DraftPass, ...]]
@@ -46,7 +47,7 @@ def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
 
 KINDS = {
     "chain": Kind(_chain),
-    "parallel": Kind(_parallel, kept=(("ids", "B K"),), limit=16),
+    "parallel": Kind(_parallel, kept=(("ids", "B K 1"),), limit=16),
     "ngram": Kind(_nothing, has_model=False),
     "none": Kind(_nothing, has_model=False),
 }

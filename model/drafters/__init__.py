@@ -17,8 +17,8 @@ above 0. A drafter is
 
 - its model: an nn.Module, `draft_model` in a pair; its weights' names and cuts are in model/bundle/weights.py;
 - what it needs: `taps`, indexes of the target's hidden states as transformers counts them, concatenated in `features`;
-- its state, `DraftState`: caches as a decoder's, and `kept` tensors of a row a slot. It crosses a graph's border like
-  the target's caches, aliased, in the order that `model/drafting.py` declares: a host loop never sees it;
+- its state, `DraftState`: caches as a decoder's, and `kept` tensors (B, K, F), slot b's in row b. It crosses a graph's
+  border like the target's caches, aliased, in the order that `model/drafting.py` declares: a host loop never sees it;
 - a step's rows end at the input id's position p. `keep` moves what is remembered on by the count of kept ids, so
   that `propose` finds the same shape at every step, and no offset in a graph depends on how many were kept;
 - its cost: the passes of its model in a step, rows and draws of each, in `model/drafting.py`.
@@ -39,7 +39,7 @@ from model.window import Window
 
 
 class DraftState(NamedTuple):
-    """What a drafter remembers: its model's caches, and tensors whose row b is slot b's."""
+    """What a drafter remembers: its model's caches, and tensors (B, K, F) whose row b is slot b's."""
 
     caches: list[Cache]
     kept: tuple[Tensor, ...] = ()
@@ -77,17 +77,17 @@ class Drafter:
         return state
 
 
-def moved(kept_BK: Tensor, new_BN: Tensor, count_B1: Tensor) -> Tensor:
-    """(B, K) or (B, K, F): the last K of what was kept and the first `count` of what is new."""
-    return rows_of(torch.cat((kept_BK, new_BN), 1), count_B1 + iota(kept_BK.shape[1], count_B1))
+def moved(kept_BKF: Tensor, new_BNF: Tensor, count_B1: Tensor) -> Tensor:
+    """(B, K, F): the last K rows of what was kept and the first `count` of what is new."""
+    return rows_of(torch.cat((kept_BKF, new_BNF), 1), count_B1 + iota(kept_BKF.shape[1], count_B1))
 
 
 def rows_of(x_BRF: Tensor, index_BN: Tensor) -> Tensor:
-    """Rows `index` of each sequence: (B, N), or (B, N, F)."""
+    """(B, N, F): rows `index` of each sequence."""
     return x_BRF[iota(x_BRF.shape[0], index_BN)[:, None], index_BN]
 
 
-def in_slot(kept_BK: Tensor, new_1K: Tensor, slot_1: Tensor) -> Tensor:
-    """What is kept, with one slot's row replaced."""
-    here_B = iota(kept_BK.shape[0], slot_1) == slot_1
-    return torch.where(here_B.view(-1, *[1] * (kept_BK.ndim - 1)), new_1K, kept_BK)
+def in_slot(kept_BKF: Tensor, new_1KF: Tensor, slot_1: Tensor) -> Tensor:
+    """What is kept, with one slot's rows replaced."""
+    here_B = iota(kept_BKF.shape[0], slot_1) == slot_1
+    return torch.where(here_B[:, None, None], new_1KF, kept_BKF)

@@ -33,36 +33,37 @@ class Parallel(Drafter):
         self.model, self.mask_id = model, mask_id
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
-        model, (before_BK,) = self.model, state.kept
-        ids_BR, placement, own_B1 = self._rows(window, ids_BT, before_BK)
+        model = self.model
+        ids_BR, placement, own_B1 = self._rows(window, ids_BT, state.kept[0])
         x_BRE, caches = model.hidden(ids_BR, state.caches, placement)
         x_BkE = rows_of(x_BRE, own_B1 + iota(window.k, own_B1))
         # a step has at least two rows to draw, of which these are the first
         of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
         draws = model.kernels.coupled_sample(model.parallel.ops, model.logits(x_BkE).flatten(0, 1), of_drafts)
         drafts_Bk = draws.merged().unflatten(0, (-1, window.k))
-        return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, (before_BK,))
+        return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, state.kept)
 
-    def _rows(self, window: Window, ids_B1: Tensor, before_BK: Tensor) -> tuple[Tensor, Placement, Tensor]:
+    def _rows(self, window: Window, ids_B1: Tensor, before_BK1: Tensor) -> tuple[Tensor, Placement, Tensor]:
         """The ids of a pass, where they are, and the row (B, 1) of the input id."""
-        most, position_B1 = before_BK.shape[1], window.placement.positions_BN[:, :1]
+        most, position_B1 = before_BK1.shape[1], window.placement.positions_BN[:, :1]
         rows_R = iota(most + window.k, ids_B1)
         own_B1 = position_B1.clamp(max=most)
         masks_BR = torch.full_like(rows_R, self.mask_id).expand(ids_B1.shape[0], -1)
-        known = torch.cat((before_BK, ids_B1, masks_BR), 1)
+        known = torch.cat((before_BK1, ids_B1.unsqueeze(-1), masks_BR.unsqueeze(-1)), 1)
         placement = window.placement._replace(positions_BN=position_B1 - own_B1 + rows_R)
-        return rows_of(known, most - own_B1 + rows_R), placement, own_B1
+        return rows_of(known, most - own_B1 + rows_R).squeeze(-1), placement, own_B1
 
     def keep(
         self, candidates_BN: Tensor, count_B1: Tensor, features_BNF: Tensor | None, state: DraftState
     ) -> DraftState:
-        return state._replace(kept=(moved(state.kept[0], candidates_BN, count_B1),))
+        return state._replace(kept=(moved(state.kept[0], candidates_BN.unsqueeze(-1), count_B1),))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
         _, caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement)
-        (before_BK,), most = state.kept, state.kept[0].shape[1]
+        (before_BK1,) = state.kept
+        most = before_BK1.shape[1]
         # what would be before a short prompt is never used
         last_1K = (prompt.length_1[:, None] - most + iota(most, prompt.length_1)).clamp(min=0)
         slot_1 = prompt.placement.slots_B
         assert slot_1 is not None
-        return DraftState(caches, (in_slot(before_BK, rows_of(prompt.ids_1S, last_1K), slot_1),))
+        return DraftState(caches, (in_slot(before_BK1, rows_of(prompt.ids_1S.unsqueeze(-1), last_1K), slot_1),))

@@ -89,7 +89,7 @@ def _steps(folder: Path, k: int, most: int, count: int, spoil: Spoil = lambda c,
     target, draft = _model(folder / "target"), _model(folder / "draft")
     pair, batch = Pair(target, Parallel(draft, MASK), EAGER), len(PROMPTS)
     caches = [empty_caches(m.config, ONE_RANK, batch, LENGTH, torch.float32) for m in (draft, target)]
-    state, held, texts = DraftState(caches[0], (torch.zeros(batch, most, dtype=torch.int32),)), caches[1], []
+    state, held, texts = DraftState(caches[0], (torch.zeros(batch, most, 1, dtype=torch.int32),)), caches[1], []
     for slot, prompt in enumerate(PROMPTS):
         padded = [prompt + [0] * (LENGTH - len(prompt))]
         out = pair.prefill(k, _inputs(padded, [0], [len(prompt)], slot), state, held)
