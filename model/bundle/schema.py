@@ -24,7 +24,9 @@ MANIFEST_BYTES = 64 << 20
 TAGS = ("context_encoding_model", "fused_speculation_model", "token_generation_model")
 # ends the tag of a step's graph for sequences of which none filters
 UNFILTERED = "_unfiltered"
-_TAG = rf"{TAGS[0]}|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED})?"
+# ends the tag of a graph that takes a mask of allowed ids and returns scores, whatever its rows filter
+MASKED = "_masked"
+_TAG = rf"{TAGS[0]}({MASKED})?|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED}|{MASKED})?"
 
 Check = Callable[[Any, str], None]
 

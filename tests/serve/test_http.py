@@ -113,6 +113,24 @@ def test_a_client_that_leaves_mid_stream_frees_its_slot(client: Any, name: str, 
     assert ids_of(ask(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
 
 
+def test_clients_that_leave_the_queue_are_forgotten(client: Any, name: str, llm: LLM) -> None:
+    """Every slot is taken; who leaves has no slot, and the engine never heard of it."""
+    # vendor seam: comes with vLLM
+    import openai  # noqa: PLC0415
+
+    long = {"extra_body": {"ignore_eos": True}, "max_tokens": 240, "stream": True} | GREEDY
+    streams = [ask(client, name, PROMPTS[0], **long) for _ in range(8)]
+    for stream in streams[:4]:
+        next(iter(stream))
+    for _ in range(3):
+        with pytest.raises(openai.APITimeoutError):
+            ask(client.with_options(timeout=0.05), name, PROMPTS[1], max_tokens=200, **GREEDY)
+    for stream in streams:
+        stream.close()
+    offline = llm.generate(PROMPTS[1], max_new_tokens=30)
+    assert ids_of(ask(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
+
+
 def test_running_requests_come_back_to_none(server: Server) -> None:
     end = time.monotonic() + 30
     while (running := sample(server, "vllm:num_requests_running")) and time.monotonic() < end:
