@@ -1,8 +1,9 @@
 """What crosses a graph's border: every input and output, declared once with its shape and dtype.
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
-sequences, T ids of each that come in (1 in a step, S in a prompt), S positions (the bucket) and N = k + 1 rows; W words
-of 32 ids each, and 2 scores, C, in graphs that take masks alone: what has a letter without a size is not at a border.
+sequences, T ids of each that come in (1 in a step, N where the host drafts, S in a prompt), S positions (the bucket)
+and N = k + 1 rows; W words of 32 ids each, and 2 scores, C, in graphs that take masks alone: what has a letter without
+a size is not at a border.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from model.bundle.manifest import TensorSpec
 from model.bundle.schema import MASKED, UNFILTERED
 from model.cache import Cache
+from model.drafters import DraftState
 from model.dtypes import BY_NAME
 from model.sampling import Sampling
 
@@ -41,10 +43,11 @@ class Port:
 class StepInputs(NamedTuple):
     """What the host passes to a graph: numpy arrays there, tensors in torch.
 
-    attention_mask is 1 where a token is known; position_ids are the input ids' own; seq_ids is the cache slot of a
-    prompt; sampling_params are top-k, top-p, temperature; seeds two words each; k_limits the most drafts to accept;
-    allowed has a bit for each id that a sequence's next token may be, id 32 w + b in bit b of word w. A sequence that
-    forbids an id accepts no draft: what may follow a draft is not in the mask.
+    Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
+    position_ids are the input ids' own; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
+    temperature; seeds two words each; k_limits the most drafts to accept; allowed has a bit for each id that a
+    sequence's next token may be, id 32 w + b in bit b of word w. A sequence that forbids an id accepts no draft: what
+    may follow a draft is not in the mask.
     """
 
     input_ids: Annotated[Any, Port("B T")]
@@ -73,7 +76,7 @@ class StepInputs(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """What a graph returns; `accepted` is padded with -1. The caches stay with the device: a host sees none.
+    """What a graph returns; `accepted` is padded with -1. State stays with the device: a host sees none.
 
     After a prompt the mask has the cache's length, S positions of all. Scores are the log-probability of each accepted
     id by the target's logits alone, those of forbidden ids left out, and how many ids have no smaller logit.
@@ -83,7 +86,7 @@ class StepOutputs(NamedTuple):
     next_ids: Annotated[Any, Port("B 1", name="next_input_ids")]
     next_mask: Annotated[Any, Port("B S", name="next_attention_mask")]
     next_pos: Annotated[Any, Port("B 1", name="next_pos_ids")]
-    draft_caches: Sequence[Cache] = ()
+    draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
     scores: Annotated[Any, Port("B N C", "float32")] = None
 

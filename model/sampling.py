@@ -82,8 +82,14 @@ class Draw(NamedTuple):
 
     def row(self, n: int, rows: int) -> Draw:
         """Row n of the `rows` rows of each sequence."""
-        of_rows = (None if t is None else t[n::rows] for t in self[:7])
-        return Draw._make([*of_rows, self.start_11, self.guess_J, None])
+        return self._of_rows(lambda t: t[n::rows])
+
+    def first(self, count: int, rows: int) -> Draw:
+        """The first `count` of the `rows` rows of each sequence."""
+        return self._of_rows(lambda t: t.unflatten(0, (-1, rows))[:, :count].flatten(0, 1))
+
+    def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
+        return Draw._make([*(None if t is None else taken(t) for t in self[:7]), self.start_11, self.guess_J, None])
 
 
 class Draws(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
+from model.drafting import KINDS, recorded
 
 _PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
@@ -32,7 +33,7 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
         "rows": k + 1,
         "speculation_length": k + 1 if k else 0,
         "config_hash": config_hash,
-        "draft_tp": (spec.get("draft_tp") or m["tp"]) if k else 0,
+        "draft_tp": (spec.get("draft_tp") or m["tp"]) if _has_draft(m) else 0,
     } | {name: spec.get(name) for name in ("k", "tp", "batch", "max_len", "dtype", "kv_shard")}
     for name, value in expected.items():
         if type(m[name]) is not type(value) or m[name] != value:
@@ -62,9 +63,14 @@ def _fewer(spec: dict[str, Any]) -> list[int]:
 
 
 def _models(m: dict[str, Any]) -> Iterator[str]:
-    if ("config" in m["models"]["draft"]) != (m["k"] > 0):
-        yield f"k is {m['k']} and the draft has {'a' if m['k'] == 0 else 'no'} configuration"
+    kind, mask = recorded(m).kind, recorded(m).mask_id
+    if (m["k"] > 0) != (kind != "none") or m["k"] > (KINDS[kind].limit or m["k"]):
+        yield f"k is {m['k']} and the drafter {kind}"
+    if ("config" in m["models"]["draft"]) != _has_draft(m):
+        yield f"the drafter is {kind} and the draft has {'no' if _has_draft(m) else 'a'} configuration"
         return
+    if (mask is not None) != (kind == "parallel") or (mask or 0) >= m["models"]["target"]["config"]["vocab_size"]:
+        yield f"the drafter is {kind} and its mask rows have the id {mask}"
     for role, ranks in _roles(m):
         config = m["models"][role]["config"]
         sizes = ("hidden_size", "intermediate_size", "vocab_size")
@@ -81,7 +87,12 @@ def _models(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
-    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + (m["k"] > 0)]
+    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + _has_draft(m)]
+
+
+def _has_draft(m: dict[str, Any]) -> bool:
+    """Whether there is a draft with weights beside the target."""
+    return recorded(m).of_kind.has_model
 
 
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
@@ -114,7 +125,9 @@ def _alone(graph: dict[str, Any]) -> bool:
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
     prompt, masked = kind_of(graph["tag"]) == _PREFILL, graph["tag"].endswith(MASKED)
-    batch, count = (1, graph["bucket"]) if prompt else (m["batch"], 1)
+    # a host that drafts brings the drafts of a step with its input ids
+    ids = 1 if _has_draft(m) else k + 1
+    batch, count = (1, graph["bucket"]) if prompt else (m["batch"], ids)
     mask = m["max_len"] if prompt else graph["bucket"]
     words = -(-m["models"]["target"]["config"]["vocab_size"] // 32)
     inputs = {
@@ -148,7 +161,7 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     if len(shapes) != len(graph["weights"]):
         yield "two weights have one name"
     for role, ranks in roles:
-        config, prefix = m["models"][role]["config"], f"{role}_model." if m["k"] else ""
+        config, prefix = m["models"][role]["config"], f"{role}_model." if _has_draft(m) else ""
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         wanted = {
             "embed_tokens.weight": [vocabulary, hidden // ranks],
@@ -158,7 +171,8 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
         for name, shape in wanted.items():
             if shapes.get(prefix + name) != shape:
                 yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"
-    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles)
+    kept = 0 if _alone(graph) else len(recorded(m).of_kind.kept)
+    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles) + kept
     if len(graph["state"]) != caches or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
         yield f"its caches are not {caches} of {m['batch']} sequences"
 

@@ -14,6 +14,7 @@ from model.bundle.manifest import PREFILL
 from model.bundle.schema import step_tag
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
+from model.serving import ngram
 from model.serving.request import Request, Result, Shape, check
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.switching import Belief, Decision, Pause, Table, decide_graph
@@ -60,13 +61,24 @@ class _Work:
     limits: tuple[int, ...] = ()
     refresh: tuple[Slot, ...] = ()
     k: int = 0
+    # where the host drafts
+    drafts: tuple[list[int], ...] = ()
+
+
+Proposer = Callable[[Slot, int], list[int]]
+
+
+def by_ngram(slot: Slot, most: int) -> list[int]:
+    """Drafts from the slot's own ids."""
+    return ngram.propose(slot.ids, most) if most else []
 
 
 class Engine:
     """Continuous batching over a runner; results do not depend on the order or the neighbours.
 
     With a tuner's table, steps speculate only while that is expected to gain; `record` is told of every
-    speculative step.
+    speculative step. Where the host drafts, `propose` gives at most so many drafts for a slot, by default from the
+    slot's own ids.
     """
 
     def __init__(
@@ -76,12 +88,14 @@ class Engine:
         speculative: bool = True,
         table: Table | None = None,
         record: Callable[[SpecStep], None] | None = None,
+        propose: Proposer | None = None,
     ) -> None:
         # a bundle of k 0 is the target alone
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self._use(table)
         self.pause, self.record = Pause(), record or (lambda step: None)
         self.slots = SlotTable(shape.batch)
+        self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
 
@@ -90,7 +104,7 @@ class Engine:
 
     def tags(self, most: int) -> tuple[str, ...]:
         """The graphs that steps of requests may run that take so many drafts at most."""
-        if self.speculative and self.table:
+        if self.speculative and (self.table or self.propose):
             ks = (*self.shape.ks, 0)
         else:
             ks = (self.shape.graph_k(most if self.speculative else 0),)
@@ -154,6 +168,10 @@ class Engine:
             return None
         decision = self._decide(seated, most)
         limits = decision.limits or (0,) * len(seated)
+        if self.propose:
+            drafts = tuple(self.propose(slot, limit) for slot, limit in zip(seated, limits, strict=True))
+            k = self.shape.graph_k(max(map(len, drafts)))
+            return _Work(step_tag(k, self.shape.k), seated, tuple(map(len, drafts)), (), k, drafts if k else ())
         k = self.shape.graph_k(max(limits)) if decision.k is None else decision.k
         due = tuple(s for s, stale in zip(seated, decision.refresh, strict=True) if stale) if decision.refresh else ()
         return _Work(step_tag(k, self.shape.k), seated, limits, due, k)
@@ -176,7 +194,9 @@ class Engine:
             self._refresh(slot)
         last = max(s.position for s in work.slots) + work.k
         bucket = self.shape.bucket(last + 1)
-        return self.runner.run(work.tag, bucket, self.slots.step_inputs(work.limits, bucket, self.shape.vocabulary))
+        drafted = (work.drafts, work.k + 1) if self.propose else ()
+        inputs = self.slots.step_inputs(work.limits, bucket, self.shape.vocabulary, *drafted)
+        return self.runner.run(work.tag, bucket, inputs)
 
     def _prompt(self, slot: Slot, ids: tuple[int, ...]) -> StepOutputs:
         """Write ids into both caches; draws the id after them."""

@@ -25,8 +25,8 @@ def shape_of(bundle: Bundle) -> Shape:
     """What the engine must know of a bundle."""
     vocabulary = bundle["models"]["target"]["config"]["vocab_size"]
     fewer, structured = bundle.ks[1:-1], any(g.tag.endswith(MASKED) for g in bundle.graphs)
-    buckets = tuple(bundle["buckets"])
-    return Shape(bundle["k"], bundle["batch"], bundle["max_len"], buckets, vocabulary, fewer, structured)
+    sizes = (bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
+    return Shape(*sizes, vocabulary, fewer, structured, host_drafts=not bundle.drafting.of_kind.has_model)
 
 
 def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:

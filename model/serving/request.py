@@ -29,6 +29,8 @@ class Shape:
     fewer: tuple[int, ...] = ()
     # whether there are graphs that take masks and return log-probabilities
     structured: bool = False
+    # whether the host brings the drafts of a step
+    host_drafts: bool = False
 
     @property
     def rows(self) -> int:

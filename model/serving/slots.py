@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,6 @@ from model.serving.request import Request, Result, Shape
 from model.serving.switching import Belief
 
 # inputs of a step that are new in each: a row's id, its position, its limit of drafts
-_OF_A_STEP = ("input_ids", "position_ids", "k_limits")
 
 
 @dataclass
@@ -29,9 +28,14 @@ class Slot:
     token: int = -1
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt and what was kept."""
+        return (*self.request.ids, *self.result.ids)
+
+    @property
     def cached(self) -> tuple[int, ...]:
         """The ids whose rows the target's cache holds."""
-        return (*self.request.ids, *self.result.ids)[: self.position]
+        return self.ids[: self.position]
 
     def keep(self, ids: Iterable[int], scores: Iterable[tuple[float, int]] = ()) -> list[int]:
         """Append new ids up to whatever ends the request; returns those kept."""
@@ -83,21 +87,33 @@ class SlotTable:
             self._free.append(slot.index)
             self._sampling = None
 
-    def step_inputs(self, limits: tuple[int, ...], bucket: int, vocabulary: int) -> StepInputs:
-        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral."""
+    def step_inputs(
+        self, limits: tuple[int, ...], bucket: int, vocabulary: int, drafts: Sequence[Sequence[int]] = (), rows: int = 1
+    ) -> StepInputs:
+        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
+
+        Where the host drafts, `rows` of each are the newest id and its `drafts`, filled up by zeros beyond the limit.
+        """
         if self._sampling is None:
             self._sampling = _sampling(self.seated, self.batch)
         # new arrays: a device may read from the old ones
-        ids_B1, positions_B1, limits_B = (np.zeros_like(self._sampling[f]) for f in _OF_A_STEP)
+        ids_BT, positions_BT = (np.zeros((self.batch, rows), np.int32) for _ in range(2))
+        limits_B = np.zeros(self.batch, np.int32)
         slots = {slot.index: slot for slot in self._slots.values()}
-        rows = list(slots)
-        ids_B1[rows, 0], positions_B1[rows, 0] = zip(*((s.token, s.position) for s in slots.values()), strict=True)
-        limits_B[rows] = limits
-        mask_BS = (np.arange(bucket, dtype=np.int32) < positions_B1).astype(np.int32)
+        seated = list(slots)
+        ids_BT[seated, 0], positions_BT[seated] = (
+            [s.token for s in slots.values()],
+            [[s.position] for s in slots.values()],
+        )
+        limits_B[seated] = limits
+        for slot, more in zip(seated, drafts, strict=False):
+            ids_BT[slot, 1 : 1 + len(more)] = more
+        positions_BT += np.arange(rows, dtype=np.int32)
+        mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
         allowed_BW = _allowed(slots, self.batch, vocabulary)
         return StepInputs(
             **self._sampling
-            | {"input_ids": ids_B1, "position_ids": positions_B1, "k_limits": limits_B}
+            | {"input_ids": ids_BT, "position_ids": positions_BT, "k_limits": limits_B}
             | {"attention_mask": mask_BS, "allowed": allowed_BW}
         )
 
