@@ -121,7 +121,8 @@ def _graph(plan: BuildPlan, graph: GraphSpec) -> StagedFile:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
     split = [spec.tp, spec.draft_ranks, spec.kv_shard]
-    recipe = graph_recipe(graph_as_json(graph), configs, split, spec.dtype, spec.kernels, spec.inline)
+    drafter = spec.drafting.as_json()
+    recipe = graph_recipe(graph_as_json(graph), configs, drafter, split, spec.dtype, spec.kernels, spec.inline)
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
@@ -146,6 +147,7 @@ def described(plan: BuildPlan) -> dict[str, Any]:
         "k": spec.k, "ks": [0, *spec.ks], "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
         "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
+        "drafter": spec.drafting.as_json(),
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "weights": layout(spec) if spec.checkpoint else None,
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},

@@ -49,7 +49,7 @@ def _step(spec: BuildSpec) -> str:
     if not spec.k:
         return "k = 0: the target alone, 1 token"
     fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.fewer)))}" if spec.fewer else ""
-    return f"k = {spec.k} drafts, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
+    return f"k = {spec.k} drafts by {spec.drafting.kind}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
 
 
 def _padding(config: Qwen3Config, tp: int) -> str:

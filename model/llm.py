@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, cast, overload
 
+import numpy as np
+
 from model.bundle.opening import open_bundle
 from model.errors import UserError
 from model.serving.engine import Engine, Event, SpecStep
@@ -32,12 +34,16 @@ class Options(TypedDict, total=False):
 
     `max_new_tokens`, 128 by default. `stop`: one string or several, before whose first the text is cut. `k_limit`: the
     most drafts to accept in a step, by default the bundle's k. `speculation`: False runs the target alone.
+    `allowed`: asked before each step with the new ids, returns the mask of the next one, int32 words of a bit an id;
+    one token a step. `logprobs`: True for `Output.logprobs`. Both need a bundle built with --structured.
     """
 
     max_new_tokens: int
     stop: str | Sequence[str]
     k_limit: int | None
     speculation: bool
+    allowed: Callable[[Sequence[int]], np.ndarray] | None
+    logprobs: bool
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Output:
     (max_new_tokens) or context (the bundle's length). `tokens_per_step` counts what a pass of the target emitted on
     average, `acceptance` is the share of drafts accepted at each place of a step. `seconds` is wall time on this
     machine until the prompt was done, compilation apart. `drafts_offered` and `drafts_kept` are counts at each place
-    of a step, `steps_of_k` of steps by the k of their graph.
+    of a step, `steps_of_k` of steps by the k of their graph. `logprobs`, if asked
+    for, are the ids' log-probabilities by the target's logits, before temperature and filters.
     """
 
     ids: tuple[int, ...]
@@ -62,6 +69,7 @@ class Output:
     drafts_offered: tuple[int, ...] = ()
     drafts_kept: tuple[int, ...] = ()
     steps_of_k: Mapping[int, int] = field(default_factory=dict)
+    logprobs: tuple[float, ...] = ()
 
 
 class TextStream(Iterator[str]):
@@ -182,6 +190,8 @@ class LLM:
             self.bundle.config("target").eos_token_ids,
             options.get("k_limit"),
             stop_cut(self.tokenizer, _stops(options)),
+            options.get("allowed"),
+            options.get("logprobs", False),
         )
         check(self.shape, request)
         return request
@@ -258,7 +268,8 @@ class LLM:
         steps, rate = result.steps, result.tokens_per_step
         counts = tuple(result.drafted), tuple(result.accepted), dict(sorted(result.steps_of_k.items()))
         told = (result.reason, steps, rate, acceptance, result.refreshes, seconds)
-        return Output(tuple(result.ids), text, *told, *counts)
+        logprobs = tuple(logprob for logprob, _ in result.scores)
+        return Output(tuple(result.ids), text, *told, *counts, logprobs)
 
 
 def _is_one(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:

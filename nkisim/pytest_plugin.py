@@ -47,13 +47,14 @@ class KernelRuns:
         odd: Sequence[Sequence[Any]] = (),
         hostile: Sequence[str] = HOSTILE,
         rtol: float = 0.0,
-        atol: float = 0.0,
+        of_largest: float = 0.0,
         lnc: int = 1,
     ) -> None:
         """Compare a kernel with its law, a function of the same inputs, at `values`, `odd` shapes, hostile numbers.
 
-        NaN and infinities must be where the law has them, integers must be equal, and no output may be all zero where
-        the law's is not. Only the run at `values` counts for a latency.
+        An element may differ by `rtol` of the law's, and by `of_largest` of the largest finite number that the law
+        gives; by default not at all. NaN and infinities must be where the law has them, and no output may be all zero
+        where the law's is not. Only the run at `values` counts for a latency.
         """
         device = jit(kernel)[lnc]
         cases: list[tuple[str, Sequence[Any], str | None]] = [("ordinary numbers", values, None)]
@@ -67,7 +68,7 @@ class KernelRuns:
             pairs = list(zip(flat(found), flat(expected), strict=True))
             assert pairs, f"{where}: the kernel returns no array"
             for (name, array), (_, lawful) in pairs:
-                compare(f"{where}: {name}", array, lawful, rtol, atol)
+                compare(f"{where}: {name}", array, lawful, (rtol, of_largest))
 
     def _run(self, kernel: Kernel, arrays: tuple[Any, ...], recording: bool) -> Any:
         rules = chosen(self.policy)
@@ -108,7 +109,7 @@ def flat(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
         yield name, np.asarray(value)
 
 
-def compare(where: str, found: Any, lawful: Any, rtol: float, atol: float) -> None:
+def compare(where: str, found: Any, lawful: Any, tolerance: tuple[float, float]) -> None:
     """Hold one output against the law's.
 
     Raises:
@@ -117,17 +118,19 @@ def compare(where: str, found: Any, lawful: Any, rtol: float, atol: float) -> No
     assert found.shape == lawful.shape, f"{where} has shape {found.shape} and the law's has {lawful.shape}"
     assert found.any() or not lawful.any(), f"{where} is all zero and the law's is not"
     a, b = found.astype(np.float64), lawful.astype(np.float64)
+    rtol, of_largest = tolerance
+    largest = float(np.abs(b[np.isfinite(b)]).max(initial=0))
     with np.errstate(all="ignore"):
-        near = np.abs(a - b) <= atol + rtol * np.abs(b)
-    wrong = ~(near | (a == b) | (np.isnan(a) & np.isnan(b)))
-    if not wrong.any():
+        error = np.abs(a - b) - rtol * np.abs(b) - of_largest * largest
+    right = (np.isfinite(a) & np.isfinite(b) & (error <= 0)) | (a == b) | (np.isnan(a) & np.isnan(b))
+    if right.all():
         return
-    with np.errstate(all="ignore"):
-        error = np.where(wrong, np.nan_to_num(np.abs(a - b) / (atol + rtol * np.abs(b)), nan=np.inf), 0)
-    at = np.unravel_index(int(np.argmax(error)), error.shape)
+    wrong = ~right
+    at = np.unravel_index(int(np.argmax(np.where(wrong, np.nan_to_num(error, nan=np.inf), -np.inf))), error.shape)
     raise AssertionError(
         f"{where}: {int(wrong.sum())} of {wrong.size} elements differ from the law's, the worst at "
-        f"{list(map(int, at))}: {a[at]:.6g} where the law says {b[at]:.6g} (rtol {rtol:g}, atol {atol:g})"
+        f"{list(map(int, at))}: {a[at]:.6g} where the law says {b[at]:.6g} (rtol {rtol:g}, "
+        f"of the largest {of_largest:g})"
     )
 
 

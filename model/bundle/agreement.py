@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from model.bundle.layer_shapes import differences
-from model.bundle.schema import TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
+from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
+from model.drafting import KINDS, recorded
 
 _PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
@@ -33,7 +34,7 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
         "rows": k + 1,
         "speculation_length": k + 1 if k else 0,
         "config_hash": config_hash,
-        "draft_tp": (spec.get("draft_tp") or m["tp"]) if k else 0,
+        "draft_tp": (spec.get("draft_tp") or m["tp"]) if _has_draft(m) else 0,
     } | {name: spec.get(name) for name in ("k", "tp", "batch", "max_len", "dtype", "kv_shard")}
     for name, value in expected.items():
         if type(m[name]) is not type(value) or m[name] != value:
@@ -63,9 +64,14 @@ def _fewer(spec: dict[str, Any]) -> list[int]:
 
 
 def _models(m: dict[str, Any]) -> Iterator[str]:
-    if ("config" in m["models"]["draft"]) != (m["k"] > 0):
-        yield f"k is {m['k']} and the draft has {'a' if m['k'] == 0 else 'no'} configuration"
+    kind, mask = recorded(m).kind, recorded(m).mask_id
+    if (m["k"] > 0) != (kind != "none") or m["k"] > (KINDS[kind].limit or m["k"]):
+        yield f"k is {m['k']} and the drafter {kind}"
+    if ("config" in m["models"]["draft"]) != _has_draft(m):
+        yield f"the drafter is {kind} and the draft has {'no' if _has_draft(m) else 'a'} configuration"
         return
+    if (mask is not None) != (kind == "parallel") or (mask or 0) >= m["models"]["target"]["config"]["vocab_size"]:
+        yield f"the drafter is {kind} and its mask rows have the id {mask}"
     for role, ranks in _roles(m):
         config = m["models"][role]["config"]
         sizes = ("hidden_size", "intermediate_size", "vocab_size")
@@ -82,15 +88,22 @@ def _models(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
-    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + (m["k"] > 0)]
+    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + _has_draft(m)]
+
+
+def _has_draft(m: dict[str, Any]) -> bool:
+    """Whether there is a draft with weights beside the target."""
+    return recorded(m).of_kind.has_model
 
 
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
     # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
     own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
     k_of = {step_tag(k, m["k"]): k for k in _ks(m)}
-    k_of |= {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
+    unfiltered = {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
     k_of[_PREFILL] = m["k"]
+    masked = {tag + MASKED: k for tag, k in k_of.items()} if m["spec"].get("structured") is True else {}
+    k_of |= unfiltered | masked
     wanted = {(tag, bucket) for tag in k_of for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:
@@ -112,20 +125,26 @@ def _alone(graph: dict[str, Any]) -> bool:
 
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
-    batch, count = (1, graph["bucket"]) if graph["tag"] == _PREFILL else (m["batch"], 1)
-    mask = m["max_len"] if graph["tag"] == _PREFILL else graph["bucket"]
+    prompt, masked = kind_of(graph["tag"]) == _PREFILL, graph["tag"].endswith(MASKED)
+    # a host that drafts brings the drafts of a step with its input ids
+    ids = 1 if _has_draft(m) else k + 1
+    batch, count = (1, graph["bucket"]) if prompt else (m["batch"], ids)
+    mask = m["max_len"] if prompt else graph["bucket"]
+    words = -(-m["models"]["target"]["config"]["vocab_size"] // 32)
     inputs = {
         "input_ids": [batch, count],
         "attention_mask": [batch, graph["bucket"]],
         "position_ids": [batch, count],
         "seq_ids": [batch],
         "sampling_params": [batch, 3],
+        "allowed": [batch, words] if masked else None,
     }
     outputs = {
         "accepted_tokens": [batch, k + 1],
         "next_input_ids": [batch, 1],
         "next_attention_mask": [batch, mask],
         "next_pos_ids": [batch, 1],
+        "scores": [batch, k + 1, 2] if masked else None,
     }
     for field, wanted in (("inputs", inputs), ("outputs", outputs)):
         shapes = {name: shape for name, shape, _ in graph[field]}
@@ -143,7 +162,7 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     if len(shapes) != len(graph["weights"]):
         yield "two weights have one name"
     for role, ranks in roles:
-        config, prefix = m["models"][role]["config"], f"{role}_model." if m["k"] else ""
+        config, prefix = m["models"][role]["config"], f"{role}_model." if _has_draft(m) else ""
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         wanted = {
             "embed_tokens.weight": [vocabulary, hidden // ranks],
@@ -154,7 +173,8 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
             if shapes.get(prefix + name) != shape:
                 yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"
         yield from differences(shapes, prefix, config, ranks)
-    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles)
+    kept = 0 if _alone(graph) else len(recorded(m).of_kind.kept)
+    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles) + kept
     if len(graph["state"]) != caches or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
         yield f"its caches are not {caches} of {m['batch']} sequences"
 

@@ -16,6 +16,7 @@ from typing import Any
 from model.bundle.agreement import check_agreement
 from model.bundle.schema import MANIFEST_BYTES, TAGS, Wrong, check_names, check_types, shown
 from model.config import Qwen3Config
+from model.drafting import Drafting, recorded
 from model.dtypes import BY_NAME
 from model.errors import UserError
 
@@ -60,8 +61,8 @@ class GraphSpec:
 
     @property
     def drafts(self) -> bool:
-        """Whether the draft's weights and caches are among the parameters."""
-        return self.k > 0
+        """Whether a draft's weights and state are among the parameters."""
+        return any(t.name.startswith("draft_model.") for t in self.weights)
 
     @property
     def file(self) -> str:
@@ -78,6 +79,11 @@ class Bundle:
 
     def __getitem__(self, key: str) -> Any:
         return self.manifest[key]
+
+    @property
+    def drafting(self) -> Drafting:
+        """The drafter."""
+        return recorded(self.manifest)
 
     @property
     def ks(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from model.drafting import KINDS
 from model.errors import UserError
 
 # a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
@@ -23,7 +24,9 @@ MANIFEST_BYTES = 64 << 20
 TAGS = ("context_encoding_model", "fused_speculation_model", "token_generation_model")
 # ends the tag of a step's graph for sequences of which none filters
 UNFILTERED = "_unfiltered"
-_TAG = rf"{TAGS[0]}|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED})?"
+# ends the tag of a graph that takes a mask of allowed ids and returns scores, whatever its rows filter
+MASKED = "_masked"
+_TAG = rf"{TAGS[0]}({MASKED})?|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED}|{MASKED})?"
 
 Check = Callable[[Any, str], None]
 
@@ -175,6 +178,7 @@ _WEIGHTS = record({
 _MODELS = record({
     "target": record({"name": _NAME, "config": CONFIG}), "draft": record({"name": _NAME}, {"config": CONFIG}),
 })  # fmt: skip
+_DRAFTER = record({"kind": one_of(*KINDS)}, {"mask_id": _ID})
 _SCALAR: Check = lambda value, at: _expect(type(value) in (str, int, bool), value, at, "a flag's value")  # noqa: E731
 _COMPILER = record(
     {"lnc": one_of(1, 2)}, {"target": _NAME, "flags": named(_WORD, 8, _NAME), "versions": named(_NAME, 100, _NAME)}
@@ -192,7 +196,7 @@ _MANIFEST = record(
         "files": named(record({"sha256": _SHA256, "bytes": whole(0, 1 << 50)}, {"recipe": _SHA256}), 10_000),
     },
     {
-        "ks": listed(whole(0, MAX_K), 1, MAX_K + 1), "compiler": _COMPILER,
+        "ks": listed(whole(0, MAX_K), 1, MAX_K + 1), "compiler": _COMPILER, "drafter": _DRAFTER,
         "executables": record({"platform": _NAME, "version": _NAME, "interface": _NAME}),
     },
 )  # fmt: skip

@@ -14,6 +14,7 @@ from model.bundle.manifest import PREFILL
 from model.bundle.schema import step_tag
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
+from model.serving import ngram
 from model.serving.request import Request, Result, Shape, check
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.switching import Belief, Decision, Pause, Table, decide_graph
@@ -37,12 +38,17 @@ class SpecStep:
 
 @dataclass(frozen=True)
 class Event:
-    """What a step of k drafts did for a request: the ids it keeps, and its result if the request has ended."""
+    """What a step did for a request: the ids it keeps, and its result if the request has ended.
+
+    `k` is that of the step's graph, `drafted` the drafts that it might accept, `scores` those of the ids, if asked for.
+    """
 
     number: int
     ids: list[int]
     result: Result | None = None
     k: int = 0
+    drafted: int = 0
+    scores: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,13 +61,24 @@ class _Work:
     limits: tuple[int, ...] = ()
     refresh: tuple[Slot, ...] = ()
     k: int = 0
+    # where the host drafts
+    drafts: tuple[list[int], ...] = ()
+
+
+Proposer = Callable[[Slot, int], list[int]]
+
+
+def by_ngram(slot: Slot, most: int) -> list[int]:
+    """Drafts from the slot's own ids."""
+    return ngram.propose(slot.ids, most) if most else []
 
 
 class Engine:
     """Continuous batching over a runner; results do not depend on the order or the neighbours.
 
     With a tuner's table, steps speculate only while that is expected to gain; `record` is told of every
-    speculative step.
+    speculative step. Where the host drafts, `propose` gives at most so many drafts for a slot, by default from the
+    slot's own ids.
     """
 
     def __init__(
@@ -71,24 +88,26 @@ class Engine:
         speculative: bool = True,
         table: Table | None = None,
         record: Callable[[SpecStep], None] | None = None,
+        propose: Proposer | None = None,
     ) -> None:
         # a bundle of k 0 is the target alone
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self._use(table)
         self.pause, self.record = Pause(), record or (lambda step: None)
         self.slots = SlotTable(shape.batch)
+        self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
 
     def _use(self, table: Table | None) -> None:
         self.table, self._tables = table, table.on_graphs(self.shape.ks) if table else {}
 
-    def tags(self, limit: int | None = None) -> tuple[str, ...]:
-        """The graphs that steps of requests with this limit of drafts may run."""
-        if self.speculative and self.table:
+    def tags(self, most: int) -> tuple[str, ...]:
+        """The graphs that steps of requests may run that take so many drafts at most."""
+        if self.speculative and (self.table or self.propose):
             ks = (*self.shape.ks, 0)
         else:
-            ks = (self.shape.graph_k(self.shape.k if limit is None else limit) if self.speculative else 0,)
+            ks = (self.shape.graph_k(most if self.speculative else 0),)
         return tuple(step_tag(k, self.shape.k) for k in ks)
 
     @property
@@ -142,13 +161,17 @@ class Engine:
     def _schedule(self, most: int) -> _Work | None:
         if self._waiting and not self.slots.full:
             number, request = self._waiting.popleft()
-            limit = self.shape.k if request.k_limit is None else request.k_limit
-            return _Work(PREFILL, [self.slots.seat(number, request, Belief(limit))])
+            belief = Belief(request.most_drafts(self.shape.k))
+            return _Work(PREFILL, [self.slots.seat(number, request, belief)])
         seated = self.slots.seated
         if not seated:
             return None
         decision = self._decide(seated, most)
         limits = decision.limits or (0,) * len(seated)
+        if self.propose:
+            drafts = tuple(self.propose(slot, limit) for slot, limit in zip(seated, limits, strict=True))
+            k = self.shape.graph_k(max(map(len, drafts)))
+            return _Work(step_tag(k, self.shape.k), seated, tuple(map(len, drafts)), (), k, drafts if k else ())
         k = self.shape.graph_k(max(limits)) if decision.k is None else decision.k
         due = tuple(s for s, stale in zip(seated, decision.refresh, strict=True) if stale) if decision.refresh else ()
         return _Work(step_tag(k, self.shape.k), seated, limits, due, k)
@@ -156,9 +179,10 @@ class Engine:
     def _decide(self, seated: list[Slot], most: int) -> Decision:
         if not self.speculative:
             return Decision()
-        beliefs = tuple(replace(s.belief, most=min(s.belief.most, most)) for s in seated)
-        if self.table is None or not any(b.most for b in beliefs):
-            return Decision(tuple(b.most for b in beliefs))
+        limits = tuple(min(s.belief.most, most) for s in seated)
+        if self.table is None or not any(limits):
+            return Decision(limits)
+        beliefs = tuple(replace(s.belief, most=limit) for s, limit in zip(seated, limits, strict=True))
         decision = decide_graph(self._tables, beliefs, self.pause)
         self.pause = decision.pause
         return decision
@@ -170,12 +194,14 @@ class Engine:
             self._refresh(slot)
         last = max(s.position for s in work.slots) + work.k
         bucket = self.shape.bucket(last + 1)
-        return self.runner.run(work.tag, bucket, self.slots.step_inputs(work.limits, bucket))
+        drafted = (work.drafts, work.k + 1) if self.propose else ()
+        inputs = self.slots.step_inputs(work.limits, bucket, self.shape.vocabulary, *drafted)
+        return self.runner.run(work.tag, bucket, inputs)
 
     def _prompt(self, slot: Slot, ids: tuple[int, ...]) -> StepOutputs:
         """Write ids into both caches; draws the id after them."""
         bucket = self.shape.bucket(len(ids))
-        return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape.k))
+        return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape))
 
     def _refresh(self, slot: Slot) -> None:
         """Bring the draft's cache up to date: the prompt's graph over all that the caches should hold."""
@@ -189,13 +215,16 @@ class Engine:
         if work.tag == PREFILL:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
-            return [self._emit(slot, [int(outputs.accepted[0, 0])], 0)]
-        events = []
+            token = int(outputs.accepted[0, 0])
+            return [self._emit(slot, Event(slot.number, [token], scores=_scores(slot, outputs, 0, 1)))]
+        events, accepted_BN = [], np.asarray(outputs.accepted).tolist()
         for slot, limit in zip(work.slots, work.limits, strict=True):
-            new = [token for token in np.asarray(outputs.accepted[slot.index]).tolist() if token >= 0]
-            self._learn(slot, work.k, min(limit, max(0, self.shape.max_len - 2 - slot.position)), len(new) - 1)
+            new = [token for token in accepted_BN[slot.index] if token >= 0]
+            drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
+            self._learn(slot, work.k, drafted, len(new) - 1)
             slot.position += len(new)
-            events.append(self._emit(slot, new, work.k))
+            scores = _scores(slot, outputs, slot.index, len(new))
+            events.append(self._emit(slot, Event(slot.number, new, None, work.k, drafted, scores)))
         return events
 
     def _learn(self, slot: Slot, k: int, drafted: int, accepted: int) -> None:
@@ -208,12 +237,19 @@ class Engine:
         if drafted:
             self.record(SpecStep(slot.number, drafted, accepted, slot.position))
 
-    def _emit(self, slot: Slot, new: list[int], k: int) -> Event:
-        slot.token = new[-1]
-        kept = slot.keep(new)
-        if not slot.result.reason and slot.position >= self.shape.max_len - 1:
-            slot.result.reason = "context"
-        if not slot.result.reason:
-            return Event(slot.number, kept, k=k)
-        self.slots.leave(slot.number)
-        return Event(slot.number, kept, slot.result, k)
+    def _emit(self, slot: Slot, new: Event) -> Event:
+        """The event of the new ids that the request keeps; its slot is free again if it has ended."""
+        slot.token = new.ids[-1]
+        kept, result = slot.keep(new.ids, new.scores), slot.result
+        if not result.reason and slot.position >= self.shape.max_len - 1:
+            result.reason = "context"
+        if result.reason:
+            self.slots.leave(slot.number)
+        return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
+
+
+def _scores(slot: Slot, outputs: StepOutputs, row: int, count: int) -> tuple[tuple[float, int], ...]:
+    """Log-probability and rank of each new id of a row, if its request asks for them."""
+    if not slot.request.logprobs:
+        return ()
+    return tuple((float(logprob), int(rank)) for logprob, rank in outputs.scores[row, :count])

@@ -26,6 +26,7 @@ _HASHED_AS_VALUES = (
     "model/bundle/manifest.py",
     "model/bundle/schema.py",
     "model/bundle/weights.py",
+    "model/drafting.py",
     "model/errors.py",
 )
 

@@ -37,7 +37,10 @@ PASSES = {
     "zero where the law is zero": "nki_kernel.check(scale, law, ['float32:128x4:zeros', 2.0], hostile=())",
     "a different policy": "nki_kernel.policy = 'vendor'; nki_kernel.run(scale, 'float32:128x4', 2.0)",
 }
+NEAR = "nki_kernel.check(scale, lambda a, f: law(a, f) + 1e-6, ['float32:128x64', 3.0], hostile=(), of_largest={})"
+PASSES["near the largest"] = NEAR.format(1e-6)
 FAILS = {
+    "not near the largest": (NEAR.format(1e-8), "*elements differ from the law's, the worst at *"),
     "a wrong law": (
         f"nki_kernel.check(scale, lambda a, f: a * 3.5, {INPUTS}, rtol=1e-6)",
         "*scale at ordinary numbers: output: 8192 of 8192 elements differ from the law's, the worst at *",
@@ -67,7 +70,7 @@ FAILS = {
     "all zero": ("nki_kernel.run(scale, 'float32:128x4', 0.0)", "*scale: output is all zero*"),
     "all zero where the law is not": (
         "nki_kernel.check(square, lambda a: a * a, ['float32:128x4', ], hostile=()); "
-        "nki_kernel.check(scale, lambda a, f: a, ['float32:128x4', 0.0], atol=9)",
+        "nki_kernel.check(scale, lambda a, f: a, ['float32:128x4', 0.0], of_largest=9)",
         "*scale at ordinary numbers: output is all zero and the law's is not*",
     ),
     "a fault": ("nki_kernel.run(scale, 'float32:300x4', 2.0)", "*TooManyPartitions*"),
