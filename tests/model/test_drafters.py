@@ -111,3 +111,14 @@ def test_the_manifest_names_the_drafter_and_its_state(folder: Path) -> None:
     assert bundle["drafter"] == {"kind": "parallel", "mask_id": MASK}
     kept = [t for t in bundle.graph(PREFILL, 128).state if ".kept." in t.name]
     assert [(t.name, t.shape, t.dtype) for t in kept] == [("draft_model.kept.ids", (3, 4, 1), "int32")]
+
+
+def test_kernels_serve_a_parallel_draft(folder: Path) -> None:
+    """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""
+    requests = [Request((7,), max_new_tokens=5), Request(tuple(range(1, 12)), Params(0.8, seed=5), max_new_tokens=5)]
+    expected = [r.ids for r in _run(_graphs(folder, "none"), requests)]
+    graphs = _graphs(folder, "parallel", (("k", 2), ("batch", 2), ("kernels", "nki")))
+    assert not findings(graphs.bundle)
+    results = _run(graphs, requests)
+    assert [r.ids for r in results] == expected
+    assert sum(sum(r.accepted) for r in results) > 0
