@@ -14,7 +14,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check hostile bench serve serve-test device-check device-install xla-check install clean
+.PHONY: build test check hostile bench serve serve-check serve-test device-check device-install xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -60,6 +60,10 @@ serve: $(SERVE)/.installed
 	@echo 'curl http://127.0.0.1:$(PORT)/v1/completions -H "content-type: application/json" -d \
 	'"'"'{"model": "demo", "prompt": "Count from 1 to 100: 1, 2, 3,", "max_tokens": 64, "temperature": 0}'"'"
 	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
+
+# what fits a CI: the contract with the installed vLLM, and one server over HTTP
+serve-check: $(SERVE)/.installed
+	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py
 
 serve-test: $(SERVE)/.installed
 	$(SERVE_RUN) -m pytest tests/serve

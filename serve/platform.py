@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,13 @@ _OURS = "custom_class"
 
 def served_bundle() -> Bundle:
     """The bundle that this server was started for; who loads its files verifies them."""
-    return read_bundle(Path(os.environ[BUNDLE_VARIABLE]))
+    return _read(os.environ[BUNDLE_VARIABLE])
+
+
+# every request asks, and a manifest takes tens of milliseconds
+@functools.cache
+def _read(path: str) -> Bundle:
+    return read_bundle(Path(path))
 
 
 def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:

@@ -73,7 +73,7 @@ def drawn(draft: Qwen3, ids: tuple[int, ...], params: Params, steps: Sequence[fl
     """What the draft draws after each id, in one eager pass; the filters guessed at `steps`, exact without."""
     positions = torch.arange(len(ids), dtype=torch.int32)
     length = -len(ids) // KEY_TILE * -KEY_TILE
-    caches = empty_caches(draft.config, draft.parallel, 1, length, next(draft.parameters()).dtype)
+    caches = empty_caches(draft.config, draft.parallel, 1, length, draft.norm.weight.dtype)
     x_BSE, _ = draft.hidden(
         torch.tensor([ids], dtype=torch.int32), caches, Placement(positions[None], torch.arange(length))
     )

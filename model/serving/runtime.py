@@ -40,7 +40,7 @@ class Graphs:
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._graphs = {(graph.tag, graph.bucket): graph for graph in bundle.graphs}
         # read-only inputs of the last run, and where they are on the devices
-        self._held: list[tuple[np.ndarray, Any]] = []
+        self._kept: list[tuple[np.ndarray, Any]] = []
         self._executables: dict[tuple[str, int], Any] = {}
         # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
         self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
@@ -77,12 +77,12 @@ class Graphs:
 
     def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
         """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
-        held = {id(array): on_devices for array, on_devices in self._held}
+        held = {id(array): on_devices for array, on_devices in self._kept}
         new = [array for array in inputs if id(array) not in held]
         # one call a device for all of them: a call costs more than the copy
         replicas = [jax.device_put(new, d) for d in self._devices]
         held |= {id(a): self._join(list(parts)) for a, parts in zip(new, zip(*replicas, strict=True), strict=True)}
-        self._held = [(array, held[id(array)]) for array in inputs if not array.flags.writeable]
+        self._kept = [(array, held[id(array)]) for array in inputs if not array.flags.writeable]
         return [held[id(array)] for array in inputs]
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Graphs:
             array.delete()
         for held in (self._weights, self._state, self._executables):
             held.clear()
-        self._held.clear()
+        self._kept.clear()
 
     def _picked(self, tag: str, bucket: int, ending: str) -> GraphSpec:
         """No graph has a branch: rows that do not filter have one without the search, in most bundles."""

@@ -56,6 +56,17 @@ def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, ll
         assert online[i] == list(llm.generate(prompt, Params(0.8, seed=i), max_new_tokens=length).ids)
 
 
+def test_a_prompt_of_one_id_beside_one_that_runs(client: Any, name: str, llm: LLM) -> None:
+    """vLLM takes it for a step, and refuses more ids than a step can have; all that is guessed after it is right."""
+    long = {"extra_body": {"ignore_eos": True}, "max_tokens": 240, "stream": True} | GREEDY
+    offline = list(llm.generate("{", max_new_tokens=20).ids)
+    for _ in range(3):
+        stream = ask(client, name, PROMPTS[0], **long)
+        next(iter(stream))
+        assert ids_of(ask(client, name, "{", max_tokens=20, **GREEDY)) == offline
+        stream.close()
+
+
 def test_a_stream_joins_to_the_text_that_comes_at_once(client: Any, name: str) -> None:
     whole = ask(client, name, PROMPTS[0], max_tokens=40, **SEEDED).choices[0].text
     pieces = [c.choices[0].text for c in ask(client, name, PROMPTS[0], max_tokens=40, stream=True, **SEEDED)]

@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from model.bundle.manifest import read_bundle
+from model.errors import UserError
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS, graphs
@@ -155,3 +158,21 @@ def test_the_k_of_steps_follows_the_batch_and_is_in_the_metrics(server: Server) 
     lines = server.get("/metrics").splitlines()
     of_k = {m[1] for line in lines if (m := re.match(r'trnspec_steps_of_k_total\{.*k="(\d)"', line))}
     assert of_k == {"0", "3", "7"}
+
+
+def test_a_schedule_that_the_graphs_do_not_have_is_refused(bundle: Path) -> None:
+    from serve.platform import ACCEPTANCE, K_OF_BATCH, k_of_batch, speculates  # noqa: PLC0415
+
+    def config(**options: Any) -> Any:
+        return SimpleNamespace(additional_config=options)
+
+    opened = read_bundle(bundle)
+    assert k_of_batch(opened, config(**{K_OF_BATCH: [[1, 2, 7], [3, 4, 0]]})) == [(1, 2, 7), (3, 4, 0)]
+    assert k_of_batch(opened, config()) is None
+    for wrong in ([[1, 2, 5]], [[2, 3, 7]], [], "7", [[1, 2]]):
+        with pytest.raises(UserError, match="k_of_batch"):
+            k_of_batch(opened, config(**{K_OF_BATCH: wrong}))
+    assert speculates(opened, config(**{ACCEPTANCE: "summary"}))
+    for options, sentence in (({ACCEPTANCE: "all"}, "acceptance is 'all'"), ({"k": 3}, "additional-config is")):
+        with pytest.raises(UserError, match=sentence):
+            speculates(opened, config(**options))
