@@ -18,9 +18,11 @@ from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
+from model.serving.slots import Slot
 from tests.compile.tiny import write_model
 
 MASK = 61
+_PLAIN = str.maketrans("(), ", "____")
 # of each drafter: the flags that are its own
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": 0},
@@ -52,7 +54,7 @@ def _spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     target, flags = str(folder / "target"), dict(DRAFTERS[drafter])
     if "draft" in flags:
         flags["draft"] = flags["draft_checkpoint"] = str(folder / flags["draft"])
-    name = "-".join([drafter, *(f"{k}{v}" for k, v in changes.items())]).translate(str.maketrans("(), ", "____"))
+    name = "-".join([drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
     values = {"target": target, "checkpoint": target, "tp": 1, "batch": 3, "max_len": 128, "dtype": "fp32"}
     return BuildSpec(**(values | {"out": str(folder / name)} | flags | changes))
 
@@ -122,3 +124,20 @@ def test_kernels_serve_a_parallel_draft(folder: Path) -> None:
     results = _run(graphs, requests)
     assert [r.ids for r in results] == expected
     assert sum(sum(r.accepted) for r in results) > 0
+
+
+def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(folder: Path) -> None:
+    """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same."""
+    other = str(write_model(folder / "other", 2, scale=0.12, eos_token_id=None, num_hidden_layers=1))
+    requests = [Request((5, 9, 2), Params(t, seed=n), 24) for n, t in enumerate((0.0, 0.8, 1.5))]
+    fused = Graphs(read_bundle(build(_spec(folder, "chain", k=3, draft=other, draft_checkpoint=other))))
+    draft = Graphs(read_bundle(build(_spec(folder, "none", target=other, checkpoint=other, batch=1))))
+    target = _graphs(folder, "ngram", (("k", 3),))
+
+    def draws(slot: Slot, most: int) -> list[int]:
+        asked = Request(slot.ids, slot.request.params, most)
+        return Engine(draft, shape_of(draft.bundle), False).run([asked])[0].ids
+
+    expected = _run(fused, requests)
+    assert Engine(target, shape_of(target.bundle), propose=draws).run(requests) == expected
+    assert all(0 < sum(r.accepted) < sum(r.drafted) for r in expected[1:])
