@@ -72,7 +72,9 @@ def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     draft_cost.main([])
     out = capsys.readouterr().out
     assert "(simulated)" in out
-    assert len(out.splitlines()) == 2 + len(rows)
+    *lines, legend = out.splitlines()
+    assert len(lines) == 2 + len(rows) + 1
+    assert all(f"{column}: " in legend for column in ("c", "v")), "each column that is a letter is explained"
 
 
 @pytest.mark.parametrize("batch", ["0", "17"])
