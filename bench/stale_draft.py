@@ -35,7 +35,7 @@ class _Scripted(Engine):
         self.gap = 0 if way == "no gap" else gap
         self.refreshing = way == "refreshed"
 
-    def _decide(self, seated: list[Slot]) -> Decision:
+    def _decide(self, seated: list[Slot], most: int) -> Decision:
         (slot,) = seated
         if slot.result.steps < self.gap:
             return Decision()

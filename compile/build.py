@@ -70,7 +70,7 @@ def build_and_count(spec: BuildSpec) -> Built:
     check_words(spec)
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
         plan = make_plan(dataclasses.replace(spec, out=str(staging.folder)))
-        cutter = Cutter(plan) if spec.checkpoint else None
+        cutter = Cutter(plan, staging.sources) if spec.checkpoint else None
         files = _files(plan, cutter)
         of_sdk, how_compiled = compiled(plan, [f for f in files if f.name.startswith("hlo/")])
         files += of_sdk
@@ -78,9 +78,8 @@ def build_and_count(spec: BuildSpec) -> Built:
         finished = {f.name: None if spec.force else staging.finished(f) for f in files}
         records = {name: record for name, record in finished.items() if record}
         task.advance(kept := len(records))
-        _check_disk(plan, [f for f in files if f.name not in records])
-        if cutter:
-            cutter.due([name for name in finished if name not in records])
+        missing = [f.name for f in files if f.name not in records]
+        _check_disk(plan, missing, cutter.due(missing, staging.folder) if cutter else 0)
         if kept < len(files):
             staging.begin()
         for file in files:
@@ -122,13 +121,15 @@ def _graph(plan: BuildPlan, graph: GraphSpec) -> StagedFile:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
     split = [spec.tp, spec.draft_ranks, spec.kv_shard]
-    recipe = graph_recipe(graph_as_json(graph), configs, split, spec.dtype, spec.kernels, spec.inline)
+    drafter = spec.drafting.as_json()
+    recipe = graph_recipe(graph_as_json(graph), configs, drafter, split, spec.dtype, spec.kernels, spec.inline)
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 
-def _check_disk(plan: BuildPlan, missing: list[StagedFile]) -> None:
-    shards = sum(file.name.startswith("weights/") for file in missing)
-    free_space(Path(plan.spec.out).absolute(), plan.weight_bytes * shards + (64 << 20 if missing else 0))
+def _check_disk(plan: BuildPlan, missing: list[str], there: int) -> None:
+    shards = sum(name.startswith("weights/") for name in missing)
+    needed = max(0, plan.weight_bytes * shards - there) + (64 << 20 if missing else 0)
+    free_space(Path(plan.spec.out).absolute(), needed)
 
 
 def described(plan: BuildPlan) -> dict[str, Any]:
@@ -143,9 +144,10 @@ def described(plan: BuildPlan) -> dict[str, Any]:
         "format": FORMAT, "format_version": FORMAT_VERSION, "complete": True,
         "spec": what, "models": models,
         "config_hash": canonical_hash([what, models]),
-        "k": spec.k, "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
+        "k": spec.k, "ks": [0, *spec.ks], "rows": spec.rows, "speculation_length": spec.rows if spec.k else 0,
         "tp": spec.tp, "draft_tp": spec.draft_ranks, "kv_shard": spec.kv_shard, "batch": spec.batch,
         "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype,
+        "drafter": spec.drafting.as_json(),
         "graphs": [graph_as_json(g) for g in plan.graphs],
         "weights": layout(spec) if spec.checkpoint else None,
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},

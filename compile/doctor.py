@@ -38,7 +38,8 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     files = bundle["files"]
     return {
         "models": {role: bundle["models"][role]["name"] for role in ("target", "draft")},
-        "k": bundle["k"], "rows": bundle["rows"], "tp": bundle["tp"],
+        "drafter": bundle.drafting.kind, "k": bundle["k"], "ks": list(bundle.ks), "rows": bundle["rows"],
+        "tp": bundle["tp"],
         "draft_tp": bundle["draft_tp"], "kv_shard": bundle.manifest.get("kv_shard", "heads"), "batch": bundle["batch"],
         "max_len": bundle["max_len"], "buckets": bundle["buckets"], "dtype": bundle["dtype"],
         "graphs": len(bundle.graphs), "toolchain": bundle["toolchain"], "neff": bundle["neff"],

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from compile.graph.pair import KEPT
 from compile.spec import BuildSpec, PartModel
-from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import UNFILTERED
+from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
+from model.bundle.schema import MASKED, UNFILTERED, step_tag
 from model.bundle.weights import RANK, local_shapes
 from model.cache import cache_shapes
 from model.config import Qwen3Config
+from model.drafting import DraftPass
 from model.dtypes import BY_FLAG
-from model.graph_io import INPUTS, OUTPUTS, tensor_specs
+from model.graph_io import INPUTS, OUTPUTS, tensor_specs, words_of
 from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.parallel import Parallel
+
+# a draft's pass over a prompt
+_PROMPT = (DraftPass(0, 0),)
 
 
 @dataclass(frozen=True)
@@ -45,36 +50,43 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
     parallel = dict(zip(("target", "draft"), spec.parallel(), strict=True))
     caches = {m.role: _caches(m, parallel[m.role], spec) for m in spec.models}
     target_weights, draft_weights = weights["target"], weights.get("draft", ())
-    both, state = draft_weights + target_weights, caches.get("draft", ()) + caches["target"]
-    batch, rows = spec.batch, spec.rows
+    both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
+    batch = spec.batch
     graphs = []
     for bucket in spec.buckets:
-        step = tensor_specs(INPUTS, B=batch, T=1, S=bucket)
         prompt = tensor_specs(INPUTS, B=1, T=bucket, S=bucket)
-        first = tensor_specs(OUTPUTS, B=1, N=rows, S=spec.max_len)
-        emitted, one = (tensor_specs(OUTPUTS, B=batch, N=n, S=bucket) for n in (rows, 1))
-        graphs += [
-            GraphSpec(
-                PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, prompt_passes=spec.k > 0)
-            ),
-            *_steps(
-                GraphSpec(FUSED, bucket, spec.k, both, step, state, emitted, _collectives(spec, draft_passes=rows)),
-                spec,
-            ),
-            *_steps(
-                GraphSpec(DECODE, bucket, 0, target_weights, step, caches["target"], one, _collectives(spec)), spec
-            ),
-        ]
-    if not spec.k:
-        graphs = [g for g in graphs if not g.tag.startswith(FUSED)]
+        first = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
+        # a host that drafts brings the drafts with the input ids
+        step = {k: tensor_specs(INPUTS, B=batch, T=1 if spec.has_draft else k + 1, S=bucket) for k in (0, *spec.ks)}
+        emitted = {k: tensor_specs(OUTPUTS, B=batch, N=k + 1, S=bucket) for k in (0, *spec.ks)}
+        graphs += [GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, passes=_PROMPT))]
+        for k in reversed(spec.ks):
+            graphs += _steps(GraphSpec(step_tag(k, spec.k), bucket, k, both, step[k], state, emitted[k], {}), spec)
+        graphs += _steps(GraphSpec(DECODE, bucket, 0, target_weights, step[0], caches["target"], emitted[0], {}), spec)
+    if spec.structured:
+        graphs += [_masked(g, spec) for g in graphs if not g.tag.endswith(UNFILTERED)]
+        graphs.sort(key=lambda g: g.bucket)
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
 
 
 def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
     """A step's graph for any rows, and the one for rows that do not filter."""
-    yield graph
-    passes = spec.rows if graph.drafts else 0
+    passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.drafts else ()
+    yield replace(graph, collectives=_collectives(spec, passes))
     yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
+
+
+def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
+    """The graph's twin that takes a mask and returns scores, which ranks with logits of their own gather twice for."""
+    batch, words = graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
+    gathers = 2 * (backing_of(spec.kernels).sharded and spec.tp > 1)
+    return replace(
+        graph,
+        tag=graph.tag + MASKED,
+        inputs=graph.inputs + tensor_specs({"allowed": INPUTS["allowed"]}, B=batch, W=words),
+        outputs=graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=graph.rows, C=2),
+        collectives=graph.collectives | {"all-gather": graph.collectives["all-gather"] + gathers},
+    )
 
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
@@ -93,20 +105,27 @@ def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[Tens
     )
 
 
-def _collectives(
-    spec: BuildSpec, draft_passes: int = 0, prompt_passes: bool = False, filters: bool = True
-) -> dict[str, int]:
+def _kept(spec: BuildSpec) -> tuple[TensorSpec, ...]:
+    """What the drafter remembers beside caches."""
+    sizes = {"B": spec.batch, "K": spec.k}
+    kept = spec.drafting.of_kind.kept
+    return tuple(
+        TensorSpec(KEPT + name, tuple(sizes.get(a) or int(a) for a in axes.split()), "int32") for name, axes in kept
+    )
+
+
+def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:
     """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups.
 
     Kernels that draw from shards search for what a target's row keeps, and guess it for a draft's.
     """
     of_target, of_draft = spec.parallel()
-    passes = 1 if prompt_passes else draft_passes
-    # the last draft pass, and a prompt's, only write the cache: no head
-    drafted = max(0, passes - 1)
-    target = _collectives_of(spec.target_config, of_target, 1, 1)
-    draft = _collectives_of(spec.draft_config, of_draft, passes, drafted)
-    total = {op: target[op] + draft[op] for op in target}
+    # a pass that draws nothing only writes the cache: no head
+    drafted = sum(p.drawn > 0 for p in passes) if spec.has_draft else 0
+    total = _collectives_of(spec.target_config, of_target, 1, 1)
+    if spec.has_draft:
+        draft = _collectives_of(spec.draft_config, of_draft, len(passes), drafted)
+        total = {op: total[op] + draft[op] for op in total}
     if filters and backing_of(spec.kernels).sharded:
         total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.tp > 1)
     return total

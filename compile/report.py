@@ -17,6 +17,7 @@ def plan_as_json(plan: BuildPlan) -> dict[str, Any]:
     return {
         "spec": spec.what_is_built(),
         "k": spec.k,
+        "ks": [0, *spec.ks],
         "rows": spec.rows,
         "buckets": list(spec.buckets),
         "graphs": [graph_as_json(g) for g in plan.graphs],
@@ -47,7 +48,8 @@ def plan_as_text(plan: BuildPlan) -> str:
 def _step(spec: BuildSpec) -> str:
     if not spec.k:
         return "k = 0: the target alone, 1 token"
-    return f"k = {spec.k} drafts, {spec.rows} verified rows, 1 to {spec.rows} tokens"
+    fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.fewer)))}" if spec.fewer else ""
+    return f"k = {spec.k} drafts by {spec.drafting.kind}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
 
 
 def _padding(config: Qwen3Config, tp: int) -> str:

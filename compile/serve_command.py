@@ -2,7 +2,7 @@
 
 Flags and variables are those of the NxDI loaders of vLLM's V0 engine and, for a target alone, of its V1 engine.
 They compare nothing that they load with their flags, and recompile for hours when they find no artifact: what
-would go wrong is refused here.
+would go wrong is refused here. Their engines run one k: of a bundle with several, the largest.
 """
 
 from __future__ import annotations
@@ -193,6 +193,9 @@ def main(arguments: list[str]) -> None:
         parser.error("give one folder of a bundle")
     bundle = read_bundle(options.folder or options.bundle)
     lnc = check_loadable(bundle, options.engine)
+    if len(bundle.ks) > 2:
+        listed = ", ".join(map(str, bundle.ks))
+        print(f"{MODEL} drafts {bundle['k']}: NxDI takes one k of this bundle's {listed}", file=sys.stderr)
     names = [bundle["models"][role]["name"] for role in ("target", "draft")]
     target, draft = (f"/models/{Path(name).name}" for name in names)
     sizes = (bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"])

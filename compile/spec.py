@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from model.attention import KEY_TILE
 from model.bundle.schema import MAX_K, MAX_TP
 from model.bundle.weights import names
-from model.config import Qwen3Config, load_config
+from model.config import PRESETS, Qwen3Config, load_config, raw_config
+from model.drafting import KINDS, Drafting, inferred
 from model.dtypes import BY_FLAG
 from model.errors import UserError
 from model.nki.backing import NAMES, backing_of
@@ -24,6 +25,7 @@ from model.parallel import Parallel, check_tp
 
 # what has no meaning without a draft
 _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
+AUTO = "auto"
 DRAFT_GROUPS = (1, 2, 4, 8)
 KV_SHARDS = ("heads", "sequence")
 
@@ -40,13 +42,14 @@ class BuildSpec:
     target: str = _flag("Qwen/Qwen3-32B", "target: a preset name or a Hugging Face checkpoint folder")
     draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset name or a Hugging Face checkpoint folder")
     tp: int = _flag(32, "tensor-parallel ranks")
-    k: int = _flag(7, "draft tokens per step, 0 to 31; 0 builds the target alone, without a draft")
+    k: int = _flag(7, "draft tokens per step, 0 to 31, or a set as 0,3,7; 0 alone builds the target without a draft")
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle", how=True)
     checkpoint: str = _flag("", "folder with the target's weights and tokenizer", how=True)
     draft_checkpoint: str = _flag("", "folder with the draft's weights", how=True)
     draft_tp: int = _flag(0, "ranks of the draft, 1, 2, 4 or 8 in groups inside of --tp; 0 means the same as --tp")
+    drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: what the draft's config.json says, none with k 0")
     kv_shard: str = _flag("heads", "heads (a copy of a kv head a rank) or sequence (a slice of its positions a rank)")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
@@ -57,15 +60,25 @@ class BuildSpec:
         "", "the compiler's flags instead of NxDI's: a line, or a JSON object {tag: line}", how=True
     )
     s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name", how=True)
+    structured: bool = _flag(
+        False, "a graph more for each prompt and step, that takes masks and returns log-probabilities"
+    )
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
     dry_run: bool = _flag(False, "print the plan and build nothing", how=True)
     json: bool = _flag(False, "print a JSON object instead of lines for people", how=True)
     force: bool = _flag(False, "build everything again, even what has not changed", how=True)
+    # the k of other fused steps, rising; a part of --k on the command line, and 0 is in every set
+    fewer: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
         """N: the rows that the target verifies in a step, and the most tokens that it emits."""
         return self.k + 1
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of every fused step, rising."""
+        return (*self.fewer, self.k) if self.k else ()
 
     @property
     def target_config(self) -> Qwen3Config:
@@ -76,23 +89,40 @@ class BuildSpec:
         return load_config(self.draft)
 
     @property
+    def drafting(self) -> Drafting:
+        """The drafter, inferred from the draft's checkpoint where the flag leaves it open."""
+        if not self.k or (self.drafter in KINDS and not KINDS[self.drafter].has_model):
+            return Drafting("none" if self.drafter == AUTO else self.drafter)
+        read = Drafting("chain") if self.draft in PRESETS else inferred(raw_config(self.draft))
+        return (
+            read
+            if self.drafter == AUTO
+            else Drafting(self.drafter, read.mask_id if self.drafter == read.kind else None)
+        )
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft with weights beside the target."""
+        return self.drafting.of_kind.has_model
+
+    @property
     def models(self) -> tuple[PartModel, ...]:
         """The target, and the draft if there is one."""
         target = PartModel("target", self.target, self.checkpoint, self.target_config, self.tp)
-        if not self.k:
+        if not self.has_draft:
             return (target,)
         draft = PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config, self.draft_ranks)
         return (target, draft)
 
     def weight_names(self) -> dict[str, str]:
         """Parameter of a pair -> its name in the bundle, for every weight of the build."""
-        of_models = (names(m.prefix, m.config, self.packing(m), alone=not self.k) for m in self.models)
+        of_models = (names(m.prefix, m.config, self.packing(m), alone=not self.has_draft) for m in self.models)
         return {ours: stored for of_model in of_models for ours, stored in of_model.items()}
 
     @property
     def draft_ranks(self) -> int:
         """Ranks that hold one copy of the draft; 0 without one."""
-        return (self.draft_tp or self.tp) if self.k else 0
+        return (self.draft_tp or self.tp) if self.has_draft else 0
 
     def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
         """How target and draft are split, on operations that join all ranks."""
@@ -115,20 +145,19 @@ class BuildSpec:
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
-        without = () if self.k else _OF_DRAFT
-        what = [f.name for f in dataclasses.fields(self) if not f.metadata["how"] and f.name not in without]
-        return {name: getattr(self, name) for name in what}
+        without = ("fewer",) if self.has_draft else ("fewer", *_OF_DRAFT)
+        what = [f.name for f in dataclasses.fields(self) if not f.metadata.get("how") and f.name not in without]
+        fewer = {"fewer": ",".join(map(str, self.fewer))} if self.fewer else {}
+        return {name: getattr(self, name) for name in what} | {"drafter": self.drafting.kind} | fewer
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         self._check_numbers()
         target = self.target_config
         check_tp(target, self.tp, "target")
-        if self.k:
+        self._check_drafter()
+        if self.has_draft:
             self._check_pair(target, self.draft_config)
-        elif given := [f for f in _OF_DRAFT if getattr(self, f) != BuildSpec.__dataclass_fields__[f].default]:
-            flags = ", ".join("--" + f.replace("_", "-") for f in given)
-            raise UserError(f"k is 0, which builds the target alone, and {flags} was given; leave it out, or raise k")
         if self.kv_shard == "sequence":
             self._check_slices()
         longest = min(m.config.max_position_embeddings for m in self.models)
@@ -136,8 +165,25 @@ class BuildSpec:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
         for model in self.models:
             model.check()
-        if self.checkpoint and self.k:
+        if self.checkpoint and self.has_draft:
             same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
+
+    def _check_drafter(self) -> None:
+        kind, most = self.drafting.kind, self.drafting.of_kind.limit
+        given = [f for f in _OF_DRAFT if getattr(self, f) != BuildSpec.__dataclass_fields__[f].default]
+        if given and not self.has_draft:
+            flags = ", ".join("--" + f.replace("_", "-") for f in given)
+            why = f"the drafter {kind} has no model" if self.k else "k is 0, which builds the target alone"
+            raise UserError(f"{why}, and {flags} was given; leave it out{'' if self.k else ', or raise k'}")
+        if (self.k > 0) != (kind != "none"):
+            raise UserError(f"k is {self.k} and the drafter {kind}; k 0 goes with none, and none with k 0")
+        if self.k > (most or self.k):
+            raise UserError(f"k is {self.k}; the drafter {kind} drafts at most {most} in a step, lower k")
+        if kind == "parallel" and not 0 <= _whole(self.drafting.mask_id) < self.draft_config.vocab_size:
+            raise UserError(
+                f"the drafter is parallel and {self.draft} has {self.drafting.mask_id!r} as pard_token; give the "
+                "folder of a checkpoint whose config.json has the id of its mask token there, or --drafter chain"
+            )
 
     def _check_pair(self, target: Qwen3Config, draft: Qwen3Config) -> None:
         check_tp(draft, self.draft_ranks, "draft")
@@ -152,7 +198,7 @@ class BuildSpec:
     def _check_slices(self) -> None:
         of_target, of_draft = self.parallel()
         slices = of_target.slices(self.target_config)
-        if self.k:
+        if self.has_draft:
             slices = max(slices, of_draft.slices(self.draft_config))
         if slices == 1:
             raise UserError(
@@ -173,6 +219,8 @@ class BuildSpec:
     def _check_numbers(self) -> None:
         if not 0 <= self.k <= MAX_K:
             raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens, and 0 builds the target alone")
+        if self.fewer and (list(self.fewer) != sorted({*self.fewer} - {0}) or self.fewer[-1] >= self.k):
+            raise UserError(f"k is {(*self.fewer, self.k)}; a set of k is different numbers, the largest last")
         if self.tp > MAX_TP:
             raise UserError(f"tp is {self.tp}; a trn2 machine has {MAX_TP} logical cores, choose 1 to {MAX_TP}")
         if self.batch < 1:
@@ -184,6 +232,8 @@ class BuildSpec:
             )
         if self.rows >= self.max_len:
             raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
+        if self.drafter not in (AUTO, *KINDS):
+            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *KINDS))}")
         if self.dtype not in BY_FLAG:
             raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(BY_FLAG)}")
         if self.kv_shard not in KV_SHARDS:
@@ -226,6 +276,11 @@ class PartModel:
             )
 
 
+def _whole(value: Any) -> int:
+    """A whole number as it is, and -1 for anything else that a config.json may hold."""
+    return value if type(value) is int else -1
+
+
 def same_tokenizer(target: Path, draft: Path) -> None:
     """Refuse a pair whose tokenizer.json differ; a folder without one is refused too."""
     contents = []
@@ -247,18 +302,29 @@ def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
         raise UserError(f"{folder}/tokenizer.json cannot be read ({error}); fetch the checkpoint again") from error
 
 
+def set_of_k(text: str) -> tuple[int, tuple[int, ...]]:
+    """The largest k of a text as 0,3,7, and the others but 0, which every bundle can do."""
+    *fewer, largest = sorted({int(part) for part in text.split(",")})
+    return largest, tuple(k for k in fewer if k)
+
+
 def parse(arguments: Sequence[str] | None = None) -> BuildSpec:
     """The command line as a BuildSpec; each flag is a field with its default and help."""
     parser = argparse.ArgumentParser(
         prog="python -m compile.build",
         description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if given.",
     )
-    hints = get_type_hints(BuildSpec)
+    hints = get_type_hints(BuildSpec) | {"k": set_of_k}
     for f in dataclasses.fields(BuildSpec):
+        if f.name == "fewer":
+            continue
         name = "--" + f.name.replace("_", "-")
         if hints[f.name] is bool:
             parser.add_argument(name, action="store_true", help=f.metadata["help"])
         else:
             shown = f"{f.metadata['help']} (default: {f.default!r})"
-            parser.add_argument(name, type=hints[f.name], default=f.default, help=shown)
-    return BuildSpec(**vars(parser.parse_args(arguments)))
+            default = str(f.default) if f.name == "k" else f.default
+            parser.add_argument(name, type=hints[f.name], default=default, help=shown)
+    values = vars(parser.parse_args(arguments))
+    values["k"], values["fewer"] = values["k"]
+    return BuildSpec(**values)

@@ -3,12 +3,12 @@
 import torch
 from transformers import Qwen3ForCausalLM
 
-from demo.learn import continued
+from demo.learn import continued, greedy
 
 
 def greedy_ids(target: Qwen3ForCausalLM, ids: list[int], new: int, end: int) -> list[int]:
     """The target's greedy continuation of ids, up to and with the end id."""
-    continuation = continued(target, torch.tensor([ids]), new, None)[0, len(ids) :].tolist()
+    continuation = continued(target, torch.tensor([ids]), new, greedy)[0, len(ids) :].tolist()
     return continuation[: continuation.index(end) + 1 if end in continuation else new]
 
 
@@ -49,3 +49,8 @@ def accepted_runs(agree: list[bool], k: int) -> list[int]:
         runs.append(run)
         at += run + 1
     return runs
+
+
+def leading_hits(hits_AK: torch.Tensor) -> torch.Tensor:
+    """How many drafts (A,) are accepted at each anchor: those before the first miss."""
+    return hits_AK.int().cumprod(-1).sum(-1)

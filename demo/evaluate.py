@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.agreement import accepted_runs, agreements, greedy_ids, sampled_acceptance
-from demo.learn import continued
+from demo.learn import Sampler, continued
 from demo.models import load
 from demo.tokenizer import end_id
 
@@ -58,7 +58,7 @@ def evaluate(folder: Path, new: int = NEW_TOKENS) -> list[Agreement]:
     for prompt in load_prompts():
         ids = tokenizer.encode(prompt.text).ids
         generator = torch.Generator().manual_seed(0)
-        sampled = continued(target, torch.tensor([ids] * SAMPLES), new, generator)
+        sampled = continued(target, torch.tensor([ids] * SAMPLES), new, Sampler(generator))
         continuation = greedy_ids(target, ids, new, end_id(tokenizer))
         for name, draft in drafts.items():
             agree = agreements(draft, ids, continuation)

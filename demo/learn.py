@@ -1,7 +1,7 @@
 """Learning steps: next-token loss, distillation from the target, and text the target samples."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,37 +21,47 @@ class Rates:
     adamw: float
 
 
-class Learner:
-    """A model with its optimizers and cosine schedules; lives for all stages of its training."""
+class Updates:
+    """The optimizers of a model's weights and their cosine schedules; lives for all stages of its training."""
 
-    def __init__(self, model: Qwen3ForCausalLM, rates: Rates, steps: int) -> None:
-        self.model = model
-        hidden = [w for w in model.model.layers.parameters() if w.ndim == 2]
-        taken = {id(w) for w in hidden}
-        others = [w for w in model.parameters() if id(w) not in taken]
-        self.optimizers: tuple[torch.optim.Optimizer, ...] = (
-            Muon(hidden, lr=rates.muon, weight_decay=0.1),
-            torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-        )
+    def __init__(self, model: torch.nn.Module, hidden: Iterable[torch.nn.Parameter], rates: Rates, steps: int) -> None:
+        self.weights = [w for w in model.parameters() if w.requires_grad]
+        matrices = [w for w in hidden if w.ndim == 2]
+        taken = {id(w) for w in matrices}
+        others = [w for w in self.weights if id(w) not in taken]
+        self.optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=rates.muon, weight_decay=0.1)]
+        if others:
+            adamw = torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+            self.optimizers.append(adamw)
         self.schedules = [
             torch.optim.lr_scheduler.LambdaLR(o, lambda step: cosine_share(step, steps)) for o in self.optimizers
         ]
+
+    def apply(self, loss: torch.Tensor) -> float:
+        """One update against the gradient of this loss."""
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return loss.item()
+
+
+class Learner:
+    """A language model with its updates."""
+
+    def __init__(self, model: Qwen3ForCausalLM, rates: Rates, steps: int) -> None:
+        self.model = model
+        self.updates = Updates(model, model.model.layers.parameters(), rates, steps)
 
     def step(self, ids: torch.Tensor, teacher_logits: torch.Tensor | None = None) -> float:
         """One update on ids [B, S]; distils when teacher logits [B, S, V] are given."""
         self.model.train()
         logits = self.model(ids).logits
         if teacher_logits is None:
-            loss = next_token_loss(logits, ids)
-        else:
-            loss = distillation_loss(logits, teacher_logits)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        return loss.item()
+            return self.updates.apply(next_token_loss(logits, ids))
+        return self.updates.apply(distillation_loss(logits, teacher_logits))
 
 
 def cosine_share(step: int, steps: int) -> float:
@@ -82,18 +92,42 @@ def held_out_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> float:
     return next_token_loss(model(ids).logits, ids).item()
 
 
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely ids [B, 1] of logits [B, V]."""
+    return logits.argmax(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws ids [B, 1] of logits [B, V] from a generator."""
+
+    generator: torch.Generator
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        probabilities = top_p_logits(logits / self.temperature, self.top_p).softmax(-1)
+        return torch.multinomial(probabilities, 1, generator=self.generator)
+
+
+def top_p_logits(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Logits [..., V] without the ids that have top_p of the mass, or more, above them."""
+    if top_p >= 1:
+        return logits
+    probabilities, ids = logits.softmax(-1).sort(-1, descending=True)
+    removed = probabilities.cumsum(-1) - probabilities >= top_p
+    return logits.masked_fill(removed.scatter(-1, ids, removed), float("-inf"))
+
+
+Choice = Callable[[torch.Tensor], torch.Tensor]
+
+
 @torch.no_grad()
-def continued(
-    model: Qwen3ForCausalLM, prompts: torch.Tensor, new: int, generator: torch.Generator | None
-) -> torch.Tensor:
-    """Prompts [B, S] with `new` more ids each: sampled, or greedy when there is no generator."""
+def continued(model: Qwen3ForCausalLM, prompts: torch.Tensor, new: int, choose: Choice) -> torch.Tensor:
+    """Prompts [B, S] with `new` more ids each, chosen from the logits [B, V] of the last position."""
     cache, ids, step = DynamicCache(), prompts, prompts
     for _ in range(new):
-        logits = model(step, past_key_values=cache, use_cache=True).logits[:, -1]
-        if generator is None:
-            step = logits.argmax(-1, keepdim=True)
-        else:
-            step = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        step = choose(model(step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1])
         ids = torch.cat([ids, step], dim=1)
     return ids
 
@@ -106,5 +140,4 @@ def own_text(
     for n in range(batches):
         prompt_tokens = (8, 16, 32)[n % 3]
         prompts = next(source)[:, :prompt_tokens]
-        sampler = generator if n % 2 else None
-        yield continued(model, prompts, length - prompt_tokens, sampler)
+        yield continued(model, prompts, length - prompt_tokens, Sampler(generator) if n % 2 else greedy)

@@ -15,6 +15,10 @@ from model.errors import UserError
 if TYPE_CHECKING:
     from deploy.values import Values
 
+ENGINES = ("nxdi", "trnspec")
+ROUTERS = ("none", "gateway")
+# of the image that has NxDI and no plugin of ours
+_VENDOR_IMAGE = "public.ecr.aws/neuron/"
 CLAIM_APIS = ("v1", "v1beta1")
 # connected sets that the Neuron DRA driver offers: resource.aws.com/devicegroup<n>_id
 CONNECTED_DEVICES = (1, 4, 8, 16)
@@ -48,6 +52,12 @@ _TEXTS = (
     ("model.target", "|".join(map(re.escape, PRESETS)), f"one of {', '.join(PRESETS)}"),
     ("model.draft", "|".join(map(re.escape, PRESETS)), f"one of {', '.join(PRESETS)}"),
     ("device.instance_type", "|".join(map(re.escape, INSTANCES)), f"one of {', '.join(INSTANCES)}"),
+    ("server.engine", "|".join(ENGINES), " or ".join(ENGINES)),
+    ("router.kind", "|".join(ROUTERS), " or ".join(ROUTERS)),
+    ("router.gateway", r"(?=.{1,63}$)" + _DNS_LABEL, "the name of a Gateway"),
+    ("router.gateway_namespace", r"(?=.{1,63}$)" + _DNS_LABEL, "the name of a namespace"),
+    ("router.picker", r"(?=.{1,63}$)" + _DNS_LABEL, "the name of a Service"),
+    ("router.picker_label", r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", "a label's key"),
     ("server.api_key_secret", r"(?=.{1,63}$)" + _DNS_LABEL, "the name of a Secret"),
     ("server.clients_namespace", r"(?=.{1,63}$)" + _DNS_LABEL, "the name of a namespace"),
     ("load_test.cloudwatch_namespace", r"(?!AWS/)[A-Za-z0-9._/#:-]{1,255}", "letters, digits, . _ / # : -, not AWS/"),
@@ -80,7 +90,7 @@ def check(values: Values) -> None:
         if not least <= leaves[where] <= most:
             wanted = str(least) if least == most else f"{least} to {most}"
             raise UserError(f"{where} is {leaves[where]}; it must be {wanted}")
-    for judge in (_check_images, _check_devices, _check_build, _check_servers, _check_load):
+    for judge in (_check_images, _check_devices, _check_build, _check_servers, _check_engine, _check_load):
         judge(values)
 
 
@@ -133,6 +143,20 @@ def _check_servers(values: Values) -> None:
         raise UserError(
             f"server.shm_gib {values.server.shm_gib} takes all of memory_gib {values.server.memory_gib}, "
             "which it counts against; raise memory_gib"
+        )
+
+
+def _check_engine(values: Values) -> None:
+    engine, image = values.server.engine, values.images.server
+    if engine == "trnspec" and image.startswith(_VENDOR_IMAGE):
+        raise UserError(
+            f"server.engine is trnspec and images.server is {image!r}, which lacks our plugin; name an image that was "
+            "built from deploy/Dockerfile's target server"
+        )
+    if values.router.kind == "gateway" and engine != "trnspec":
+        raise UserError(
+            f"router.kind is gateway and server.engine is {engine}, which stays ready while it ends and has not the "
+            "metrics that an endpoint picker reads; set server.engine to trnspec"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.pods import Manifest, labels, metadata
+from deploy.router import PICKER_PORT
 from deploy.values import Values
 
 # EKS Pod Identity's agent on each node: https://docs.aws.amazon.com/eks/latest/userguide/pod-id-how-it-works.html
@@ -28,6 +29,12 @@ def policies(values: Values) -> list[Manifest]:
     namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": values.server.clients_namespace}}}
     callers = [namespace, *({"podSelector": {"matchLabels": labels(values, part)}} for part in _CLIENTS)]
     servers = [{"podSelector": {"matchLabels": labels(values, part)}} for part in ("baseline", "speculative")]
+    if values.router.kind == "gateway":
+        gateways = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": values.router.gateway_namespace}}
+        }
+        picker = {"podSelector": {"matchLabels": _picker(values)}}
+        callers += [gateways, picker]
     rules = [_policy(values, "deny-all", {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})]
     for variant in ("baseline", "speculative"):
         rules.append(_for(values, variant, ingress=[{"from": callers, "ports": [port]}]))
@@ -35,7 +42,26 @@ def policies(values: Values) -> list[Manifest]:
         rules.append(_for(values, part, egress=[{"to": servers, "ports": [port]}, _DNS, _HTTPS, _IDENTITY_AGENT]))
     for part in _COMPILERS:
         rules.append(_for(values, part, egress=[_DNS, _HTTPS, _IDENTITY_AGENT]))
+    if values.router.kind == "gateway":
+        rules.append(_picker_policy(values, gateways, {"to": servers, "ports": [port]}))
     return rules
+
+
+def _picker(values: Values) -> dict[str, str]:
+    return {values.router.picker_label: values.router.picker}
+
+
+def _picker_policy(values: Values, gateways: Manifest, to_servers: Manifest) -> Manifest:
+    """The endpoint picker is asked by gateways, asks the servers for metrics and the control plane for pods."""
+    asked = {"from": [gateways], "ports": [{"protocol": "TCP", "port": PICKER_PORT}]}
+    selector = {"matchLabels": _picker(values)}
+    spec = {
+        "podSelector": selector,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [asked],
+        "egress": [to_servers, _DNS, _HTTPS],
+    }
+    return _policy(values, "picker", spec)
 
 
 def _for(values: Values, part: str, **allowed: list[Any]) -> Manifest:

@@ -54,13 +54,17 @@ def tool(
         "env": environment({"AWS_REGION": values.region, "HOME": "/tmp"}),
         "resources": sized or small(),
         "volumeMounts": [*mounts, mount("tmp", "/tmp")],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": values.storage.uid,
-            "runAsGroup": values.storage.gid,
-            "readOnlyRootFilesystem": True,
-        }
-        | CONFINED,
+        "securityContext": restricted(values),
+    }
+
+
+def restricted(values: Values) -> Manifest:
+    """No root, no rights, a root file system that cannot be written."""
+    return CONFINED | {
+        "runAsNonRoot": True,
+        "runAsUser": values.storage.uid,
+        "runAsGroup": values.storage.gid,
+        "readOnlyRootFilesystem": True,
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from deploy import claims, dashboard, iam, jobs, network, server, storage
+from deploy import claims, dashboard, iam, jobs, network, router, server, storage
 from deploy.pods import Manifest
 from deploy.schema import validate
 from deploy.values import Values, load_values
@@ -46,7 +46,8 @@ def base(values: Values) -> dict[str, list[Manifest]]:
     for variant in server.VARIANTS:
         made = (server.deployment, server.service, server.disruption_budget)
         found[f"{variant}.yaml"] = [make(values, variant) for make in made]
-    return found
+    # custom resources: the package of Kubernetes' schemas has none of them
+    return found | ({"router.yaml": objects} if (objects := router.objects(values)) else {})
 
 
 def once(values: Values) -> dict[str, list[Manifest]]:
@@ -76,7 +77,8 @@ def render(values: Values, out: Path) -> list[Path]:
     for folder, made in (("base", base(values)), ("jobs", once(values))):
         for name, manifests in made.items():
             for manifest in manifests:
-                validate(manifest, values.kubernetes)
+                if manifest["kind"] not in router.KINDS:
+                    validate(manifest, values.kubernetes)
             files[f"{folder}/{name}"] = _yaml(manifests)
     files[f"base/{_MARK}"] = _yaml([kustomization(values, sorted(base(values)))])
     documents: dict[str, Any] = iam.policies(values) | {"trust": iam.trust()}

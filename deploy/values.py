@@ -57,6 +57,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Server:
+    engine: str
     replicas: int
     port: int
     api_key_secret: str
@@ -66,6 +67,17 @@ class Server:
     shm_gib: int
     disk_gib: int
     startup_seconds: int
+
+
+@dataclass(frozen=True)
+class Router:
+    """What is before the servers; names of what the cluster has already."""
+
+    kind: str
+    gateway: str
+    gateway_namespace: str
+    picker: str
+    picker_label: str
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ class Values:
     model: ModelPair
     device: Device
     server: Server
+    router: Router
     compile: Compile
     load_test: LoadTest
     quality: Quality

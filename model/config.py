@@ -66,6 +66,11 @@ def load_config(name_or_path: str) -> Qwen3Config:
     """
     if name_or_path in PRESETS:
         return PRESETS[name_or_path]
+    return config_from_dict(raw_config(name_or_path), str(Path(name_or_path) / "config.json"))
+
+
+def raw_config(name_or_path: str) -> Any:
+    """What a checkpoint folder's config.json holds; UserError if there is none, or it is no JSON."""
     path = Path(name_or_path) / "config.json"
     if not path.is_file():
         raise UserError(
@@ -73,10 +78,9 @@ def load_config(name_or_path: str) -> Qwen3Config:
             "config.json; give one of these names or the path of a Qwen3 checkpoint"
         )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again") from error
-    return config_from_dict(raw, str(path))
 
 
 _HEAD_DIM_FROM = ("hidden_size", "num_attention_heads")

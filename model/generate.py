@@ -49,6 +49,9 @@ def _figures(output: Output) -> dict[str, Any]:
         "target_steps": output.steps,
         "tokens_per_target_step": round(output.tokens_per_step, 3),
         "acceptance_per_position": [round(share, 3) for share in output.acceptance],
+        "drafts_offered_per_position": output.drafts_offered,
+        "drafts_kept_per_position": output.drafts_kept,
+        "steps_of_k": output.steps_of_k,
         "draft_refreshes": output.refreshes,
         "seconds_wall": round(output.seconds, 4),
         "ms_per_token_wall": round(1e3 * output.seconds / max(1, tokens), 3),
@@ -81,7 +84,7 @@ def main(arguments: list[str]) -> None:
         output = _streamed(llm, text, params, asked) if options.stream else llm.generate(text, params, **asked)
         asked["speculation"] = not speculation
         other = llm.generate(text, params, **asked) if options.compare else None
-    report = _figures(output) | {"k": llm.shape.k, "speculation": speculation}
+    report = _figures(output) | {"k": llm.shape.k, "ks": llm.bundle.ks, "speculation": speculation}
     report["switching"] = llm.table.source if llm.table and speculation else None
     if other:
         report["identical_to_target_alone"] = output.ids == other.ids

@@ -1,7 +1,9 @@
 """What crosses a graph's border: every input and output, declared once with its shape and dtype.
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
-sequences, T ids of each that come in (1 in a step, S in a prompt), S positions (the bucket) and N = k + 1 rows.
+sequences, T ids of each that come in (1 in a step, N where the host drafts, S in a prompt), S positions (the bucket)
+and N = k + 1 rows; W words of 32 ids each, and 2 scores, C, in graphs that take masks alone: what has a letter without
+a size is not at a border.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from model.bundle.manifest import TensorSpec
+from model.bundle.schema import MASKED, UNFILTERED
 from model.cache import Cache
+from model.drafters import DraftState
 from model.dtypes import BY_NAME
 from model.sampling import Sampling
 
@@ -26,6 +30,11 @@ class Port:
     dtype: str = "int32"
     name: str = ""
 
+    @property
+    def letters(self) -> set[str]:
+        """The axes whose sizes must be known."""
+        return {axis for axis in self.axes.split() if not axis.isdigit()}
+
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """The axes as numbers, given what each letter is."""
         return tuple(int(axis) if axis.isdigit() else sizes[axis] for axis in self.axes.split())
@@ -34,8 +43,11 @@ class Port:
 class StepInputs(NamedTuple):
     """What the host passes to a graph: numpy arrays there, tensors in torch.
 
-    attention_mask is 1 where a token is known; position_ids are the input ids' own; seq_ids is the cache slot of a
-    prompt; sampling_params are top-k, top-p, temperature; seeds two words each; k_limits the most drafts to accept.
+    Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
+    position_ids are the input ids' own; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
+    temperature; seeds two words each; k_limits the most drafts to accept; allowed has a bit for each id that a
+    sequence's next token may be, id 32 w + b in bit b of word w. A sequence that forbids an id accepts no draft: what
+    may follow a draft is not in the mask.
     """
 
     input_ids: Annotated[Any, Port("B T")]
@@ -46,12 +58,16 @@ class StepInputs(NamedTuple):
     min_p: Annotated[Any, Port("B", "float32")]
     seeds: Annotated[Any, Port("B 2")]
     k_limits: Annotated[Any, Port("B")]
+    allowed: Annotated[Any, Port("B W")] = None
 
     @property
-    def filter(self) -> bool:
-        """Whether a row filters: a host's question, of numpy arrays."""
+    def ending(self) -> str:
+        """What ends the tag of the graph that these need: a host's question, of numpy arrays."""
+        if self.allowed is not None:
+            return MASKED
         top_k, top_p, temperature = self.sampling_params.T
-        return bool((((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)).any())
+        filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
+        return "" if filtering.any() else UNFILTERED
 
     @property
     def sampling(self) -> Sampling:
@@ -60,17 +76,19 @@ class StepInputs(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """What a graph returns; `accepted` is padded with -1. The caches stay with the device: a host sees none.
+    """What a graph returns; `accepted` is padded with -1. State stays with the device: a host sees none.
 
-    After a prompt the mask has the cache's length, S positions of all.
+    After a prompt the mask has the cache's length, S positions of all. Scores are the log-probability of each accepted
+    id by the target's logits alone, those of forbidden ids left out, and how many ids have no smaller logit.
     """
 
     accepted: Annotated[Any, Port("B N", name="accepted_tokens")]
     next_ids: Annotated[Any, Port("B 1", name="next_input_ids")]
     next_mask: Annotated[Any, Port("B S", name="next_attention_mask")]
     next_pos: Annotated[Any, Port("B 1", name="next_pos_ids")]
-    draft_caches: Sequence[Cache] = ()
+    draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
+    scores: Annotated[Any, Port("B N C", "float32")] = None
 
 
 def _ports(border: type[NamedTuple]) -> dict[str, Port]:
@@ -84,10 +102,16 @@ INPUTS, OUTPUTS = _ports(StepInputs), _ports(StepOutputs)
 
 def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:
     """A graph's inputs or outputs as the bundle lists them, given the size of each letter."""
-    return tuple(TensorSpec(port.name or field, port.shape(sizes), port.dtype) for field, port in ports.items())
+    here = ((field, port) for field, port in ports.items() if port.letters <= sizes.keys())
+    return tuple(TensorSpec(port.name or field, port.shape(sizes), port.dtype) for field, port in here)
 
 
 def zero_inputs(**sizes: int) -> StepInputs:
     """Inputs of zeros, numpy arrays to be filled in, given the sizes B, T and S."""
-    arrays = {field: np.zeros(port.shape(sizes), BY_NAME[port.dtype].numpy) for field, port in INPUTS.items()}
-    return StepInputs(**arrays)
+    here = ((field, port) for field, port in INPUTS.items() if port.letters <= sizes.keys())
+    return StepInputs(**{field: np.zeros(port.shape(sizes), BY_NAME[port.dtype].numpy) for field, port in here})
+
+
+def words_of(vocabulary: int) -> int:
+    """W: int32 words that hold a bit for each id."""
+    return -(-vocabulary // 32)

@@ -13,7 +13,7 @@ from model import attention, sampling, sequence
 from model.cache import Cache, Placement
 from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import Draw, Draws, Sampling
+from model.sampling import Draw, Draws, Join, Sampling
 
 
 class Kernels:
@@ -35,8 +35,27 @@ class Kernels:
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""
         ids_R = sampling.coupled_sample(ops, logits_RV, draw)
-        return Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
+        draws = Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
+        return self.scored(ops, logits_RV, draw, draws)
+
+    def scored(self, ops: Ops, logits_RV: Tensor, draw: Draw, draws: Draws) -> Draws:
+        """The draws with their scores, in a graph that takes masks; see `model.sampling.scores`."""
+        if draw.allowed_RV is None:
+            return draws
+        ids_V = torch.arange(logits_RV.shape[1], dtype=torch.int32, device=logits_RV.device)
+        if draw.start_11 is not None:
+            ids_V = ids_V + draw.start_11[0]
+        logits_RV, own_RV = sampling.only_allowed(logits_RV, draw), ids_V == draws.merged()[:, None]
+        return draws._replace(scores=sampling.scores(logits_RV, own_RV, *self.joins(ops)))
+
+    def joins(self, ops: Ops) -> tuple[Join, Join]:
+        """The largest of numbers of several ranks, and their sum: every rank has all logits here."""
+        return _same, _same
 
     def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's draws (M, B, N)."""
         return sampling.accept(drafts_BK, draws.merged(), limit_B)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

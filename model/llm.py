@@ -5,10 +5,12 @@ from __future__ import annotations
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, cast, overload
+
+import numpy as np
 
 from model.bundle.opening import open_bundle
 from model.errors import UserError
@@ -32,12 +34,16 @@ class Options(TypedDict, total=False):
 
     `max_new_tokens`, 128 by default. `stop`: one string or several, before whose first the text is cut. `k_limit`: the
     most drafts to accept in a step, by default the bundle's k. `speculation`: False runs the target alone.
+    `allowed`: asked before each step with the new ids, returns the mask of the next one, int32 words of a bit an id;
+    one token a step. `logprobs`: True for `Output.logprobs`. Both need a bundle built with --structured.
     """
 
     max_new_tokens: int
     stop: str | Sequence[str]
     k_limit: int | None
     speculation: bool
+    allowed: Callable[[Sequence[int]], np.ndarray] | None
+    logprobs: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class Output:
     `ids` are the new tokens and `text` is theirs. `finish_reason` is eos, stop (a stop string), length
     (max_new_tokens) or context (the bundle's length). `tokens_per_step` counts what a pass of the target emitted on
     average, `acceptance` is the share of drafts accepted at each place of a step. `seconds` is wall time on this
-    machine until the prompt was done, compilation apart.
+    machine until the prompt was done, compilation apart. `drafts_offered` and `drafts_kept` are counts at each place
+    of a step, `steps_of_k` of steps by the k of their graph. `logprobs`, if asked
+    for, are the ids' log-probabilities by the target's logits, before temperature and filters.
     """
 
     ids: tuple[int, ...]
@@ -58,6 +66,10 @@ class Output:
     acceptance: tuple[float, ...]
     refreshes: int
     seconds: float
+    drafts_offered: tuple[int, ...] = ()
+    drafts_kept: tuple[int, ...] = ()
+    steps_of_k: Mapping[int, int] = field(default_factory=dict)
+    logprobs: tuple[float, ...] = ()
 
 
 class TextStream(Iterator[str]):
@@ -178,6 +190,8 @@ class LLM:
             self.bundle.config("target").eos_token_ids,
             options.get("k_limit"),
             stop_cut(self.tokenizer, _stops(options)),
+            options.get("allowed"),
+            options.get("logprobs", False),
         )
         check(self.shape, request)
         return request
@@ -252,7 +266,10 @@ class LLM:
         acceptance = tuple(a / d for a, d in zip(result.accepted, result.drafted, strict=True) if d)
         text = self.tokenizer.decode(result.ids)
         steps, rate = result.steps, result.tokens_per_step
-        return Output(tuple(result.ids), text, result.reason, steps, rate, acceptance, result.refreshes, seconds)
+        counts = tuple(result.drafted), tuple(result.accepted), dict(sorted(result.steps_of_k.items()))
+        told = (result.reason, steps, rate, acceptance, result.refreshes, seconds)
+        logprobs = tuple(logprob for logprob, _ in result.scores)
+        return Output(tuple(result.ids), text, *told, *counts, logprobs)
 
 
 def _is_one(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:

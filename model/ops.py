@@ -73,3 +73,8 @@ def first_argmax(scores_RV: Tensor) -> Tensor:
     index = torch.arange(scores_RV.shape[-1], dtype=torch.int32, device=scores_RV.device)
     best = scores_RV.amax(-1, keepdim=True)
     return torch.where(scores_RV == best, index, scores_RV.shape[-1]).amin(-1).to(torch.int32)
+
+
+def iota(count: int, like: Tensor) -> Tensor:
+    """0 .. count - 1, int32, where another tensor is."""
+    return torch.arange(count, dtype=torch.int32, device=like.device)

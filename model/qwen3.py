@@ -118,7 +118,13 @@ REFERENCE = Backing("reference", Kernels(), Layer)
 
 
 class Qwen3(RankModel):
-    """The decoder of one rank. A tied head is a second copy: it is sharded along a different axis."""
+    """The decoder of one rank. A tied head is a second copy: it is sharded along a different axis.
+
+    `taps` are the hidden states that a drafter asks for: 0 is the embedding, i what layer i is given, and the number of
+    layers the normed state behind the last one, as transformers counts them.
+    """
+
+    taps: tuple[int, ...] = ()
 
     def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
         super().__init__(config, parallel, backing)
@@ -131,13 +137,24 @@ class Qwen3(RankModel):
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
+        x_BNE, written, _ = self.tapped(ids_BN, caches, placement)
+        return x_BNE, written
+
+    def tapped(
+        self, ids_BN: Tensor, caches: list[Cache], placement: Placement
+    ) -> tuple[Tensor, list[Cache], Tensor | None]:
+        """The same, and the states at the taps, concatenated, (B, N, taps E)."""
         x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
         angles = rope_angles(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
-        written = []
-        for layer, cache in zip(self.layers, caches, strict=True):
+        written, states = [], {}
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            states[i] = x
             x, cache = self.parallel.ops.call(layer, x, angles, cache, placement)
             written.append(cache)
-        return x, written
+        if not self.taps:
+            return x, written, None
+        states[len(written)] = self.norm(x)
+        return x, written, torch.cat([states[tap] for tap in self.taps], -1)
 
     def logits(self, x_BNE: Tensor) -> Tensor:
         """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""
@@ -145,8 +162,8 @@ class Qwen3(RankModel):
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache]]:
-        """What is drawn after each row, (M, B, N), and the updated caches."""
-        x_BNE, caches = self.hidden(ids_BN, caches, placement)
+    ) -> tuple[Draws, list[Cache], Tensor | None]:
+        """What is drawn after each row, (M, B, N), the updated caches and the states at the taps."""
+        x_BNE, caches, features_BNF = self.tapped(ids_BN, caches, placement)
         draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_BNE).flatten(0, 1), draw)
-        return Draws(*(t.unflatten(1, ids_BN.shape) for t in draws)), caches
+        return draws.each(lambda t: t.unflatten(1, ids_BN.shape)), caches, features_BNF

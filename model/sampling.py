@@ -7,6 +7,7 @@ target's own draw, whatever the draft. docs/sampling.md specifies every step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from model.threefry import threefry2x32
 GUMBEL_DOMAIN = 0
 # above all ids
 _PAST_IDS = 1 << 24
+# the logit of a forbidden id: below all others, and finite when divided by the lowest temperature
+FORBIDDEN = -1e25
 
 
 class Sampling(NamedTuple):
@@ -41,7 +44,7 @@ class Sampling(NamedTuple):
     def draw(self, positions_BN: Tensor) -> Draw:
         """What N rows of each sequence draw with, for the tokens at these positions."""
         asked_R = (None if t is None else t.repeat_interleave(positions_BN.shape[1], 0) for t in self)
-        return Draw._make([*asked_R, positions_BN.flatten(), None, None, None])
+        return Draw._make([*asked_R, positions_BN.flatten(), None, None, None, None])
 
 
 class Draw(NamedTuple):
@@ -49,7 +52,8 @@ class Draw(NamedTuple):
 
     `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
     passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on. `guess_J` are the steps at which a
-    draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are.
+    draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are. `allowed_RV` are the
+    target's ids, of this rank, that a row may draw, where a graph takes masks.
     """
 
     temperature_R: Tensor
@@ -61,6 +65,7 @@ class Draw(NamedTuple):
     noise_RV: Tensor | None = None
     start_11: Tensor | None = None
     guess_J: Tensor | None = None
+    allowed_RV: Tensor | None = None
 
     @property
     def filtering_R(self) -> Tensor | None:
@@ -77,15 +82,29 @@ class Draw(NamedTuple):
 
     def row(self, n: int, rows: int) -> Draw:
         """Row n of the `rows` rows of each sequence."""
-        of_rows = (None if t is None else t[n::rows] for t in self[:7])
-        return Draw._make([*of_rows, self.start_11, self.guess_J])
+        return self._of_rows(lambda t: t[n::rows])
+
+    def first(self, count: int, rows: int) -> Draw:
+        """The first `count` of the `rows` rows of each sequence."""
+        return self._of_rows(lambda t: t.unflatten(0, (-1, rows))[:, :count].flatten(0, 1))
+
+    def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
+        return Draw._make([*(None if t is None else taken(t) for t in self[:7]), self.start_11, self.guess_J, None])
 
 
 class Draws(NamedTuple):
-    """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32."""
+    """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32.
+
+    `scores`, where a graph returns them, are (2, ...): what `scores` says of the id that is drawn.
+    """
 
     values: Tensor
     ids: Tensor
+    scores: Tensor | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Draws:
+        """The same change of each tensor."""
+        return Draws._make(None if t is None else change(t) for t in self)
 
     def merged(self) -> Tensor:
         """The drawn ids: those of the best scores over the shards, the smallest among equals."""
@@ -98,8 +117,10 @@ def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R,) int32 token ids: argmax over the filtered logits / temperature + Gumbel noise.
 
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
-    Temperature 0 takes the argmax of the logits; ties go to the smallest id.
+    Temperature 0 takes the argmax of the logits; ties go to the smallest id. What a mask forbids is gone before the
+    filters look.
     """
+    logits_RV = only_allowed(logits_RV, draw)
     scaled = logits_RV / draw.heat_R[:, None]
     scaled = scaled - scaled.amax(-1, keepdim=True)
     filtering_R = draw.filtering_R
@@ -109,6 +130,33 @@ def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     if noise is None:
         noise = gumbel(draw.seed_R2, draw.position_R, logits_RV.shape[-1])
     return first_argmax(torch.where(draw.temperature_R[:, None] > 0, scaled + noise, logits_RV))
+
+
+def only_allowed(logits_RV: Tensor, draw: Draw) -> Tensor:
+    """The logits with those of forbidden ids far below all others."""
+    return logits_RV if draw.allowed_RV is None else torch.where(draw.allowed_RV, logits_RV, FORBIDDEN)
+
+
+def allowed_ids(words_BW: Tensor, first_11: Tensor | None, count: int) -> Tensor:
+    """(B, count) whether a mask's bits allow the ids from the first on; None is the first of all."""
+    bit = torch.arange(32, dtype=torch.int32, device=words_BW.device)
+    bits_BV = (torch.bitwise_right_shift(words_BW[:, :, None], bit) & 1).flatten(1)
+    if first_11 is None:
+        return bits_BV[:, :count] > 0
+    return bits_BV.index_select(1, first_11[0] + torch.arange(count, dtype=torch.int32, device=bit.device)) > 0
+
+
+# (R, C) of a rank's ids -> (R, C) over the ids of all ranks
+Join = Callable[[Tensor], Tensor]
+
+
+def scores(logits_RV: Tensor, own_RV: Tensor, largest: Join, total: Join) -> Tensor:
+    """(2, R) the log-probability of a row's own id, which `own_RV` marks, and its rank, counted from 1."""
+    own_R = torch.where(own_RV, logits_RV, torch.finfo(torch.float32).min).amax(-1)
+    own_R, best_R = largest(torch.stack((own_R, logits_RV.amax(-1)), -1)).unbind(-1)
+    mass_R = torch.exp(logits_RV - best_R[:, None]).sum(-1)
+    mass_R, rank_R = total(torch.stack((mass_R, (logits_RV >= own_R[:, None]).float().sum(-1)), -1)).unbind(-1)
+    return torch.stack((own_R - best_R - torch.log(mass_R), rank_R))
 
 
 def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:

@@ -1,25 +1,57 @@
-"""How nkisim's commands end: a sentence on stderr instead of a traceback."""
+"""How nkisim's commands end: a sentence on stderr instead of a traceback, or one JSON object on stdout."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
-from nkisim.errors import NkiValidationError
+from nkisim.errors import LawError, NkiValidationError
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments that are refused in one sentence, without the page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """An error for programs: its class, its sentence, and of a law what broke it, where, and what is allowed."""
+    facts: dict[str, Any] = {"error": type(error).__name__, "message": sentence(error)}
+    if isinstance(error, LawError):
+        file, line = error.line or (None, None)
+        facts |= {"op": error.op, "operand": error.operand, "found": error.found, "allowed": error.allowed}
+        facts |= {"file": file, "line": line}
+    return facts
+
+
+def sentence(error: BaseException) -> str:
+    """An error for people."""
+    if isinstance(error, OSError):
+        return f"{error.filename} cannot be used ({error.strerror}); give a different path"
+    return " ".join(str(error).split()).replace(f"{Path.cwd()}/", "")
 
 
 def run(main: Callable[[], int | None]) -> None:
     """Run a command: a mistake of the user's ends with one sentence and code 2, Ctrl-C with 130."""
     try:
         raise SystemExit(main())
-    except (NkiValidationError, ValueError, SyntaxError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(141) from None
-    except OSError as error:
-        print(f"error: {error.filename} cannot be used ({error.strerror}); give another path", file=sys.stderr)
+    except (NkiValidationError, ValueError, SyntaxError, OSError) as error:
+        if "--json" in sys.argv:
+            print(json.dumps(described(error)))
+        print(f"error: {sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -1,14 +1,15 @@
-"""What of the public API exists here: `python -m nkisim.coverage [--json]`."""
+"""What of the public API exists here: `nkisim coverage [--json]`."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nkisim import collectives, command, isa, language, launch
+from nkisim import collectives, isa, language, launch
+from nkisim.command import Parser
 
 # NeuronCore-v4 only (manual of nki.isa)
 REFUSED = frozenset(
@@ -69,12 +70,12 @@ def parameters(value: Any) -> list[tuple[str, bool]]:
     return listed
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the coverage; exit 1 when something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Print which names of the public API are implemented, refused and missing; exit with 1 when one is missing."""
+    parser = Parser(prog="nkisim coverage", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--signatures", type=Path, default=SIGNATURES, help="signatures file")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     result = report(json.loads(options.signatures.read_text()))
     if options.json:
         print(json.dumps(result))
@@ -84,7 +85,3 @@ def main(argv: list[str] | None = None) -> int:
             if kind != "implemented":
                 print("".join(f"  {n}\n" for n in names), end="")
     return 1 if result["missing"] else 0
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -1,8 +1,7 @@
-"""The linter: `python -m nkisim.lint PATH...` refuses kernels that the NKI compiler refuses."""
+"""The linter: `nkisim lint PATH...` refuses kernels that the NKI compiler refuses."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import sys
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nkisim import command
+from nkisim.command import Parser
 from nkisim.dialect.loops import RULES
 from nkisim.dialect.rules import ERROR, WARNING, Rule, Scope
 from nkisim.dialect.scope import scope_of
@@ -115,8 +115,8 @@ VENDOR_TAKES = frozenset({"kernel-in-kernel", "raw-enum"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: findings on stdout, a summary on stderr, 1 if anything is refused."""
-    parser = argparse.ArgumentParser(prog="nkisim.lint", description=__doc__)
+    """Print what the NKI compiler refuses, with a summary on stderr; exit with 1 if anything is refused."""
+    parser = Parser(prog="nkisim lint", description=main.__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="files or folders with kernels")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--strict", action="store_true", help="refuse warnings too")

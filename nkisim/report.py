@@ -1,19 +1,16 @@
-"""A timeline that a person can read: `python -m nkisim.report RECORDING.json --out FILE.html`."""
+"""A timeline as a page that a person can read; `nkisim report` writes it."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from nkisim import command
 from nkisim.event import Event
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.drawing import COLOURS, clock, draw
-from nkisim.timeline.recording_file import read
-from nkisim.timeline.schedule import Schedule, schedule
+from nkisim.timeline.schedule import Schedule
 from nkisim.timeline.trn2 import TRN2
 
 STYLE = """
@@ -142,20 +139,3 @@ while its data moves; its trigger and its waiting are in the row of the critical
 latency with all uncertain constants at their fast ends and at their slow ends together.</p>
 </html>
 """
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: the last line of stdout is the written file."""
-    parser = argparse.ArgumentParser(prog="nkisim.report", description=__doc__)
-    parser.add_argument("recording", type=Path, help="a file written by nkisim.timeline.recording_file")
-    parser.add_argument("--out", type=Path, required=True, help="the HTML file to write")
-    options = parser.parse_args(arguments)
-    recording = read(options.recording)
-    result = schedule(recording.events)
-    options.out.write_text(page(recording.events, result, recording.about), encoding="utf-8")
-    print(options.out)
-    return 0
-
-
-if __name__ == "__main__":
-    command.run(main)

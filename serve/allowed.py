@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from model.errors import UserError
 from model.serving.request import Params, Request, Shape, check
@@ -16,11 +18,12 @@ _BY_VLLM = {
     "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
     "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
 }  # fmt: skip
-_NO_PROBABILITIES = "the bundle's graphs return ids and no probabilities"
+# graphs of a bundle built with --structured serve these
+_BY_MASKS = {"logprobs": (0,), "structured_outputs": ()}
 _WHY = {
-    "logprobs": _NO_PROBABILITIES,
-    "prompt_logprobs": _NO_PROBABILITIES,
-    "structured_outputs": "the bundle's graphs take no mask of allowed ids",
+    "logprobs": "a bundle built with --structured returns the emitted token's alone, which 0 asks for",
+    "prompt_logprobs": "the bundle's graphs return no probabilities of a prompt",
+    "structured_outputs": "the bundle was built without --structured, so its graphs take no mask of allowed ids",
     "min_tokens": "the bundle's graphs cannot hold back an end token; ask for ignore_eos",
 }
 _LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids"
@@ -34,9 +37,14 @@ class Refused(UserError):
         self.parameter = parameter
 
 
-def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise Refused for the first parameter that is neither on the list nor at vLLM's default."""
+def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any], structured: bool = False) -> None:
+    """Raise Refused for the first parameter that is neither on the list nor at vLLM's default.
+
+    `structured` says that the bundle has graphs that take masks.
+    """
     for name, value in asked.items():
+        if structured and name in _BY_MASKS and (not _BY_MASKS[name] or value in _BY_MASKS[name]):
+            continue
         on_the_list = name in _SAMPLED or name in _BY_VLLM or name.startswith("_")
         # logprobs=0 asks for one, so only what is empty is nothing
         if on_the_list or value is None or value in ([], {}) or value == defaults.get(name):
@@ -44,10 +52,13 @@ def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> None
         raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}; leave it out")
 
 
-def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> Request:
+def engine_request(
+    shape: Shape, ids: tuple[int, ...], sampling: Any, mask: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int32)
+) -> Request:
     """The engine's request for a prompt and vLLM's sampling parameters; Refused if the bundle cannot serve it.
 
-    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end.
+    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end. `mask` gives vLLM's mask of the
+    next id, where the request is structured.
     """
     params = Params(
         float(sampling.temperature),
@@ -56,7 +67,14 @@ def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> Request
         float(sampling.min_p),
         sampling.seed or 0,
     )
-    request = Request(ids, params, shape.max_len)
+    structured = getattr(sampling, "structured_outputs", None) is not None
+    request = Request(
+        ids,
+        params,
+        shape.max_len,
+        allowed=(lambda ids: mask()) if structured else None,
+        logprobs=getattr(sampling, "logprobs", None) is not None,
+    )
     for parameter, part in (("sampling", Request((0,), params)), ("prompt", request)):
         try:
             check(shape, part)

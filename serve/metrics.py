@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 
 from prometheus_client import Counter, Histogram
@@ -14,6 +15,7 @@ _SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request 
 _TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, those among them that vLLM cuts later")
 _DRAFTED = Counter("trnspec_drafted", "Drafts that a step might have accepted")
 _KEPT = Counter("trnspec_drafts_kept", "Drafts that a step accepted")
+_OF_K = Counter("trnspec_steps_of_k", "Steps of the target by the k of their graph", ["k"])
 _GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds from a step's end to the next one's begin", buckets=_GAPS_S)
 
 
@@ -23,6 +25,7 @@ class Metrics:
     def __init__(self) -> None:
         self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = 0
         self.gap_s = 0.0
+        self.of_k = collections.Counter[int]()
         self._ended: float | None = None
 
     def record(self, step: SpecStep) -> None:
@@ -45,6 +48,9 @@ class Metrics:
             return
         emitted = sum(len(event.ids) for event in events)
         self.steps, self.sequences, self.tokens = self.steps + 1, self.sequences + len(events), self.tokens + emitted
+        k = events[0].k if events else 0
+        self.of_k[k] += 1
+        _OF_K.labels(str(k)).inc()
         _STEPS.inc()
         _SEQUENCES.inc(len(events))
         _TOKENS.inc(emitted)
@@ -54,5 +60,6 @@ class Metrics:
         per_step, gap_ms = self.tokens / max(1, self.sequences), 1e3 * self.gap_s / max(1, self.gaps)
         return (
             f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept, "
+            f"steps of k {', '.join(f'{k}: {n}' for k, n in sorted(self.of_k.items()))}, "
             f"host gap {gap_ms:.2f} ms (mean, wall)"
         )

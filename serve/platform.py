@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,23 +24,51 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.trnspec")
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
-# the only option of --additional-config
-SPECULATION = "speculation"
+# the options of --additional-config: whether to speculate, vLLM's ranges of batch sizes with the k of each, and what
+# an answer says of its own drafts (vLLM's words: none, summary, detailed)
+SPECULATION, K_OF_BATCH, ACCEPTANCE = "speculation", "k_of_batch", "acceptance"
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
 
 
 def served_bundle() -> Bundle:
     """The bundle that this server was started for; who loads its files verifies them."""
-    return read_bundle(Path(os.environ[BUNDLE_VARIABLE]))
+    return _read(os.environ[BUNDLE_VARIABLE])
+
+
+# every request asks, and a manifest takes tens of milliseconds
+@functools.cache
+def _read(path: str) -> Bundle:
+    return read_bundle(Path(path))
 
 
 def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
     """Whether steps may speculate: yes, unless --additional-config or the bundle's k says no."""
     options = vllm_config.additional_config
-    if not isinstance(options, dict) or options.keys() - {SPECULATION}:
-        raise UserError(f'additional-config is {options!r}; a bundle takes {{"speculation": false}} and nothing else')
+    if not isinstance(options, dict) or options.keys() - {SPECULATION, K_OF_BATCH, ACCEPTANCE}:
+        raise UserError(
+            f'additional-config is {options!r}; a bundle takes {{"speculation": false}}, the k of batch sizes as '
+            '{"k_of_batch": [[1, 2, 7], [3, 4, 3]]}, and {"acceptance": "summary"} or "detailed"'
+        )
+    if (level := options.get(ACCEPTANCE, "none")) not in ("none", "summary", "detailed"):
+        raise UserError(f"acceptance is {level!r}; it must be none, summary or detailed")
     return bool(bundle["k"]) and bool(options.get(SPECULATION, True))
+
+
+def k_of_batch(bundle: Bundle, vllm_config: VllmConfig) -> list[tuple[int, int, int]] | None:
+    """The k of each range of batch sizes, if --additional-config has them; UserError for a k that no graph has."""
+    from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule  # noqa: PLC0415
+
+    ranges = vllm_config.additional_config.get(K_OF_BATCH)  # type: ignore[union-attr]
+    if ranges is None:
+        return None
+    try:
+        schedule = validate_and_normalize_dynamic_sd_schedule(ranges)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"k_of_batch is {ranges!r}: {error}") from error
+    if others := sorted({k for _, _, k in schedule} - {*bundle.ks}):
+        raise UserError(f"k_of_batch asks for k {others[0]}; this bundle's graphs have {bundle.ks}")
+    return schedule
 
 
 class BundlePlatform(Platform):
@@ -78,7 +107,7 @@ class BundlePlatform(Platform):
             tokenizer=folder,
             generation_config=folder,
             max_model_len=bundle["max_len"],
-            middleware=["serve.seed.SeedMiddleware"],
+            middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
 
@@ -107,9 +136,14 @@ class BundlePlatform(Platform):
                 method=_OURS,
                 model="serve.worker.BundleWorker",
                 num_speculative_tokens=bundle["k"],
+                num_speculative_tokens_per_batch_size=k_of_batch(bundle, vllm_config),
                 target_model_config=vllm_config.model_config,
                 target_parallel_config=vllm_config.parallel_config,
             )
+        if vllm_config.speculative_config is not None:
+            # vLLM's own flag for it asks for a --speculative-config, which a bundle brings
+            level = vllm_config.additional_config.get(ACCEPTANCE, "none")  # type: ignore[union-attr]
+            vllm_config.observability_config.per_request_spec_decode_metrics = level
         # vLLM's own drafts cannot follow min-p, and its check does not ask whose drafts they are; ours can, and what
         # else the check refuses, logit_bias, our list refuses
         SamplingParams._validate_spec_decode = lambda self, speculative_config: None
@@ -123,13 +157,14 @@ class BundlePlatform(Platform):
             raise VLLMValidationError("a bundle generates text and serves no other task", parameter="task")
         if not isinstance(processed_inputs, dict) or processed_inputs.get("type") != "token":
             raise VLLMValidationError("a bundle takes text or token ids as a prompt", parameter="prompt")
-        default = SamplingParams()
+        default, shape = SamplingParams(), shape_of(served_bundle())
         names = SamplingParams.__struct_fields__
+        asked, defaults = ({n: getattr(of, n) for n in names} for of in (params, default))
         try:
-            refuse_others({n: getattr(params, n) for n in names}, {n: getattr(default, n) for n in names})
+            refuse_others(asked, defaults, shape.structured)
             if params.seed is None and params.temperature > 0:
                 raise Refused("seed", "this endpoint draws no seed and the request samples; give a seed")
-            engine_request(shape_of(served_bundle()), tuple(processed_inputs["prompt_token_ids"]), params)
+            engine_request(shape, tuple(processed_inputs["prompt_token_ids"]), params)
         except Refused as refused:
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 

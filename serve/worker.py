@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.bundle.manifest import PREFILL
 from model.bundle.opening import open_bundle
+from model.bundle.schema import MASKED, UNFILTERED
 from model.progress import progress
 from model.serving.engine import Engine, Event
 from model.serving.ready import shape_of
@@ -21,10 +25,10 @@ from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from serve.allowed import engine_request
 from serve.metrics import Metrics
-from serve.platform import served_bundle, speculates
+from serve.platform import k_of_batch, served_bundle, speculates
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
 
 class BundleWorker(WorkerBase):
@@ -44,6 +48,7 @@ class BundleWorker(WorkerBase):
         self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
+        self.masks: dict[str, np.ndarray] = {}
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         # nothing is stored in it: a block is a slot
@@ -66,16 +71,25 @@ class BundleWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        tags = (PREFILL, *self.engine.tags)
-        # rows that filter have graphs of their own
-        names = [(tag, bucket, f) for bucket in self.shape.buckets for tag in tags for f in (False, True)]
+        tags = (PREFILL, *self._step_tags())
+        # rows that filter, or have masks, have graphs of their own
+        endings = (UNFILTERED, "", *([MASKED] if self.shape.structured else []))
+        names = [(tag, bucket, ending) for bucket in self.shape.buckets for tag in tags for ending in endings]
         with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
-            for tag, bucket, filters in names:
-                self.graphs.prepare(tag, bucket, filters)
+            for tag, bucket, ending in names:
+                self.graphs.prepare(tag, bucket, ending)
                 task.advance()
         seconds = time.perf_counter() - begin
         print(self._what_is_served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def _step_tags(self) -> tuple[str, ...]:
+        """The graphs of steps: with a schedule by batch, those of its k."""
+        schedule = k_of_batch(self.bundle, self.vllm_config) if self.engine.speculative else None
+        ks = [k for *_, k in schedule] if schedule else [self.shape.k]
+        # structured requests take no drafts
+        ks += [0] * self.shape.structured
+        return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k)))
 
     def _what_is_served(self, seconds: float) -> str:
         names = {role: entry["name"] for role, entry in self.bundle["models"].items()}
@@ -92,31 +106,66 @@ class BundleWorker(WorkerBase):
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        for name in scheduler_output.finished_req_ids:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """A step of all that run, then the prompts of those that arrived; with masks, `sample_tokens` does it."""
+        # one that was given up in vLLM's queue never came here
+        for name in scheduler_output.finished_req_ids & self.numbers.keys():
             self.engine.cancel(self.numbers.pop(name))
-        arrived = scheduler_output.scheduled_new_reqs
-        for data in arrived:
-            request = engine_request(self.shape, tuple(data.prompt_token_ids or ()), data.sampling_params)
-            self.numbers[data.req_id] = self.engine.add(request)
-        scheduled = list(scheduler_output.num_scheduled_tokens)
-        if not scheduled:
+        if not scheduler_output.num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        ids = {self.numbers[name]: list[int]() for name in scheduled}
+        if scheduler_output.has_structured_output_requests:
+            self.waiting = scheduler_output
+            return None
+        return self._serve(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """The step that waited for its masks, a row for each draft that vLLM counts with and one more."""
+        place, self.masks = 0, {}
+        for name in grammar_output.structured_output_request_ids if grammar_output else ():
+            self.masks[name] = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
+            place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
+        return self._serve(self.waiting)
+
+    def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        events, most = list[Event](), scheduler_output.num_spec_tokens_to_schedule
         running = bool(scheduler_output.scheduled_cached_reqs.req_ids)
-        # a graph for each new prompt; prompts that come alone answer at once
-        for prompt in [True] * len(arrived) + [False] * running:
-            for event in self._step(prompt, running):
-                ids[event.number] += event.ids
+        # first those that run: whoever has arrived has a mask for one token
+        if running:
+            events += self._step(False, running, most)
+        for data in scheduler_output.scheduled_new_reqs:
+            ids, name = tuple(data.prompt_token_ids or ()), data.req_id
+            request = engine_request(self.shape, ids, data.sampling_params, functools.partial(self._mask, name))
+            self.numbers[name] = self.engine.add(request)
+            events += self._step(True, running, most)
+        of_number = {event.number: event for event in events}
+        self._uncount(scheduler_output, of_number)
+        return self._output(list(scheduler_output.num_scheduled_tokens), of_number)
+
+    def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
+        """Tell vLLM's counters which of its placeholders stood for no draft, as it counts drafts off a grammar."""
+        scheduler_output.num_invalid_spec_tokens = {
+            name: max(0, len(placeholders) - event.drafted)
+            for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
+            if (event := events.get(self.numbers[name]))
+        }
+
+    def _mask(self, name: str) -> np.ndarray:
+        return self.masks[name]
+
+    def _output(self, names: list[str], events: dict[int, Event]) -> ModelRunnerOutput:
+        nothing = Event(-1, [])
+        of_names = [events.get(self.numbers[name], nothing) for name in names]
+        ids = [event.ids for event in of_names]
         return ModelRunnerOutput(
-            req_ids=scheduled,
-            req_id_to_index={name: place for place, name in enumerate(scheduled)},
-            sampled_token_ids=[ids[self.numbers[name]] for name in scheduled],
+            req_ids=names,
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=ids,
+            logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
         )
 
-    def _step(self, prompt: bool, running: bool) -> list[Event]:
+    def _step(self, prompt: bool, running: bool, most: int) -> list[Event]:
         self.metrics.begin(running)
-        events = self.engine.step()
+        events = self.engine.step(most)
         self.metrics.end(prompt, events)
         return events
 
@@ -139,3 +188,15 @@ class BundleWorker(WorkerBase):
             del self.engine, self.graphs
         # vLLM empties an accelerator's caches when any platform but its own CPU's ends; there is none here
         torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None
+
+
+def _logprobs(events: list[Event]) -> LogprobsLists:
+    """The emitted tokens' scores; those that did not ask have zeros, which nobody reads."""
+    scores = [score for e in events for score in e.scores or [(0.0, 0)] * len(e.ids)]
+    ends = list(itertools.accumulate(len(event.ids) for event in events))
+    return LogprobsLists(
+        np.array([[token] for event in events for token in event.ids], np.int32),
+        np.array([[logprob] for logprob, _ in scores], np.float32),
+        np.array([rank for _, rank in scores], np.int32),
+        [0, *ends],
+    )

@@ -5,6 +5,9 @@ import pytest
 
 import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
 
+# the plugin also where nkisim is on the path and not installed
+pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
+
 jax.config.update("jax_num_cpu_devices", 2)
 
 

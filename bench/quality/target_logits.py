@@ -69,14 +69,18 @@ class TargetLogits:
 
     def _load(self) -> Qwen3:
         if self._model is None:
-            config = self.bundle.config("target")
-            stored = load_file(self.bundle.path / shard_file(0))
-            prefix = "target_model"
-            stored_names = names(prefix, config, Packing(), alone=not self.bundle["k"])
-            model = Qwen3(config, Parallel()).to(BY_FLAG[self.bundle["dtype"]].torch)
-            model.load_state_dict({o.removeprefix(f"{prefix}."): stored[name] for o, name in stored_names.items()})
-            self._model = model.eval()
+            self._model = eager_model(self.bundle, "target")
         return self._model
+
+
+def eager_model(bundle: Bundle, role: str) -> Qwen3:
+    """The target or the draft of a bundle of one rank whose weights are not packed."""
+    config, prefix = bundle.config(role), f"{role}_model"
+    stored = load_file(bundle.path / shard_file(0))
+    stored_names = names(prefix, config, Packing(), alone=not bundle["k"])
+    model = Qwen3(config, Parallel()).to(BY_FLAG[bundle["dtype"]].torch)
+    model.load_state_dict({o.removeprefix(f"{prefix}."): stored[name] for o, name in stored_names.items()})
+    return model.eval()
 
 
 def _scores(logits_V: torch.Tensor, params: Params, position: int) -> torch.Tensor:

@@ -1,27 +1,37 @@
-"""Shards of a build, cut for several ranks in one pass over the checkpoints.
+"""Shards of a build, cut for all ranks in one pass over the checkpoints.
 
-A pass per rank would read every tensor that is cut by columns once for each rank. A pass for all ranks would lose all
-when it is killed. So a pass makes a few GB of shards, and a resumed build goes on with the ranks that have none.
+Each tensor is read once, from its beginning to its end; threads hash and write what the ranks take of it, tensor after
+tensor. Now and then a note beside the unfinished files says how long each is and what its sha256 is by then: a build
+that was killed goes on there, with the files whose beginning still is what the note says.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.shard_writer import ShardWriter
+import torch
+
+from compile.bundle.lanes import THREADS, Lanes
+from compile.bundle.shard_writer import Part, ShardWriter
+from compile.bundle.sources import digests
 from compile.bundle.staging import StagedFile
 from compile.plan import BuildPlan
 from compile.recipes import shard_recipe
-from compile.spec import BuildSpec
+from compile.spec import BuildSpec, PartModel
 from model.bundle.checkpoint import Checkpoint
 from model.bundle.shards import cut_label
-from model.bundle.weights import shard_file
+from model.bundle.weights import RANK, Weight, shard_file, table
 from model.dtypes import BY_FLAG
 
-# shards that one pass makes, and a kill can cost
-PASS_BYTES = 4 << 30
+# written between two notes, and what a kill can cost
+PART_BYTES = 512 << 20
+_NOTE = "parts.json"
 
 
 def layout(spec: BuildSpec) -> dict[str, Any]:
@@ -37,57 +47,104 @@ def layout(spec: BuildSpec) -> dict[str, Any]:
 
 
 class Cutter:
-    """Makes the shards that are due when the first of a group is asked for."""
+    """Makes all shards that are due when the first of them is asked for."""
 
-    def __init__(self, plan: BuildPlan) -> None:
+    def __init__(self, plan: BuildPlan, memory: Path) -> None:
         self.plan, self.spec = plan, plan.spec
         self._checkpoints = {m.prefix: Checkpoint(Path(m.checkpoint), m.config) for m in plan.spec.models}
-        self._due = list(range(plan.spec.tp))
-        self._cut: dict[int, Path] = {}
+        sources = {prefix: digests(checkpoint.files, memory) for prefix, checkpoint in self._checkpoints.items()}
+        self._recipes = {rank: shard_recipe(sources, rank, layout(self.spec)) for rank in range(self.spec.tp)}
+        self._due = list(self._recipes)
+        self._digests: dict[int, str] = {}
 
     def files(self) -> list[StagedFile]:
         """A file for each rank."""
-        sources = {prefix: checkpoint.identity() for prefix, checkpoint in self._checkpoints.items()}
-        return [self._file(rank, shard_recipe(sources, rank, layout(self.spec))) for rank in range(self.spec.tp)]
+        return [
+            StagedFile(shard_file(rank), recipe, functools.partial(self.write, rank))
+            for rank, recipe in self._recipes.items()
+        ]
 
-    def _file(self, rank: int, recipe: str) -> StagedFile:
-        return StagedFile(shard_file(rank), recipe, lambda path: self.write(rank, path))
-
-    def due(self, names: Iterable[str]) -> None:
-        """Only these files have to be made."""
+    def due(self, names: Iterable[str], folder: Path) -> int:
+        """Only these files of a bundle's folder have to be made; returns the bytes of it that an earlier run made."""
         wanted = set(names)
-        self._due = [rank for rank in range(self.spec.tp) if shard_file(rank) in wanted]
+        self._due = [rank for rank in self._recipes if shard_file(rank) in wanted]
+        unfinished = [_unfinished(folder / shard_file(rank)) for rank in self._due]
+        return sum(file.stat().st_size for file in unfinished if file.exists())
 
-    def write(self, rank: int, path: Path) -> None:
-        """Put a rank's shard at a path."""
-        if rank not in self._cut:
-            at = self._due.index(rank)
-            count = max(1, PASS_BYTES // max(1, self.plan.weight_bytes))
-            self._pass(self._due[at : at + count], path.parent)
-        self._cut.pop(rank).replace(path)
+    def write(self, rank: int, path: Path) -> str:
+        """Put a rank's shard at a path in its folder; returns its sha256."""
+        if rank not in self._digests:
+            self._digests = self._pass(path.parent)
+        _unfinished(path.parent / Path(shard_file(rank)).name).replace(path)
+        return self._digests[rank]
 
-    def _pass(self, ranks: list[int], folder: Path) -> None:
-        specs = self.plan.target_weights + self.plan.draft_weights
-        paths = {rank: folder / f"{Path(shard_file(rank)).name}.cut" for rank in ranks}
-        writers = {r: ShardWriter(path, specs, cut_label(layout(self.spec), r)) for r, path in paths.items()}
+    def _pass(self, folder: Path) -> dict[int, str]:
+        parts, specs = self._noted(folder), self.plan.target_weights + self.plan.draft_weights
+
+        def begun(rank: int) -> ShardWriter:
+            path = _unfinished(folder / Path(shard_file(rank)).name)
+            return ShardWriter(path, specs, cut_label(layout(self.spec), rank), parts.get(rank, Part()))
+
+        with ThreadPoolExecutor(THREADS) as readers:
+            writers = dict(zip(self._due, readers.map(begun, self._due), strict=True))
+        threads = torch.get_num_threads()
+        # the lanes keep the cores busy: a copy by many threads would wait for its last one
+        torch.set_num_threads(1)
         try:
-            self._write_all(writers)
-        except BaseException:
+            with Lanes() as lanes:
+                self._write_all(writers, lanes, folder)
+            return {rank: writer.finish() for rank, writer in writers.items()}
+        finally:
+            torch.set_num_threads(threads)
             for writer in writers.values():
-                writer.abandon()
-            raise
-        for writer in writers.values():
-            writer.close()
-        self._cut |= paths
+                writer.close()
 
-    def _write_all(self, writers: dict[int, ShardWriter]) -> None:
-        names, dtype = self.spec.weight_names(), BY_FLAG[self.spec.dtype].torch
+    def _write_all(self, writers: dict[int, ShardWriter], lanes: Lanes, folder: Path) -> None:
+        names, since = self.spec.weight_names(), 0
         for model in self.spec.models:
-            # groups of ranks hold a copy of the draft each
-            holders: dict[int, list[ShardWriter]] = {}
+            name = names[f"{model.prefix}.{RANK}"]
             for rank, writer in writers.items():
-                holders.setdefault(rank % model.ranks, []).append(writer)
-            checkpoint = self._checkpoints[model.prefix]
-            for piece in checkpoint.pieces(sorted(holders), model.ranks, dtype, self.spec.packing(model)):
-                for writer in holders[piece.rank]:
-                    writer.write(names[f"{model.prefix}.{piece.name}"], piece.row, piece.rows)
+                if name not in writer.kept:
+                    writer.write(name, torch.tensor([rank % model.ranks], dtype=torch.int32))
+        for model in self.spec.models:
+            for weight in table(model.config, self.spec.packing(model)):
+                name = names[f"{model.prefix}.{weight.ours}"]
+                if missing := {rank: writer for rank, writer in writers.items() if name not in writer.kept}:
+                    since += self._write(model, weight, name, missing, lanes)
+                if since >= PART_BYTES:
+                    lanes.drain()
+                    self._note(folder, writers)
+                    since = 0
+        lanes.drain()
+        self._note(folder, writers)
+
+    def _write(self, model: PartModel, weight: Weight, name: str, writers: dict[int, ShardWriter], lanes: Lanes) -> int:
+        """Have one weight written to these files; returns its bytes."""
+        # groups of ranks hold a copy of the draft each
+        holders: dict[int, list[int]] = {}
+        for rank in writers:
+            holders.setdefault(rank % model.ranks, []).append(rank)
+        dtype, count = BY_FLAG[self.spec.dtype].torch, 0
+        for piece in self._checkpoints[model.prefix].pieces(weight, sorted(holders), model.ranks, dtype):
+            for rank in holders[piece.rank]:
+                lanes.give(rank, piece.rows.nbytes, functools.partial(writers[rank].write, name, piece.rows))
+                count += piece.rows.nbytes
+        return count
+
+    def _note(self, folder: Path, writers: dict[int, ShardWriter]) -> None:
+        note = {shard_file(rank): [self._recipes[rank], *writer.part()] for rank, writer in writers.items()}
+        temporary = folder / f"{_NOTE}.tmp"
+        temporary.write_text(json.dumps(note), encoding="utf-8")
+        temporary.replace(folder / _NOTE)
+
+    def _noted(self, folder: Path) -> dict[int, Part]:
+        """The parts that an earlier run made of the same shards, by rank."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+            by_rank = {rank: note.get(shard_file(rank), [""]) for rank in self._due}
+            return {r: Part(*rest) for r, (recipe, *rest) in by_rank.items() if recipe == self._recipes[r]}
+        return {}
+
+
+def _unfinished(file: Path) -> Path:
+    return file.with_name(f"{file.name}.cut")

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from compile.bundle.sources import SOURCES
 from compile.bundle.swap import RECORDS, exchange, locked, recover
 from model.bundle.manifest import FORMAT, MANIFEST, canonical_hash, manifest_digest, parse_manifest, sha256_of
 from model.bundle.opening import STAMP
@@ -28,11 +29,14 @@ FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer", "executables")
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A file to make: its name in the bundle, the hash of what makes it, and how."""
+    """A file to make: its name in the bundle, the hash of what makes it, and how.
+
+    `write` puts it at a path, and returns its sha256 if it knows that without reading the file again.
+    """
 
     name: str
     recipe: str
-    write: Callable[[Path], None]
+    write: Callable[[Path], str | None]
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,11 @@ class Staging:
     def replaces(self) -> bool:
         """Whether a bundle is served from the folder while the new one is made beside it."""
         return self.folder != self.out
+
+    @property
+    def sources(self) -> Path:
+        """Where what is known of the checkpoints is kept."""
+        return self.out / RECORDS / SOURCES
 
     def finished(self, file: StagedFile) -> Record | None:
         """The record of a file that need not be made again, here or in the bundle that is served."""
@@ -117,6 +126,8 @@ class Staging:
         compiled, here = (place / RECORDS / "neuron" for place in (self.out, self.folder))
         if compiled.is_dir() and not here.exists():
             compiled.rename(here)
+        if self.sources.exists():
+            _link(self.sources, self.folder / RECORDS / SOURCES)
 
     def make(self, file: StagedFile) -> Record:
         """Make a file; it appears under its name only when it is complete."""
@@ -126,8 +137,8 @@ class Staging:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
         temporary.unlink(missing_ok=True)
-        file.write(temporary)
-        record = Record(file.recipe, sha256_of(temporary), temporary.stat().st_size)
+        digest = file.write(temporary) or sha256_of(temporary)
+        record = Record(file.recipe, digest, temporary.stat().st_size)
         _settle(temporary, path)
         _write_json(record_file, asdict(record))
         return record

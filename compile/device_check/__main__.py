@@ -14,15 +14,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compile.device_check.assumptions import FAILED, HELD, NOT_REACHED, table
 from compile.device_check.table import STEPS, CheckStep
 from model.errors import UserError, run_cli
-
-HELD, FAILED, NOT_REACHED = "held", "FAILED", "not reached"
 
 
 @dataclass(frozen=True)
@@ -37,21 +36,25 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def check(steps: Iterable[CheckStep], run: Callable[[CheckStep], dict[str, Any]], out: Path) -> list[Outcome]:
-    """Run every step whose needs held, and keep the report of all so far."""
-    outcomes: list[Outcome] = []
+def check(steps: Sequence[CheckStep], run: Callable[[CheckStep], dict[str, Any]], out: Path) -> list[Outcome]:
+    """Run every step whose needs held, and keep the report; steps that wait are not reached in it."""
+    outcomes, waiting = list[Outcome](), [_not_reached(step, "the run did not come to it") for step in steps]
     for step in steps:
         outcome = _outcome(step, run, {o.step for o in outcomes if o.state != HELD})
         outcomes.append(outcome)
         print(f"{outcome.state:<12}{step.name}{': ' if outcome.said else ''}{outcome.said}", flush=True)
-        write_report(outcomes, out)
+        write_report([*outcomes, *waiting[len(outcomes) :]], out)
     return outcomes
+
+
+def _not_reached(step: CheckStep, why: str) -> Outcome:
+    return Outcome(step.name, step.what, NOT_REACHED, why, 0.0)
 
 
 def _outcome(step: CheckStep, run: Callable[[CheckStep], dict[str, Any]], not_held: set[str]) -> Outcome:
     begin, said, facts = time.perf_counter(), "", {}
     if missing := not_held & set(step.needs):
-        return Outcome(step.name, step.what, NOT_REACHED, f"{', '.join(sorted(missing))} did not hold", 0.0)
+        return _not_reached(step, f"{', '.join(sorted(missing))} did not hold")
     try:
         facts = run(step)
         said = facts.pop("failed", "")
@@ -95,6 +98,8 @@ def write_report(outcomes: list[Outcome], out: Path) -> Path:
     for o in outcomes:
         if o.facts:
             lines += ["", f"## {o.step}", "", f"{o.what}.", "", "```", json.dumps(o.facts, indent=1), "```"]
+    if of_page := table({o.step: o.state for o in outcomes}):
+        lines += ["", "## Every assumption of docs/device_checks.md", "", *of_page]
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return out / "report.md"
 
@@ -113,12 +118,16 @@ def main(arguments: list[str], steps: tuple[CheckStep, ...] = STEPS) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         print(json.dumps(run_step(named[options.only], options.out)))
         return
-    chosen = [step for step in steps if options.full or step.name != "full"]
     if why := _why_not():
         print("On a trn2 machine with the Neuron SDK this command would ask:")
         print("\n".join(f"{number:>3}. {step.name}: {step.what}" for number, step in enumerate(steps, 1)))
         raise UserError(why)
+    chosen = [step for step in steps if options.full or step.name != "full"]
     outcomes = check(chosen, lambda step: isolated(step, options.out.resolve()), options.out)
+    if left := [step for step in steps if step not in chosen]:
+        write_report(
+            [*outcomes, *(_not_reached(step, "DEVICE_CHECK=--full asks for it") for step in left)], options.out
+        )
     print(options.out / "report.md")
     if any(o.state != HELD for o in outcomes):
         raise SystemExit(1)

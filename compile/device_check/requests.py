@@ -49,7 +49,7 @@ def serve(plan: BuildPlan, model: Model) -> list[list[int]]:
 def shard_of(plan: BuildPlan, rank: int) -> dict[str, Tensor]:
     """A rank's weights by their names in the bundle, cut from the checkpoints of the plan."""
     with tempfile.TemporaryDirectory() as folder:
-        path, cutter = Path(folder) / "shard", Cutter(plan)
-        cutter.due([shard_file(rank)])
+        path, cutter = Path(folder) / "shard", Cutter(plan, Path(folder) / "sources")
+        cutter.due([shard_file(rank)], Path(folder))
         cutter.write(rank, path)
         return {name: tensor.clone() for name, tensor in load_file(path).items()}

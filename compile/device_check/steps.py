@@ -9,9 +9,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from model.bundle.weights import shard_file
 from model.errors import UserError
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
+_LONGEST = 128
 _LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
@@ -64,7 +65,7 @@ def kernel(name: str, work: Path) -> dict[str, Any]:
 def _demo(work: Path, **changes: Any) -> BuildSpec:
     target, draft = str(_DEMO / "target"), str(_DEMO / "draft")
     spec = BuildSpec(
-        target=target, draft=draft, checkpoint=target, draft_checkpoint=draft, tp=1, k=3, batch=1, max_len=128,
+        target=target, draft=draft, checkpoint=target, draft_checkpoint=draft, tp=1, k=3, batch=1, max_len=_LONGEST,
         out=str(work / "demo"), dtype="fp32", toolchain="neuron",
     )  # fmt: skip
     return replace(spec, **changes)
@@ -81,13 +82,13 @@ def neff(work: Path) -> dict[str, Any]:
         stem = work / ("inlined" if inline else "called")
         hlo, made = stem.with_suffix(".hlo.pb"), stem.with_suffix(".neff")
         hlo.write_bytes(lower_graph(plan, graph))
-        begin = time.perf_counter()
+        begin = perf_counter()
         try:
             toolchain.compile_hlo(hlo, made, work / f"log-{stem.name}.txt", flags_of("")[FUSED])
         except UserError as error:
             facts[stem.name] = str(error)
             continue
-        return facts | {stem.name: {"bytes": made.stat().st_size, "seconds": time.perf_counter() - begin}}
+        return facts | {stem.name: {"bytes": made.stat().st_size, "seconds": perf_counter() - begin}}
     raise UserError(f"neither form compiles: {facts['called']}; inlined: {facts['inlined']}")
 
 
@@ -100,10 +101,10 @@ def model(name: str, work: Path) -> dict[str, Any]:
     for rank in range(spec.tp):
         save_file({n: t.contiguous() for n, t in shard_of(plan, rank).items()}, folder / shard_file(rank))
     (folder / "neuron_config.json").write_text(config.render(spec), encoding="utf-8")
-    begin = time.perf_counter()
+    begin = perf_counter()
     toolchain.build_model(plan, folder / "model.pt", folder / "work", flags)
     logs = sorted(str(log.relative_to(folder)) for log in folder.rglob("log-neuron-cc.txt"))
-    return {"bytes": (folder / "model.pt").stat().st_size, "seconds": time.perf_counter() - begin, "logs": logs}
+    return {"bytes": (folder / "model.pt").stat().st_size, "seconds": perf_counter() - begin, "logs": logs}
 
 
 # what a build of the demo pair changes, by its name in the table
@@ -148,22 +149,22 @@ def warm(name: str, work: Path) -> dict[str, Any]:
     spec = _of_build(name, work)
     folder = work / "again"
     folder.mkdir(exist_ok=True)
-    begin = time.perf_counter()
+    begin = perf_counter()
     toolchain.build_model(make_plan(spec), folder / "model.pt", folder / "work", flags_of(""))
-    return {"seconds": time.perf_counter() - begin, "logs": len(list(folder.rglob("log-neuron-cc.txt")))}
+    return {"seconds": perf_counter() - begin, "logs": len(list(folder.rglob("log-neuron-cc.txt")))}
 
 
 def nxdi(name: str, work: Path) -> dict[str, Any]:
-    """NxDI's application of the bundle: its own load, and a prompt through its own forward."""
+    """NxDI's application of the bundle: its own load, a prompt and a step through its own forward."""
     spec = _of_build(name, work)
     shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
     prompt, _ = NXDI_REQUESTS["greedy"]
-    found = toolchain.nxdi_first_token(Path(spec.out), prompt)
+    found = toolchain.nxdi_tokens(Path(spec.out), prompt)
     eager = EagerRanks(make_plan(spec), toolchain.nxdi_tags(make_plan(spec)), shards)
-    expected = serve(make_plan(spec), lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][0]
+    expected = serve(make_plan(spec), lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][: len(found)]
     if found != expected:
-        raise UserError(f"NxDI's forward gives the token {found} after the prompt, the CPU {expected}")
-    return {"first_token": found}
+        raise UserError(f"NxDI's forward gives the tokens {found} after the prompt, the CPU {expected}")
+    return {"tokens": found}
 
 
 def plugin(work: Path) -> dict[str, Any]:
@@ -174,9 +175,9 @@ def plugin(work: Path) -> dict[str, Any]:
     bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
     graph = next(g for g in bundle.graphs if g.tag == DECODE)
     file, stamp = work / "decode.bin", pjrt.stamp("neuron", 1)
-    begin = time.perf_counter()
+    begin = perf_counter()
     pjrt.write(bundle, graph, "neuron", file)
-    seconds = time.perf_counter() - begin
+    seconds = perf_counter() - begin
     listed = Bundle(bundle.path, bundle.manifest | {"executables": stamp}, bundle.graphs)
     (bundle.path / pjrt.name_of(graph)).parent.mkdir(exist_ok=True)
     file.replace(bundle.path / pjrt.name_of(graph))
@@ -186,7 +187,7 @@ def plugin(work: Path) -> dict[str, Any]:
 
 
 def graphs(work: Path) -> dict[str, Any]:
-    """The bundle's own graphs on the plugin: seeds, min-p and limits, filtered and not; tokens are the CPU's."""
+    """The bundle's own graphs on the plugin: seeds, min-p, filtered and not, to the context's end; the CPU's tokens."""
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving.engine import Engine  # noqa: PLC0415
     from model.serving.ready import shape_of  # noqa: PLC0415
@@ -198,6 +199,8 @@ def graphs(work: Path) -> dict[str, Any]:
         Request(tuple(range(40, 60)), params, max_new_tokens=16)
         for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
     ]
+    # to the context's end, where rows are dropped that would be written past the caches
+    asked.append(Request(tuple(range(40, 60)), max_new_tokens=_LONGEST))
     found, expected = (
         [r.ids for r in Engine(Graphs(bundle, platform), shape_of(bundle)).run(asked)] for platform in ("neuron", "cpu")
     )
@@ -207,20 +210,26 @@ def graphs(work: Path) -> dict[str, Any]:
     return {"tokens": sum(map(len, found)), "identical_to_cpu": True}
 
 
+def time(case: str, work: Path) -> dict[str, Any]:
+    """One case of bench.kernels, in a process of its own: compile may not import bench."""
+    done = _bench("-m", "bench.kernels", "--json", "--only", case, lnc=2 if case.endswith("-lnc2") else 1)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    row = next((r for r in rows if r["case"] == case and "device_us" in r), None)
+    if row is None:
+        raise UserError((done.stderr.strip() or "no device was there to measure").splitlines()[-1])
+    return {"simulated_us": row["us"], "device_us": row["device_us"], "ratio": row["device_us"] / row["us"]}
+
+
 def times(work: Path) -> dict[str, Any]:
-    """Every case of bench.kernels, each in a process of its own: compile may not import bench."""
+    """Every case of bench.kernels."""
     program = "from bench.kernels.cases import CASES; print('\\n'.join(case.full_name for case in CASES))"
     listed = _bench("-c", program, lnc=1)
     measured, failed = {}, []
     for name in listed.stdout.split():
-        done = _bench("-m", "bench.kernels", "--json", "--only", name, lnc=2 if name.endswith("-lnc2") else 1)
-        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        row = next((r for r in rows if r["case"] == name and "device_us" in r), None)
-        if row:
-            ratio = row["device_us"] / row["us"]
-            measured[name] = {"simulated_us": row["us"], "device_us": row["device_us"], "ratio": ratio}
-        else:
-            failed.append(f"{name}: {(done.stderr.strip() or 'no device was there to measure').splitlines()[-1]}")
+        try:
+            measured[name] = time(name, work)
+        except UserError as error:
+            failed.append(f"{name}: {error}")
     said = (
         f"{len(failed)} of {len(failed) + len(measured)} cases were not measured, first {failed[0]}" if failed else ""
     )

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _HOUR = 3600
-# the cases of compile.device_check.kernels, by name
-KERNELS = (
-    "verify_attention", "verify_attention_paged", "merge_attention", "decode_mlp", "decode_attention",
-    "gumbel_noise, uniform", "coupled_sample, weights_above", "accept_drafts", "rejection_sample, accept_rejection",
-)  # fmt: skip
+# the cases of compile.device_check.kernels, the shortest programs first, each with a benchmark case of bench.kernels
+KERNELS = {
+    "accept_drafts": "accept_drafts_kernel/M32-B4-N8",
+    "merge_attention": "merge_attention_kernel/M4-R64-D128-fp32",
+    "gumbel_noise, uniform": "gumbel_noise_kernel/R4-V4748-fp32",
+    "coupled_sample, weights_above": "coupled_sample_kernel/R4-V4748-fp32",
+    "rejection_sample, accept_rejection": "rejection_sample_kernel/R32-V4748-fp32",
+    "decode_mlp": "decode_mlp_kernel/1.7B-tp32-B4-N1",
+    "decode_attention": "decode_attention_kernel/1.7B-tp32-B4-N1-S1024",
+    "verify_attention": "verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16",
+    "verify_attention_paged": "verify_attention_paged_kernel/B4-H2-G1-S8192-N8-D128-bf16-L32",
+}
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,12 @@ class CheckStep:
     seconds: int = _HOUR
 
 
-# builds of the demo pair whose model.pt is tried with the requests of NxDI's host
+# builds of the demo pair whose model.pt is tried with the requests of NxDI's host; the smallest first
 BUILDS = {
-    "tp 1, batch 2": "does model.pt of one rank give the eager module's tokens, greedy as (1, 1, 1), top-k, top-p",
-    "tp 2": "does it on two ranks, whose collectives are literal groups",
     "k 0": "does NxDI's host take one result a step from the model of a target alone",
+    "tp 1, batch 2": "does model.pt of one rank give the eager module's tokens, greedy as (1, 1, 1), top-k, top-p",
     "bf16": "does it in bf16, but for near ties",
+    "tp 2": "does it on two ranks, whose collectives are literal groups",
     "draft groups": "does a draft on one of two ranks, in groups of its own",
 }
 
@@ -44,13 +51,16 @@ def _of_build(build: str, what: str) -> tuple[CheckStep, ...]:
     )
 
 
+def _of_kernel(name: str, case: str) -> tuple[CheckStep, ...]:
+    law = CheckStep(f"kernel {name}", f"does {name} give its law's result in fp64", "kernel", name, seconds=900)
+    asked = f"what does {case.partition('_kernel')[0]} take beside its simulated time"
+    return law, CheckStep(f"time {name}", asked, "time", case, (law.name,), 900)
+
+
 STEPS = (
     CheckStep("versions", "are the SDK's packages the real ones, and which devices are there", "versions", seconds=120),
+    *(step for name, case in KERNELS.items() for step in _of_kernel(name, case)),
     CheckStep("pjrt", "does JAX see the plugin, and does it load what it has serialized", "plugin", seconds=900),
-    *(
-        CheckStep(f"kernel {name}", f"does {name} give its law's result in fp64", "kernel", name, seconds=900)
-        for name in KERNELS
-    ),
     CheckStep("neff", "does neuronx-cc take our HLO, as calls of layers or inlined", "neff"),
     CheckStep("graphs", "do the bundle's graphs on the plugin give the CPU's tokens", "graphs", needs=("pjrt",)),
     *(step for build, what in BUILDS.items() for step in _of_build(build, what)),
@@ -62,6 +72,6 @@ STEPS = (
               ("versions",)),
     CheckStep("requests, kernels", "does model.pt with the NKI kernels give the eager module's tokens", "requests",
               "kernels", ("model, kernels",)),
-    CheckStep("times", "what does every kernel take beside its simulated time", "times", seconds=4 * _HOUR),
+    CheckStep("times", "what does every benchmark case take beside its simulated time", "times", seconds=4 * _HOUR),
     CheckStep("full", "do the graphs of Qwen3-32B + Qwen3-1.7B at tp 32 compile", "full", seconds=12 * _HOUR),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from compile.graph import hlo
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.schema import kind_of
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
@@ -203,7 +204,7 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
 
 def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
     # a prompt's pass of the draft only writes its cache; what is no `.weight`, as a rank, may be the loader's alone
-    without_head = ("draft_model.norm.weight", "draft_model.lm_head.weight") if graph.tag == PREFILL else ()
+    without_head = ("draft_model.norm.weight", "draft_model.lm_head.weight") if kind_of(graph.tag) == PREFILL else ()
     for at, tensor in enumerate(graph.weights):
         if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in without_head:
             yield f"nothing reads {tensor.name}"

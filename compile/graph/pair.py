@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from compile.spec import BuildSpec
 from model.backing import Backing
 from model.bundle.manifest import PREFILL, GraphSpec
 from model.bundle.schema import UNFILTERED
+from model.cache import Cache
+from model.drafters import Drafter, DraftState
+from model.drafters.chain import Chain
+from model.drafters.parallel import Parallel as ParallelDrafter
 from model.dtypes import BY_FLAG
 from model.graph_io import StepOutputs
 from model.ops import Ops
+from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+
+_CACHES = ("draft_model.kv.", "target_model.kv.")
+# before the names of what a drafter remembers beside caches
+KEPT = "draft_model.kept."
 
 
 def stage_of(graph: GraphSpec) -> Callable[..., StepOutputs]:
     """What of a pair a graph runs."""
-    if graph.tag == PREFILL:
+    if graph.tag.startswith(PREFILL):
         return Pair.prefill
     return Pair.unfiltered_step if graph.tag.endswith(UNFILTERED) else Pair.step
 
 
 def make_pair(spec: BuildSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> Pair:
-    """The target, and its draft where the graph drafts, on the meta device: whoever runs it brings the weights."""
+    """The target, and its drafter where the graph drafts, on the meta device: whoever runs it brings the weights."""
     of_target, of_draft = spec.parallel(ops)
     with torch.device("meta"):
-        draft = Qwen3(spec.draft_config, of_draft, backing) if graph.drafts else None
-        return Pair(Qwen3(spec.target_config, of_target, backing), draft, ops).to(BY_FLAG[spec.dtype].torch)
+        drafter = _drafter(spec, of_draft, backing) if graph.drafts else Drafter()
+        target = Qwen3(spec.target_config, of_target, backing)
+        target.taps = drafter.taps
+        return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
+
+
+def _drafter(spec: BuildSpec, parallel: Parallel, backing: Backing) -> Drafter:
+    drafting, model = spec.drafting, Qwen3(spec.draft_config, parallel, backing)
+    if drafting.mask_id is not None:
+        return ParallelDrafter(model, drafting.mask_id)
+    return Chain(model)
+
+
+def grouped_state(graph: GraphSpec, values: Sequence[Tensor]) -> tuple[DraftState, list[Cache]]:
+    """A graph's state as its stages take it, from tensors in the plan's order."""
+    named = dict(zip((t.name for t in graph.state), values, strict=True))
+    draft, target = (_caches([v for n, v in named.items() if n.startswith(prefix)]) for prefix in _CACHES)
+    return DraftState(draft, tuple(v for n, v in named.items() if n.startswith(KEPT))), target
+
+
+def _caches(tensors: list[Tensor]) -> list[Cache]:
+    return [Cache(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from compile.graph import collectives, hlo
 from compile.graph.custom_call import launch_in_graph
-from compile.graph.pair import make_pair, stage_of
+from compile.graph.pair import grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
 from compile.plan import BuildPlan
 from model.bundle.manifest import GraphSpec, TensorSpec
-from model.cache import Cache
-from model.graph_io import StepInputs
+from model.graph_io import StepInputs, StepOutputs
 from model.nki.backing import backing_of
 from model.ops import Ops, State
 
@@ -87,15 +86,15 @@ def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
     stage = stage_of(graph)
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument
-    def step(named: dict[str, Tensor], inputs: StepInputs, *caches: list[Cache]) -> tuple[Any, ...]:
-        return tuple(torch.func.functional_call(pair, named, (stage, graph.k, inputs, *caches)))
+    def step(named: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
+        out: StepOutputs = torch.func.functional_call(pair, named, (stage, graph.k, inputs, *state))
+        scores = () if out.scores is None else (out.scores,)
+        return (*out[:4], *scores, out.draft_state, out.target_caches)
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
         by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}
         named = {ours: by_name[name] for ours, name in stored.items()}
-        layers: list[Any] = [Cache(*pair_) for pair_ in zip(state[::2], state[1::2], strict=True)]
-        split = len(layers) - spec.target_config.num_hidden_layers
-        return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), layers[:split], layers[split:]))
+        return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), *grouped_state(graph, state)))
 
     jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
     run.__name__ = graph.tag

@@ -21,6 +21,7 @@ from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.manifest import Bundle, GraphSpec, canonical_hash, graph_as_json, read_bundle
 from model.config import Qwen3Config
+from model.drafting import Drafting
 from model.errors import UserError, run_cli
 
 
@@ -29,6 +30,12 @@ class SpecOfBundle(BuildSpec):
     """The spec that a bundle was built by; the models' sizes come from its manifest, not from their folders."""
 
     configs: dict[str, Qwen3Config] = dataclasses.field(default_factory=dict, metadata={"help": "", "how": True})
+
+    recorded: Drafting = dataclasses.field(default=Drafting("none"), metadata={"help": "", "how": True})
+
+    @property
+    def drafting(self) -> Drafting:
+        return self.recorded
 
     @property
     def target_config(self) -> Qwen3Config:
@@ -42,9 +49,10 @@ class SpecOfBundle(BuildSpec):
 def spec_of(bundle: Bundle) -> SpecOfBundle:
     """The spec of a bundle; UserError if this version of the project plans other graphs for it."""
     named = {f.name for f in dataclasses.fields(BuildSpec)}
-    configs = {role: bundle.config(role) for role in ("target", "draft")[: 1 + (bundle["k"] > 0)]}
+    configs = {role: bundle.config(role) for role in ("target", "draft")[: 1 + bundle.drafting.of_kind.has_model]}
     values = {n: v for n, v in bundle["spec"].items() if n in named}
-    spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", configs=configs)
+    values["fewer"] = bundle.ks[1:-1]
+    spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", configs=configs, recorded=bundle.drafting)
     planned = [json.loads(json.dumps(graph_as_json(g))) for g in make_plan(spec).graphs]
     if planned != bundle["graphs"]:
         raise UserError(f"{bundle.path} was built by a version that plans other graphs; build it again with this one")

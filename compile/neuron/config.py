@@ -21,7 +21,7 @@ _LONG_CONTEXT = 32 * 1024
 def render(spec: BuildSpec) -> str:
     """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
     value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=spec.k > 0))
-    if spec.k:
+    if spec.has_draft:
         value["fused_spec_config"] = _fused(spec)
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
@@ -82,10 +82,10 @@ def _neuron(spec: BuildSpec, speculation: bool) -> dict[str, Any]:
         | ranks
         | {
             "buckets": [spec.max_len],
-            "enable_fused_speculation": speculation,
+            "enable_fused_speculation": speculation and spec.has_draft,
             "enable_long_context_mode": spec.max_len >= _LONG_CONTEXT,
             # NxDI tiles for fused speculation alone, and the draft's config is a copy of the pair's
-            "kv_cache_tiling": spec.k > 0 and spec.max_len > 128 and spec.max_len % 128 == 0,
+            "kv_cache_tiling": spec.has_draft and spec.max_len > 128 and spec.max_len % 128 == 0,
             # NxDI counts the verified rows, the target's own token included
             "speculation_length": spec.rows if speculation else 0,
             "torch_dtype": BY_FLAG[spec.dtype].name,

@@ -20,7 +20,7 @@ from compile.plan import BuildPlan
 from compile.recipes import sources
 from compile.spec import BuildSpec
 from model.bundle.manifest import GraphSpec, canonical_hash
-from model.bundle.schema import UNFILTERED
+from model.bundle.schema import kind_of
 from model.errors import UserError
 
 MODEL = "model.pt"
@@ -70,8 +70,8 @@ def _work(plan: BuildPlan) -> Path:
 
 
 def _flagged(graph: GraphSpec) -> str:
-    """The tag whose flags a graph is compiled with: the same for rows that filter and for those that do not."""
-    return graph.tag.removesuffix(UNFILTERED)
+    """The tag whose flags a graph is compiled with: the same for every k, and for rows that filter or do not."""
+    return kind_of(graph.tag)
 
 
 def _stem(graph: GraphSpec) -> str:

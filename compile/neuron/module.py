@@ -14,11 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from compile.graph.pair import make_pair, stage_of
+from compile.graph.pair import grouped_state, make_pair, stage_of
 from compile.plan import BuildPlan
 from model.backing import Backing
 from model.bundle.manifest import GraphSpec, TensorSpec
-from model.cache import Cache
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
 from model.ops import Ops
@@ -69,7 +68,7 @@ class StepModule(nn.Module):
         self.alone, self.k, self.stage = not spec.k, graph.k, stage_of(graph)
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
-        self.draft_layers = spec.draft_config.num_hidden_layers if graph.drafts else 0
+        self.graph = graph
         pair, weight_names = make_pair(spec, graph, ops, backing), spec.weight_names()
         self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
         # in a list, so that its empty parameters are none of this module's
@@ -115,13 +114,13 @@ class StepModule(nn.Module):
             seeds,
             torch.full_like(seq_ids, self.k),
         )
-        caches = [given[name] for name in self.state_names[:-1]]
-        layers = [Cache(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
+        state = grouped_state(self.graph, [given[name] for name in self.state_names[:-1]])
         named = {ours: given[name] for ours, name in self.names.items()}
-        state = (layers[: self.draft_layers], layers[self.draft_layers :])
         out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
         visible = (out.next_ids[:, 0],) if self.alone else out[:4]
-        return (*visible, *(t for caches in out[4:] for cache in caches for t in cache), counts)
+        after = [t for cache in out.draft_state.caches for t in cache]
+        after += [*out.draft_state.kept, *(t for cache in out.target_caches for t in cache)]
+        return (*visible, *after, counts)
 
     def aliases(self) -> dict[Tensor, int]:
         """Parameter that is state, the caches and the counts -> the index of the output that replaces it."""

@@ -240,15 +240,21 @@ def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[...
     return model  # type: ignore[no-any-return]
 
 
-def nxdi_first_token(path: Path, prompt: Sequence[int]) -> int:
-    """The token after a prompt as NxDI's own application loads and runs the bundle."""
+def nxdi_tokens(path: Path, prompt: Sequence[int]) -> list[int]:
+    """The token after a prompt and those of one step, as NxDI's own application loads and runs the bundle."""
     # vendor seam
     vendor: Any = importlib.import_module("neuronx_distributed_inference.models.qwen3.modeling_qwen3")
     application = vendor.NeuronQwen3ForCausalLM(str(path))
     application.load(str(path))
-    ids = torch.tensor([list(prompt)], dtype=torch.int32)
-    positions = torch.arange(len(prompt), dtype=torch.int32)[None]
-    greedy = torch.tensor([[1.0, 1.0, 1.0]])
-    lines = torch.zeros(1, dtype=torch.int32)
-    out = application(ids, torch.ones_like(ids), positions, lines, sampling_params=greedy)
-    return int(torch.as_tensor(out.hidden_states[0])[0, 0])
+
+    def run(ids: Sequence[int], positions: Sequence[int]) -> list[int]:
+        # by name: the order of arguments is not that of every version
+        out = application(
+            input_ids=torch.tensor([list(ids)]), position_ids=torch.tensor([list(positions)]),
+            seq_ids=torch.tensor([0]), sampling_params=torch.tensor([[1.0, 1.0, 1.0]]),
+        )  # fmt: skip
+        accepted: list[int] = torch.as_tensor(out.hidden_states[0])[0].tolist()
+        return [token for token in accepted if token >= 0]
+
+    (first,) = run(prompt, range(len(prompt)))
+    return [first, *run([first], [len(prompt)])]

@@ -6,12 +6,14 @@ author could write a new digest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from model.bundle.schema import ALL_TAGS, TAGS, UNFILTERED, Wrong, shown
+from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
+from model.drafting import KINDS, recorded
 
-_PREFILL, _FUSED, _DECODE = TAGS
+_PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
 _HLO = "hlo/{tag}_bk{bucket}.hlo.pb"
 
@@ -31,11 +33,13 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
         "rows": k + 1,
         "speculation_length": k + 1 if k else 0,
         "config_hash": config_hash,
-        "draft_tp": (spec.get("draft_tp") or m["tp"]) if k else 0,
+        "draft_tp": (spec.get("draft_tp") or m["tp"]) if _has_draft(m) else 0,
     } | {name: spec.get(name) for name in ("k", "tp", "batch", "max_len", "dtype", "kv_shard")}
     for name, value in expected.items():
         if type(m[name]) is not type(value) or m[name] != value:
             yield f"{name} is {shown(m[name])} and its other fields say {shown(value)}"
+    if _ks(m) != sorted({0, k, *_fewer(spec)}) or max(_ks(m)) != k:
+        yield f"ks are {_ks(m)}, its other fields say k {k} and fewer {shown(spec.get('fewer'))}"
     if m["buckets"] != sorted(set(m["buckets"])) or m["buckets"][-1] != m["max_len"]:
         yield f"buckets are {shown(m['buckets'])} that do not rise to max_len {m['max_len']}"
     if (m["neff"] == "none") != (m["toolchain"] == "cpu"):
@@ -47,10 +51,26 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
     yield from _files(m)
 
 
+def _ks(m: dict[str, Any]) -> list[int]:
+    """Every k that a step may have, rising; a bundle of an earlier build has one beside 0 and does not list them."""
+    ks: list[int] = m.get("ks", sorted({0, m["k"]}))
+    return ks
+
+
+def _fewer(spec: dict[str, Any]) -> list[int]:
+    text = str(spec.get("fewer", ""))
+    return [int(part) for part in text.split(",")] if re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text) else []
+
+
 def _models(m: dict[str, Any]) -> Iterator[str]:
-    if ("config" in m["models"]["draft"]) != (m["k"] > 0):
-        yield f"k is {m['k']} and the draft has {'a' if m['k'] == 0 else 'no'} configuration"
+    kind, mask = recorded(m).kind, recorded(m).mask_id
+    if (m["k"] > 0) != (kind != "none") or m["k"] > (KINDS[kind].limit or m["k"]):
+        yield f"k is {m['k']} and the drafter {kind}"
+    if ("config" in m["models"]["draft"]) != _has_draft(m):
+        yield f"the drafter is {kind} and the draft has {'no' if _has_draft(m) else 'a'} configuration"
         return
+    if (mask is not None) != (kind == "parallel") or (mask or 0) >= m["models"]["target"]["config"]["vocab_size"]:
+        yield f"the drafter is {kind} and its mask rows have the id {mask}"
     for role, ranks in _roles(m):
         config = m["models"][role]["config"]
         sizes = ("hidden_size", "intermediate_size", "vocab_size")
@@ -67,20 +87,29 @@ def _models(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
-    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + (m["k"] > 0)]
+    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + _has_draft(m)]
+
+
+def _has_draft(m: dict[str, Any]) -> bool:
+    """Whether there is a draft with weights beside the target."""
+    return recorded(m).of_kind.has_model
 
 
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
     # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
     own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
-    tags = [tag for tag in (ALL_TAGS if own else TAGS) if m["k"] or not tag.startswith(_FUSED)]
-    wanted = {(tag, bucket) for tag in tags for bucket in m["buckets"]}
+    k_of = {step_tag(k, m["k"]): k for k in _ks(m)}
+    unfiltered = {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
+    k_of[_PREFILL] = m["k"]
+    masked = {tag + MASKED: k for tag, k in k_of.items()} if m["spec"].get("structured") is True else {}
+    k_of |= unfiltered | masked
+    wanted = {(tag, bucket) for tag in k_of for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:
-        yield f"graphs has {len(listed)}, expected one for each of {len(tags)} tags and {len(m['buckets'])} buckets"
+        yield f"graphs has {len(listed)}, expected one for each of {len(k_of)} tags and {len(m['buckets'])} buckets"
     for graph in m["graphs"]:
         at = f"graph {graph['tag']}_bk{graph['bucket']}"
-        k = 0 if _alone(graph) else m["k"]
+        k = k_of.get(graph["tag"], 0)
         if graph["k"] != k:
             yield f"{at} has k {graph['k']}, expected {k}"
         if graph["file"] != _HLO.format(**graph):
@@ -91,25 +120,30 @@ def _graphs(m: dict[str, Any]) -> Iterator[str]:
 
 def _alone(graph: dict[str, Any]) -> bool:
     """Whether a graph is a step's of the target alone."""
-    tag: str = graph["tag"]
-    return tag.removesuffix(UNFILTERED) == _DECODE
+    return kind_of(graph["tag"]) == _DECODE
 
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
-    batch, count = (1, graph["bucket"]) if graph["tag"] == _PREFILL else (m["batch"], 1)
-    mask = m["max_len"] if graph["tag"] == _PREFILL else graph["bucket"]
+    prompt, masked = kind_of(graph["tag"]) == _PREFILL, graph["tag"].endswith(MASKED)
+    # a host that drafts brings the drafts of a step with its input ids
+    ids = 1 if _has_draft(m) else k + 1
+    batch, count = (1, graph["bucket"]) if prompt else (m["batch"], ids)
+    mask = m["max_len"] if prompt else graph["bucket"]
+    words = -(-m["models"]["target"]["config"]["vocab_size"] // 32)
     inputs = {
         "input_ids": [batch, count],
         "attention_mask": [batch, graph["bucket"]],
         "position_ids": [batch, count],
         "seq_ids": [batch],
         "sampling_params": [batch, 3],
+        "allowed": [batch, words] if masked else None,
     }
     outputs = {
         "accepted_tokens": [batch, k + 1],
         "next_input_ids": [batch, 1],
         "next_attention_mask": [batch, mask],
         "next_pos_ids": [batch, 1],
+        "scores": [batch, k + 1, 2] if masked else None,
     }
     for field, wanted in (("inputs", inputs), ("outputs", outputs)):
         shapes = {name: shape for name, shape, _ in graph[field]}
@@ -127,7 +161,7 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     if len(shapes) != len(graph["weights"]):
         yield "two weights have one name"
     for role, ranks in roles:
-        config, prefix = m["models"][role]["config"], f"{role}_model." if m["k"] else ""
+        config, prefix = m["models"][role]["config"], f"{role}_model." if _has_draft(m) else ""
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         wanted = {
             "embed_tokens.weight": [vocabulary, hidden // ranks],
@@ -137,7 +171,8 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
         for name, shape in wanted.items():
             if shapes.get(prefix + name) != shape:
                 yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"
-    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles)
+    kept = 0 if _alone(graph) else len(recorded(m).of_kind.kept)
+    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles) + kept
     if len(graph["state"]) != caches or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
         yield f"its caches are not {caches} of {m['batch']} sequences"
 

@@ -12,22 +12,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.bundle.weights import RANK, Cut, hf_shapes, table
+from model.bundle.blocks import Blocks
+from model.bundle.weights import Cut, Weight, hf_shapes
 from model.config import Qwen3Config
 from model.errors import UserError
-from model.packing import Packing
 from model.parallel import HeadMap
 
-# of a tensor that is in memory at a time
-BLOCK_BYTES = 64 << 20
+# of a tensor that is read at a time
+BLOCK_BYTES = 16 << 20
 
 
 class Piece(NamedTuple):
-    """Rows of one weight of one rank: our name, the first row, the rows; a rank's pieces of a name follow in order."""
+    """Rows of a weight that one rank takes; its pieces follow each other."""
 
     rank: int
-    name: str
-    row: int
     rows: Tensor
 
 
@@ -35,7 +33,7 @@ class Checkpoint:
     """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read."""
 
     def __init__(self, path: Path, config: Qwen3Config) -> None:
-        self.path, self.config = path, config
+        self.path, self.config, self._memory = path, config, Blocks()
         self._names = _files_of(path)
         opened = [_open(path / name) for name in self._names]
         self._where = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
@@ -61,71 +59,79 @@ class Checkpoint:
                     "give the folder of a complete checkpoint that fits its config.json"
                 )
 
-    def identity(self) -> list[tuple[str, int, int]]:
-        """What tells one state of the checkpoint's files from another: name, bytes, time of change."""
-        stats = [(name, (self.path / name).stat()) for name in self._names]
-        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the weights."""
+        return [self.path / name for name in self._names]
 
     def _slice(self, name: str) -> Any:
         return self._where[name].get_slice(name)
 
-    def pieces(self, ranks: Sequence[int], tp: int, dtype: torch.dtype, packing: Packing) -> Iterator[Piece]:
-        """Every weight of these ranks, in pieces, in one pass over the files; UserError names a tensor with NaN."""
+    def pieces(self, weight: Weight, ranks: Sequence[int], tp: int, dtype: torch.dtype) -> Iterator[Piece]:
+        """What these ranks take of a weight; each of its tensors is read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
-        for weight in table(self.config, packing):
-            if weight.plain:
-                (name, cut) = weight.parts[0]
-                for rank, row, block in self._blocks(name, cut, ranks, heads):
-                    yield Piece(rank, weight.ours, row, block.to(dtype))
-            else:
-                parts = [self._whole(name, cut, ranks, heads) for name, cut in weight.parts]
-                for rank in ranks:
-                    joined = weight.join(*(part[rank] for part in parts), self.config.head_dim)
-                    yield Piece(rank, weight.ours, 0, joined.to(dtype))
+        if weight.plain:
+            yield from self._cut(*weight.parts[0], ranks, heads, dtype)
+            return
+        parts = [self._whole(name, cut, ranks, heads, dtype) for name, cut in weight.parts]
         for rank in ranks:
-            yield Piece(rank, RANK, 0, torch.tensor([rank], dtype=torch.int32))
+            yield Piece(rank, weight.join(*(part[rank] for part in parts), self.config.head_dim))
 
-    def _whole(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap) -> dict[int, Tensor]:
+    def _whole(
+        self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype
+    ) -> dict[int, Tensor]:
         blocks: dict[int, list[Tensor]] = {rank: [] for rank in ranks}
-        for rank, _, block in self._blocks(name, cut, ranks, heads):
-            blocks[rank].append(block)
+        for rank, rows in self._cut(name, cut, ranks, heads, dtype):
+            blocks[rank].append(rows)
         return {rank: torch.cat(of_rank) for rank, of_rank in blocks.items()}
 
-    def _blocks(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap) -> Iterator[tuple[int, int, Tensor]]:
-        """(rank, first row in its part, rows) of what each rank takes of a tensor, a bounded number of bytes at a time.
-
-        Columns are cut for all ranks from the same rows: the file is read once for all of them.
-        """
+    def _cut(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype) -> Iterator[Piece]:
+        """What each rank takes of a tensor, a bounded number of bytes at a time; ranks that take the same share it."""
         shape, dim = tuple(self._slice(name).get_shape()), self.config.head_dim
         if cut.axis == 1:
-            for first, rows in self._rows(name, 0, shape[0]):
-                for rank in ranks:
-                    yield rank, first, _columns(rows, cut, rank, heads, dim)
+            taken = {rank: _ranges(shape[1], cut, rank, heads, dim) for rank in ranks}
+            for rows in self._rows(name, 0, shape[0], dtype):
+                yield from (Piece(rank, self._columns(rows, columns)) for rank, columns in taken.items())
             return
+        takers: dict[tuple[tuple[int, int], ...], list[int]] = {}
         for rank in ranks:
-            at = 0
-            for start, stop in _ranges(shape[0], cut, rank, heads, dim):
-                # a head of padding is nobody's: its rows are zeros
-                read = self._rows(name, start, stop) if stop else [(0, torch.zeros((dim, *shape[1:])))]
-                for _, rows in read:
-                    yield rank, at, rows
-                    at += len(rows)
+            takers.setdefault(tuple(_ranges(shape[0], cut, rank, heads, dim)), []).append(rank)
+        # a head of padding is nobody's: its rows are zeros
+        zeros = torch.zeros((dim, *shape[1:]), dtype=dtype)
+        for ranges, takers_of_it in takers.items():
+            for start, stop in ranges:
+                for rows in self._rows(name, start, stop, dtype) if stop else [zeros]:
+                    yield from (Piece(rank, rows) for rank in takers_of_it)
 
-    def _rows(self, name: str, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows) of a tensor, read from the file: a mapped page would stay in memory."""
-        file, at, row_bytes, dtype, tail = self._places[name]
+    def _rows(self, name: str, start: int, stop: int, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Rows of a tensor in blocks, read from the file: a mapped page would stay in memory."""
+        file, at, row_bytes, stored, tail = self._places[name]
         step = max(1, BLOCK_BYTES // row_bytes)
         for first in range(start, stop, step):
             count = min(step, stop - first)
-            buffer = torch.empty(count * row_bytes, dtype=torch.uint8)
+            buffer = self._memory.empty(count * row_bytes)
             _read(file, at + first * row_bytes, buffer.numpy().data)
-            rows = buffer.view(dtype).view(count, *tail)
-            # a sum meets every NaN and infinity; finite values may overflow it, so a second look decides
-            if not torch.isfinite(rows.sum(dtype=torch.float32)) and not torch.isfinite(rows).all():
+            rows = buffer.view(stored).view(count, *tail)
+            # either end is NaN if any number is
+            if not all(map(torch.isfinite, torch.aminmax(rows))):
                 raise UserError(
                     f"{name} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"
                 )
-            yield first, rows
+            yield rows.to(dtype)
+
+    def _columns(self, rows: Tensor, ranges: list[tuple[int, int]]) -> Tensor:
+        """These columns of rows, side by side; those of a head of padding are zeros."""
+        dim, count = self.config.head_dim, len(rows)
+        width = sum(stop - start or dim for start, stop in ranges)
+        cut = self._memory.empty(count * width * rows.itemsize).view(rows.dtype).view(count, width)
+        at = 0
+        for start, stop in ranges:
+            part = cut[:, at : (at := at + (stop - start or dim))]
+            if stop:
+                part.copy_(rows[:, start:stop])
+            else:
+                part.zero_()
+        return cut
 
 
 def _files_of(path: Path) -> list[str]:
@@ -169,19 +175,12 @@ def _read(file: Path, offset: int, into: memoryview) -> None:
             done += count
 
 
-def _ranges(rows: int, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> list[tuple[int, int]]:
-    """The rows that a rank takes, as (start, stop); (0, 0) is a head of zeros."""
+def _ranges(size: int, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> list[tuple[int, int]]:
+    """What a rank takes of an axis, as (start, stop); (0, 0) is a head of zeros."""
     if cut.axis is None:
-        return [(0, rows)]
+        return [(0, size)]
     if cut.by == "even":
-        size = rows // heads.tp
+        size = size // heads.tp
         return [(rank * size, (rank + 1) * size)]
     wanted = heads.queries_of(rank) if cut.by == "query" else heads.kv_of(rank)
     return [(0, 0) if head is None else (head * head_dim, (head + 1) * head_dim) for head in wanted]
-
-
-def _columns(rows: Tensor, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> Tensor:
-    ranges = _ranges(rows.shape[1], cut, rank, heads, head_dim)
-    zero = rows.new_zeros(len(rows), head_dim)
-    parts = [rows[:, start:stop] if stop else zero for start, stop in ranges]
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 1)

@@ -16,6 +16,7 @@ from typing import Any
 from model.bundle.agreement import check_agreement
 from model.bundle.schema import MANIFEST_BYTES, TAGS, Wrong, check_names, check_types, shown
 from model.config import Qwen3Config
+from model.drafting import Drafting, recorded
 from model.dtypes import BY_NAME
 from model.errors import UserError
 
@@ -59,8 +60,8 @@ class GraphSpec:
 
     @property
     def drafts(self) -> bool:
-        """Whether the draft's weights and caches are among the parameters."""
-        return self.k > 0
+        """Whether a draft's weights and state are among the parameters."""
+        return any(t.name.startswith("draft_model.") for t in self.weights)
 
     @property
     def file(self) -> str:
@@ -77,6 +78,16 @@ class Bundle:
 
     def __getitem__(self, key: str) -> Any:
         return self.manifest[key]
+
+    @property
+    def drafting(self) -> Drafting:
+        """The drafter."""
+        return recorded(self.manifest)
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Every k that a step may have, rising, 0 among them: the target's own graph is in every bundle."""
+        return tuple(self.manifest.get("ks", sorted({0, self["k"]})))
 
     def graph(self, tag: str, bucket: int) -> GraphSpec:
         return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))
@@ -175,11 +186,11 @@ def graph_as_json(graph: GraphSpec) -> dict[str, Any]:
 
 def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
     """The sha256 of a file, read in pieces; `told` of each piece's bytes."""
-    digest = hashlib.sha256()
+    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            told(len(piece))
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+            told(count)
     return digest.hexdigest()
 
 

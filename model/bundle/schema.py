@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from model.drafting import KINDS
 from model.errors import UserError
 
 # a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
@@ -23,9 +24,23 @@ MANIFEST_BYTES = 64 << 20
 TAGS = ("context_encoding_model", "fused_speculation_model", "token_generation_model")
 # ends the tag of a step's graph for sequences of which none filters
 UNFILTERED = "_unfiltered"
-ALL_TAGS = (*TAGS, *(tag + UNFILTERED for tag in TAGS[1:]))
+# ends the tag of a graph that takes a mask of allowed ids and returns scores, whatever its rows filter
+MASKED = "_masked"
+_TAG = rf"{TAGS[0]}({MASKED})?|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED}|{MASKED})?"
 
 Check = Callable[[Any, str], None]
+
+
+def step_tag(k: int, largest: int) -> str:
+    """The tag of a step of k drafts: of a bundle's largest k, NxDI's; of 0, the target's alone."""
+    if not k:
+        return TAGS[2]
+    return TAGS[1] if k == largest else f"{TAGS[1]}_k{k}"
+
+
+def kind_of(tag: str) -> str:
+    """The one of `TAGS` that a graph is of: its tag without k and ending."""
+    return next(kind for kind in TAGS if tag.startswith(kind))
 
 
 class Wrong(ValueError):
@@ -151,7 +166,7 @@ CONFIG = record({
     "eos_token_ids": listed(_ID, 0, 64),
 })  # fmt: skip
 _GRAPH = record({
-    "tag": one_of(*ALL_TAGS),
+    "tag": text(_TAG, "the tag of a graph"),
     "bucket": whole(1, 1 << 24), "k": whole(0, MAX_K), "file": _NAME, "weights": _TENSORS, "inputs": _TENSORS,
     "state": _TENSORS, "outputs": _TENSORS, "collectives": named(whole(0, 1 << 30), 16, _NAME),
 })  # fmt: skip
@@ -163,6 +178,7 @@ _WEIGHTS = record({
 _MODELS = record({
     "target": record({"name": _NAME, "config": CONFIG}), "draft": record({"name": _NAME}, {"config": CONFIG}),
 })  # fmt: skip
+_DRAFTER = record({"kind": one_of(*KINDS)}, {"mask_id": _ID})
 _SCALAR: Check = lambda value, at: _expect(type(value) in (str, int, bool), value, at, "a flag's value")  # noqa: E731
 _COMPILER = record(
     {"lnc": one_of(1, 2)}, {"target": _NAME, "flags": named(_WORD, 8, _NAME), "versions": named(_NAME, 100, _NAME)}
@@ -173,13 +189,16 @@ _MANIFEST = record(
         "k": whole(0, MAX_K), "rows": whole(1, MAX_K + 1), "speculation_length": whole(0, MAX_K + 1),
         "tp": whole(1, MAX_TP), "draft_tp": whole(0, MAX_TP), "kv_shard": one_of("heads", "sequence"),
         "batch": whole(1, 4096), "max_len": whole(1, 1 << 24), "buckets": listed(whole(1, 1 << 24), 1, 64),
-        "dtype": _DTYPE, "graphs": listed(_GRAPH, 1, 192), "weights": optional(_WEIGHTS),
+        "dtype": _DTYPE, "graphs": listed(_GRAPH, 1, 1024), "weights": optional(_WEIGHTS),
         "bytes_per_rank": record({"weights": whole(0, 1 << 50), "caches": whole(0, 1 << 50)}),
         "toolchain": one_of("cpu", "compiler", "full"), "neff": one_of("none", "neff", "model.pt"),
         "versions": named(_NAME, 100, _NAME), "commit": optional(_NAME),
         "files": named(record({"sha256": _SHA256, "bytes": whole(0, 1 << 50)}, {"recipe": _SHA256}), 10_000),
     },
-    {"compiler": _COMPILER, "executables": record({"platform": _NAME, "version": _NAME, "interface": _NAME})},
+    {
+        "ks": listed(whole(0, MAX_K), 1, MAX_K + 1), "compiler": _COMPILER, "drafter": _DRAFTER,
+        "executables": record({"platform": _NAME, "version": _NAME, "interface": _NAME}),
+    },
 )  # fmt: skip
 _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from model.cache import Cache, Placement
 from model.filters import guessed_floor
 from model.kernels import Kernels
-from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
+from model.nki.filter_floor import best_logit, count_and_mass, filter_floor, over_ranks
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import GUMBEL_DOMAIN, Draw, Draws, Sampling
+from model.sampling import FORBIDDEN, GUMBEL_DOMAIN, Draw, Draws, Join, Sampling, only_allowed
 from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
 
 
@@ -49,7 +49,10 @@ class NkiKernels(Kernels):
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         assert draw.noise_RV is not None, "draws need what prepare gives"
-        floor, parts = self._floor(ops, logits_RV, draw), []
+        logits_RV, parts = only_allowed(logits_RV, draw), list[Tensor]()
+        floor = self._floor(ops, logits_RV, draw)
+        if draw.allowed_RV is not None:
+            floor = floor.clamp(min=FORBIDDEN / 2)
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
             rows = (logits_RV[part], draw.noise_RV[part], draw.temperature_R[part, None], floor[part, None])
@@ -59,7 +62,15 @@ class NkiKernels(Kernels):
             parts.append(torch.cat((values, ids.float())))
         # a collective for both: ids are exact in fp32
         best = _of_shards(ops, torch.cat(parts, 1))
-        return Draws(best[:, 0], best[:, 1].to(torch.int32))
+        return self.scored(ops, logits_RV, draw, Draws(best[:, 0], best[:, 1].to(torch.int32)))
+
+    def joins(self, ops: Ops) -> tuple[Join, Join]:
+        """Of the ranks, each of which has its own ids' logits."""
+
+        def largest(x_RC: Tensor) -> Tensor:
+            return ops.all_gather(x_RC).unflatten(-1, (-1, x_RC.shape[1])).amax(1)
+
+        return largest, functools.partial(over_ranks, ops)
 
     def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
         """(R,) each row's smallest kept logit: searched for a target's draw, one of a few for a draft's."""
@@ -90,7 +101,7 @@ class NkiKernels(Kernels):
         column = torch.zeros_like(limit_B)[:, None]
         steps = (drafts_BK, column, limit_B[:, None]) if count > 1 else (None, column, None)
         results = (Result((batch, count), "int32"), *(Result((batch, 1), "int32"),) * 3)
-        accepted, counts, following, _ = self.run("accept_drafts", (*draws, *steps), *results)
+        accepted, counts, following, _ = self.run("accept_drafts", (draws.values, draws.ids, *steps), *results)
         return accepted, counts, following
 
     def verify_attention(

@@ -10,12 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from model.bundle.manifest import DECODE, FUSED, PREFILL
+from model.bundle.manifest import PREFILL
+from model.bundle.schema import step_tag
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
+from model.serving import ngram
 from model.serving.request import Request, Result, Shape, check
 from model.serving.slots import Slot, SlotTable, prompt_inputs
-from model.serving.switching import Belief, Decision, Pause, Table, decide
+from model.serving.switching import Belief, Decision, Pause, Table, decide_graph
 
 
 class Runner(Protocol):
@@ -36,28 +38,47 @@ class SpecStep:
 
 @dataclass(frozen=True)
 class Event:
-    """What a step did for a request: the ids it keeps, and its result if the request has ended."""
+    """What a step did for a request: the ids it keeps, and its result if the request has ended.
+
+    `k` is that of the step's graph, `drafted` the drafts that it might accept, `scores` those of the ids, if asked for.
+    """
 
     number: int
     ids: list[int]
     result: Result | None = None
+    k: int = 0
+    drafted: int = 0
+    scores: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One step: a graph, whose requests it serves, each one's limit of drafts, whose draft caches to refresh first."""
+    """One step: a graph and its k, whose requests it serves, each one's limit of drafts, whose draft caches to refresh
+    first."""
 
     tag: str
     slots: list[Slot]
-    limits: tuple[int, ...]
+    limits: tuple[int, ...] = ()
     refresh: tuple[Slot, ...] = ()
+    k: int = 0
+    # where the host drafts
+    drafts: tuple[list[int], ...] = ()
+
+
+Proposer = Callable[[Slot, int], list[int]]
+
+
+def by_ngram(slot: Slot, most: int) -> list[int]:
+    """Drafts from the slot's own ids."""
+    return ngram.propose(slot.ids, most) if most else []
 
 
 class Engine:
     """Continuous batching over a runner; results do not depend on the order or the neighbours.
 
     With a tuner's table, steps speculate only while that is expected to gain; `record` is told of every
-    speculative step.
+    speculative step. Where the host drafts, `propose` gives at most so many drafts for a slot, by default from the
+    slot's own ids.
     """
 
     def __init__(
@@ -67,21 +88,27 @@ class Engine:
         speculative: bool = True,
         table: Table | None = None,
         record: Callable[[SpecStep], None] | None = None,
+        propose: Proposer | None = None,
     ) -> None:
         # a bundle of k 0 is the target alone
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
-        self.table = table.on_graph(shape.k) if table else None
+        self._use(table)
         self.pause, self.record = Pause(), record or (lambda step: None)
         self.slots = SlotTable(shape.batch)
+        self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
 
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The graphs that steps may run."""
-        if not self.speculative:
-            return (DECODE,)
-        return (FUSED, DECODE) if self.table else (FUSED,)
+    def _use(self, table: Table | None) -> None:
+        self.table, self._tables = table, table.on_graphs(self.shape.ks) if table else {}
+
+    def tags(self, most: int) -> tuple[str, ...]:
+        """The graphs that steps of requests may run that take so many drafts at most."""
+        if self.speculative and (self.table or self.propose):
+            ks = (*self.shape.ks, 0)
+        else:
+            ks = (self.shape.graph_k(most if self.speculative else 0),)
+        return tuple(step_tag(k, self.shape.k) for k in ks)
 
     @property
     def busy(self) -> bool:
@@ -100,9 +127,12 @@ class Engine:
         self._waiting = deque(w for w in self._waiting if w[0] != number)
         self.slots.leave(number)
 
-    def step(self) -> list[Event]:
-        """Run one graph: the prompt of a request that a slot is free for, else a step of all that are seated."""
-        work = self._schedule()
+    def step(self, most: int | None = None) -> list[Event]:
+        """Run one graph: the prompt of a request that a slot is free for, else a step of all that are seated.
+
+        `most` is the most drafts that a request may get in this step, for who knows more than the table does.
+        """
+        work = self._schedule(self.shape.k if most is None else most)
         return self._postprocess(work, self._run(work)) if work else []
 
     def run(
@@ -128,26 +158,32 @@ class Engine:
                 self.cancel(number)
         return results
 
-    def _schedule(self) -> _Work | None:
+    def _schedule(self, most: int) -> _Work | None:
         if self._waiting and not self.slots.full:
             number, request = self._waiting.popleft()
-            most = self.shape.k if request.k_limit is None else request.k_limit
-            return _Work(PREFILL, [self.slots.seat(number, request, Belief(most))], ())
+            belief = Belief(request.most_drafts(self.shape.k))
+            return _Work(PREFILL, [self.slots.seat(number, request, belief)])
         seated = self.slots.seated
         if not seated:
             return None
-        decision = self._decide(seated)
-        if not decision.limits:
-            return _Work(DECODE, seated, (0,) * len(seated))
+        decision = self._decide(seated, most)
+        limits = decision.limits or (0,) * len(seated)
+        if self.propose:
+            drafts = tuple(self.propose(slot, limit) for slot, limit in zip(seated, limits, strict=True))
+            k = self.shape.graph_k(max(map(len, drafts)))
+            return _Work(step_tag(k, self.shape.k), seated, tuple(map(len, drafts)), (), k, drafts if k else ())
+        k = self.shape.graph_k(max(limits)) if decision.k is None else decision.k
         due = tuple(s for s, stale in zip(seated, decision.refresh, strict=True) if stale) if decision.refresh else ()
-        return _Work(FUSED, seated, decision.limits, due)
+        return _Work(step_tag(k, self.shape.k), seated, limits, due, k)
 
-    def _decide(self, seated: list[Slot]) -> Decision:
+    def _decide(self, seated: list[Slot], most: int) -> Decision:
         if not self.speculative:
             return Decision()
-        if self.table is None:
-            return Decision(tuple(s.belief.most for s in seated))
-        decision = decide(self.table, tuple(s.belief for s in seated), self.pause)
+        limits = tuple(min(s.belief.most, most) for s in seated)
+        if self.table is None or not any(limits):
+            return Decision(limits)
+        beliefs = tuple(replace(s.belief, most=limit) for s, limit in zip(seated, limits, strict=True))
+        decision = decide_graph(self._tables, beliefs, self.pause)
         self.pause = decision.pause
         return decision
 
@@ -156,14 +192,16 @@ class Engine:
             return self._prompt(work.slots[0], work.slots[0].request.ids)
         for slot in work.refresh:
             self._refresh(slot)
-        last = max(s.position for s in work.slots) + (self.shape.k if work.tag == FUSED else 0)
+        last = max(s.position for s in work.slots) + work.k
         bucket = self.shape.bucket(last + 1)
-        return self.runner.run(work.tag, bucket, self.slots.step_inputs(work.limits, bucket))
+        drafted = (work.drafts, work.k + 1) if self.propose else ()
+        inputs = self.slots.step_inputs(work.limits, bucket, self.shape.vocabulary, *drafted)
+        return self.runner.run(work.tag, bucket, inputs)
 
     def _prompt(self, slot: Slot, ids: tuple[int, ...]) -> StepOutputs:
         """Write ids into both caches; draws the id after them."""
         bucket = self.shape.bucket(len(ids))
-        return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape.k))
+        return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape))
 
     def _refresh(self, slot: Slot) -> None:
         """Bring the draft's cache up to date: the prompt's graph over all that the caches should hold."""
@@ -171,24 +209,27 @@ class Engine:
         slot.belief = slot.belief.refreshed()
         if int(self._prompt(slot, slot.cached).accepted[0, 0]) != slot.token and self.table:
             # the prompt's graph computes other bits than the steps: leave the target's cache to the steps
-            self.table = replace(self.table, refresh=None)
+            self._use(replace(self.table, refresh=None))
 
     def _postprocess(self, work: _Work, outputs: StepOutputs) -> list[Event]:
         if work.tag == PREFILL:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
-            return [self._emit(slot, [int(outputs.accepted[0, 0])])]
-        events = []
+            token = int(outputs.accepted[0, 0])
+            return [self._emit(slot, Event(slot.number, [token], scores=_scores(slot, outputs, 0, 1)))]
+        events, accepted_BN = [], np.asarray(outputs.accepted).tolist()
         for slot, limit in zip(work.slots, work.limits, strict=True):
-            new = [token for token in np.asarray(outputs.accepted[slot.index]).tolist() if token >= 0]
-            self._learn(slot, work.tag, min(limit, max(0, self.shape.max_len - 2 - slot.position)), len(new) - 1)
+            new = [token for token in accepted_BN[slot.index] if token >= 0]
+            drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
+            self._learn(slot, work.k, drafted, len(new) - 1)
             slot.position += len(new)
-            events.append(self._emit(slot, new))
+            scores = _scores(slot, outputs, slot.index, len(new))
+            events.append(self._emit(slot, Event(slot.number, new, None, work.k, drafted, scores)))
         return events
 
-    def _learn(self, slot: Slot, tag: str, drafted: int, accepted: int) -> None:
-        slot.result.count(drafted, accepted)
-        if tag == DECODE:
+    def _learn(self, slot: Slot, k: int, drafted: int, accepted: int) -> None:
+        slot.result.count(k, drafted, accepted)
+        if not k:
             # without a way to refresh it, a stale cache is what acceptance is about
             slot.belief = replace(slot.belief, stale=bool(self.table and self.table.refresh is not None))
             return
@@ -196,12 +237,19 @@ class Engine:
         if drafted:
             self.record(SpecStep(slot.number, drafted, accepted, slot.position))
 
-    def _emit(self, slot: Slot, new: list[int]) -> Event:
-        slot.token = new[-1]
-        kept = slot.keep(new)
-        if not slot.result.reason and slot.position >= self.shape.max_len - 1:
-            slot.result.reason = "context"
-        if not slot.result.reason:
-            return Event(slot.number, kept)
-        self.slots.leave(slot.number)
-        return Event(slot.number, kept, slot.result)
+    def _emit(self, slot: Slot, new: Event) -> Event:
+        """The event of the new ids that the request keeps; its slot is free again if it has ended."""
+        slot.token = new.ids[-1]
+        kept, result = slot.keep(new.ids, new.scores), slot.result
+        if not result.reason and slot.position >= self.shape.max_len - 1:
+            result.reason = "context"
+        if result.reason:
+            self.slots.leave(slot.number)
+        return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
+
+
+def _scores(slot: Slot, outputs: StepOutputs, row: int, count: int) -> tuple[tuple[float, int], ...]:
+    """Log-probability and rank of each new id of a row, if its request asks for them."""
+    if not slot.request.logprobs:
+        return ()
+    return tuple((float(logprob), int(rank)) for logprob, rank in outputs.scores[row, :count])

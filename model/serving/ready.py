@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from model.bundle.manifest import PREFILL, Bundle
+from model.bundle.schema import MASKED, UNFILTERED
 from model.serving.engine import Engine
 from model.serving.request import Request, Result, Shape, check
 from model.serving.runtime import Graphs
@@ -23,7 +24,9 @@ class Run:
 def shape_of(bundle: Bundle) -> Shape:
     """What the engine must know of a bundle."""
     vocabulary = bundle["models"]["target"]["config"]["vocab_size"]
-    return Shape(bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]), vocabulary)
+    fewer, structured = bundle.ks[1:-1], any(g.tag.endswith(MASKED) for g in bundle.graphs)
+    sizes = (bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
+    return Shape(*sizes, vocabulary, fewer, structured, host_drafts=not bundle.drafting.of_kind.has_model)
 
 
 def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
@@ -32,16 +35,17 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     Only while no request is in the engine: a graph runs once on zeros, into the caches.
     """
     shape = shape_of(graphs.bundle)
+    ending = MASKED if request.allowed or request.logprobs else "" if request.params.filter else UNFILTERED
     length = len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
-    graphs.prepare(PREFILL, shape.bucket(length))
+    graphs.prepare(PREFILL, shape.bucket(length), ending)
     lower = 0
     for bucket in shape.buckets:
         if bucket > length and lower <= last:
-            for tag in engine.tags:
-                graphs.prepare(tag, bucket)
+            for tag in engine.tags(request.most_drafts(shape.k)):
+                graphs.prepare(tag, bucket, ending)
             if engine.table and engine.table.refresh is not None:
-                graphs.prepare(PREFILL, bucket)
+                graphs.prepare(PREFILL, bucket, ending)
         lower = bucket
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from model.errors import UserError
 
 _WORD = 1 << 32
@@ -23,11 +25,26 @@ class Shape:
     buckets: tuple[int, ...]
     # ids are below it; none is too large where it is not known
     vocabulary: int = 1 << 31
+    # the other k of fused graphs, rising
+    fewer: tuple[int, ...] = ()
+    # whether there are graphs that take masks and return log-probabilities
+    structured: bool = False
+    # whether the host brings the drafts of a step
+    host_drafts: bool = False
 
     @property
     def rows(self) -> int:
         """N: the rows that the target verifies, and the most ids that a step emits."""
         return self.k + 1
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of every fused graph, rising."""
+        return (*self.fewer, self.k) if self.k else ()
+
+    def graph_k(self, drafts: int) -> int:
+        """The k of the smallest graph that can accept so many drafts; 0 is the target's alone."""
+        return next(k for k in (0, *self.ks) if k >= drafts)
 
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds so many positions, or the largest there is."""
@@ -54,6 +71,11 @@ class Params:
         """The temperature to draw at: below what divides logits without overflow, greedy, as vLLM has it."""
         return self.temperature if self.temperature >= _GREEDY_BELOW else 0.0
 
+    @property
+    def filter(self) -> bool:
+        """Whether a draw leaves ids out."""
+        return self.draw_temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
     def check(self) -> None:
         """Raise UserError for a parameter outside its range, or of another type."""
         real, whole = (int, float), (int,)
@@ -74,7 +96,9 @@ class Request:
     """A prompt as token ids, and how to continue it.
 
     `cut` is asked after each step with all new ids and returns how many of them to keep, or None to
-    go on: a stop string needs the text.
+    go on: a stop string needs the text. `allowed` is asked before each step with all new ids and returns the mask of
+    the next one, int32 words of a bit an id (`model/graph_io.py`); such a request takes no drafts. `logprobs` asks for
+    the scores of its ids.
     """
 
     ids: tuple[int, ...]
@@ -83,6 +107,14 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     k_limit: int | None = None
     cut: Callable[[Sequence[int]], int | None] | None = None
+    allowed: Callable[[Sequence[int]], np.ndarray] | None = None
+    logprobs: bool = False
+
+    def most_drafts(self, k: int) -> int:
+        """The most drafts that a step of a bundle of k may accept."""
+        if self.allowed:
+            return 0
+        return k if self.k_limit is None else self.k_limit
 
 
 def check(shape: Shape, request: Request) -> None:
@@ -103,6 +135,8 @@ def check(shape: Shape, request: Request) -> None:
     limit = request.k_limit
     if limit is not None and (type(limit) is not int or not 0 <= limit <= shape.k):
         raise UserError(f"k-limit is {limit!r}; this bundle drafts 0 to {shape.k} tokens")
+    if (request.allowed or request.logprobs) and not shape.structured:
+        raise UserError("a mask or log-probabilities were asked for; this bundle was built without --structured")
 
 
 @dataclass
@@ -112,13 +146,18 @@ class Result:
     ids: list[int] = field(default_factory=list)
     reason: str = ""
     steps: int = 0
+    # steps by the k of their graph
+    steps_of_k: dict[int, int] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     refreshes: int = 0
+    # of each id, if asked for: log-probability and rank
+    scores: list[tuple[float, int]] = field(default_factory=list)
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Add one step with its drafts and how many were accepted, by position."""
+    def count(self, k: int, drafted: int, accepted: int) -> None:
+        """Add one step of a graph of k with its drafts and how many were accepted, by position."""
         self.steps += 1
+        self.steps_of_k[k] = self.steps_of_k.get(k, 0) + 1
         for tally, reached in ((self.drafted, drafted), (self.accepted, accepted)):
             tally.extend([0] * (drafted - len(tally)))
             for position in range(reached):

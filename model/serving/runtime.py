@@ -38,6 +38,9 @@ class Graphs:
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
+        self._graphs = {(graph.tag, graph.bucket): graph for graph in bundle.graphs}
+        # read-only inputs of the last run, and where they are on the devices
+        self._kept: list[tuple[np.ndarray, Any]] = []
         self._executables: dict[tuple[str, int], Any] = {}
         # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
         self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
@@ -45,26 +48,23 @@ class Graphs:
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
 
-    def prepare(self, tag: str, bucket: int, filters: bool = False) -> None:
+    def prepare(self, tag: str, bucket: int, ending: str = UNFILTERED) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
 
         The first run of an executable is slow; later ones are what is worth timing.
         """
-        graph = self._picked(tag, bucket, filters)
+        graph = self._picked(tag, bucket, ending)
         if (graph.tag, bucket) not in self._executables:
             inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
             # a row filters when it samples: a top-p of 0 is below 1
-            inputs.sampling_params[:, 2] = filters
+            inputs.sampling_params[:, 2] = not ending
             self.run(tag, bucket, inputs)
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
-        graph = self._picked(tag, bucket, inputs.filter)
-        given = inputs._asdict()
+        graph = self._picked(tag, bucket, inputs.ending)
         arguments = [self._weights[t.name] for t in graph.weights]
-        # one call a device for all inputs: a call costs more than the copy
-        replicas = [jax.device_put([given[t.name] for t in graph.inputs], d) for d in self._devices]
-        arguments += [self._join(list(parts)) for parts in zip(*replicas, strict=True)]
+        arguments += self._placed([getattr(inputs, t.name) for t in graph.inputs])
         arguments += [self._state[t.name] for t in graph.state]
         executed = self._executable(graph).execute_sharded(arguments)
         results = executed.disassemble_into_single_device_arrays()
@@ -72,8 +72,18 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
-        accepted, next_ids, next_mask, next_pos = (np.asarray(parts[0]) for parts in results[:visible])
-        return StepOutputs(accepted, next_ids, next_mask, next_pos)
+        accepted, next_ids, next_mask, next_pos, *scores = (np.asarray(parts[0]) for parts in results[:visible])
+        return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
+
+    def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
+        """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
+        held = {id(array): on_devices for array, on_devices in self._kept}
+        new = [array for array in inputs if id(array) not in held]
+        # one call a device for all of them: a call costs more than the copy
+        replicas = [jax.device_put(new, d) for d in self._devices]
+        held |= {id(a): self._join(list(parts)) for a, parts in zip(new, zip(*replicas, strict=True), strict=True)}
+        self._kept = [(array, held[id(array)]) for array in inputs if not array.flags.writeable]
+        return [held[id(array)] for array in inputs]
 
     def close(self) -> None:
         """Free the devices' memory, weights and caches, and drop the compiled graphs; nothing runs afterwards."""
@@ -81,11 +91,13 @@ class Graphs:
             array.delete()
         for held in (self._weights, self._state, self._executables):
             held.clear()
+        self._kept.clear()
 
-    def _picked(self, tag: str, bucket: int, filters: bool) -> GraphSpec:
-        """No graph has a branch: rows that do not filter have one without the search."""
-        tags = {g.tag for g in self.bundle.graphs}
-        return self.bundle.graph(tag if filters or tag + UNFILTERED not in tags else tag + UNFILTERED, bucket)
+    def _picked(self, tag: str, bucket: int, ending: str) -> GraphSpec:
+        """No graph has a branch: rows that do not filter have one without the search, in most bundles."""
+        if ending == UNFILTERED and (tag + ending, bucket) not in self._graphs:
+            ending = ""
+        return self._graphs[tag + ending, bucket]
 
     def _executable(self, graph: GraphSpec) -> Any:
         key = (graph.tag, graph.bucket)
@@ -102,9 +114,9 @@ class Graphs:
             raise UserError(f"{self.bundle.path} cannot run: {fault}; build the bundle again")
         shards = [_read_shard(self.bundle.path / shard_file(rank)) for rank in range(self.tp)]
         needed = {t.name: t for g in self.bundle.graphs for t in g.weights}
-        return {name: self._put([self._held(t, shard[name]) for shard in shards]) for name, t in needed.items()}
+        return {name: self._put([self._laid(t, shard[name]) for shard in shards]) for name, t in needed.items()}
 
-    def _held(self, weight: TensorSpec, rows: np.ndarray) -> np.ndarray:
+    def _laid(self, weight: TensorSpec, rows: np.ndarray) -> np.ndarray:
         return columns.turn(rows) if self._platform == "cpu" and columns.turned(weight) else rows
 
     def _zeros(self, tensor: TensorSpec) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.graph_io import StepInputs, zero_inputs
-from model.serving.request import Request, Result
+from model.errors import UserError
+from model.graph_io import StepInputs, words_of, zero_inputs
+from model.serving.request import Request, Result, Shape
 from model.serving.switching import Belief
+
+# inputs of a step that are new in each: a row's id, its position, its limit of drafts
 
 
 @dataclass
@@ -25,11 +28,16 @@ class Slot:
     token: int = -1
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt and what was kept."""
+        return (*self.request.ids, *self.result.ids)
+
+    @property
     def cached(self) -> tuple[int, ...]:
         """The ids whose rows the target's cache holds."""
-        return (*self.request.ids, *self.result.ids)[: self.position]
+        return self.ids[: self.position]
 
-    def keep(self, ids: Iterable[int]) -> list[int]:
+    def keep(self, ids: Iterable[int], scores: Iterable[tuple[float, int]] = ()) -> list[int]:
         """Append new ids up to whatever ends the request; returns those kept."""
         request, result = self.request, self.result
         before = len(result.ids)
@@ -44,6 +52,7 @@ class Slot:
                 result.reason = "length"
             if result.reason:
                 break
+        result.scores = [*result.scores, *scores][: len(result.ids)]
         return result.ids[before:]
 
 
@@ -78,25 +87,61 @@ class SlotTable:
             self._free.append(slot.index)
             self._sampling = None
 
-    def step_inputs(self, limits: tuple[int, ...], bucket: int) -> StepInputs:
-        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral."""
-        inputs = zero_inputs(B=self.batch, T=1, S=bucket)
-        for slot, limit in zip(self._slots.values(), limits, strict=True):
-            inputs.input_ids[slot.index], inputs.position_ids[slot.index] = slot.token, slot.position
-            inputs.k_limits[slot.index] = limit
-        inputs.attention_mask[:] = np.arange(bucket) < inputs.position_ids
+    def step_inputs(
+        self, limits: tuple[int, ...], bucket: int, vocabulary: int, drafts: Sequence[Sequence[int]] = (), rows: int = 1
+    ) -> StepInputs:
+        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
+
+        Where the host drafts, `rows` of each are the newest id and its `drafts`, filled up by zeros beyond the limit.
+        """
         if self._sampling is None:
             self._sampling = _sampling(self.seated, self.batch)
-        return inputs._replace(**self._sampling)
+        # new arrays: a device may read from the old ones
+        ids_BT, positions_BT = (np.zeros((self.batch, rows), np.int32) for _ in range(2))
+        limits_B = np.zeros(self.batch, np.int32)
+        slots = {slot.index: slot for slot in self._slots.values()}
+        seated = list(slots)
+        ids_BT[seated, 0], positions_BT[seated] = (
+            [s.token for s in slots.values()],
+            [[s.position] for s in slots.values()],
+        )
+        limits_B[seated] = limits
+        for slot, more in zip(seated, drafts, strict=False):
+            ids_BT[slot, 1 : 1 + len(more)] = more
+        positions_BT += np.arange(rows, dtype=np.int32)
+        mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
+        allowed_BW = _allowed(slots, self.batch, vocabulary)
+        return StepInputs(
+            **self._sampling
+            | {"input_ids": ids_BT, "position_ids": positions_BT, "k_limits": limits_B}
+            | {"attention_mask": mask_BS, "allowed": allowed_BW}
+        )
 
 
-def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, k: int) -> StepInputs:
+def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, shape: Shape) -> StepInputs:
     """The inputs of the prompt's graph: these ids, from position 0 on, into a slot."""
     inputs = zero_inputs(B=1, T=bucket, S=bucket)
     inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
-    inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, k
+    inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, shape.k
     _ask(inputs, 0, slot.request)
-    return inputs
+    return inputs._replace(allowed=_allowed({0: slot}, 1, shape.vocabulary))
+
+
+def _allowed(slots: dict[int, Slot], rows: int, vocabulary: int) -> np.ndarray | None:
+    """(B, W) the masks of the rows' next ids, if any row has a mask or wants scores; other rows are free."""
+    if not any(slot.request.allowed or slot.request.logprobs for slot in slots.values()):
+        return None
+    words_BW = np.full((rows, words_of(vocabulary)), -1, np.int32)
+    for row, slot in slots.items():
+        if slot.request.allowed:
+            mask = np.asarray(slot.request.allowed(slot.result.ids))
+            if mask.shape != words_BW[row].shape or mask.dtype != np.int32 or not mask.any():
+                raise UserError(
+                    f"a mask is {mask.dtype} of shape {mask.shape}, {'not ' if mask.any() else ''}empty; it must allow "
+                    f"an id and have {words_BW.shape[1]} int32 words"
+                )
+            words_BW[row] = mask
+    return words_BW
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
@@ -107,8 +152,11 @@ def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
     inputs.sampling_params[:, 1] = 1
     for slot in seated:
         _ask(inputs, slot.index, slot.request)
-    names = ("seq_ids", "sampling_params", "min_p", "seeds")
-    return {name: getattr(inputs, name) for name in names}
+    asked = {name: array for name, array in inputs._asdict().items() if array is not None}
+    for array in asked.values():
+        # a runner may keep on its devices what nobody writes to
+        array.flags.writeable = False
+    return asked
 
 
 def _ask(inputs: StepInputs, row: int, request: Request) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,12 @@ class Table:
             )
         curves = tuple(_capped(c, own[c.batch]) for c in self.curves if c.k <= k)
         return replace(self, curves=curves)
+
+    def on_graphs(self, ks: tuple[int, ...]) -> dict[int, Table]:
+        """The table for each graph of a bundle; a k without rows is never chosen. UserError if that is every k."""
+        batches = {c.batch for c in self.curves}
+        known = [k for k in ks if {c.batch for c in self.curves if c.k == k} == batches]
+        return {k: self.on_graph(k) for k in known or ks[-1:]}
 
 
 def _capped(curve: Curve, whole: Curve) -> Curve:
@@ -184,11 +190,26 @@ class Pause:
 
 @dataclass(frozen=True)
 class Decision:
-    """The next step: the k of each request (empty: the target alone), whose draft caches to refresh first."""
+    """The next step: the k of each request (empty: the target alone), whose draft caches to refresh first.
+
+    `k` is that of the graph, by default of the smallest one that holds the limits.
+    """
 
     limits: tuple[int, ...] = ()
     refresh: tuple[bool, ...] = ()
     pause: Pause = Pause()
+    k: int | None = None
+
+
+def decide_graph(tables: Mapping[int, Table], beliefs: tuple[Belief, ...], pause: Pause) -> Decision:
+    """`decide` for a bundle of several graphs, by their k: with the one on which the requests gain the most."""
+
+    def gain(k: int) -> float:
+        return sum(tables[k].best(len(beliefs), b.alpha, b.most)[1] for b in beliefs)
+
+    k = max(tables, key=gain)
+    decision = decide(tables[k], beliefs, pause)
+    return replace(decision, k=k) if decision.limits else decision
 
 
 def decide(table: Table, beliefs: tuple[Belief, ...], pause: Pause) -> Decision:
@@ -199,7 +220,7 @@ def decide(table: Table, beliefs: tuple[Belief, ...], pause: Pause) -> Decision:
     """
     chosen = [table.best(len(beliefs), b.alpha, b.most) for b in beliefs]
     limits = tuple(k for k, _ in chosen)
-    refreshed = tuple(b.stale and table.refresh is not None for b in beliefs)
+    refreshed = tuple(b.stale and b.most > 0 and table.refresh is not None for b in beliefs)
     if pause.probe:
         return Decision(limits, refreshed, replace(pause, probe=pause.probe - 1))
     if sum(gain for _, gain in chosen) >= len(beliefs) * (1 - _PATIENCE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from nkisim import command
 from nkisim.accuracy.outcome import Outcome, Summary, outcome, summary
 from nkisim.accuracy.rows import ROWS
+from nkisim.command import Parser
 
 HEAD = """# Accuracy against measured kernels
 
@@ -61,9 +61,9 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
     )  # fmt: skip
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the rows and print or write the table."""
-    parser = argparse.ArgumentParser(prog="python -m nkisim.accuracy", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Print or write every measured kernel beside its simulated time (1 minute)."""
+    parser = Parser(prog="nkisim accuracy", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")
@@ -73,11 +73,12 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"no row has {options.only!r} in its name or group; run without --only for the list")
     if options.json:
         print(as_json(outcomes))
-        return
+        return 0
     text = f"{sentences(outcomes)}\n\n{table(outcomes)}\n"
     if options.out:
         options.out.write_text(f"{HEAD}\n{text}", encoding="utf-8")
     print(text)
+    return 0
 
 
 if __name__ == "__main__":

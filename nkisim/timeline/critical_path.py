@@ -37,33 +37,28 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
     until = times.end[event]
     labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
     steps: list[PathEvent] = []
+    starts, blockers, lane_of, streams = times.start, times.blocker, program.lane_of, times.stream
     while event != NOBODY:
-        start, blocker = times.start[event], times.blocker[event]
+        start, blocker = starts[event], blockers[event]
         if event in times.transfer:
             parts = _transfer_parts(program, times, event, until - start)
         else:
             table = n.scalar_table_load_ns if event in times.table_loads else 0.0
-            streamed = labels[program.lane_of[event]], times.stream[event]
-            parts = _own_parts(streamed, table, until - start)
-        if blocker == NOBODY:
-            handoff, until = start, 0.0
-        elif times.reason[event] == DATA:
+            parts = _own_parts(labels[lane_of[event]], streams[event], table, until - start)
+        until = 0.0
+        if blocker != NOBODY:
             # an instruction that only had to be read from frees its operand early
-            until = min(times.end[blocker], start)
-            handoff = start - until
-        else:
-            until = min(times.free[blocker], start)
-            handoff = start - until
+            until = min((times.end if times.reason[event] == DATA else times.free)[blocker], start)
+        handoff = start - until
         if handoff > 1e-9:
-            parts = [*parts, ("semaphore", handoff)]
+            parts.append(("semaphore", handoff))
         steps.append(PathEvent(event, tuple(parts)))
         event = blocker
     return tuple(reversed(steps))
 
 
-def _own_parts(streamed: tuple[tuple[str, str], float], table: float, span: float) -> list[tuple[str, float]]:
+def _own_parts(labels: tuple[str, str], stream: float, table: float, span: float) -> list[tuple[str, float]]:
     """Split the time that the path spends in one instruction: table load, stream, the rest."""
-    (data, fixed), stream = streamed
     parts: list[tuple[str, float]] = []
     if table:
         table = min(span, table)
@@ -71,9 +66,9 @@ def _own_parts(streamed: tuple[tuple[str, str], float], table: float, span: floa
         span -= table
     stream = min(stream, span)
     if stream > 0:
-        parts.append((data, stream))
+        parts.append((labels[0], stream))
     if span > stream:
-        parts.append((fixed, span - stream))
+        parts.append((labels[1], span - stream))
     return parts
 
 
@@ -92,7 +87,7 @@ def _transfer_parts(program: Program, times: Times, event: int, span: float) -> 
 def waits_by_cause(path: tuple[PathEvent, ...]) -> dict[str, float]:
     """Nanoseconds of the path per cause, largest first."""
     totals: dict[str, float] = {}
-    for step in path:
-        for cause, time in step.parts:
+    for _, parts in path:
+        for cause, time in parts:
             totals[cause] = totals.get(cause, 0.0) + time
     return dict(sorted(totals.items(), key=lambda item: -item[1]))

@@ -180,6 +180,35 @@ class History:
                 segments.collect(start, stop, True, edges)
 
 
+# per operand of an event, reads first: whether it is written, the histories that it touches, and its bytes
+Operands = list[tuple[bool, list[Segments], tuple[int, int]]]
+
+
+def _access(histories: list[Segments], span: tuple[int, int], access: tuple[bool, int, int], edges: Edges) -> None:
+    """Add the edges of one access (write, position, lane) to its histories, its own first, and remember it there."""
+    write, position, lane = access
+    own = histories[0].exact.get(span)
+    if own is None or len(histories) > 1:
+        for segments in histories:
+            segments.collect(span[0], span[1], write, edges)
+        histories[0].record(span[0], span[1], write, position, lane)
+        return
+    # Segment.collect and Segment.record, which most accesses come to
+    writer = own.writer
+    if not write:
+        if writer >= 0:
+            edges[writer] = RESULT
+        own.readers[lane] = position
+        return
+    if writer >= 0 and edges.get(writer) != RESULT:
+        edges[writer] = WRITE
+    if own.readers:
+        for reader in own.readers.values():
+            edges.setdefault(reader, READ)
+        own.readers = {}
+    own.writer = position
+
+
 class Dependence:
     """Feed events in program order; get the edges of each."""
 
@@ -187,26 +216,32 @@ class Dependence:
         self._storages: dict[tuple[int, int], History] = {}
         self._owners: dict[tuple[str, int], Segments] = {}
 
-    def edges(self, position: int, lane: int, event: Event) -> tuple[Edges, Edges]:
-        """Return (edges of the first read operand, edges of everything else)."""
+    def edges(self, position: int, lane: int, event: Event, operands: Operands) -> tuple[Edges, Edges]:
+        """Return (edges of the first read operand, edges of everything else).
+
+        `operands` is what an earlier event with the same operands left there; empty, it is filled.
+        """
         first: Edges = {}
         rest: Edges = {}
-        core = event.core
         target = first
-        for extent in event.reads:
-            self._touch(extent, core, (False, position, lane), target)
-            target = rest
-        for extent in event.writes:
-            self._touch(extent, core, (True, position, lane), rest)
+        if operands:
+            for write, histories, span in operands:
+                _access(histories, span, (write, position, lane), rest if write else target)
+                target = rest
+        else:
+            for extent in event.reads:
+                operands.append((False, self._touch(extent, event.core, (False, position, lane), target), extent.span))
+                target = rest
+            for extent in event.writes:
+                operands.append((True, self._touch(extent, event.core, (True, position, lane), rest), extent.span))
         first.pop(position, None)
         rest.pop(position, None)
         for other in event.after:
             rest[other] = RESULT
         return first, rest
 
-    def _touch(self, extent: Extent, core: int, access: tuple[bool, int, int], edges: Edges) -> None:
-        """Add the edges of one access (write, position, lane) and remember it."""
-        write, position, lane = access
+    def _touch(self, extent: Extent, core: int, access: tuple[bool, int, int], edges: Edges) -> list[Segments]:
+        """Add the edges of one access (write, position, lane) and remember it; return where that is."""
         key = (extent.tensor, core)
         storage = self._storages.get(key)
         if storage is None:
@@ -219,14 +254,8 @@ class Dependence:
             histories = storage.known[look] = storage.segments(shape)
             if extent.space != "hbm":
                 self._take_address(extent, shape, core, edges)
-        own = histories[0].exact.get(span)
-        if own is not None and len(histories) == 1:
-            own.collect(write, edges)
-            own.record(write, position, lane)
-            return
-        for segments in histories:
-            segments.collect(span[0], span[1], write, edges)
-        histories[0].record(span[0], span[1], write, position, lane)
+        _access(histories, span, access, edges)
+        return histories
 
     def _take_address(self, extent: Extent, shape: Shape, core: int, edges: Edges) -> None:
         """Wait for earlier storages whose address this one takes over."""

@@ -17,7 +17,7 @@ from nkisim.timeline.program import Link, Program
 from nkisim.timeline.schedule_state import DATA, IN_ORDER, NOBODY, Queue, TensorClock, Times, Transfer
 
 
-class StuckSchedule(Exception):
+class StuckSchedule(ValueError):
     """The events wait for each other in a circle."""
 
 
@@ -86,26 +86,21 @@ class Machine:
     def replay(self, order: list[int]) -> Times:
         """Place every event as an earlier run did, in its order: the same program with different numbers."""
         program, times, lane_free = self.program, self.times, self.lane_free
-        lane_of, free, links = program.lane_of, times.free, program.links
+        lane_of, free, end, links, delays = program.lane_of, times.free, times.end, program.links, self.delays
         self.done = bytearray(b"\x01") * len(lane_of)
         for event in order:
             if event < 0:
                 self._move(~event, self._movable(self.queues[lane_of[~event]]))
                 continue
             lane = lane_of[event]
-            ready = self._latest(links[event])
-            self._place(event, ready if ready > lane_free[lane] else lane_free[lane])
+            ready = lane_free[lane]
+            # the producers are all placed
+            for other, early, signal in links[event]:
+                time = (free[other] if early else end[other]) + delays[signal]
+                ready = time if time > ready else ready
+            self._place(event, ready)
             lane_free[lane] = free[event]
         return times
-
-    def _latest(self, links: tuple[Link, ...]) -> float:
-        """When producers that are all placed allow a start."""
-        ready = 0.0
-        free, end, delays = self.times.free, self.times.end, self.delays
-        for other, early, signal in links:
-            time = (free[other] if early else end[other]) + delays[signal]
-            ready = max(ready, time)
-        return ready
 
     def _place(self, event: int, ready: float) -> bool:
         """Start one event; False for a transfer, whose end is known when its data have moved."""
@@ -226,7 +221,8 @@ class Machine:
         event, _, data = queue.pending[0]
         own = queue.free
         cost: DmaCost = self.costs[event]  # type: ignore[assignment]
-        free = min([own[engine] for engine, _ in cost.shares])
+        first, stop, _ = cost.block
+        free = min(own[first:stop]) if stop else min([own[engine] for engine, _ in cost.shares])
         return free if free > data else data
 
     def _move(self, event: int, now: float) -> None:
@@ -239,12 +235,20 @@ class Machine:
         if engines is None:
             engines = self.engines[source.core] = [0.0] * len(queue.free)
         end, busy, own = now, 0.0, queue.free
-        for engine, time in cost.shares:
-            free = engines[engine]
-            done = (free if free > now else now) + time
-            engines[engine] = own[engine] = done
-            if done > end:
-                end, busy = done, time
+        first, stop, time = cost.block
+        if stop:
+            ends = [(free if free > now else now) + time for free in engines[first:stop]]
+            engines[first:stop] = own[first:stop] = ends
+            latest = max(ends)
+            if latest > now:
+                end, busy = latest, time
+        else:
+            for engine, time in cost.shares:
+                free = engines[engine]
+                done = (free if free > now else now) + time
+                engines[engine] = own[engine] = done
+                if done > end:
+                    end, busy = done, time
         shared = 0.0
         if cost.hbm:
             stack = source.core // int(n.cores_per_hbm_stack)

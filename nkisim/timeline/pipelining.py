@@ -56,10 +56,13 @@ class _ListSchedule:
         count = len(program.events)
         self.program, self.window = program, int(n.compiler_window)
         self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
+        # how long each event keeps its lane, and when its result is there
         self.known: dict[int, tuple[float, float]] = {}
-        self.costs = program.costs["nominal"]
-        for cost in {id(c): c for c in self.costs}.values():
+        costs = program.costs["nominal"]
+        for cost in {id(c): c for c in costs}.values():
             self.known[id(cost)] = _estimate(cost, n.tensor_drain_ns)
+        self.takes = [self.known[id(cost)] for cost in costs]
+        self.transfer = [event.engine == "dma" for event in program.events]
         for choice in program.choices.values():
             self.known[id(choice[self.case])] = _estimate(choice[self.case], n.tensor_drain_ns)
         self.lane_of = program.lane_of[:]
@@ -68,7 +71,6 @@ class _ListSchedule:
         self.free = [0.0] * len(program.queues)
         # work that waits in a lane, for the choice between two
         self.load = [0.0] * len(program.queues)
-        self.end = [0.0] * count
         self.done = bytearray(count)
         self.ready: list[list[tuple[int, int]]] = [[] for _ in program.queues]
         self.future: list[list[tuple[float, int]]] = [[] for _ in program.queues]
@@ -121,7 +123,8 @@ class _ListSchedule:
         """Place every event."""
         for core in self.members:
             self._show(core)
-        heap, free, due = self.heap, self.free, self.due
+        heap, free, due, at, done = self.heap, self.free, self.due, self.at, self.done
+        takes, load, queues, rank, core_of = self.takes, self.load, self.queues, self.rank, self.core_of
         while heap:
             time, lane = heappop(heap)
             if time != due[lane]:
@@ -130,25 +133,22 @@ class _ListSchedule:
             position = self._take(lane, time)
             if position < 0:
                 continue
-            pitch, latency = self.known[id(self._cost(position, lane))]
-            start = max(free[lane], self.at[position])
+            pitch, latency = takes[position]
+            start, other = free[lane], at[position]
+            start = other if other > start else start
             free[lane] = start + pitch
-            self.load[lane] -= pitch
-            self.end[position] = start + latency
-            self.done[position] = 1
-            self.queues[lane].append(position)
-            self._release(position, lane)
-            self._advance(self.core_of[lane])
+            load[lane] -= pitch
+            done[position] = 1
+            queues[lane].append(position)
+            self._release(position, lane, start + latency)
+            core = core_of[lane]
+            if rank[position] == self.oldest[core]:
+                self._advance(core)
             self._wake(lane)
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
-
-    def _cost(self, position: int, lane: int) -> AnyCost:
-        if self.program.lane_of[position] != lane:
-            return self.program.choices[position][self.case]
-        return self.costs[position]
 
     def _take(self, lane: int, now: float) -> int:
         """The first instruction in program order that is ready, or else the one that is ready next."""
@@ -163,38 +163,44 @@ class _ListSchedule:
 
     def _wake(self, lane: int) -> None:
         """Look at a lane again when it can take what it has."""
-        if self.ready[lane]:
-            self._wake_at(lane, self.free[lane])
-        elif self.future[lane]:
-            self._wake_at(lane, max(self.free[lane], self.future[lane][0][0]))
-
-    def _wake_at(self, lane: int, time: float) -> None:
+        time = self.free[lane]
+        if not self.ready[lane]:
+            future = self.future[lane]
+            if not future:
+                return
+            time = max(time, future[0][0])
         if time < self.due[lane]:
             self.due[lane] = time
             heappush(self.heap, (time, lane))
 
-    def _release(self, position: int, lane: int) -> None:
+    def _release(self, position: int, lane: int, end: float) -> None:
         """Tell the consumers; those that miss nothing more become candidates."""
-        transfer = self.program.events[position].engine == "dma"
-        signal = self.dma_semaphore if transfer else self.semaphore
-        end, at, missing = self.end[position], self.at, self.missing
-        for consumer in self.consumers[position]:
-            same = not transfer and self.lane_of[consumer] == lane
-            time = end if same else end + signal
-            at[consumer] = max(at[consumer], time)
-            missing[consumer] -= 1
-            if not missing[consumer]:
-                core = self.core_of[self.lane_of[consumer]]
-                if self.rank[consumer] < self.visible[core]:
-                    self._offer(consumer)
+        consumers = self.consumers[position]
+        if not consumers:
+            return
+        transfer = self.transfer[position]
+        signalled = end + (self.dma_semaphore if transfer else self.semaphore)
+        at, missing, lane_of = self.at, self.missing, self.lane_of
+        for consumer in consumers:
+            home = lane_of[consumer]
+            time = end if home == lane and not transfer else signalled
+            known = at[consumer]
+            at[consumer] = time if time > known else known
+            left = missing[consumer] = missing[consumer] - 1
+            if not left and self.rank[consumer] < self.visible[self.core_of[home]]:
+                self._offer(consumer)
 
     def _offer(self, position: int) -> None:
         lane = self.lane_of[position]
         if position in self.program.choices:
             lane = self._choose(position, lane)
-        self.load[lane] += self.known[id(self._cost(position, lane))][0]
-        heappush(self.future[lane], (self.at[position], position))
-        self._wake_at(lane, max(self.at[position], self.free[lane]))
+        self.load[lane] += self.takes[position][0]
+        at, free = self.at[position], self.free[lane]
+        heappush(self.future[lane], (at, position))
+        time = at if at > free else free
+        if time < self.due[lane]:
+            self.due[lane] = time
+            heappush(self.heap, (time, lane))
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""
@@ -208,12 +214,13 @@ class _ListSchedule:
             self.future.append([])
             self.core_of.append(self.core_of[vector])
         ends = []
-        for lane in (vector, scalar):
+        takes = self.takes[position], self.known[id(self.program.choices[position][self.case])]
+        for lane, (_, latency) in zip((vector, scalar), takes, strict=True):
             backlog = max(self.at[position], self.free[lane] + self.load[lane])
-            ends.append(backlog + self.known[id(self._cost(position, lane))][1])
+            ends.append(backlog + latency)
         if ends[0] <= ends[1]:
             return vector
-        self.lane_of[position] = scalar
+        self.lane_of[position], self.takes[position] = scalar, takes[1]
         self.moved.append(position)
         return scalar
 

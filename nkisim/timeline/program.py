@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nkisim.event import Event
 from nkisim.timeline.chip import CASES, Chip, Numbers
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
-from nkisim.timeline.dependence import READ, RESULT, Dependence, Edges
+from nkisim.timeline.dependence import READ, RESULT, Dependence, Edges, Operands
 
 AnyCost = EngineCost | MatmulCost | DmaCost
 # (core, name): an in-order stream of instructions
@@ -85,6 +86,16 @@ def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
     return tuple(key)
 
 
+class Look(NamedTuple):
+    """What events on one core have in common that have the same work and the same operands."""
+
+    lane: int
+    costs: list[AnyCost]
+    # the costs on the other engine, where the compiler chooses
+    choice: list[AnyCost] | None
+    operands: Operands
+
+
 class _Laws:
     """The costs of events in all cases; events that look alike are costed once."""
 
@@ -95,20 +106,14 @@ class _Laws:
         self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
         # by the identity of the costs on the engine that the event is recorded on
         self.other: dict[int, list[AnyCost]] = {}
-        self.by_views: dict[tuple[object, ...], list[AnyCost]] = {}
 
     def costs(self, event: Event) -> list[AnyCost]:
         """The cost of one event, a value for each case."""
-        # the same views and work as before, or views that look the same
-        views = (event.op, id(event.work), *map(id, event.reads), *map(id, event.writes))
-        costs = self.by_views.get(views)
+        whole = event.engine == "dma" and self._fills_a_tile(event)
+        key = _cost_key(event, whole)
+        costs = self.by_look.get(key)
         if costs is None:
-            whole = event.engine == "dma" and self._fills_a_tile(event)
-            key = _cost_key(event, whole)
-            costs = self.by_look.get(key)
-            if costs is None:
-                costs = self.by_look[key] = [self._cost(event, n, whole) for n in self.numbers]
-            self.by_views[views] = costs
+            costs = self.by_look[key] = [self._cost(event, n, whole) for n in self.numbers]
         return costs
 
     def _cost(self, event: Event, n: Numbers, whole: bool) -> AnyCost:
@@ -178,17 +183,18 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     Raises:
         NotSimulated: an event's operation has no cost law.
     """
-    program = Program(events, costs={case: [] for case in cases})
-    laws = _Laws(events, [chip.at(case) for case in cases])
-    dependence = Dependence()
-    lanes: dict[Lane, int] = {}
-    columns = [program.costs[case] for case in cases]
+    program = Program(events)
+    laws, dependence = _Laws(events, [chip.at(case) for case in cases]), Dependence()
+    looks: dict[tuple[object, ...], Look] = {}
+    costs: list[list[AnyCost]] = []
     for position, event in enumerate(events):
-        name = lane_of(event)
-        lane = lanes.get(name)
-        if lane is None:
-            lane = lanes[name] = program.lane(name)
-        first, rest = dependence.edges(position, lane, event)
+        # a loop's instructions name the same objects again and again
+        key = (event.op, event.engine, event.core, id(event.work), *map(id, event.reads), *map(id, event.writes))
+        look = looks.get(key)
+        if look is None:
+            look = looks[key] = _look(program, laws, event)
+        lane, cost, choice, operands = look
+        first, rest = dependence.edges(position, lane, event, operands)
         if event.engine == "tensor":
             program.weights[position] = tuple(first.items())
         else:
@@ -196,14 +202,20 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         program.edges.append(tuple(rest.items()) if rest else ())
         program.lane_of.append(lane)
         program.queues[lane].append(position)
-        costs = laws.costs(event)
-        for column, cost in zip(columns, costs, strict=True):
-            column.append(cost)
-        if event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown":
-            program.choices[position] = laws.on_scalar(event, costs)
+        costs.append(cost)
+        if choice is not None:
+            program.choices[position] = choice
+    program.costs = {case: [cost[i] for cost in costs] for i, case in enumerate(cases)}
     _join_meetings(program)
     program.connect()
     return program
+
+
+def _look(program: Program, laws: _Laws, event: Event) -> Look:
+    """What an event shares with those that name the same work and operands."""
+    costs = laws.costs(event)
+    chosen = event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown"
+    return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
 
 
 # per event: its lane, and whether it is a transfer; per pair of lanes: the signal; per lane: is it the tensor engine

@@ -1,61 +1,45 @@
-"""A schedule as a Chrome trace: open the JSON in Perfetto or chrome://tracing.
+"""A schedule as JSON trace events, which Perfetto and chrome://tracing open; `nkisim trace` writes it.
 
-`python -m nkisim.timeline.trace_viewer RECORDING.json --out TRACE.json`. All times are simulated.
+Both want the slices of one thread to nest, and instructions in flight together do not: each lane has as many threads
+as it ever needs at once. Numbers of processes and threads begin at 1, since Perfetto takes thread 0 for the idle one.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from nkisim import command
-from nkisim.event import Event
-from nkisim.timeline.recording_file import read
-from nkisim.timeline.schedule import Schedule, schedule
+from nkisim.event import Event, Extent
+from nkisim.timeline.drawing import shown_from
+from nkisim.timeline.schedule import Schedule
 
-
-def describe(extent_space: str, name: str, dtype: str, count: int) -> str:
-    """One operand in a few words."""
-    return f"{name} {dtype} x {count} in {extent_space}"
+# a slice of no length would not be seen
+SHORTEST_NS = 1.0
 
 
 def trace(events: Sequence[Event], result: Schedule) -> dict[str, Any]:
-    """Complete events ("X") per lane; microseconds, as the format wants."""
+    """Complete events ("X") per thread, in order of time; microseconds, as the format wants."""
     on_path = {step.event for step in result.critical}
-    rows: list[dict[str, Any]] = []
-    cores = sorted({event.core for event in events})
-    for core in cores:
-        rows.append(_name("process_name", core, 0, f"core {core} ({result.chip}, simulated)"))
-    for lane, label in enumerate(result.lanes):
-        core = int(label.split()[1])
-        rows.append(_name("thread_name", core, lane, label.split(" ", 2)[2]))
-        rows.append(
-            {
-                "ph": "M",
-                "name": "thread_sort_index",
-                "pid": core,
-                "tid": lane,
-                "args": {"sort_index": lane},
-            }
-        )
-    for i, event in enumerate(events):
+    spans = [_span(i, result) for i in range(len(events))]
+    threads = _threads(spans, result)
+    rows = _names(threads, result)
+    for i in sorted(range(len(events)), key=spans.__getitem__):
+        event, (start, end) = events[i], spans[i]
         rows.append(
             {
                 "ph": "X",
                 "name": event.name or event.op,
                 "cat": event.engine + (",critical" if i in on_path else ""),
-                "pid": event.core,
-                "tid": result.lane_of[i],
-                "ts": result.start[i] / 1000,
-                "dur": max(result.end[i] - result.start[i], 1.0) / 1000,
+                "pid": event.core + 1,
+                "tid": threads[i][0],
+                "ts": start / 1000,
+                "dur": (end - start) / 1000,
                 "args": {
                     "op": event.op,
                     "line": f"{event.line[0]}:{event.line[1]}",
-                    "reads": [describe(x.space, x.name, x.dtype, x.elements) for x in event.reads],
-                    "writes": [describe(x.space, x.name, x.dtype, x.elements) for x in event.writes],
+                    "issued_us": result.start[i] / 1000,
+                    "reads": [describe(extent) for extent in event.reads],
+                    "writes": [describe(extent) for extent in event.writes],
                     "on critical path": i in on_path,
                 },
             }
@@ -65,21 +49,43 @@ def trace(events: Sequence[Event], result: Schedule) -> dict[str, Any]:
     return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": {**about, **band}}
 
 
-def _name(kind: str, core: int, lane: int, label: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": core, "tid": lane, "args": {"name": label}}
+def describe(extent: Extent) -> str:
+    """One operand in a few words."""
+    return f"{extent.name} {extent.dtype} x {extent.elements} in {extent.space}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: the last line of stdout is the written file."""
-    parser = argparse.ArgumentParser(prog="nkisim.timeline.trace_viewer", description=__doc__)
-    parser.add_argument("recording", type=Path, help="a file written by nkisim.timeline.recording_file")
-    parser.add_argument("--out", type=Path, required=True, help="the trace to write")
-    options = parser.parse_args(arguments)
-    events = read(options.recording).events
-    options.out.write_text(json.dumps(trace(events, schedule(events))), encoding="utf-8")
-    print(options.out)
-    return 0
+def _span(event: int, result: Schedule) -> tuple[float, float]:
+    """When a slice is seen: a transfer while its data move."""
+    start = shown_from(result, event)
+    return start, max(result.end[event], start + SHORTEST_NS)
 
 
-if __name__ == "__main__":
-    command.run(main)
+def _threads(spans: Sequence[tuple[float, float]], result: Schedule) -> dict[int, tuple[int, int, int]]:
+    """Per event: its thread, its lane, and which of the lane's threads that is."""
+    ends: dict[int, list[float]] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    threads: dict[int, tuple[int, int, int]] = {}
+    for i in sorted(range(len(spans)), key=spans.__getitem__):
+        lane, (start, end) = result.lane_of[i], spans[i]
+        busy = ends.setdefault(lane, [])
+        row = next((r for r, until in enumerate(busy) if until <= start), len(busy))
+        busy[row:] = [end, *busy[row + 1 :]]
+        threads[i] = (numbers.setdefault((lane, row), len(numbers) + 1), lane, row)
+    return threads
+
+
+def _names(threads: dict[int, tuple[int, int, int]], result: Schedule) -> list[dict[str, Any]]:
+    """What Perfetto calls processes and threads, and their order."""
+    rows: list[dict[str, Any]] = []
+    for tid, lane, row in sorted(set(threads.values()), key=lambda thread: thread[1:]):
+        _, core, name = result.lanes[lane].split(" ", 2)
+        pid = int(core) + 1
+        if all(known["pid"] != pid for known in rows):
+            rows.append(_named("process_name", pid, tid, {"name": f"core {core} ({result.chip}, simulated)"}))
+        rows.append(_named("thread_name", pid, tid, {"name": f"{name} {row + 1}" if row else name}))
+        rows.append(_named("thread_sort_index", pid, tid, {"sort_index": len(rows)}))
+    return rows
+
+
+def _named(kind: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}

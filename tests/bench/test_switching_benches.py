@@ -15,17 +15,28 @@ from model.errors import UserError
 from model.serving.request import Request
 from model.serving.switching import parse_table
 
-COSTS = [Cost(128, 1, 10.0, 20.0, 30.0), Cost(256, 1, 10.0, 25.0, 50.0), Cost(128, 2, 10.0, 40.0, 40.0)]
+COSTS = [
+    Cost(128, 1, 10.0, {3: 20.0}, 30.0),
+    Cost(256, 1, 10.0, {3: 25.0}, 50.0),
+    Cost(128, 2, 10.0, {3: 40.0}, 40.0),
+]
 
 
 def test_costs_become_a_table_that_switching_reads() -> None:
-    parsed = parse_table(json.dumps(tuning(COSTS, 3)).encode(), "t").on_graph(3)
+    parsed = parse_table(json.dumps(tuning(COSTS)).encode(), "t").on_graph(3)
     assert (parsed.source, parsed.refresh) == ("wall", 4.0)
     # no acceptance: one token for the time of a fused step; all accepted: four; buckets weigh the same
     assert parsed.best(1, 0.0, 3)[1] == pytest.approx((0.5 + 0.4) / 2)
     assert parsed.best(1, 1.0, 3) == (3, pytest.approx(4 * 0.45))
     assert parsed.best(1, 1.0, 2) == (2, pytest.approx(3 * 0.45))
     assert parsed.best(2, 1.0, 3) == (3, pytest.approx(1.0))
+
+
+def test_few_drafts_cost_what_the_smallest_graph_that_holds_them_costs() -> None:
+    parsed = parse_table(json.dumps(tuning([Cost(128, 1, 10.0, {1: 12.5, 3: 20.0}, 30.0)])).encode(), "t")
+    tables = parsed.on_graphs((1, 3))
+    assert tables[1].best(1, 0.5, 3) == (1, pytest.approx(1.5 * 0.8))
+    assert tables[3].best(1, 0.0, 3)[1] == pytest.approx(0.5)
 
 
 def _rows(way: str, times: list[float], identical: bool = True) -> list[Row]:

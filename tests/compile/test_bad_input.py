@@ -19,7 +19,7 @@ from model.errors import UserError, guarded
 from model.packing import Packing
 from model.serving.request import Params, Request, Shape, check
 from model.serving.text import read_prompt
-from tests.compile.tiny import spec, write_model, write_pair
+from tests.compile.tiny import shard_of, spec, write_model, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,7 +114,7 @@ def test_checkpoints(base: Path, fault: str) -> None:
         (base / "target" / "model.safetensors.index.json").write_text(INDICES[fault], encoding="utf-8")
 
     def read() -> None:
-        list(Checkpoint(base / "target", spec(base).target_config).pieces([0], 1, torch.float32, Packing()))
+        shard_of(Checkpoint(base / "target", spec(base).target_config), 0, 1, torch.float32, Packing())
 
     word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model")
     _refused(read, word)

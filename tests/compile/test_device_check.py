@@ -17,6 +17,7 @@ import torch
 from compile.device_check import requests, steps
 from compile.device_check.__main__ import check, isolated
 from compile.device_check.__main__ import main as device_check
+from compile.device_check.assumptions import assumptions, named, verdict
 from compile.device_check.kernels import CASES, Compared
 from compile.device_check.table import KERNELS, STEPS, CheckStep
 from compile.neuron import sdk as toolchain
@@ -66,13 +67,42 @@ run_cli(lambda: main(["--out", sys.argv[1]]))
 
 
 def test_the_steps_are_those_that_the_table_names() -> None:
-    assert tuple(CASES) == KERNELS
+    assert set(CASES) == set(KERNELS)
     names = [step.name for step in STEPS]
     assert len(set(names)) == len(names)
     for number, step in enumerate(STEPS):
         assert callable(getattr(steps, step.function))
         assert set(step.needs) <= set(names[:number]), "what a step needs comes before it"
     assert {step.argument for step in STEPS if step.function == "model"} == set(steps._CHANGES)
+
+
+def test_short_steps_come_before_long_compiles() -> None:
+    names = [step.name for step in STEPS]
+    kernels = [f"{kind} {name}" for name in KERNELS for kind in ("kernel", "time")]
+    assert names[: len(kernels) + 2] == ["versions", *kernels, "pjrt"]
+    assert names[-2:] == ["times", "full"]
+
+
+def test_every_benchmark_case_of_the_table_exists() -> None:
+    program = "from bench.kernels.cases import CASES; print('\\n'.join(case.full_name for case in CASES))"
+    listed = steps._bench("-c", program, lnc=1).stdout.split()
+    assert set(KERNELS.values()) <= set(listed)
+
+
+def test_the_report_ends_with_every_assumption_of_the_page(tmp_path: Path) -> None:
+    rows = assumptions()
+    states = {step.name: "held" for step in STEPS}
+    for row in rows:
+        assert all(named(step, states) for step in row.steps), f"{row.how} names a step that is none"
+    of_pjrt = next(row for row in rows if row.steps == ("pjrt",))
+    by_hand = next(row for row in rows if not row.steps)
+    assert (verdict(of_pjrt, states), verdict(by_hand, states)) == ("held", "not reached: by hand")
+    assert verdict(of_pjrt, states | {"pjrt": "FAILED"}) == "FAILED"
+    assert verdict(of_pjrt, {}) == "not reached"
+    check([_step("pjrt")], lambda _: {}, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert all(f"| {row.question} | " in text for row in rows)
+    assert f"| {of_pjrt.part} | {of_pjrt.question} | held |" in text
 
 
 def _step(name: str, what: str = "", needs: tuple[str, ...] = (), seconds: int = 60) -> CheckStep:
@@ -90,9 +120,17 @@ def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     needs = {"fourth": ("first",), "fifth": ("second",), "sixth": ("fifth",)}
     table = [_step(name, f"is it {name}", needs.get(name, ())) for name in work]
-    outcomes = check(table, lambda step: work[step.name](tmp_path), tmp_path)
+    reports: list[list[str]] = []
+
+    def run(step: CheckStep) -> dict[str, Any]:
+        if (tmp_path / "report.json").is_file():
+            reports.append([r["state"] for r in json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))])
+        return work[step.name](tmp_path)
+
+    outcomes = check(table, run, tmp_path)
     assert [o.state for o in outcomes] == ["held", "FAILED", "FAILED", "held", "not reached", "not reached"]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert reports[0] == ["held", *["not reached"] * 5], "what waits is in the report from the first step on"
     assert [r["said"] for r in report][:4] == ["", "the tokens | differ", "ZeroDivisionError: a fault of ours", ""]
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# Device check: 2 held, 2 failed, 2 not reached\n")
@@ -218,6 +256,9 @@ def test_times_are_those_of_bench_and_a_case_without_one_is_named(
         return real(*arguments, lnc=lnc) if lnc == 1 else real("-c", f"print('{row}')", lnc=lnc)
 
     monkeypatch.setattr(steps, "_bench", two_cases)
+    assert steps.time("x-lnc2", tmp_path) == {"simulated_us": 2.0, "device_us": 3.0, "ratio": 1.5}
+    with pytest.raises(UserError, match="no device was there to measure"):
+        steps.time(names[0], tmp_path)
     (outcome,) = check([_step("times")], lambda step: steps.times(tmp_path), tmp_path)
     assert outcome.state == "FAILED"
     said = f"1 of 2 cases were not measured, first {names[0]}: no device was there to measure"

@@ -9,7 +9,9 @@ from compile.build import main as build
 from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.manifest import FUSED
+from model.bundle.schema import UNFILTERED
 from model.config import PRESETS
+from model.errors import UserError
 from model.parallel import HeadMap
 
 
@@ -109,3 +111,26 @@ def test_head_map_of_a_padded_draft_is_nxdis() -> None:
     heads = HeadMap(16, 8, 32)
     assert [heads.queries_of(r) for r in range(8)] == [[0], [1], [None], [None], [2], [3], [None], [None]]
     assert [heads.kv_of(r)[0] for r in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    one, several = make_plan(BuildSpec(k=7)), make_plan(BuildSpec(k=7, fewer=(1, 3)))
+    assert (several.weight_bytes, several.cache_bytes) == (one.weight_bytes, one.cache_bytes)
+    assert {g for g in one.graphs if g not in several.graphs} == set()
+    added = [g for g in several.graphs if g not in one.graphs and g.bucket == 128]
+    assert [(g.tag, g.k) for g in added] == [
+        (f"{FUSED}_k{k}{ending}", k) for k in (3, 1) for ending in ("", UNFILTERED)
+    ]
+    # two all-reduces a layer: 64 of the target's, and 28 of the draft's in each of its k + 1 passes
+    assert [g.collectives["all-reduce"] for g in added[::2]] == [2 * (64 + 4 * 28), 2 * (64 + 2 * 28)]
+    build(["--k", "7,0,1,3", "--dry-run"])
+    assert "or fewer by a graph of k 0, 1, 3" in capsys.readouterr().out
+    build(["--k", "0,3", "--dry-run", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["k"], printed["ks"], "fewer" in printed["spec"]) == (3, [0, 3], False)
+
+
+@pytest.mark.parametrize("fewer", [(7,), (3, 1), (0, 3), (3, 3), (9,)])
+def test_a_set_of_k_that_is_none_is_refused(fewer: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="different numbers, the largest last"):
+        BuildSpec(k=7, fewer=fewer).check()

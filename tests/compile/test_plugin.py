@@ -89,6 +89,8 @@ def test_the_plugin_s_own_loader_and_runner_serve_a_pair(base: Path) -> None:
     facts = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps(facts))
     assert facts["greedy"] == facts["alone"]
+    assert facts["application"] == facts["alone"][1][: len(facts["application"])]
+    assert len(facts["application"]) > 2, "a step that accepts a draft"
     assert facts["steps"] < sum(map(len, facts["alone"])), "steps emit several tokens"
     # what docs/device.md warns of: it holds as long as the plugin does this
     assert facts["prompts_drawn_with"] == [[1.0, 1.0, 1.0]] * 2, "the second asked for a temperature of 0.7"

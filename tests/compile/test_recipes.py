@@ -17,7 +17,7 @@ from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
 from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError
 from model.packing import Packing
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import shard_of, spec, write_pair
 
 # run while a graph is traced or a shard is cut, with no say in their bytes: what they compute is hashed as a value
 _HASHED_AS_VALUES = (
@@ -26,6 +26,7 @@ _HASHED_AS_VALUES = (
     "model/bundle/manifest.py",
     "model/bundle/schema.py",
     "model/bundle/weights.py",
+    "model/drafting.py",
     "model/errors.py",
 )
 
@@ -129,8 +130,7 @@ def test_what_runs_while_a_shard_is_cut_is_in_its_recipe(base: Path) -> None:
     packing = Packing(attention=True, mlp=True)
 
     def cut() -> None:
-        checkpoint = Checkpoint(Path(target.checkpoint), target.config)
-        list(checkpoint.pieces([0], 1, torch.float32, packing))
+        shard_of(Checkpoint(Path(target.checkpoint), target.config), 0, 1, torch.float32, packing)
 
     ran = _files_that_run(cut)
     assert {"model/bundle/checkpoint.py", "nki_kernels/layer/pack_weights.py"} <= ran

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +19,14 @@ from torch import Tensor
 
 from compile.build import build, build_and_count
 from compile.build import main as build_command
-from compile.bundle import cutting
-from compile.bundle.shard_writer import ShardWriter
-from compile.plan import make_plan
+from compile.bundle import cutting, sources
+from compile.bundle.lanes import Lanes
+from compile.bundle.shard_writer import Part, ShardWriter
 from compile.spec import BuildSpec
+from model.bundle import checkpoint
 from model.bundle.checkpoint import Checkpoint, Piece
-from model.bundle.manifest import MANIFEST, TensorSpec
-from model.bundle.weights import hf_shapes, shard_file
+from model.bundle.manifest import MANIFEST, TensorSpec, sha256_of
+from model.bundle.weights import Weight, hf_shapes, shard_file
 from model.config import config_from_dict
 from model.packing import Packing
 from tests.compile.tiny import BASE, shard_of, spec, write_pair
@@ -75,14 +79,16 @@ MEASURE = """
 import sys, threading, time
 from pathlib import Path
 from safetensors.torch import load_file
+from compile.bundle import lanes
 from compile.bundle.cutting import Cutter
 from compile.plan import make_plan
 from compile.spec import parse
+lanes.AHEAD_BYTES = 1 << 20
 def own():
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) << 10
 spec = parse(sys.argv[2:])
-shards = Cutter(make_plan(spec)).files()
+shards = Cutter(make_plan(spec), Path(spec.out + ".sources")).files()
 load_file(next(Path(spec.draft).glob("*.safetensors")))
 begin, peak, done = own(), 0, threading.Event()
 def watch():
@@ -124,10 +130,10 @@ def test_memory_is_bounded_by_a_tensor_and_not_by_a_shard(large: BuildSpec) -> N
 @pytest.mark.parametrize("tp", [1, 32])
 def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, tp: int, tmp_path: Path) -> None:
     for folder, config in ((large.checkpoint, large.target_config), (large.draft_checkpoint, large.draft_config)):
-        checkpoint = Checkpoint(Path(folder), config)
+        opened = Checkpoint(Path(folder), config)
         source = {n: i % 251 for i, n in enumerate(hf_shapes(config))}
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        tensors = shard_of(checkpoint, tp - 1, tp, torch.bfloat16, Packing())
+        tensors = shard_of(opened, tp - 1, tp, torch.bfloat16, Packing())
         assert float(tensors["lm_head.weight"].float().mean()) == source[head]
         assert list(tensors["lm_head.weight"].shape) == [4096 // tp, 128]
         assert list(tensors["embed_tokens.weight"].shape) == [4096, 128 // tp]
@@ -150,9 +156,9 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
         tensors[of.format(which)] += groups[:, None]
     tensors["model.layers.0.mlp.down_proj.weight"] += torch.arange(32.0)
     save_file(tensors, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path, config)
+    opened = Checkpoint(tmp_path, config)
     for rank in range(32):
-        shard = shard_of(checkpoint, rank, 32, torch.float32, Packing())
+        shard = shard_of(opened, rank, 32, torch.float32, Packing())
         group, place = divmod(rank, 4)
         head = 2 * group + place + 1 if place < 2 else 0
         attention = "layers.0.self_attn."
@@ -164,35 +170,150 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
         assert torch.equal(shard["layers.0.mlp.down_proj.weight"], torch.full((32, 1), float(rank)))
 
 
-def test_a_build_goes_on_at_the_rank_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Stopped(BaseException):
+    """What a kill is to a test: nothing is written after it."""
+
+
+def _reads(monkeypatch: pytest.MonkeyPatch, stop_at: int = 0) -> list[str]:
+    """The names of the tensors that are read from here on, each time that one is; after so many, an end."""
+    names: list[str] = []
+    real = Checkpoint._rows
+
+    def rows(self: Checkpoint, name: str, *how: Any) -> Iterator[Tensor]:
+        names.append(name)
+        if len(names) == stop_at:
+            raise Stopped
+        yield from real(self, name, *how)
+
+    monkeypatch.setattr(Checkpoint, "_rows", rows)
+    return names
+
+
+def _stopped(monkeypatch: pytest.MonkeyPatch, of: BuildSpec, reads: int) -> None:
+    with monkeypatch.context() as patch:
+        _reads(patch, reads)
+        with pytest.raises(Stopped):
+            build(of)
+
+
+def _digests(out: Path) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in json.loads((out / MANIFEST).read_text())["files"].items()}
+
+
+@pytest.mark.parametrize("kernels", ["reference", "nki"])
+def test_a_build_goes_on_in_the_middle_of_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
     write_pair(tmp_path)
-    asked: list[list[int]] = []
-    real = Checkpoint.pieces
-    # a pass makes two of the four shards
-    weights = make_plan(spec(tmp_path, tp=4, k=0)).weight_bytes
-    monkeypatch.setattr(cutting, "PASS_BYTES", 2 * weights)
-
-    def counted(self: Checkpoint, ranks: list[int], *how: Any) -> Iterator[Piece]:
-        asked.append(list(ranks))
-        for piece in real(self, ranks, *how):
-            yield piece
-            if stopped and 2 in ranks:
-                raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoint, "pieces", counted)
-    stopped = True
-    with pytest.raises(KeyboardInterrupt):
-        build(spec(tmp_path, tp=4, k=0))
+    how = {"tp": 2, "k": 1, "kernels": kernels}
+    monkeypatch.setattr(cutting, "PART_BYTES", 1)
+    with monkeypatch.context() as patch:
+        whole = _reads(patch)
+        build(spec(tmp_path, "whole", **how))
+    stop = len(whole) - 10
+    _stopped(monkeypatch, spec(tmp_path, **how), stop)
     out = tmp_path / "bundle"
     assert not (out / MANIFEST).exists()
-    kept = {p.name: p.stat().st_mtime_ns for p in (out / "weights").glob("*.safetensors")}
-    assert sorted(kept) == [Path(shard_file(rank)).name for rank in (0, 1)]
-    stopped, asked = False, []
-    built = build_and_count(spec(tmp_path, tp=4, k=0))
-    assert asked == [[2, 3]], "finished ranks are not cut again"
+    cut = out / f"{shard_file(1)}.cut"
+    assert cut.stat().st_size > (tmp_path / "whole" / shard_file(1)).stat().st_size / 2
+    with monkeypatch.context() as patch:
+        again = _reads(patch)
+        build(spec(tmp_path, **how))
+    # what was not noted is read again: at most what one weight is made of
+    assert len(whole) - stop < len(again) <= len(whole) - stop + 6
+    assert again == whole[-len(again) :]
+    assert _digests(out) == _digests(tmp_path / "whole")
     assert {p.suffix for p in (out / "weights").iterdir()} == {".safetensors"}
-    assert all((out / "weights" / name).stat().st_mtime_ns == time for name, time in kept.items())
-    assert (built.made, built.kept) == (2 + 1, 2 + 1 + 3)
+
+
+@pytest.mark.parametrize("fault", ["flipped", "longer", "shorter", "missing", "garbage"])
+def test_a_part_that_is_not_what_was_noted_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    write_pair(tmp_path)
+    monkeypatch.setattr(cutting, "PART_BYTES", 1)
+    build(spec(tmp_path, "whole", tp=2, k=0))
+    _stopped(monkeypatch, spec(tmp_path, tp=2, k=0), 20)
+    cut = tmp_path / "bundle" / f"{shard_file(0)}.cut"
+    content = cut.read_bytes()
+    damaged = {
+        "flipped": content[:-9] + bytes([content[-9] ^ 4]) + content[-8:],
+        "longer": content + b"x" * 5000,
+        "shorter": content[:-9],
+    }.get(fault, content)
+    cut.write_bytes(damaged)
+    if fault == "missing":
+        cut.unlink()
+    if fault == "garbage":
+        (cut.parent / "parts.json").write_text("[" * 5, encoding="utf-8")
+    with monkeypatch.context() as patch:
+        again = _reads(patch)
+        build(spec(tmp_path, tp=2, k=0))
+    # bytes behind a noted part are what the next one would have written
+    assert ("model.embed_tokens.weight" in again) == (fault != "longer")
+    assert _digests(tmp_path / "bundle") == _digests(tmp_path / "whole")
+
+
+def test_finished_shards_are_kept_and_a_lost_one_is_cut_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path)
+    out = build(spec(tmp_path, tp=4, k=0))
+    before, kept = _digests(out), {rank: (out / shard_file(rank)).stat().st_ino for rank in (0, 1, 3)}
+    (out / shard_file(2)).unlink()
+    asked = set[int]()
+    real = Checkpoint.pieces
+
+    def pieces(self: Checkpoint, weight: Weight, ranks: list[int], *how: Any) -> Iterator[Piece]:
+        asked.update(ranks)
+        return real(self, weight, ranks, *how)
+
+    monkeypatch.setattr(Checkpoint, "pieces", pieces)
+    built = build_and_count(spec(tmp_path, tp=4, k=0))
+    assert asked == {2}
+    assert (built.made, built.kept) == (1, len(before) - 1)
+    assert {rank: (out / shard_file(rank)).stat().st_ino for rank in kept} == kept
+    assert _digests(out) == before
+
+
+def test_every_tensor_is_read_once_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path)
+    config = spec(tmp_path).target_config
+    total = sum(math.prod(shape) * 4 for shape in hf_shapes(config).values())
+    read: list[int] = []
+    real = checkpoint._read
+    monkeypatch.setattr(checkpoint, "_read", lambda file, at, into: read.append(len(into)) or real(file, at, into))
+    # four ranks share two kv heads
+    build(spec(tmp_path, tp=4, k=0))
+    assert sum(read) == total
+
+
+def test_a_copy_of_a_checkpoint_is_the_same_checkpoint(tmp_path: Path) -> None:
+    """Whatever its times; a different content is cut anew."""
+    write_pair(tmp_path)
+    out = build(spec(tmp_path, tp=2, k=0))
+    before = {rank: (out / shard_file(rank)).stat().st_ino for rank in range(2)}
+    copy = Path(shutil.copytree(tmp_path / "target", tmp_path / "elsewhere/target"))
+    os.utime(copy / "model.safetensors", ns=(0, 0))
+    again = {"target": str(copy), "checkpoint": str(copy), "tp": 2, "k": 0}
+    assert build_and_count(spec(tmp_path, **again)).made == 0
+    content = bytearray((copy / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(content)
+    os.utime(copy / "model.safetensors", ns=(0, 0))
+    assert build_and_count(spec(tmp_path, **again)).made == 2
+    assert all((out / shard_file(rank)).stat().st_ino != inode for rank, inode in before.items())
+
+
+def test_a_checkpoint_that_did_not_change_is_not_read_to_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pair(tmp_path)
+    read: list[Path] = []
+    real = sources.sha256_of
+    monkeypatch.setattr(sources, "sha256_of", lambda file: read.append(file) or real(file))
+    for k in (2, 1, 1):
+        # the second build takes the place of the first
+        build(spec(tmp_path, k=k))
+    assert sorted(file.parent.name for file in read) == ["draft", "target"]
 
 
 def test_a_build_says_what_it_made_and_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,22 +331,41 @@ def test_a_build_says_what_it_made_and_what_it_took(tmp_path: Path, capsys: pyte
 
 def test_the_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
     """Beside it a file of mixed dtypes, with an odd number of bf16, which every reader must get back."""
-    specs = [TensorSpec("w", (3, 1), "bfloat16"), TensorSpec("rank", (1,), "int32"), TensorSpec("n", (2,), "float32")]
-    tensors = {"rank": torch.tensor([7], dtype=torch.int32), "w": torch.ones(3, 1).bfloat16(), "n": torch.rand(2)}
+    specs = [TensorSpec("n", (2,), "float32"), TensorSpec("w", (3, 1), "bfloat16"), TensorSpec("rank", (1,), "int32")]
+    tensors = {"rank": torch.tensor([7], dtype=torch.int32), "n": torch.rand(2), "w": torch.ones(3, 1).bfloat16()}
 
-    def write(file: str, rows: list[tuple[str, Tensor]]) -> None:
-        writer = ShardWriter(tmp_path / file, specs, {"cut": "label"})
+    def write(file: str, rows: list[tuple[str, Tensor]]) -> str:
+        writer = ShardWriter(tmp_path / file, specs, {"cut": "label"}, Part())
         for name, tensor in rows:
             # in two pieces, where there are two rows
-            for first, piece in enumerate(tensor.split(max(1, len(tensor) - 1))):
-                writer.write(name, first * max(1, len(tensor) - 1), piece)
+            for piece in tensor.split(max(1, len(tensor) - 1)):
+                writer.write(name, piece)
+        digest = writer.finish()
         writer.close()
+        return digest
 
-    write("f", list(tensors.items()))
+    assert write("f", list(tensors.items())) == sha256_of(tmp_path / "f")
     found = load_file(tmp_path / "f")
     assert all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in tensors.items())
-    for wrong in ({"w": torch.ones(3, 1)}, {"w": torch.ones(1, 3).bfloat16()}):
+    for wrong in ({"w": torch.ones(3, 1)}, {"w": torch.ones(1, 3).bfloat16()}, {"w": torch.ones(4, 1).bfloat16()}):
         with pytest.raises(AssertionError, match=r"w: torch"):
             write("g", list((tensors | wrong).items()))
-    with pytest.raises(AssertionError, match=r"rank.*were announced and not written"):
-        write("g", [("w", tensors["w"]), ("n", tensors["n"])])
+    with pytest.raises(AssertionError, match=r"w: torch"):
+        write("g", [("rank", tensors["rank"]), ("w", tensors["w"]), ("n", tensors["n"])])
+    with pytest.raises(AssertionError, match=r"w.*were announced and not written"):
+        write("g", [("rank", tensors["rank"]), ("n", tensors["n"])])
+
+
+def test_an_error_of_a_lane_comes_to_who_waits() -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    done: list[int] = []
+    with Lanes() as lanes:
+        for i in range(50):
+            lanes.give(3, 1, lambda i=i: done.append(i))  # type: ignore[misc]
+        lanes.drain()
+        assert done == list(range(50)), "one lane keeps the order"
+        lanes.give(0, 1, fail)
+        with pytest.raises(OSError, match="No space left"):
+            lanes.drain()

@@ -18,7 +18,7 @@ from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.checkpoint import Checkpoint
 from model.bundle.manifest import manifest_digest, sha256_of
-from model.bundle.weights import hf_shapes
+from model.bundle.weights import RANK, hf_shapes, table
 from model.config import config_from_dict
 from model.packing import Packing
 
@@ -63,12 +63,12 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
 
 
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
-    """Every weight of one rank, put together from its pieces."""
-    pieces: dict[str, list[Tensor]] = {}
-    for piece in checkpoint.pieces([rank], tp, dtype, packing):
-        assert piece.row == sum(map(len, pieces.setdefault(piece.name, [])))
-        pieces[piece.name].append(piece.rows)
-    return {name: torch.cat(rows) for name, rows in pieces.items()}
+    """Every weight of one rank, put together from its pieces, and its number."""
+    weights = {
+        weight.ours: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
+        for weight in table(checkpoint.config, packing)
+    }
+    return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
 
 
 def manifest_of(spec: BuildSpec, files: dict[str, Path]) -> dict[str, Any]:

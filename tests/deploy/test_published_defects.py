@@ -164,7 +164,9 @@ def b15_pods_are_whole(out: Path) -> bool:
     shells = any(c["command"][0].rsplit("/", 1)[-1] in ("sh", "bash") for c in found)
     installs = re.search(r"pip install|apt-get|git clone|set -x", every_text(out))
     deployments = [m for m in manifests(out) if m["kind"] == "Deployment"]
-    recreated = all(d["spec"]["strategy"] == {"type": "Recreate"} for d in deployments)
+    # a new server never waits for devices that an old one holds
+    one_by_one = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    recreated = all(d["spec"]["strategy"] == one_by_one for d in deployments)
     guarded = {m["metadata"]["name"] for m in manifests(out) if m["kind"] == "PodDisruptionBudget"}
     pinned = all(re.search(r":[\w.-]*\d[\w.-]*$|@sha256:", c["image"]) for c in found)
     apart = all("podAntiAffinity" in d["spec"]["template"]["spec"]["affinity"] for d in deployments)

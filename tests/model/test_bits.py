@@ -25,7 +25,7 @@ from model.qwen3 import Qwen3
 from model.sampling import Sampling
 from model.serving import columns
 from model.serving.pjrt import SAME_BITS
-from model.speculative import MIN_TARGET_ROWS
+from model.window import MIN_TARGET_ROWS
 
 LENGTH, START = 256, 40
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,7 +41,7 @@ class Pass(nn.Module):
     def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
         placement = Placement(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
         x, _ = self.model.hidden(ids, caches, placement)
-        draws, caches = self.model(ids, caches, placement, sampling.draw(positions + 1))
+        draws, caches, _ = self.model(ids, caches, placement, sampling.draw(positions + 1))
         return self.model.logits(x), draws.merged(), caches
 
 

@@ -10,6 +10,7 @@ one row of a batch, and the weighted text counts must equal the target's own law
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -20,10 +21,13 @@ from torch import Tensor, nn
 
 from model import sampling
 from model.cache import Cache, Placement
+from model.drafters import Drafter, DraftState
+from model.drafters.chain import Chain
+from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
-from model.parallel import Parallel, Shard
+from model.parallel import ONE_RANK, Shard
 from model.sampling import Draw, Draws, coupled_sample
 from model.speculative import Pair
 from tests.model.test_sampling import law_of_filter
@@ -61,7 +65,7 @@ class Table(nn.Module):
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
         self.size, self.kind, self.kernels = size, seed, Kernels()
-        self.parallel = Parallel()
+        self.parallel = ONE_RANK
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
         self.logits = [
@@ -80,7 +84,7 @@ class Table(nn.Module):
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache]]:
+    ) -> tuple[Draws, list[Cache], None]:
         _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
@@ -88,7 +92,7 @@ class Table(nn.Module):
             logits = self._after(text_BS, placement.positions_BN[:, n])
             drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
         ids_BN = torch.stack(drawn, 1)
-        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches
+        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, None
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -99,6 +103,30 @@ class Table(nn.Module):
                 number = number * self.size.vocabulary + text_BS[here, p]
             out[here] = table[number]
         return out
+
+
+class MaskRows(nn.Module):
+    """A table as a parallel draft's model: a mask's row sees the ids before it, masks among them as id 0."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
+        _, caches = self.table.hidden(ids_BN, caches, placement)
+        text_BS = caches[0].k[:, 0, :, 0].long()
+        return torch.stack([self.table._after(text_BS, p_B) for p_B in placement.positions_BN.T], 1), caches
+
+    def logits(self, x_BNV: Tensor) -> Tensor:
+        return x_BNV
+
+
+# the drafter of a table, and whether the host drafts
+DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
+    "chain": Chain,  # type: ignore[dict-item]
+    "parallel": lambda table: Parallel(MaskRows(table), 0),  # type: ignore[arg-type]
+    "host": lambda _: Drafter(),
+}
 
 
 def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -125,7 +153,7 @@ def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, 
     return found
 
 
-def _emitted_law(size: Size, models: list[Table], mix: Mix) -> tuple[dict[tuple[int, ...], float], float]:
+def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tuple[dict[tuple[int, ...], float], float]:
     """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
     cells = _cells(size, models, mix)
     index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)
@@ -139,7 +167,7 @@ def _emitted_law(size: Size, models: list[Table], mix: Mix) -> tuple[dict[tuple[
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    pair = Pair(models[0], models[1], EAGER)  # type: ignore[arg-type]
+    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER)  # type: ignore[arg-type]
     with mock.patch.object(sampling, "gumbel", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
@@ -156,11 +184,15 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.zeros(batch, 1, dtype=torch.int32)
-    drafts, targets = cache(), cache()
+    drafts, targets = DraftState(cache(), (torch.zeros(batch, size.k, 1, dtype=torch.int32),)), cache()
+    on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
     rows = torch.arange(batch, dtype=torch.int32)
     for _ in range(size.tokens):
+        if on_host:
+            more = torch.randint(size.vocabulary, (batch, size.k), generator=generator, dtype=torch.int32)
+            ids = torch.cat((ids, more), 1)
         inputs = StepInputs(
             ids,
             torch.ones(batch, length, dtype=torch.int32),
@@ -177,7 +209,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
             keep = (out.accepted[:, n].numpy() >= 0) & (place < size.tokens)
             text[keep, place[keep]] = out.accepted[keep, n]
         steps += position[:, 0].numpy() < size.tokens
-        ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_caches, out.target_caches
+        ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_state, out.target_caches
         # a finished row stays where it is: its further tokens are not part of the law
         position = position.clamp(max=size.tokens)
     return text, size.tokens / steps
@@ -195,9 +227,9 @@ def _target_law(size: Size, target: Table, mix: Mix) -> dict[tuple[int, ...], fl
     return law
 
 
-def _distance(size: Size, mix: Mix, seed: int = 0) -> tuple[float, float]:
+def _distance(size: Size, mix: Mix, drafter: str = "chain", seed: int = 0) -> tuple[float, float]:
     models = [Table(size, 10 + seed), Table(size, 20 + seed)]
-    found, tokens_per_step = _emitted_law(size, models, mix)
+    found, tokens_per_step = _emitted_law(size, models, mix, drafter)
     expected = _target_law(size, models[0], mix)
     return max(abs(found[t] - expected[t]) for t in expected), tokens_per_step
 
@@ -214,6 +246,15 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
     assert 1 < tokens_per_step < size.k + 1, "some drafts must be accepted and some refused for this to mean anything"
 
 
+@pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
+@pytest.mark.parametrize("drafter", ["parallel", "host"])
+def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
+    for size in SIZES[:2]:
+        distance, tokens_per_step = _distance(size, mix, drafter)
+        assert distance < BOUND
+        assert 1 < tokens_per_step < size.k + 1
+
+
 _ACCEPT = sampling.accept
 
 
@@ -223,9 +264,10 @@ def _one_more(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[T
     return _ACCEPT(drafts_BK, forged, limit_B)
 
 
-def test_a_wrong_acceptance_is_caught() -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_wrong_acceptance_is_caught(drafter: str) -> None:
     with mock.patch.object(sampling, "accept", _one_more):
-        assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
+        assert _distance(SIZES[0], Mix(), drafter)[0] > 10 * BOUND
 
 
 def test_a_reused_noise_stream_is_caught() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model import sampling
 from model.config import PRESETS
+from model.drafters.chain import Chain
 from model.kernels import Kernels
 from model.nki import simulated
 from model.nki.backing import backing_of
@@ -149,7 +150,7 @@ def test_noise_is_shared_by_models_of_the_same_shards(draft_tp: int) -> None:
     off = torch.zeros(3)
     params = Sampling(off + 1, off, off + 1, off, torch.arange(6, dtype=torch.int32).view(3, 2))
     positions = torch.arange(6, dtype=torch.int32).view(3, 2)
-    of_target, of_draft = Pair(target, draft, EAGER)._prepared(params, positions)
+    of_target, of_draft = Pair(target, Chain(draft), EAGER)._prepared(params, positions)
     assert of_target.noise_RV is not None
     assert of_draft.noise_RV is not None
     assert (of_target.start_11.item(), of_draft.start_11.item()) == (48, 48 * (draft_tp - 1))  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkisim.event import Event, Extent
-from nkisim.timeline.dependence import RESULT, Dependence, may_overlap, shape_of
+from nkisim.timeline.dependence import RESULT, Dependence, Operands, may_overlap, shape_of
 
 Access = tuple[bool, int, int, int]
 
@@ -41,13 +41,14 @@ ACCESS = st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 8), st.inte
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(ACCESS, max_size=14))
-def test_same_order_as_comparing_every_pair(accesses: list[Access]) -> None:
-    dependence = Dependence()
+@given(st.lists(ACCESS, max_size=14), st.booleans())
+def test_same_order_as_comparing_every_pair(accesses: list[Access], shared: bool) -> None:
+    """Also where an access that comes again is looked up once."""
+    dependence, known = Dependence(), dict[Access, Operands]()
     edges: list[set[int]] = []
     for i, access in enumerate(accesses):
         # a lane of its own per event, so that every reader is remembered
-        first, rest = dependence.edges(i, i, event(i, access))
+        first, rest = dependence.edges(i, i, event(i, access), known.setdefault(access, []) if shared else [])
         edges.append(set(first) | set(rest))
     naive = [{j for j in range(i) if conflicts(accesses[j], a)} for i, a in enumerate(accesses)]
     assert closure(edges) == closure(naive)
@@ -55,9 +56,9 @@ def test_same_order_as_comparing_every_pair(accesses: list[Access]) -> None:
 
 def test_kinds_of_edges() -> None:
     dependence = Dependence()
-    dependence.edges(0, 0, event(0, (True, 0, 8, 2)))
-    assert dependence.edges(1, 1, event(1, (False, 0, 8, 2))) == ({0: RESULT}, {})
-    assert set(dependence.edges(2, 2, event(2, (True, 0, 8, 2)))[1]) == {0, 1}
+    dependence.edges(0, 0, event(0, (True, 0, 8, 2)), [])
+    assert dependence.edges(1, 1, event(1, (False, 0, 8, 2)), []) == ({0: RESULT}, {})
+    assert set(dependence.edges(2, 2, event(2, (True, 0, 8, 2)), [])[1]) == {0, 1}
 
 
 def strided(column: int, width: int) -> Extent:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -34,6 +35,13 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=10) as response:
             return response.read().decode()
 
+    def status(self, path: str) -> int:
+        try:
+            self.get(path)
+        except urllib.error.HTTPError as error:
+            return error.code
+        return 200
+
     def stop(self, within_s: float = 120) -> int:
         """Ask it to end as an orchestrator does, and wait; its exit status."""
         assert self.process is not None
@@ -41,14 +49,26 @@ class Server:
         return self.process.wait(within_s)
 
 
+def sample(server: Server, metric: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = [li for li in server.get("/metrics").splitlines() if li.split("{")[0].split(" ")[0] == metric]
+    assert lines, f"{metric} is not shown"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def vllm_command(bundle: str) -> list[str]:
+    """This environment's `vllm serve` of a folder or an address, on loopback."""
+    return [str(Path(sys.executable).with_name("vllm")), "serve", bundle, "--host", "127.0.0.1"]
+
+
 @contextmanager
-def served(bundle: Path, folder: Path, *options: str) -> Iterator[Server]:
+def served(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server]:
     """`vllm serve` of a bundle on a free port of loopback, until the block ends."""
     if known := os.environ.get(URL_VARIABLE):
         yield Server(known)
         return
-    log, port = folder / "server.log", _free_port()
-    command = [Path(sys.executable).parent / "vllm", "serve", bundle, "--host", "127.0.0.1", "--port", str(port)]
+    log, port = folder / "server.log", free_port()
+    command = [*vllm_command(str(bundle)), "--port", str(port)]
     # ninja and the compiler's wrappers of this environment, whatever the shell's is
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with log.open("wb") as out:
@@ -75,7 +95,8 @@ def _wait(server: Server) -> None:
     raise AssertionError(f"the server did not start: {server.log.read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

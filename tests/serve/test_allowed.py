@@ -1,5 +1,6 @@
 """What a request may ask: each parameter on the list goes through, each that is not is refused with its name."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,21 @@ def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
     with pytest.raises(Refused, match=f"^{name} is not served: .*; leave it out$") as refused:
         refuse_others(DEFAULTS | {name: NOT_SERVED[name]}, DEFAULTS)
     assert refused.value.parameter == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("structured_outputs", object()), ("logprobs", 0)])
+def test_graphs_that_take_masks_serve_more(name: str, value: Any) -> None:
+    refuse_others(DEFAULTS | {name: value}, DEFAULTS, structured=True)
+    masked = replace(SHAPE, structured=True)
+    asked = engine_request(masked, (1,), sampling(**{name: value}), lambda: "the mask")  # type: ignore[arg-type,return-value]
+    assert (asked.allowed and asked.allowed([5]), asked.logprobs) == ("the mask" if value else None, not value)
+    assert not engine_request(masked, (1,), sampling()).allowed
+
+
+@pytest.mark.parametrize(("name", "value"), [("logprobs", 1), ("prompt_logprobs", 0), ("logit_bias", {"1": 1.0})])
+def test_and_no_more_than_that(name: str, value: Any) -> None:
+    with pytest.raises(Refused, match=name):
+        refuse_others(DEFAULTS | {name: value}, DEFAULTS, structured=True)
 
 
 def test_the_engine_gets_what_was_asked_and_leaves_every_end_to_vllm() -> None:

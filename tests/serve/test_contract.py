@@ -20,20 +20,25 @@ SIGNATURES = {
     "vllm.platforms.interface.Platform.check_and_update_config": ["vllm_config"],
     "vllm.platforms.interface.Platform.pre_register_and_update": ["parser"],
     "vllm.v1.worker.worker_base.WorkerBase.execute_model": ["self", "scheduler_output"],
+    "vllm.v1.worker.worker_base.WorkerBase.sample_tokens": ["self", "grammar_output"],
     "vllm.v1.worker.worker_base.WorkerBase.load_model": ["self", "load_dummy_weights"],
     "vllm.v1.worker.worker_base.WorkerBase.set_kv_cache_layout": ["self", "kv_cache_layout"],
     "vllm.v1.worker.worker_base.WorkerBase.compile_or_warm_up_model": ["self"],
     "vllm.v1.worker.worker_base.WorkerBase.shutdown": ["self"],
 }
 FIELDS = {
-    "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids"},
+    "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids", "logprobs"},
     "vllm.v1.outputs.DraftTokenIds": {"req_ids", "draft_token_ids"},
     "vllm.v1.core.sched.output.SchedulerOutput": {
         "scheduled_new_reqs",
         "scheduled_cached_reqs",
         "num_scheduled_tokens",
         "finished_req_ids",
+        "has_structured_output_requests",
+        "scheduled_spec_decode_tokens",
+        "num_spec_tokens_to_schedule",
     },
+    "vllm.v1.core.sched.output.GrammarOutput": {"structured_output_request_ids", "grammar_bitmask"},
     "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},
     "vllm.v1.kv_cache_interface.FullAttentionSpec": {"block_size", "num_kv_heads", "head_size", "dtype"},
 }

@@ -12,7 +12,7 @@ import pytest
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import NO_VLLM, Server
+from tests.serve.server import NO_VLLM, Server, sample
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 GREEDY = {"temperature": 0.0}
@@ -54,6 +54,17 @@ def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, ll
         online = [ids_of(a.result()) for a in asked]
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         assert online[i] == list(llm.generate(prompt, Params(0.8, seed=i), max_new_tokens=length).ids)
+
+
+def test_a_prompt_of_one_id_beside_one_that_runs(client: Any, name: str, llm: LLM) -> None:
+    """vLLM takes it for a step, and refuses more ids than a step can have; all that is guessed after it is right."""
+    long = {"extra_body": {"ignore_eos": True}, "max_tokens": 240, "stream": True} | GREEDY
+    offline = list(llm.generate("{", max_new_tokens=20).ids)
+    for _ in range(3):
+        stream = ask(client, name, PROMPTS[0], **long)
+        next(iter(stream))
+        assert ids_of(ask(client, name, "{", max_tokens=20, **GREEDY)) == offline
+        stream.close()
 
 
 def test_a_stream_joins_to_the_text_that_comes_at_once(client: Any, name: str) -> None:
@@ -108,6 +119,24 @@ def test_a_client_that_leaves_mid_stream_frees_its_slot(client: Any, name: str, 
     for _ in range(6):
         stream = ask(client, name, PROMPTS[0], max_tokens=200, stream=True, **extra, **GREEDY)
         next(iter(stream))
+        stream.close()
+    offline = llm.generate(PROMPTS[1], max_new_tokens=30)
+    assert ids_of(ask(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
+
+
+def test_clients_that_leave_the_queue_are_forgotten(client: Any, name: str, llm: LLM) -> None:
+    """Every slot is taken; who leaves has no slot, and the engine never heard of it."""
+    # vendor seam: comes with vLLM
+    import openai  # noqa: PLC0415
+
+    long = {"extra_body": {"ignore_eos": True}, "max_tokens": 240, "stream": True} | GREEDY
+    streams = [ask(client, name, PROMPTS[0], **long) for _ in range(8)]
+    for stream in streams[:4]:
+        next(iter(stream))
+    for _ in range(3):
+        with pytest.raises(openai.APITimeoutError):
+            ask(client.with_options(timeout=0.05), name, PROMPTS[1], max_tokens=200, **GREEDY)
+    for stream in streams:
         stream.close()
     offline = llm.generate(PROMPTS[1], max_new_tokens=30)
     assert ids_of(ask(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
@@ -189,10 +218,3 @@ def test_our_own_metrics_are_beside_vllms(server: Server) -> None:
     assert 0 < sample(server, "trnspec_drafts_kept_total") < sample(server, "trnspec_drafted_total")
     assert sample(server, "trnspec_host_gap_seconds_count") > 0
     assert sample(server, "vllm:generation_tokens_total") > 0
-
-
-def sample(server: Server, metric: str) -> float:
-    """The sum of a metric over its labels."""
-    lines = [li for li in server.get("/metrics").splitlines() if li.split("{")[0].split(" ")[0] == metric]
-    assert lines, f"{metric} is not shown"
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

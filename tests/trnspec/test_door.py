@@ -16,7 +16,7 @@ from setuptools import build_meta
 import trnspec
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = {"model", "compile", "nki_kernels", "nkisim", "trnspec", "serve"}
+SHIPPED = {"model", "compile", "nki_kernels", "trnspec", "serve"}
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

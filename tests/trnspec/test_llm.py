@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +32,29 @@ def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: L
     assert 1 <= first.tokens_per_step <= llm.shape.rows
     assert all(0 <= share <= 1 for share in first.acceptance)
     assert first.seconds > 0
+
+
+@pytest.mark.parametrize(
+    "params", [Params(), DRAWN, Params(1.1, top_k=30, seed=5)], ids=["greedy", "drawn", "filtered"]
+)
+def test_speculation_off_and_a_restart_give_the_same_bytes(bundle: Path, llm: LLM, params: Params) -> None:
+    """Off for the server or for a request, any limit, alone, in a batch or as a stream, and in a new process."""
+    drafts = llm.generate(COUNT, params, **FEW)
+    assert sum(drafts.drafts_kept) > 0
+    ways = [Options(speculation=False), *(Options(k_limit=limit) for limit in (0, 1, 4))]
+    for way in ways:
+        found = llm.generate(COUNT, params, **FEW, **way)
+        assert (found.ids, found.text) == (drafts.ids, drafts.text)
+        assert sum(found.drafts_offered) == found.steps * way.get("k_limit", 0)
+    none = llm.generate([COUNT, PROMPTS[3]], params, **FEW, k_limit=0)
+    assert (none[0].ids, none[0].steps_of_k) == (drafts.ids, {0: 15})
+    assert "".join(llm.stream(COUNT, params, **FEW, k_limit=0)) == drafts.text
+    flags = {"temperature": params.temperature, "top-k": params.top_k, "seed": params.seed, "max-new-tokens": 16}
+    command = [sys.executable, "-m", "model.generate", "--bundle", str(bundle), "--prompt", COUNT, "--json"]
+    command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    for more in ([], ["--no-speculation"], ["--k-limit", "0"]):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+        assert tuple(json.loads(done.stdout)["ids"]) == drafts.ids
 
 
 def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:

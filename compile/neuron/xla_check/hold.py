@@ -75,7 +75,7 @@ def _collectives(plan: BuildPlan, graph: GraphSpec, found: Counter[Any]) -> Iter
     spec = plan.spec
     of_target, of_draft = spec.parallel()
     wanted = Counter({opcode: times for opcode, times in graph.collectives.items() if times})
-    if graph.tag == PREFILL and spec.k and of_draft.tp > 1:
+    if graph.tag == PREFILL and spec.has_draft and of_draft.tp > 1:
         # the tracer drops what follows the last keys of the draft; in a step later collectives hold on to it
         wanted["all-reduce"] -= 2
         wanted["all-gather"] -= 2 * (of_draft.slices(spec.draft_config) > 1)

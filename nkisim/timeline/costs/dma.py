@@ -39,6 +39,8 @@ class DmaCost:
     hbm: float
     # bytes that pass through the DMA engines, once each
     moved: float = 0.0
+    # where equal shares lie on neighbouring engines: first, last + 1, ns; all zero where they do not
+    block: tuple[int, int, float] = (0, 0, 0.0)
 
 
 def extent_bytes(extent: Extent) -> int:
@@ -116,7 +118,14 @@ def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
     shares = tuple((engine, busy * share) for engine, share in _engine_shares(event, n))
     lead = n.dma_store_lead_ns if is_store(event) else n.dma_load_lead_ns
     trigger, interval, generator = generation(event, n, len(shares), whole)
-    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size)
+    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, _block(shares))
+
+
+def _block(shares: tuple[tuple[int, float], ...]) -> tuple[int, int, float]:
+    """The shares as one block of engines, if they are one."""
+    first, time = shares[0]
+    alike = all(share == (first + at, time) for at, share in enumerate(shares))
+    return (first, first + len(shares), time) if alike else (0, 0, 0.0)
 
 
 def hops(ranks: int, lnc: int, n: Numbers) -> float:

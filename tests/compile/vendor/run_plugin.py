@@ -23,7 +23,7 @@ from compile.device_check.nxdi_host import Host, Sequence
 from compile.device_check.requests import shard_of
 from compile.neuron import config
 from compile.neuron.eager import EagerRanks
-from compile.neuron.sdk import nxdi_tags
+from compile.neuron.sdk import nxdi_tags, nxdi_tokens
 from compile.plan import make_plan
 from compile.serve_command import Served, arguments_of_v1, engine_arguments
 from compile.spec import BuildSpec
@@ -220,6 +220,8 @@ def main(base: Path, nxdi: Path, source: Path) -> None:
     facts: dict[str, Any] = {"greedy": list(ids.values()), "alone": alone(base, PROMPTS)}
     steps = [call for call in device.calls if call[0] != "context_encoding_model"]
     facts["steps"] = len(steps)
+    # the device check's own step, over the same source
+    facts["application"] = nxdi_tokens(folder, PROMPTS[1])
     device.calls.clear()
     serve(worker, {"first": (PROMPTS[0], greedy, 4), "second": (PROMPTS[1], hot, 4)})
     facts["prompts_drawn_with"] = [p for tag, p in device.calls if tag == "context_encoding_model"]

@@ -11,26 +11,35 @@ import nkisim
 from nki_kernels.attention import law
 from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.attention.merge import merge_attention_kernel
+from nkisim.pytest_plugin import KernelRuns
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import Dims, draw, exact, naive
 
 
-def merge(part: Any, lse: Any, lnc: int = 1) -> tuple[Any, Any]:
-    merged: tuple[Any, Any] = nkisim.simulate(merge_attention_kernel[lnc])(part, lse)
+def merge(part: Any, lse: Any) -> tuple[Any, Any]:
+    merged: tuple[Any, Any] = nkisim.simulate(merge_attention_kernel)(part, lse)
+    return merged
+
+
+def exact_merge(part: Any, lse: Any) -> tuple[Any, Any]:
+    """The law in fp64."""
+    merged: tuple[Any, Any] = law.merge_attention(part.astype(np.float64), lse.astype(np.float64))
     return merged
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
 @pytest.mark.parametrize(("shards", "rows", "dim"), [(3, 131, 64), (1, 1, 128), (4, 64, 128), (7, 257, 64)])
-def test_law(shards: int, rows: int, dim: int, lnc: int) -> None:
-    rng = np.random.default_rng(shards)
-    part = rng.standard_normal((shards, rows, dim)).astype(np.float32)
-    lse = (20 * rng.standard_normal((shards, rows))).astype(np.float32)
-    out, merged = merge(part, lse, lnc)
-    expected, logs = law.merge_attention(part.astype(np.float64), lse.astype(np.float64))
-    eps = np.finfo(np.float32).eps
-    assert np.abs(out - expected).max() <= 4 * shards * eps * np.abs(part).max()
-    assert np.abs(merged - logs).max() <= 4 * eps * np.abs(logs).max()
+def test_law(nki_kernel: KernelRuns, shards: int, rows: int, dim: int, lnc: int) -> None:
+    """Also at large and tiny numbers, with a NaN, and where all are equal."""
+    lse = (20 * np.random.default_rng(shards).standard_normal((shards, rows))).astype(np.float32)
+    inputs = [f"float32:{shards}x{rows}x{dim}", lse]
+    eps = float(np.finfo(np.float32).eps)
+    nki_kernel.check(merge_attention_kernel, exact_merge, inputs, of_largest=4 * shards * eps, lnc=lnc)
+
+
+@pytest.mark.nki_latency(max_us=10)
+def test_time_of_four_shards_of_64_rows(nki_kernel: KernelRuns) -> None:
+    nki_kernel.run(merge_attention_kernel, "float32:4x64x128", "float32:4x64", lnc=2)
 
 
 def test_a_shard_without_visible_keys_does_not_affect_the_result() -> None:

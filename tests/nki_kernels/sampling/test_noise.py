@@ -16,6 +16,7 @@ from model.sampling import gumbel
 from nki_kernels.sampling import law, threefry
 from nki_kernels.sampling.gumbel_noise import ACCEPT_DOMAIN, RESIDUAL_DOMAIN
 from nki_kernels.sampling.host import gumbel_noise, uniform
+from nkisim.pytest_plugin import KernelRuns
 from tests.nki_kernels.sampling.inputs import SHAPES, Dims, generator_rows, key, one
 
 ALL_ONES = 0xFFFFFFFF
@@ -55,18 +56,23 @@ def test_known_answers(secret: tuple[int, int], counter: tuple[int, int], expect
     assert tuple(drawn_words[:, 0, 0]) == expected == law.threefry(secret, counter)
 
 
-def test_words_are_exact() -> None:
+def exact_words(keys: Any, first: Any, second: Any) -> Any:
+    """The law, one counter after the other."""
+    rows = [
+        [law.threefry(tuple(map(int, k)), (int(c), int(s[0]))) for c in row]
+        for k, row, s in zip(keys, first, second, strict=True)
+    ]
+    return np.moveaxis(np.array(rows, np.uint32), 2, 0)
+
+
+def test_words_are_exact(nki_kernel: KernelRuns) -> None:
     """Random keys and counters, and those whose halves carry in every sum."""
     rng = np.random.default_rng(3)
     edges = np.array([0, 1, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFF0000, ALL_ONES], np.uint32)
     keys = np.concatenate([rng.integers(0, 2**32, (90, 2), dtype=np.uint32), rng.choice(edges, (38, 2))])
     first = np.concatenate([rng.integers(0, 2**32, (128, 3), dtype=np.uint32), rng.choice(edges, (128, 4))], 1)
     second = rng.choice(edges, (128, 1))
-    drawn_words = words(keys, first, second)
-    for p in range(128):
-        for w in range(7):
-            expected = law.threefry((int(keys[p, 0]), int(keys[p, 1])), (int(first[p, w]), int(second[p, 0])))
-            assert tuple(drawn_words[:, p, w]) == expected
+    nki_kernel.check(words_kernel, exact_words, [keys, first, second], hostile=())
 
 
 def test_a_round_less_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

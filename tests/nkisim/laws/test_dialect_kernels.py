@@ -203,7 +203,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["rule"], row["line"], row["severity"]) for row in rows] == [("is-none", 4, "warning")]
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match=r"no such file or folder: .*missing.py; see nkisim lint --help"):
         main([str(tmp_path / "missing.py")])
 
 

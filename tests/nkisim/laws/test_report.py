@@ -7,14 +7,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from nkisim import report
+from nkisim.__main__ import main
 from nkisim.event import Event
-from nkisim.timeline import trace_viewer
 from nkisim.timeline.calibration import Tape
 from nkisim.timeline.drawing import bars, clock, draw, nice_step
 from nkisim.timeline.recording_file import BadRecording, from_json, read, save, to_json
@@ -64,7 +65,7 @@ class Sources(HTMLParser):
 
 def test_report_is_one_labelled_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path / "r.json", small(), {"kernel": "soft<max>", "dims": "B1"})
-    assert report.main([str(tmp_path / "r.json"), "--out", str(tmp_path / "r.html")]) == 0
+    assert main(["report", str(tmp_path / "r.json"), "--out", str(tmp_path / "r.html")]) == 0
     assert capsys.readouterr().out.strip().endswith("r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     sources = Sources()
@@ -94,18 +95,64 @@ def test_tiny_neighbours_are_drawn_as_one_bar() -> None:
     assert len(bars(tape.events, result, 0, 1.0)) == 50
 
 
+def many() -> list[Event]:
+    """Transfers in flight together, and instructions of two cores that overlap."""
+    tape = Tape()
+    for core in (0, 1):
+        for _ in range(4):
+            tile = tape.tile("sbuf", 512)
+            tape.transfer(tape.tile("hbm", 512), tile, "hwdge", core)
+            tape.add("vector", "tensor_copy", (tile,), (tape.tile("sbuf", 512),), elements=512, core=core)
+    return tape.events
+
+
+def traced(events: list[Event], folder: Path) -> dict[str, Any]:
+    save(folder / "r.json", events)
+    assert main(["trace", str(folder / "r.json"), "--out", str(folder / "t.json")]) == 0
+    trace: dict[str, Any] = json.loads((folder / "t.json").read_text())
+    return trace
+
+
 def test_trace_has_one_complete_event_per_instruction(tmp_path: Path) -> None:
     events = small()
-    save(tmp_path / "r.json", events)
-    out = tmp_path / "t.json"
-    assert trace_viewer.main([str(tmp_path / "r.json"), "--out", str(out)]) == 0
-    trace = json.loads(out.read_text())
+    trace = traced(events, tmp_path)
     complete = [row for row in trace["traceEvents"] if row["ph"] == "X"]
-    assert [row["args"]["op"] for row in complete] == [event.op for event in events]
-    assert all(row["dur"] > 0 for row in complete)
+    assert sorted(row["args"]["op"] for row in complete) == sorted(event.op for event in events)
     assert trace["otherData"]["source"] == "simulated"
     names = [row["args"]["name"] for row in trace["traceEvents"] if row["name"] == "process_name"]
     assert names == ["core 0 (trn2, simulated)"]
+
+
+# the fields of the Trace Event Format that Perfetto's importer reads, by phase
+FIELDS = {
+    "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "dur": (int, float), "args": dict},
+    "M": {"name": str, "pid": int, "tid": int, "args": dict},
+}
+
+
+def test_trace_is_what_perfetto_reads(tmp_path: Path) -> None:
+    """Typed fields, threads that are named, numbered from 1 and in one process, slices of a thread that never cross."""
+    trace = traced(many(), tmp_path)
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    for row in trace["traceEvents"]:
+        fields = FIELDS[row["ph"]]
+        assert set(row) == {"ph", *fields}
+        assert all(isinstance(row[key], kind) for key, kind in fields.items())
+        assert row["pid"] > 0
+        assert row["tid"] > 0
+    slices: dict[int, list[dict[str, Any]]] = {}
+    for row in trace["traceEvents"]:
+        if row["ph"] == "X":
+            slices.setdefault(row["tid"], []).append(row)
+    named = {row["tid"] for row in trace["traceEvents"] if row["name"] == "thread_name"}
+    assert named == set(slices)
+    for rows in slices.values():
+        assert len({row["pid"] for row in rows}) == 1
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-9 for a, b in pairwise(rows))
+    assert {row["pid"] for rows in slices.values() for row in rows} == {1, 2}
+    # loads in flight together have threads of their own
+    loads = {row["tid"] for rows in slices.values() for row in rows if row["pid"] == 1 and row["cat"].startswith("dma")}
+    assert len(loads) > 1
 
 
 def test_clock_and_axis() -> None:
@@ -113,12 +160,12 @@ def test_clock_and_axis() -> None:
     assert [nice_step(x) for x in (8.0, 100.0, 24000.0)] == [1, 20, 5000]
 
 
-@pytest.mark.parametrize("module", ["nkisim.report", "nkisim.timeline.trace_viewer"])
-def test_a_missing_or_wrong_recording_is_one_sentence(module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["report", "trace"])
+def test_a_missing_or_wrong_recording_is_one_sentence(name: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[]", encoding="utf-8")
     for file, sentence in ((tmp_path / "none.json", "cannot be used"), (wrong, "holds a list")):
-        command = [sys.executable, "-m", module, str(file), "--out", str(tmp_path / "x")]
+        command = [sys.executable, "-m", "nkisim", name, str(file), "--out", str(tmp_path / "x.html")]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 2
         assert sentence in done.stderr

@@ -1,0 +1,93 @@
+"""The protocol of drafters: who proposes a step's k drafts, and what it must remember for the next step.
+
+    candidates_BN, state = drafter.propose(window, input_ids, draw, state)
+    draws, features      = target(candidates_BN)                       # N = k + 1 rows in one pass
+    kept                 = accept(candidates_BN, draws)                # 1 .. N ids: the target's own draws
+    state                = drafter.keep(candidates_BN, kept, features, state)
+
+What is emitted is the target's own draw, so a drafter is right whatever it proposes: it is only more or less often
+accepted. It draws with the noise of the positions it proposes for, which is what makes it accepted at temperatures
+above 0. A drafter is
+
+  kind     | proposes by                                         | its model | needs of the target | remembers
+  ---------|-----------------------------------------------------|-----------|---------------------|---------------
+  (host)   | what came with the id: nothing, or the host's drafts | none     | nothing             | nothing
+  chain    | k passes of 1 row, one more completes its cache     | a Qwen3   | nothing             | caches
+  parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
+
+- its model: an nn.Module, `draft_model` in a pair; its weights' names and cuts are in model/bundle/weights.py;
+- what it needs: `taps`, indexes of the target's hidden states as transformers counts them, concatenated in `features`;
+- its state, `DraftState`: caches as a decoder's, and `kept` tensors (B, K, F), slot b's in row b. It crosses a graph's
+  border like the target's caches, aliased, in the order that `model/drafting.py` declares: a host loop never sees it;
+- a step's rows end at the input id's position p. `keep` moves what is remembered on by the count of kept ids, so
+  that `propose` finds the same shape at every step, and no offset in a graph depends on how many were kept;
+- its cost: the passes of its model in a step, rows and draws of each, in `model/drafting.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from model.cache import Cache, Placement
+from model.ops import iota
+from model.rank_model import RankModel
+from model.sampling import Draw
+from model.window import Window
+
+
+class DraftState(NamedTuple):
+    """What a drafter remembers: its model's caches, and tensors (B, K, F) whose row b is slot b's."""
+
+    caches: list[Cache]
+    kept: tuple[Tensor, ...] = ()
+
+
+class Prompt(NamedTuple):
+    """A prompt of one sequence in its slot: its ids, their places and number, the id drawn after it, and features."""
+
+    ids_1S: Tensor
+    placement: Placement
+    length_1: Tensor
+    token_11: Tensor
+    features_1SF: Tensor | None
+
+
+class Drafter:
+    """Proposes what came with the input id: nothing in a step of the target alone, else the host's drafts."""
+
+    # indexes of the target's hidden states that `keep` and `prompt` are given, as transformers counts them
+    taps: tuple[int, ...] = ()
+    model: RankModel | None = None
+
+    def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
+        """(B, N) the input ids at their positions and k drafts after them; T is 1, or N where the host drafts."""
+        return ids_BT, state
+
+    def keep(
+        self, candidates_BN: Tensor, count_B1: Tensor, features_BNF: Tensor | None, state: DraftState
+    ) -> DraftState:
+        """The state after a step in which the first `count` candidates were kept; the next id follows them."""
+        return state
+
+    def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
+        """The state with a prompt in its slot."""
+        return state
+
+
+def moved(kept_BKF: Tensor, new_BNF: Tensor, count_B1: Tensor) -> Tensor:
+    """(B, K, F): the last K rows of what was kept and the first `count` of what is new."""
+    return rows_of(torch.cat((kept_BKF, new_BNF), 1), count_B1 + iota(kept_BKF.shape[1], count_B1))
+
+
+def rows_of(x_BRF: Tensor, index_BN: Tensor) -> Tensor:
+    """(B, N, F): rows `index` of each sequence."""
+    return x_BRF[iota(x_BRF.shape[0], index_BN)[:, None], index_BN]
+
+
+def in_slot(kept_BKF: Tensor, new_1KF: Tensor, slot_1: Tensor) -> Tensor:
+    """What is kept, with one slot's rows replaced."""
+    here_B = iota(kept_BKF.shape[0], slot_1) == slot_1
+    return torch.where(here_B[:, None, None], new_1KF, kept_BKF)

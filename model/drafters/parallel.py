@@ -1,0 +1,69 @@
+"""One pass for k drafts: the rows after the input id are masks, each of which stands for an id that is not yet known.
+
+PARD (An et al., arXiv 2504.18583; AMD-AGI/PARD, pard/pard_infer.py): a plain Qwen3 that was trained to predict at
+mask tokens. Its pass takes the ids kept since the last one and k - 1 masks; the logits of the last id's row and of the
+masks' are the k drafts. Every mask sees the ids and the masks before it, and no draft.
+
+Here a pass has always R = K + k rows, K the most that a step of the bundle drafts: the last K ids, the input id at
+position p, and masks. So no offset depends on how many ids the last step kept. Ids whose rows are in the cache already
+are written again, with the same bits; what masks write at p + 1 and on is overwritten by the next pass before anything
+may see it: at most K + 1 ids are kept, so that its rows begin at p' - K <= p + 1. A sequence of fewer than K + 1 ids
+begins at position 0 and has more masks, whose rows nobody reads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model.cache import Placement
+from model.drafters import Drafter, DraftState, Prompt, in_slot, moved, rows_of
+from model.ops import iota
+from model.qwen3 import Qwen3
+from model.sampling import Draw
+from model.window import Window
+
+
+class Parallel(Drafter):
+    """A Qwen3 with a mask token; it remembers the last K ids before the input id."""
+
+    model: Qwen3
+
+    def __init__(self, model: Qwen3, mask_id: int) -> None:
+        self.model, self.mask_id = model, mask_id
+
+    def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
+        model = self.model
+        ids_BR, placement, own_B1 = self._rows(window, ids_BT, state.kept[0])
+        x_BRE, caches = model.hidden(ids_BR, state.caches, placement)
+        x_BkE = rows_of(x_BRE, own_B1 + iota(window.k, own_B1))
+        # a step has at least two rows to draw, of which these are the first
+        of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
+        draws = model.kernels.coupled_sample(model.parallel.ops, model.logits(x_BkE).flatten(0, 1), of_drafts)
+        drafts_Bk = draws.merged().unflatten(0, (-1, window.k))
+        return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, state.kept)
+
+    def _rows(self, window: Window, ids_B1: Tensor, before_BK1: Tensor) -> tuple[Tensor, Placement, Tensor]:
+        """The ids of a pass, where they are, and the row (B, 1) of the input id."""
+        most, position_B1 = before_BK1.shape[1], window.placement.positions_BN[:, :1]
+        rows_R = iota(most + window.k, ids_B1)
+        own_B1 = position_B1.clamp(max=most)
+        masks_BR = torch.full_like(rows_R, self.mask_id).expand(ids_B1.shape[0], -1)
+        known = torch.cat((before_BK1, ids_B1.unsqueeze(-1), masks_BR.unsqueeze(-1)), 1)
+        placement = window.placement._replace(positions_BN=position_B1 - own_B1 + rows_R)
+        return rows_of(known, most - own_B1 + rows_R).squeeze(-1), placement, own_B1
+
+    def keep(
+        self, candidates_BN: Tensor, count_B1: Tensor, features_BNF: Tensor | None, state: DraftState
+    ) -> DraftState:
+        return state._replace(kept=(moved(state.kept[0], candidates_BN.unsqueeze(-1), count_B1),))
+
+    def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
+        _, caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement)
+        (before_BK1,) = state.kept
+        most = before_BK1.shape[1]
+        # what would be before a short prompt is never used
+        last_1K = (prompt.length_1[:, None] - most + iota(most, prompt.length_1)).clamp(min=0)
+        slot_1 = prompt.placement.slots_B
+        assert slot_1 is not None
+        return DraftState(caches, (in_slot(before_BK1, rows_of(prompt.ids_1S.unsqueeze(-1), last_1K), slot_1),))

@@ -1,0 +1,85 @@
+"""The kinds of drafters as values: what a build, a manifest and a tuner must know of each; no torch.
+
+How a kind drafts is its module's in model/drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+
+class DraftPass(NamedTuple):
+    """One pass of a draft's model in a step: rows of each sequence that go through its layers, ids drawn of them."""
+
+    rows: int
+    drawn: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a kind of drafter.
+
+    `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
+    state beside caches, each a name and axes: B slots, K the most drafts of a step, int32. They have three axes, which
+    no ids of a graph's outputs have: a tracer finds the output that a state's tensor is aliased to by shape and dtype.
+    """
+
+    passes: Callable[[int, int], tuple[DraftPass, ...]]
+    has_model: bool = True
+    kept: tuple[tuple[str, str], ...] = ()
+    # drafts a step at most, as many rows as the kernels take; 0 leaves it to them
+    limit: int = 0
+
+
+def _chain(k: int, most: int) -> tuple[DraftPass, ...]:
+    return (*(DraftPass(1, 1) for _ in range(k)), DraftPass(1, 0))
+
+
+def _parallel(k: int, most: int) -> tuple[DraftPass, ...]:
+    return (DraftPass(most + k, k),)
+
+
+def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
+    return ()
+
+
+KINDS = {
+    "chain": Kind(_chain),
+    "parallel": Kind(_parallel, kept=(("ids", "B K 1"),), limit=16),
+    "ngram": Kind(_nothing, has_model=False),
+    "none": Kind(_nothing, has_model=False),
+}
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """The drafter of a build: its kind, and the id of a mask row where it has some."""
+
+    kind: str
+    mask_id: int | None = None
+
+    @property
+    def of_kind(self) -> Kind:
+        return KINDS[self.kind]
+
+    def as_json(self) -> dict[str, Any]:
+        """As the manifest holds it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def recorded(manifest: dict[str, Any]) -> Drafting:
+    """The drafter that a manifest names; one of an earlier build names none: a draft was a chain."""
+    return Drafting(**manifest.get("drafter", {"kind": "chain" if manifest["k"] else "none"}))
+
+
+# where a published checkpoint's config.json has the id of its mask rows; vLLM reads the same keys
+# (vllm/v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params)
+_MASK_KEYS = ("pard_token", "mask_token_id", "ptd_token_id")
+
+
+def inferred(config: dict[str, Any]) -> Drafting:
+    """The drafter that a checkpoint's config.json describes."""
+    masks = [config[key] for key in _MASK_KEYS if config.get(key) is not None]
+    return Drafting("parallel", masks[0]) if masks else Drafting("chain")

@@ -1,0 +1,113 @@
+"""Every drafter emits the target's tokens: whatever it proposes, at every k, batch and rank count, greedy and drawn."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile.build import build
+from compile.doctor import findings
+from compile.graph.contract import declared
+from compile.spec import BuildSpec
+from model.bundle.manifest import FUSED, PREFILL, read_bundle
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request, Result
+from model.serving.runtime import Graphs
+from tests.compile.tiny import write_model
+
+MASK = 61
+# of each drafter: the flags that are its own
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "none": {"k": 0},
+    "chain": {"draft": "chain"},
+    "parallel": {"draft": "parallel"},
+    "ngram": {"drafter": "ngram"},
+}
+# what else a bundle may differ in
+CASES = [
+    ("chain", {"k": 3}), ("parallel", {"k": 1}), ("parallel", {"k": 4}), ("parallel", {"k": 16, "batch": 1}),
+    ("parallel", {"k": 6, "fewer": (2,)}), ("parallel", {"k": 3, "tp": 2}), ("ngram", {"k": 4}),
+    ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("ngram", {"k": 3, "tp": 2}),
+    ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}), ("parallel", {"k": 4, "dtype": "bf16"}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target and a draft of each kind with its weights: a chain is always right, a mask's row seldom."""
+    folder = tmp_path_factory.mktemp("drafters")
+    alike = {"seed": 1, "scale": 0.12, "eos_token_id": None, "num_key_value_heads": 1}
+    write_model(folder / "target", **alike)
+    write_model(folder / "chain", **alike)
+    write_model(folder / "parallel", **alike, pard_token=MASK)
+    return folder
+
+
+def _spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
+    target, flags = str(folder / "target"), dict(DRAFTERS[drafter])
+    if "draft" in flags:
+        flags["draft"] = flags["draft_checkpoint"] = str(folder / flags["draft"])
+    name = "-".join([drafter, *(f"{k}{v}" for k, v in changes.items())]).translate(str.maketrans("(), ", "____"))
+    values = {"target": target, "checkpoint": target, "tp": 1, "batch": 3, "max_len": 128, "dtype": "fp32"}
+    return BuildSpec(**(values | {"out": str(folder / name)} | flags | changes))
+
+
+@cache
+def _graphs(folder: Path, drafter: str, changes: tuple[tuple[str, Any], ...] = ()) -> Graphs:
+    return Graphs(read_bundle(build(_spec(folder, drafter, **dict(changes)))))
+
+
+def _requests(count: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    requests = []
+    for _ in range(count):
+        params = Params(
+            rng.choice([0.0, 0.0, 0.7, 1.2]), rng.choice([0, 0, 9]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.02]),
+            rng.getrandbits(64),
+        )  # fmt: skip
+        # now and then an id alone, and one that meets the context's end
+        length = rng.choice([1, 2, 5, 17, 60, 118])
+        requests.append(Request(tuple(rng.randrange(64) for _ in range(length)), params, rng.choice([3, 12, 20])))
+    return requests
+
+
+def _run(graphs: Graphs, requests: list[Request], speculative: bool = True) -> list[Result]:
+    return Engine(graphs, shape_of(graphs.bundle), speculative).run(requests)
+
+
+def _name(case: Any) -> str:
+    return case if isinstance(case, str) else ",".join(f"{k}={v}" for k, v in case.items())
+
+
+@pytest.mark.parametrize(("drafter", "changes"), CASES, ids=_name)
+def test_tokens_are_the_targets(folder: Path, drafter: str, changes: dict[str, Any]) -> None:
+    requests, same = _requests(12, len(str(changes))), {n: changes[n] for n in ("dtype",) if n in changes}
+    expected = [r.ids for r in _run(_graphs(folder, "none", tuple(same.items())), requests)]
+    graphs = _graphs(folder, drafter, tuple(changes.items()))
+    assert not findings(graphs.bundle)
+    results = _run(graphs, requests)
+    assert [r.ids for r in results] == expected
+    assert sum(map(sum, (r.accepted for r in results))) > 0, "a test of acceptance must accept"
+    if drafter != "chain":
+        assert any(r.drafted and r.accepted[0] < r.drafted[0] for r in results), "and refuse"
+
+
+def test_a_step_makes_one_pass_of_a_parallel_draft(folder: Path) -> None:
+    """As many collectives as one pass has, whatever k; and no completing pass."""
+    bundle = _graphs(folder, "parallel", (("k", 3), ("tp", 2))).bundle
+    proto = (bundle.path / bundle.graph(FUSED, 128).file).read_bytes()
+    counts = {op: n for (op, _), n in declared(proto).collectives.items()}
+    # two layers each, two all-reduces a layer; an embedding and a draw each
+    assert counts == {"all-reduce": 8, "all-gather": 4}
+
+
+def test_the_manifest_names_the_drafter_and_its_state(folder: Path) -> None:
+    bundle = _graphs(folder, "parallel", (("k", 4),)).bundle
+    assert bundle["drafter"] == {"kind": "parallel", "mask_id": MASK}
+    kept = [t for t in bundle.graph(PREFILL, 128).state if ".kept." in t.name]
+    assert [(t.name, t.shape, t.dtype) for t in kept] == [("draft_model.kept.ids", (3, 4, 1), "int32")]

@@ -1,0 +1,178 @@
+"""Structured output, log-probabilities and several k over HTTP: outputs parse, and neighbours do not notice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model.bundle.manifest import read_bundle
+from model.errors import UserError
+from model.llm import LLM
+from model.serving.request import Params
+from tests.model.demo_bundle import PROMPTS, graphs
+from tests.serve.server import NO_VLLM, Server, served
+from tests.serve.test_http import ask, ids_of
+
+pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+SCHEMA = {
+    "type": "object", "additionalProperties": False, "required": ["name", "count", "kind"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,6}$"},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["odd", "even"]},
+    },
+}  # fmt: skip
+REGEX = "[A-C]{2}-[0-9]{3}( or [A-C]{2}-[0-9]{3})?"
+# a small model may go on with blanks between a schema's parts until its tokens are used up
+DENSE = {"backend": "xgrammar", "disable_any_whitespace": True}
+# vLLM's schedule: alone seven drafts, two or three requests three, a full batch none
+SCHEDULE = {"k_of_batch": [[1, 1, 7], [2, 3, 3], [4, 4, 0]], "acceptance": "detailed"}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
+    folder.mkdir(exist_ok=True)
+    return graphs(folder, k=7, fewer=(3,), structured=True, max_len=128).bundle.path
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ["--additional-config", json.dumps(SCHEDULE), "--structured-outputs-config", json.dumps(DENSE)]
+    with served(bundle, tmp_path_factory.mktemp("masked"), *options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Any:
+    import openai  # noqa: PLC0415
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def name(client: Any) -> str:
+    (model,) = client.models.list().data
+    return str(model.id)
+
+
+@pytest.fixture(scope="module")
+def llm(bundle: Path) -> Iterator[LLM]:
+    with LLM(bundle) as opened:
+        yield opened
+
+
+def parses(text: str) -> bool:
+    value = json.loads(text)
+    name = re.fullmatch("[a-z]{1,6}", value["name"])
+    return bool(name) and 0 <= value["count"] <= 99 and value["kind"] in ("odd", "even") and len(value) == 3
+
+
+FORMS: dict[str, tuple[dict[str, Any], Any]] = {
+    "schema": ({"structured_outputs": {"json": SCHEMA}}, parses),
+    "response-format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}}, parses,
+    ),
+    "regex": ({"structured_outputs": {"regex": REGEX}}, lambda text: re.fullmatch(REGEX, text)),
+    "choice": ({"structured_outputs": {"choice": ["north", "south"]}}, lambda text: text in ("north", "south")),
+    "grammar": ({"structured_outputs": {"grammar": 'root ::= "(" ("x" | "[" "y" "]") ")"'}},
+                lambda text: text in ("(x)", "([y])")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_every_output_parses_beside_neighbours_that_do_not_notice(
+    client: Any, name: str, llm: LLM, form: str, temperature: float
+) -> None:
+    extra, holds = FORMS[form]
+    with ThreadPoolExecutor(4) as pool:
+        free = [
+            pool.submit(ask, client, name, PROMPTS[i], max_tokens=40, temperature=0.8 * (i % 2), seed=i) for i in (0, 1)
+        ]
+        bound = [
+            pool.submit(ask, client, name, PROMPTS[i], max_tokens=70, temperature=temperature, seed=i, extra_body=extra)
+            for i in (2, 3)
+        ]
+    for answer in bound:
+        choice = answer.result().choices[0]
+        assert choice.finish_reason == "stop", choice.text
+        assert holds(choice.text), choice.text
+    for i, answer in enumerate(free):
+        offline = llm.generate(PROMPTS[i], Params(0.8 * (i % 2), seed=i), max_new_tokens=40)
+        assert ids_of(answer.result()) == list(offline.ids)
+
+
+def test_the_same_seed_gives_the_same_structured_bytes(client: Any, name: str) -> None:
+    asked = {"max_tokens": 60, "temperature": 1.0, "seed": 5, "extra_body": FORMS["schema"][0]}
+    alone = ask(client, name, PROMPTS[4], **asked).choices[0].text
+    with ThreadPoolExecutor(4) as pool:
+        texts = [pool.submit(ask, client, name, PROMPTS[4], **asked) for _ in range(4)]
+    assert {t.result().choices[0].text for t in texts} == {alone}
+
+
+def test_the_emitted_tokens_log_probabilities_are_the_offline_ones(client: Any, name: str, llm: LLM) -> None:
+    """Beside a request that asks for none."""
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(ask, client, name, PROMPTS[1], max_tokens=30, temperature=0.0)
+        choice = ask(client, name, PROMPTS[0], max_tokens=30, temperature=0.9, seed=3, logprobs=0).choices[0]
+    offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=30, logprobs=True)
+    assert list(choice.token_ids) == list(offline.ids)
+    assert choice.logprobs.token_logprobs == pytest.approx(offline.logprobs, abs=1e-5)
+    assert other.result().choices[0].logprobs is None
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    chat = client.chat.completions.create(model=name, messages=messages, max_tokens=5, temperature=0, logprobs=True)
+    assert all(token.logprob <= 0 for token in chat.choices[0].logprobs.content)
+
+
+def test_a_log_probability_more_than_the_emitted_token_s_is_refused(client: Any, name: str) -> None:
+    import openai  # noqa: PLC0415
+
+    with pytest.raises(openai.BadRequestError, match="the emitted token's alone"):
+        ask(client, name, PROMPTS[0], max_tokens=5, logprobs=3)
+    with pytest.raises(openai.BadRequestError):
+        ask(client, name, PROMPTS[0], max_tokens=5, extra_body={"structured_outputs": {"regex": "(("}})
+
+
+def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) -> None:
+    """Alone on the server: the counts are those of the same request offline."""
+    answer = ask(client, name, PROMPTS[0], max_tokens=30, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
+    told = answer.metrics["speculative_decoding"]
+    ids = llm.bundle.config("target").eos_token_ids
+    offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=30)
+    assert not set(ids) & set(offline.ids), "the request ended early: pick another seed"
+    assert len(told["per_step_accepted"]) == offline.steps
+    assert told["per_step_drafted"] == [7] * offline.steps
+    assert sum(told["per_step_accepted"]) == sum(offline.drafts_kept)
+
+
+def test_the_k_of_steps_follows_the_batch_and_is_in_the_metrics(server: Server) -> None:
+    """The server's other tests have run alone, by twos and by fours."""
+    lines = server.get("/metrics").splitlines()
+    of_k = {m[1] for line in lines if (m := re.match(r'trnspec_steps_of_k_total\{.*k="(\d)"', line))}
+    assert of_k == {"0", "3", "7"}
+
+
+def test_a_schedule_that_the_graphs_do_not_have_is_refused(bundle: Path) -> None:
+    from serve.platform import ACCEPTANCE, K_OF_BATCH, k_of_batch, speculates  # noqa: PLC0415
+
+    def config(**options: Any) -> Any:
+        return SimpleNamespace(additional_config=options)
+
+    opened = read_bundle(bundle)
+    assert k_of_batch(opened, config(**{K_OF_BATCH: [[1, 2, 7], [3, 4, 0]]})) == [(1, 2, 7), (3, 4, 0)]
+    assert k_of_batch(opened, config()) is None
+    for wrong in ([[1, 2, 5]], [[2, 3, 7]], [], "7", [[1, 2]]):
+        with pytest.raises(UserError, match="k_of_batch"):
+            k_of_batch(opened, config(**{K_OF_BATCH: wrong}))
+    assert speculates(opened, config(**{ACCEPTANCE: "summary"}))
+    for options, sentence in (({ACCEPTANCE: "all"}, "acceptance is 'all'"), ({"k": 3}, "additional-config is")):
+        with pytest.raises(UserError, match=sentence):
+            speculates(opened, config(**options))
