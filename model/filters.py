@@ -91,8 +91,8 @@ def guessed_floor(best_R: Tensor, draw: Draw, sums: Sums) -> Tensor:
     top_k_R1 = torch.where(draw.top_k_R > 0, draw.top_k_R, float("inf"))[:, None]
     tried_RJ = best_R1 - heat[:, None] * draw.guess_J
     count_RJ, mass_RJ = sums(tried_RJ)
-    mass_R = torch.where(count_RJ < top_k_R1, mass_RJ[:, -1:], mass_RJ).amin(-1)
-    bound_R1 = torch.where(draw.top_p_R < 1, draw.top_p_R * mass_R, float("inf"))[:, None]
+    mass_R1 = _mass_of_top_k(count_RJ, mass_RJ, top_k_R1)
+    bound_R1 = torch.where(draw.top_p_R[:, None] < 1, draw.top_p_R[:, None] * mass_R1, float("inf"))
     kept_RJ = (count_RJ < top_k_R1) & (mass_RJ < bound_R1)
     kept_R1 = torch.where(kept_RJ, tried_RJ, best_R1).amin(-1, keepdim=True)
     removed_R1 = torch.where(kept_RJ, tried_RJ[:, -1:], tried_RJ).amax(-1, keepdim=True)
@@ -105,6 +105,17 @@ def guessed_floor(best_R: Tensor, draw: Draw, sums: Sums) -> Tensor:
     floor = torch.where(draw.top_k_R == 1, best_R, floor)
     of_min_p = (best_R + heat * torch.log(draw.min_p_R)).clamp(min=_LOWEST)
     return torch.minimum(torch.maximum(floor, of_min_p), best_R)
+
+
+def _mass_of_top_k(count_RJ: Tensor, mass_RJ: Tensor, top_k_R1: Tensor) -> Tensor:
+    """(R, 1) the mass that top-k leaves: that above the last tried number, and a share of what the next one adds."""
+    inside_RJ = count_RJ < top_k_R1
+    count_R1, mass_R1 = (torch.where(inside_RJ, t, 0.0).amax(-1, keepdim=True) for t in (count_RJ, mass_RJ))
+    next_count_R1, next_mass_R1 = (
+        torch.where(inside_RJ, t[:, -1:], t).amin(-1, keepdim=True) for t in (count_RJ, mass_RJ)
+    )
+    share_R1 = (top_k_R1 - count_R1) / (next_count_R1 - count_R1).clamp(min=1)
+    return mass_R1 + share_R1.clamp(max=1) * (next_mass_R1 - mass_R1)
 
 
 def _sums_above(scaled_RV: Tensor, mass_RV: Tensor, tried_RJ: Tensor) -> tuple[Tensor, Tensor]:
