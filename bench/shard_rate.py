@@ -150,6 +150,7 @@ def cut(checkpoint: str, out: str) -> dict[str, float]:
         "cut_processor_s": processor_s,
         "peak_bytes": peak_bytes(),
         "before_bytes": before,
+        "load_average": os.getloadavg()[0],
     }
 
 

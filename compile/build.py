@@ -159,8 +159,13 @@ def described(plan: BuildPlan) -> dict[str, Any]:
 
 
 def _model_name(name_or_path: str) -> str:
-    # a folder is recorded by its name alone: the bundle must not depend on this machine's paths
-    return Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else name_or_path
+    """A preset's name, or a folder's own: the bundle must not depend on this machine's paths."""
+    if not Path(name_or_path).is_dir():
+        return name_or_path
+    folder = Path(name_or_path).resolve()
+    # the hub's cache: models--Qwen--Qwen3-32B/snapshots/<revision>
+    hub = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
+    return hub.removeprefix("models--").replace("--", "/", 1) if hub.startswith("models--") else folder.name
 
 
 def _commit() -> str | None:

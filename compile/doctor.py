@@ -37,7 +37,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     """What the bundle is."""
     files = bundle["files"]
     return {
-        "models": {role: bundle["models"][role]["name"] for role in ("target", "draft")},
+        "models": {role: bundle.title(role) for role in ("target", "draft")},
         "drafter": bundle.drafting.kind, "k": bundle["k"], "ks": list(bundle.ks), "rows": bundle["rows"],
         "tp": bundle["tp"],
         "draft_tp": bundle["draft_tp"], "kv_shard": bundle.manifest.get("kv_shard", "heads"), "batch": bundle["batch"],

@@ -196,8 +196,8 @@ def _row(remote: Remote, key: str) -> dict[str, Any]:
         return {"name": name, "error": str(error)}
     return {
         "name": name,
-        "target": bundle["models"]["target"]["name"],
-        "draft": bundle["models"]["draft"]["name"],
+        "target": bundle.title("target"),
+        "draft": bundle.title("draft"),
         "tp": bundle["tp"],
         "k": bundle["k"],
         "bytes": sum(e["bytes"] for e in bundle["files"].values()),

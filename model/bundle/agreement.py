@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from model.bundle.layer_shapes import differences
 from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
 from model.drafting import KINDS, recorded
 
@@ -171,6 +172,7 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
         for name, shape in wanted.items():
             if shapes.get(prefix + name) != shape:
                 yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"
+        yield from differences(shapes, prefix, config, ranks)
     kept = 0 if _alone(graph) else len(recorded(m).of_kind.kept)
     caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles) + kept
     if len(graph["state"]) != caches or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):

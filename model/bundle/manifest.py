@@ -24,6 +24,7 @@ FORMAT = "trnspec-bundle"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _PIECE = 1 << 20
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 PREFILL, FUSED, DECODE = TAGS
 
 
@@ -91,6 +92,15 @@ class Bundle:
 
     def graph(self, tag: str, bucket: int) -> GraphSpec:
         return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))
+
+    def title(self, role: str) -> str:
+        """A model for people: its name, and its size where that is a folder's, which may be any word."""
+        name: str = self.manifest["models"][role]["name"]
+        if "config" not in self.manifest["models"][role] or "/" in name:
+            return name
+        count = self.config(role).parameter_count
+        size = next((f"{count / unit:.1f}{sign}" for unit, sign in _UNITS if count >= unit), str(count))
+        return f"{name} ({size})"
 
     def config(self, role: str) -> Qwen3Config:
         raw = dict(self.manifest["models"][role]["config"])

@@ -143,7 +143,8 @@ def find_table(bundle: Path, file: Path | None) -> Table | None:
     if not path.is_file():
         if file is None:
             return None
-        raise UserError(f"{path} does not exist; make it with bench.step_costs --bundle {bundle} --out {path}")
+        wrong = "is a folder, and the table is a file" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {wrong}; make it with bench.step_costs --bundle {bundle} --out FILE")
     return parse_table(path.read_bytes(), str(path))
 
 

@@ -205,6 +205,20 @@ def test_a_bad_manifest_does_not_hide_its_neighbours(
         push(bundle, str(tmp_path / "store/html"))
 
 
+def test_a_model_of_a_folder_is_told_with_its_size(base: Path, tmp_path: Path) -> None:
+    push(base / "bundle", str(tmp_path / "store/pair"))
+    (row,) = bundles(str(tmp_path / "store"))
+    assert (row["target"], row["draft"]) == ("target (19.6K)", "draft (9.8K)")
+    assert read_bundle(base / "alone").title("draft") == "none"
+
+
+def test_a_folder_of_the_hub_s_cache_is_named_after_its_model(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models--Qwen--Qwen3-32B/snapshots/9216db5781bf21249d130ec9da846c4624c16137"
+    shutil.copytree(base / "target", folder)
+    hub = read_bundle(build(spec(base, str(tmp_path / "hub"), target=str(folder), checkpoint=str(folder), k=0)))
+    assert hub.title("target") == "Qwen/Qwen3-32B"
+
+
 def test_a_file_that_may_not_be_read_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     real, closed = Path.open, bundle / shard_file(0)
 

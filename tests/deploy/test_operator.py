@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from bench.serving.options import parse as parse_serving
@@ -172,6 +173,20 @@ def answers(name: str) -> cluster.Kubectl:
         return recorded.get(" ".join(arguments))
 
     return ask
+
+
+def test_recorded_answers_are_objects_of_the_published_api() -> None:
+    """Whole and strictly valid for the version that they name: what the check reads is called so there."""
+    recorded = json.loads((ANSWERS / "ready.json").read_text(encoding="utf-8"))
+    version = "{major}.{minor}".format_map(recorded.pop("version")["serverVersion"])
+    objects = [o for answer in recorded.values() for o in answer.get("items", [answer])]
+    assert {o["kind"] for o in objects} == {"DeviceClass", "ResourceSlice", "Node", "CSIDriver", "DaemonSet", "Secret"}
+    for of_cluster in objects:
+        kubernetes_validate.validate(of_cluster, version, strict=True)
+    slices = next(o for o in objects if o["kind"] == "ResourceSlice")
+    slices["spec"]["device"] = slices["spec"].pop("devices")
+    with pytest.raises(kubernetes_validate.ValidationError, match="device"):
+        kubernetes_validate.validate(slices, version, strict=True)
 
 
 def test_a_ready_cluster_lacks_nothing() -> None:

@@ -18,9 +18,11 @@ from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
+from model.serving.slots import Slot
 from tests.compile.tiny import write_model
 
 MASK = 61
+_PLAIN = str.maketrans("(), ", "____")
 # of each drafter: the flags that are its own
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": 0},
@@ -52,7 +54,7 @@ def _spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     target, flags = str(folder / "target"), dict(DRAFTERS[drafter])
     if "draft" in flags:
         flags["draft"] = flags["draft_checkpoint"] = str(folder / flags["draft"])
-    name = "-".join([drafter, *(f"{k}{v}" for k, v in changes.items())]).translate(str.maketrans("(), ", "____"))
+    name = "-".join([drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
     values = {"target": target, "checkpoint": target, "tp": 1, "batch": 3, "max_len": 128, "dtype": "fp32"}
     return BuildSpec(**(values | {"out": str(folder / name)} | flags | changes))
 
@@ -86,7 +88,7 @@ def _name(case: Any) -> str:
 
 @pytest.mark.parametrize(("drafter", "changes"), CASES, ids=_name)
 def test_tokens_are_the_targets(folder: Path, drafter: str, changes: dict[str, Any]) -> None:
-    requests, same = _requests(12, len(str(changes))), {n: changes[n] for n in ("dtype",) if n in changes}
+    requests, same = _requests(12, len(str(changes))), {n: changes[n] for n in ("dtype", "max_len") if n in changes}
     expected = [r.ids for r in _run(_graphs(folder, "none", tuple(same.items())), requests)]
     graphs = _graphs(folder, drafter, tuple(changes.items()))
     assert not findings(graphs.bundle)
@@ -94,7 +96,7 @@ def test_tokens_are_the_targets(folder: Path, drafter: str, changes: dict[str, A
     assert [r.ids for r in results] == expected
     assert sum(map(sum, (r.accepted for r in results))) > 0, "a test of acceptance must accept"
     if drafter != "chain":
-        assert any(r.drafted and r.accepted[0] < r.drafted[0] for r in results), "and refuse"
+        assert any(sum(r.accepted) < sum(r.drafted) for r in results), "and refuse"
 
 
 def test_a_step_makes_one_pass_of_a_parallel_draft(folder: Path) -> None:
@@ -111,3 +113,31 @@ def test_the_manifest_names_the_drafter_and_its_state(folder: Path) -> None:
     assert bundle["drafter"] == {"kind": "parallel", "mask_id": MASK}
     kept = [t for t in bundle.graph(PREFILL, 128).state if ".kept." in t.name]
     assert [(t.name, t.shape, t.dtype) for t in kept] == [("draft_model.kept.ids", (3, 4, 1), "int32")]
+
+
+def test_kernels_serve_a_parallel_draft(folder: Path) -> None:
+    """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""
+    requests = [Request((7,), max_new_tokens=5), Request(tuple(range(1, 12)), Params(0.8, seed=5), max_new_tokens=5)]
+    expected = [r.ids for r in _run(_graphs(folder, "none"), requests)]
+    graphs = _graphs(folder, "parallel", (("k", 2), ("batch", 2), ("kernels", "nki")))
+    assert not findings(graphs.bundle)
+    results = _run(graphs, requests)
+    assert [r.ids for r in results] == expected
+    assert sum(sum(r.accepted) for r in results) > 0
+
+
+def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(folder: Path) -> None:
+    """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same."""
+    other = str(write_model(folder / "other", 2, scale=0.12, eos_token_id=None, num_hidden_layers=1))
+    requests = [Request((5, 9, 2), Params(t, seed=n), 24) for n, t in enumerate((0.0, 0.8, 1.5))]
+    fused = Graphs(read_bundle(build(_spec(folder, "chain", k=3, draft=other, draft_checkpoint=other))))
+    draft = Graphs(read_bundle(build(_spec(folder, "none", target=other, checkpoint=other, batch=1))))
+    target = _graphs(folder, "ngram", (("k", 3),))
+
+    def draws(slot: Slot, most: int) -> list[int]:
+        asked = Request(slot.ids, slot.request.params, most)
+        return Engine(draft, shape_of(draft.bundle), False).run([asked])[0].ids
+
+    expected = _run(fused, requests)
+    assert Engine(target, shape_of(target.bundle), propose=draws).run(requests) == expected
+    assert all(0 < sum(r.accepted) < sum(r.drafted) for r in expected[1:])

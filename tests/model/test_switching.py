@@ -137,6 +137,8 @@ def test_bad_tables_are_refused(content: str, says: str) -> None:
 
 def test_a_table_is_found_in_the_bundle_or_named(tmp_path: Path) -> None:
     assert find_table(tmp_path, None) is None
+    with pytest.raises(UserError, match=r"is a folder, and the table is a file; make it with .* --out FILE"):
+        find_table(tmp_path, tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         find_table(tmp_path, tmp_path / "other.json")
     rows = [{"batch": 1, "alpha": a, "k": 3, "gain": 1 + a} for a in (0.0, 1.0)]

@@ -1,0 +1,71 @@
+"""The shapes of a layer's weights on one rank, by arithmetic on a model's configuration: for manifests of strangers.
+
+`model/bundle/weights.py` says the same with torch, for those who cut and load. Names are the bundle's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Shapes = Mapping[str, list[int]]
+
+
+def differences(shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
+    """A clause for each weight of a layer that is missing or has not the shape that the configuration asks for."""
+    norms, halves = _norms(config), _halves(config, ranks)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"{prefix}layers.{layer}."
+        for name, shape in norms.items():
+            if shapes.get(at + name) != shape:
+                yield _clause(at + name, shapes, shape)
+        for plain, packed in halves:
+            is_packed = at + next(iter(packed)) in shapes
+            for name, shape in (packed if is_packed else plain).items():
+                there = shapes.get(at + name)
+                if not (_holds(there, *shape) if is_packed else there == shape):
+                    yield _clause(at + name, shapes, shape)
+
+
+def _clause(name: str, shapes: Shapes, wanted: list[int]) -> str:
+    return f"{name} has shape {shapes.get(name)}, the model's sizes ask for {wanted}"
+
+
+def _holds(there: list[int] | None, features: int, inputs: int) -> bool:
+    """Whether a packed weight (blocks, in, columns) has room for all features of all inputs, and no more."""
+    return there is not None and len(there) == 3 and there[1] == inputs and math.prod(there) == features * inputs
+
+
+def _norms(config: dict[str, Any]) -> dict[str, list[int]]:
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    return {
+        "input_layernorm.weight": [hidden],
+        "self_attn.q_layernorm.weight": [dim],
+        "self_attn.k_layernorm.weight": [dim],
+        "post_attention_layernorm.weight": [hidden],
+    }
+
+
+def _halves(config: dict[str, Any], ranks: int) -> list[tuple[dict[str, list[int]], dict[str, list[int]]]]:
+    """Attention and MLP: the weights as they are, and those of them that are packed, as (features, inputs)."""
+    hidden, dim, inner = config["hidden_size"], config["head_dim"], config["intermediate_size"] // ranks
+    kv_heads = config["num_key_value_heads"]
+    # NxD's placement: kv heads are split or copied, query heads follow theirs and are padded
+    copies, kv = max(1, ranks // kv_heads), max(1, kv_heads // ranks) * dim
+    q = kv * -(-(config["num_attention_heads"] // kv_heads) // copies)
+    return [
+        (
+            {
+                f"self_attn.qkv_proj.{name}_proj.weight": [rows, hidden]
+                for name, rows in (("q", q), ("k", kv), ("v", kv))
+            }
+            | {"self_attn.o_proj.o_proj.weight": [hidden, q]},
+            {"self_attn.qkv_packed": [q + 2 * kv, hidden], "self_attn.out_packed": [hidden, q]},
+        ),
+        (
+            {f"mlp.{name}_proj.weight": [inner, hidden] for name in ("gate", "up")}
+            | {"mlp.down_proj.weight": [hidden, inner]},
+            {"mlp.gate_up_packed": [2 * inner, hidden], "mlp.down_packed": [hidden, inner]},
+        ),
+    ]
