@@ -1,10 +1,7 @@
 """`python -m bench.draft_cost [--json]`: what a draft step costs against a target pass, and the k that it makes best.
 
-Every time is simulated: a step is a pass as `bench.tune.passes` has it, with the defaults of `bench.tune`.
-
-c = draft step / target pass over one row per sequence, v = what each further row adds to that pass, relative to it;
-tokens = (1 - a^(k+1)) / (1 - a) per pass at acceptance rate a, speed-up = tokens / (1 + k c + k v)
-(Leviathan et al. 2023, section 3, with v added).
+Every time is simulated: passes, the best k and its speed-up are those of `bench.tune`, with its defaults, at acceptance
+rates that are the same at every position. c = draft step / target pass over one row per sequence.
 """
 
 from __future__ import annotations
@@ -15,50 +12,32 @@ import sys
 from typing import Any
 
 from bench.kernels.layer import Shard
-from bench.tune.passes import Pass, chip_with, simulated_pass
+from bench.tune.acceptance import at_rate
+from bench.tune.choose import TARGET, Setup, Simulated, best_k
+from bench.tune.passes import chip_with, simulated_pass
 from model.errors import UserError, run_cli
 from model.progress import progress
+from nkisim.timeline.chip import Chip
 
 DEGREES = (4, 8, 32)
 DRAFTS = ("1.7B", "0.6B")
 RATES = (0.6, 0.7, 0.8, 0.9, 0.95)
-LONGEST = 24
-# rows per sequence of the pass from which v is read
-VERIFIED = 8
 _LEGEND = (
-    "c: a draft pass in target passes over one row; v: what each further row adds to that pass, in such passes; "
-    "a=0.6 4 (1.79): where 0.6 of the drafts are accepted, 4 drafts a step are best, 1.79 times the target alone"
+    "c: a draft pass in target passes over one row; a=0.6 4 (1.79): where 0.6 of the drafts are accepted, 4 drafts a "
+    "step are best, 1.79 times the target alone"
 )
 
-# the target verifies eight rows a sequence, and a launch holds 128
+# eight rows a sequence, and a launch holds 128
 _MOST_SEQUENCES = 16
 # what an all-reduce between chips is uncertain in
 _ALL_REDUCE = ("collective_start_ns", "collective_hop_ns", "collective_ring_share", "collective_bytes_per_ns")
 
 
-def tokens(rate: float, k: int) -> float:
-    """Expected tokens of one pass over k drafted ones."""
-    return sum(rate**i for i in range(k + 1))
-
-
-def best(rate: float, c: float, v: float) -> tuple[int, float]:
-    """The k from 0, no speculation, to LONGEST with the largest speed-up, and that speed-up."""
-    ups = [tokens(rate, k) / (1 + k * c + k * v) for k in range(LONGEST + 1)]
-    k = max(range(len(ups)), key=ups.__getitem__)
-    return k, ups[k]
-
-
 def rows(batch: int, lnc: int, case: str = "nominal") -> list[dict[str, Any]]:
     """One row per target degree, draft and draft degree; `case` is the end of the all-reduce's band."""
     chip = chip_with(case, *_ALL_REDUCE)
-    targets, drafts = {}, {}
-    for tp in DEGREES:
-        one, many = (simulated_pass(Shard("32B", tp, batch, n), lnc, chip) for n in (1, VERIFIED))
-        targets[tp] = one, (many.total - one.total) / (VERIFIED - 1) / one.total
-        for name in DRAFTS:
-            drafts[name, tp] = simulated_pass(Shard(name, tp, batch, 1), lnc, chip)
     return [
-        _row((name, draft_tp, tp), drafts[name, draft_tp], *targets[tp])
+        _row(Setup(name, tp, draft_tp, batch, lnc), chip)
         for tp in DEGREES
         for name in DRAFTS
         for draft_tp in DEGREES
@@ -66,28 +45,32 @@ def rows(batch: int, lnc: int, case: str = "nominal") -> list[dict[str, Any]]:
     ]
 
 
-def _row(key: tuple[str, int, int], draft: Pass, target: Pass, v: float) -> dict[str, Any]:
-    c = draft.total / target.total
-    chosen = {rate: best(rate, c, v) for rate in RATES}
+def _row(at: Setup, chip: Chip) -> dict[str, Any]:
+    draft, target = (
+        simulated_pass(Shard(model, tp, at.batch, 1), at.lnc, chip)
+        for model, tp in ((at.draft, at.draft_tp), (TARGET, at.tp))
+    )
+    latency = Simulated(chip)
+    chosen = {str(rate): best_k(latency, at, at_rate(rate, latency.longest(at))) for rate in RATES}
     return {
-        "draft": key[0], "draft_tp": key[1], "tp": key[2], "source": "simulated", "c": c, "v": v,
+        "draft": at.draft, "draft_tp": at.draft_tp, "tp": at.tp, "source": "simulated", "c": draft.total / target.total,
         "draft_us": draft.total, "draft_collectives_us": draft.collectives,
         "target_us": target.total, "target_collectives_us": target.collectives,
-        "best_k": {str(rate): k for rate, (k, _) in chosen.items()},
-        "speed_up": {str(rate): up for rate, (_, up) in chosen.items()},
+        "best_k": {rate: choice.k for rate, choice in chosen.items()},
+        "speed_up": {rate: choice.gain for rate, choice in chosen.items()},
     }  # fmt: skip
 
 
 def table(found: list[dict[str, Any]]) -> str:
     """Markdown: a cell is the best k and the speed-up that it gives."""
     heads = ["target 32B", "draft", "draft pass ms (simulated)", "of it all-reduces", "target pass ms (simulated)",
-             "of it all-reduces", "c", "v", *(f"a={rate}" for rate in RATES)]  # fmt: skip
+             "of it all-reduces", "c", *(f"a={rate}" for rate in RATES)]  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in found:
         cells = [
             f"TP{row['tp']}", f"{row['draft']} TP{row['draft_tp']}", f"{row['draft_us'] / 1e3:.2f}",
             f"{row['draft_collectives_us'] / 1e3:.2f}", f"{row['target_us'] / 1e3:.2f}",
-            f"{row['target_collectives_us'] / 1e3:.2f}", f"{row['c']:.3f}", f"{row['v']:.4f}",
+            f"{row['target_collectives_us'] / 1e3:.2f}", f"{row['c']:.3f}",
             *(f"{row['best_k'][str(rate)]} ({row['speed_up'][str(rate)]:.2f})" for rate in RATES),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")

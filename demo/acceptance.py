@@ -68,17 +68,12 @@ class CoupledDraw:
     noise: Iterator[torch.Tensor]
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        return drawn(logits, next(self.noise))[:, None]
+        return (sharpened(logits) + next(self.noise)).argmax(-1, keepdim=True)
 
 
 def sharpened(logits: torch.Tensor) -> torch.Tensor:
     """Logits over the temperature, those that top-p removes at -inf."""
     return top_p_logits(logits / TEMPERATURE, TOP_P)
-
-
-def drawn(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The ids that logits [..., V] draw with Gumbel noise of their shape."""
-    return (sharpened(logits) + noise).argmax(-1)
 
 
 def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -110,12 +105,11 @@ def ways(text: Text, logits_AKV: torch.Tensor, anchors_A: torch.Tensor, generato
     tokens_AK, best_AK = text.seen.ids_BS[0][drafted_AK], logits_AKV.argmax(-1)
     if text.noise_SV is None:
         return {"greedy": best_AK == tokens_AK}
-    own = drawn(logits_AKV, gumbel(tuple(logits_AKV.shape), generator))
-    target_AKV = sharpened(text.seen.logits_BSV[0][drafted_AK - 1]).softmax(-1)
-    overlap_AK = torch.minimum(target_AKV, sharpened(logits_AKV).softmax(-1)).sum(-1)
+    sharp_AKV, target_SV = sharpened(logits_AKV), sharpened(text.seen.logits_BSV[0]).softmax(-1)
+    overlap_AK = torch.minimum(target_SV[drafted_AK - 1], sharp_AKV.softmax(-1)).sum(-1)
     return {
-        "coupled": drawn(logits_AKV, text.noise_SV[drafted_AK]) == tokens_AK,
-        "independent": own == tokens_AK,
+        "coupled": (sharp_AKV + text.noise_SV[drafted_AK]).argmax(-1) == tokens_AK,
+        "independent": (sharp_AKV + gumbel(tuple(sharp_AKV.shape), generator)).argmax(-1) == tokens_AK,
         "best": best_AK == tokens_AK,
         "rejection": torch.rand(overlap_AK.shape, generator=generator) < overlap_AK,
     }
@@ -161,13 +155,15 @@ def measure(
     """These drafters on a greedy text and on drawn texts of every prompt."""
     target, tokenizer = load(models / "target")
     drafters = {name: load_proposer(name, models) for name in names}
-    generator = torch.Generator().manual_seed(0)
     cases: dict[tuple[str, str, str], list[tuple[Text, torch.Tensor]]] = {}
-    for prompt in track(prompts, "prompts"):
+    for n, prompt in enumerate(track(prompts, "prompts")):
         ids = tokenizer.encode(prompt.text).ids
-        for source in (None, *[generator] * samples):
-            text = write(target, ids, new, end_id(tokenizer), source)
+        for sample in range(samples + 1):
+            generator = torch.Generator().manual_seed(n * 1000 + sample)
+            text = write(target, ids, new, end_id(tokenizer), generator if sample else None)
             for name, drafter in drafters.items():
+                # of each drafter alone, whichever others are measured
+                generator.manual_seed(n * 1000 + 500 + sample)
                 for way, counts in accepted(drafter, text, generator).items():
                     cases.setdefault((name, prompt.entropy, way), []).append((text, counts))
     return [summary(*key, own) for key, own in sorted(cases.items())]
@@ -176,19 +172,23 @@ def measure(
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("drafters", nargs="*", default=NAMES, help="which drafters (default: all)")
+    parser.add_argument("drafters", nargs="*", default=NAMES, help="which (default: all); the others' results stay")
     parser.add_argument("--models", type=Path, default=HERE, help="folder of the model folders")
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="new tokens per prompt")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of acceptance.json and acceptance.svg")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results = measure(args.models, args.drafters, load_prompts(), args.tokens)
+    file = args.out / "acceptance.json"
+    earlier = [Acceptance(**r) for r in json.loads(file.read_text())["results"]] if file.exists() else []
+    results = [r for r in earlier if r.drafter not in args.drafters]
+    results += measure(args.models, args.drafters, load_prompts(), args.tokens)
+    results.sort(key=lambda r: (NAMES.index(r.drafter), r.entropy, r.way))
     report = {"note": NOTE, "temperature": TEMPERATURE, "top_p": TOP_P, "results": [asdict(r) for r in results]}
-    (args.out / "acceptance.json").write_text(json.dumps(report, indent=1) + "\n")
+    file.write_text(json.dumps(report, indent=1) + "\n")
     (args.out / "acceptance.svg").write_text(acceptance_figure(results))
     for r in results:
         print(f"{r.drafter:9} {r.entropy:11} {r.way:12}", *(f"{n:6.2f}" for n in r.tokens_per_step))
-    print(args.out / "acceptance.json")
+    print(file)
 
 
 if __name__ == "__main__":

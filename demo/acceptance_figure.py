@@ -41,7 +41,9 @@ def acceptance_figure(results: Sequence[Acceptance]) -> str:
             other = [points(r) for r in own if (r.drafter, r.way) == ("parallel", "independent")]
             lines |= dict(zip([INDEPENDENT], other, strict=False))
         panels.append(Panel(n, title, lines, count=len(PANELS), x_title="k"))
-    return figure(panels, COLORS | {INDEPENDENT: "#8fb4dc"}, "stand-in models, tokens a step")
+    drawn = {name for panel in panels for name in panel.lines}
+    colors = {name: color for name, color in (COLORS | {INDEPENDENT: "#8fb4dc"}).items() if name in drawn}
+    return figure(panels, colors, "stand-in models, tokens a step")
 
 
 def points(result: Acceptance) -> list[tuple[float, float]]:

@@ -38,10 +38,10 @@ class DrafterPlan:
 PLANS = {
     "parallel": DrafterPlan(1500, Rates(muon=6e-3, adamw=6e-3)),
     "eagle3": DrafterPlan(800, Rates(muon=8e-3, adamw=4e-3)),
-    "medusa": DrafterPlan(1000, Rates(muon=8e-3, adamw=4e-3)),
+    "medusa": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
 }
 # for every drafter that goes on
-AGAIN = DrafterPlan(1000, Rates(muon=4e-3, adamw=4e-3), seed=7)
+AGAIN = DrafterPlan(400, Rates(muon=4e-3, adamw=4e-3), seed=7)
 
 
 @dataclass

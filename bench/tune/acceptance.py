@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.draft_cost import tokens as tokens_at_rate
 from model.errors import UserError
 
 _EXPECTED = (
@@ -52,6 +51,11 @@ class Acceptance:
         return rate_for(1.0 + sum(self.shares), self.reach)
 
 
+def tokens(rate: float, k: int) -> float:
+    """Expected tokens of one pass over k drafts that are accepted independently with one rate."""
+    return sum(rate**i for i in range(k + 1))
+
+
 def at_rate(rate: float, reach: int, name: str = "", draft: str = "") -> Acceptance:
     """A workload whose drafts are accepted independently with one rate."""
     if not 0.0 <= rate < 1.0:
@@ -65,7 +69,7 @@ def rate_for(length: float, k: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if tokens_at_rate(middle, k) < length else (low, middle)
+        low, high = (middle, high) if tokens(middle, k) < length else (low, middle)
     return (low + high) / 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.draft_cost import tokens
+from bench.tune.acceptance import tokens
 
 _POINTS, _ROUNDS = 40, 4
 

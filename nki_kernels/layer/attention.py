@@ -71,7 +71,7 @@ class Heads(nl.NKIObject):
         if values > 0:
             rows_RHD = nl.ndarray((part_psum_RC.shape[0], values, self.dim), dtype=self.values_BGSD.dtype)
             product_RC = part_psum_RC[:, 0 : values * self.dim]
-            nisa.tensor_scalar(dst=rows_RHD, data=product_RC, op0=nl.multiply, operand0=inverse_R1)
+            nisa.activation(dst=rows_RHD, op=nl.copy, data=product_RC, scale=inverse_R1)
             append_value_rows(self.values_BGSD, rows_RHD, head, self.slots_R1)
         if values < self.width:
             scaled_RHD = scaled_heads(part_psum_RC[:, values * self.dim : self.width * self.dim], inverse_R1)

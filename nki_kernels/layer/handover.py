@@ -11,7 +11,9 @@ from nki_kernels.tiles import this_core
 
 # exchanges between the two cores, each with a number of its own: they follow each other in the same order on both
 # cores, so that one number would do
-KEYS, QUERIES, ATTENDED = 0, 1, 2
+HEADS, ATTENDED = 0, 1
+# numbers per partition that the GpSimd engines' own DMA carries, sooner than the shared one
+FEW = 256
 
 
 def on_two_cores():
@@ -28,9 +30,11 @@ def shared_tile(shape, dtype):
 
 
 def swapped(mine, pipe):
-    """The other core's tile of the same shape, which goes there at the same time."""
-    other, theirs = 1 - nl.program_id(0), nl.ndarray(mine.shape, dtype=mine.dtype)
-    nisa.sendrecv(src=mine, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
+    """The other core's tile of the same shape (partitions, numbers), which goes there at the same time."""
+    other, theirs, way = 1 - nl.program_id(0), nl.ndarray(mine.shape, dtype=mine.dtype), nisa.dma_engine.dma
+    if mine.shape[1] <= FEW:
+        way = nisa.dma_engine.gpsimd_dma
+    nisa.sendrecv(src=mine, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=pipe, dma_engine=way)
     return theirs
 
 
@@ -43,30 +47,30 @@ def lay_over(mine, theirs):
 
 
 class Turned(nl.NKIObject):
-    """The rows' keys (D, B, G, N) and queries (D, B, H, N)."""
+    """The rows' keys (D, B, G, N) and queries (D, B, H, N), in one tile that is exchanged at once."""
 
     def __init__(self, shape, kv, dtype):
         batch, heads, candidates, dim = shape
-        self.k_DBGN = shared_tile((dim, batch, kv, candidates), dtype)
-        self.q_DBHN = shared_tile((dim, batch, heads, candidates), dtype)
+        self.keys_end = batch * kv * candidates
+        self.heads_DR = shared_tile((dim, self.keys_end + batch * heads * candidates), dtype)
+        self.k_DBGN = self.keys().reshape((dim, batch, kv, candidates))
+        self.q_DBHN = self.queries().reshape((dim, batch, heads, candidates))
 
     def exchange(self, values):
         """Both cores' heads are there for both, and the values that either wrote to the cache."""
         if on_two_cores():
-            k_DBGN, q_DBHN = swapped(self.k_DBGN, KEYS), swapped(self.q_DBHN, QUERIES)
-            nisa.core_barrier(data=values, cores=(0, 1))
-            lay_over(self.k_DBGN, k_DBGN)
-            lay_over(self.q_DBHN, q_DBHN)
+            theirs_DR = swapped(self.heads_DR, HEADS)
+            # on an engine that has nothing to do before the scores, so that the heads do not wait for it
+            nisa.core_barrier(data=values, cores=(0, 1), engine=nisa.engine.scalar)
+            lay_over(self.heads_DR, theirs_DR)
 
     def keys(self):
         """(D, B * G * N)."""
-        dim, batch, kv, candidates = self.k_DBGN.shape
-        return self.k_DBGN.reshape((dim, batch * kv * candidates))
+        return self.heads_DR[:, 0 : self.keys_end]
 
     def queries(self):
         """(D, B * H * N)."""
-        dim, batch, heads, candidates = self.q_DBHN.shape
-        return self.q_DBHN.reshape((dim, batch * heads * candidates))
+        return self.heads_DR[:, self.keys_end : self.heads_DR.shape[1]]
 
     def collect(self, chunks):
         """What the packs hold after their last chunk, of both cores, turned: (D, H, R)."""
@@ -83,5 +87,6 @@ class Turned(nl.NKIObject):
                     own = turned_psum_DR[:, i * group * candidates : (i + 1) * group * candidates]
                     nisa.tensor_copy(dst=attended_DHBN[:, head : head + group, sequence, :], src=own)
         if on_two_cores():
-            lay_over(attended_DHBN, swapped(attended_DHBN, ATTENDED))
+            attended_DR = attended_DHBN.reshape((dim, heads * batch * candidates))
+            lay_over(attended_DR, swapped(attended_DR, ATTENDED))
         return attended_DHBN.reshape((dim, heads, batch * candidates))

@@ -32,13 +32,15 @@ class Norm(nl.NKIObject):
 
     def __init__(self, weight, rotary):
         half, rows = P // 2, rotary.cos_DR.shape[1]
-        # column 0: each dimension's weight; column 1: its partner's
-        loaded_D2, weights_D2 = nl.ndarray((P, 2), dtype=weight.dtype), nl.ndarray((P, 2), dtype=nl.float32)
-        move(loaded_D2[:, 0:1], weight.ap([[1, P], [1, 1]], offset=0))
+        # row 0: each dimension's weight; row 1: its partner's
+        loaded_2D, weights_D2 = nl.ndarray((2, P), dtype=weight.dtype), nl.ndarray((P, 2), dtype=nl.float32)
+        move(loaded_2D[0:1, :], weight.ap([[P, 1], [1, P]], offset=0))
         for i in range(2):
-            partner = weight.ap([[1, half], [1, 1]], offset=(1 - i) * half)
-            move(loaded_D2[i * half : (i + 1) * half, 1:2], partner)
-        nisa.tensor_copy(dst=weights_D2, src=loaded_D2)
+            partner = weight.ap([[half, 1], [1, half]], offset=(1 - i) * half)
+            move(loaded_2D[1:2, i * half : (i + 1) * half], partner)
+        psum_D2 = nl.ndarray((P, 2), dtype=weight.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=psum_D2, data=loaded_2D)
+        nisa.tensor_copy(dst=weights_D2, src=psum_D2)
         first_half = weights_D2[0:half, 1:2]
         nisa.tensor_scalar(dst=first_half, data=first_half, op0=nl.multiply, operand0=-1.0)
         self.cos_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
@@ -50,11 +52,10 @@ class Norm(nl.NKIObject):
 def turned_angles(table, rows):
     """Cosines or sines (B, N, D / 2), the same for both halves: fp32 (D, R)."""
     half = P // 2
-    both_R2D, turned_DR = nl.ndarray((rows, 2, half), dtype=nl.float32), nl.ndarray((P, rows), dtype=nl.float32)
-    for i in range(2):
-        move(both_R2D[:, i, :], table.ap([[half, rows], [1, half]], offset=0))
+    rows_R1D, turned_DR = nl.ndarray((rows, 1, half), dtype=nl.float32), nl.ndarray((P, rows), dtype=nl.float32)
+    move(rows_R1D, table.ap([[half, rows], [1, half]], offset=0))
     psum_DR = nl.ndarray((P, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=psum_DR, data=both_R2D)
+    nisa.nc_transpose(dst=psum_DR, data=rows_R1D.broadcast(1, 2))
     nisa.tensor_copy(dst=turned_DR, src=psum_DR)
     return turned_DR
 

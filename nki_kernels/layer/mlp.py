@@ -6,7 +6,7 @@ x (R, E) are R <= 128 rows, Wg and Wu (E, I), Wd (I, E) of this rank; out (R, E)
 the graph sums over the ranks and adds to x. Sums are fp32; the rows gamma * x, the products silu(g) u and out are
 rounded to x's dtype. A row's bits do not depend on R, its index or the number of cores.
 Layouts: pack_weights turns the checkpoint's (out, in) weights into the blocks that stream_weights reads.
-Two cores: each takes half of the blocks of gate and up, sends the half of silu(g) u that it made to the other, and
+Two cores: each takes half of the blocks of gate and up, sends each block of silu(g) u that it made to the other, and
 then takes half of the output columns: no partial sums are added.
 Cost: all weights are read once (roofline.decode_mlp). Design and timeline: docs/decode_layer.md.
 """
@@ -37,12 +37,18 @@ def swiglu(gated_RC, both_psum, inverse_R1):
     )
 
 
-def exchange(gated_RI, blocks, width):
-    """Send the columns that this core made to the other core, and receive the rest."""
-    middle, own = blocks // 2 * width, nl.program_id(0)
-    mine = gated_RI[:, own * middle : (own + 1) * middle]
-    theirs = gated_RI[:, (1 - own) * middle : (2 - own) * middle]
-    nisa.sendrecv(src=mine, dst=theirs, send_to_rank=1 - own, recv_from_rank=1 - own, pipe_id=0)
+def exchange(gated_RI, block, blocks, width):
+    """Send the columns that this core made of its block number `block` to the other core, and receive its own."""
+    own = nl.program_id(0)
+    mine, theirs = (own * blocks + block) * width, ((1 - own) * blocks + block) * width
+    nisa.sendrecv(
+        src=gated_RI[:, mine : mine + width],
+        dst=gated_RI[:, theirs : theirs + width],
+        send_to_rank=1 - own,
+        recv_from_rank=1 - own,
+        pipe_id=0,
+        dma_engine=nisa.dma_engine.gpsimd_dma,
+    )
 
 
 @nki.jit
@@ -54,14 +60,14 @@ def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     mine, last = share_of_core(gate_up.shape[0]), share_of_core(down.shape[0])
     warm_up(nl.silu)
     normed = Normed(x, gamma, eps)
-    stream = Stream(pieces(gate_up, mine, sections(hidden)) + pieces(down, last, tail=True))
+    stream = Stream(pieces(gate_up, mine, sections(hidden), tail=True) + pieces(down, last, tail=True))
     stream.fill()
     gated_RI = nl.ndarray((rows, inner), dtype=x.dtype)
     for block in range(mine[0], mine[1]):
         both_psum = product(stream, normed.turned_PTR)
         swiglu(gated_RI[:, block * width : (block + 1) * width], both_psum, normed.inverse())
-    if mine[1] - mine[0] < gate_up.shape[0]:
-        exchange(gated_RI, gate_up.shape[0], width)
+        if mine[1] - mine[0] < gate_up.shape[0]:
+            exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
     gated_PTR = turn_rows(gated_RI)
     for block in range(last[0], last[1]):
         store_block(out_RE, product(stream, gated_PTR), block)

@@ -167,7 +167,7 @@ def turns(number):
 
 
 def store_block(out_RE, part_psum_RC, block):
-    """Round one block of columns and store it; few rows alternate between partitions from block to block."""
+    """Round one block of columns, by two engines, and store it; few rows take other partitions in the next block."""
     rows, columns = part_psum_RC.shape
     places = 1
     if rows <= P // 2:
@@ -175,5 +175,7 @@ def store_block(out_RE, part_psum_RC, block):
     start = block % places * (P // places)
     rounded_PC = nl.ndarray((P, columns), dtype=out_RE.dtype)
     rounded_RC = rounded_PC[start : start + rows]
-    nisa.tensor_copy(dst=rounded_RC, src=part_psum_RC, engine=turns(block))
+    for i in range(2):
+        half = slice(i * columns // 2, (i + 1) * columns // 2)
+        nisa.tensor_copy(dst=rounded_RC[:, half], src=part_psum_RC[:, half], engine=turns(i))
     move(out_RE[:, block * columns : (block + 1) * columns], rounded_RC)

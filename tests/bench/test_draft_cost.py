@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from bench import draft_cost
 from bench.kernels.__main__ import simulate
 from bench.kernels.layer import Shard, attention_case, mlp_case
+from bench.tune import passes
 from bench.tune.__main__ import _options
+from bench.tune.acceptance import at_rate, tokens
+from bench.tune.choose import Choice, Setup, Simulated, best_k
 from bench.tune.passes import Pass, chip_with, collective_us, simulated_pass
 from model.errors import UserError
 from nkisim.timeline.chip import Chip
@@ -29,15 +33,36 @@ def test_tokens_by_enumeration(rate: float, k: int) -> None:
         while run < k and accepted[run]:
             run += 1
         mean += chance * (run + 1)
-    assert draft_cost.tokens(rate, k) == pytest.approx(mean)
+    assert tokens(rate, k) == pytest.approx(mean)
+
+
+@dataclass
+class Ratio:
+    """A target pass of one unit whatever its rows, and a draft that costs c."""
+
+    c: float
+
+    def draft(self, setup: Setup) -> float:
+        return self.c
+
+    def target(self, setup: Setup, rows: int) -> float:
+        return 1.0
+
+    def longest(self, setup: Setup) -> int:
+        return 24
+
+
+def leviathan(rate: float, c: float) -> Choice:
+    return best_k(Ratio(c), Setup("1.7B", 32, 32, 1), at_rate(rate, 24))
 
 
 def test_best_k_as_published() -> None:
-    """The optimal k by acceptance rate and c that Leviathan's formula gives (v = 0)."""
+    """The optimal k by acceptance rate and c that Leviathan's formula gives."""
     expected = {0.6: (6, 4, 3, 2), 0.7: (8, 6, 4, 3), 0.8: (11, 8, 6, 4), 0.9: (19, 13, 10, 7)}
     for rate, ks in expected.items():
-        assert tuple(draft_cost.best(rate, c, 0.0)[0] for c in (0.02, 0.05, 0.1, 0.2)) == ks
-    assert draft_cost.best(0.6, 0.9, 0.0) == (0, 1.0)
+        assert tuple(leviathan(rate, c).k for c in (0.02, 0.05, 0.1, 0.2)) == ks
+    alone = leviathan(0.6, 0.9)
+    assert (alone.k, alone.gain) == (0, 1.0)
 
 
 def test_a_row_is_made_of_passes() -> None:
@@ -62,13 +87,18 @@ def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         cores.add(lnc)
         return Pass(sizes[shard.model], 0.0, 1.0 / shard.tp, 0.0, 0.0, 0.0)
 
-    monkeypatch.setattr(draft_cost, "simulated_pass", stand_in)
+    for module in (draft_cost, passes):
+        monkeypatch.setattr(module, "simulated_pass", stand_in)
     draft_cost.main(["--json"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert cores == {_options([]).lnc}
     assert len(rows) == 2 * (1 + 2 + 3)
     assert all(row["source"] == "simulated" and row["c"] == row["draft_us"] / row["target_us"] for row in rows)
     assert {row["draft_tp"] for row in rows if row["tp"] == 4} == {4}
+    # the k and the speed-up that bench.tune chooses for the same setup
+    row = next(r for r in rows if (r["draft"], r["draft_tp"], r["tp"]) == ("1.7B", 8, 32))
+    tuned = best_k(Simulated(chip_with("nominal")), Setup("1.7B", 32, 8, 4), at_rate(0.8, 15))
+    assert (row["best_k"]["0.8"], row["speed_up"]["0.8"]) == (tuned.k, tuned.gain)
     draft_cost.main([])
     out = capsys.readouterr().out
     assert "(simulated)" in out

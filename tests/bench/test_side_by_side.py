@@ -1,6 +1,10 @@
 """The table of our server beside vLLM's: medians over prompts, each ratio of one prompt, texts that differ shown."""
 
-from bench.side_by_side import WAYS, table
+import argparse
+
+import pytest
+
+from bench.side_by_side import WAYS, _rows, table
 
 
 def rows(batch: int, ms: dict[str, list[float]], same: dict[str, bool]) -> list[dict[str, object]]:
@@ -21,3 +25,22 @@ def test_a_ratio_is_that_of_the_same_prompt_and_only_ours_has_one() -> None:
     assert lines[drafted] == ["1.00", "2.00", "3 of 3"]
     assert lines[theirs] == ["8.00", "", "3 of 3"]
     assert lines[their_drafts] == ["2.00", "", "0 of 3"]
+
+
+def test_each_try_asks_every_way_and_the_best_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(address: str, prompt: str, tokens: int) -> tuple[list[int], float]:
+        asked.append(address)
+        return [int(address == "vLLM, 7 drafts")] * tokens, 0.0
+
+    monkeypatch.setattr("bench.side_by_side._ask", ask)
+    options = argparse.Namespace(tries=3, tokens=5)
+    prompt = {"name": "p", "text": "a", "entropy": "open"}
+    measured = _rows({way: way.name for way in WAYS}, 2, prompt, options)
+    # two requests at once, each try all ways before the next try
+    tries = [set(asked[i : i + 8]) for i in range(0, len(asked), 8)]
+    assert tries == [{way.name for way in WAYS}] * 3
+    assert [row["way"] for row in measured] == [way.name for way in WAYS]
+    assert all(row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 3 for row in measured)
+    assert [row["same"] for row in measured] == [True, True, True, False]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.draft_cost import tokens
 from bench.tune import acceptance, published
-from bench.tune.acceptance import at_rate, from_steps
+from bench.tune.acceptance import at_rate, from_steps, tokens
 from bench.tune.fit import evaluate, fit
 from model.errors import UserError
 
