@@ -13,7 +13,7 @@ from nki_kernels.tiles import this_core
 # cores, so that one number would do
 HEADS, ATTENDED = 0, 1
 # numbers per partition that the GpSimd engines' own DMA carries, sooner than the shared one
-FEW = 256
+MOST_BY_GPSIMD = 256
 
 
 def on_two_cores():
@@ -32,7 +32,7 @@ def shared_tile(shape, dtype):
 def swapped(mine, pipe):
     """The other core's tile of the same shape (partitions, numbers), which goes there at the same time."""
     other, theirs, way = 1 - nl.program_id(0), nl.ndarray(mine.shape, dtype=mine.dtype), nisa.dma_engine.dma
-    if mine.shape[1] <= FEW:
+    if mine.shape[1] <= MOST_BY_GPSIMD:
         way = nisa.dma_engine.gpsimd_dma
     nisa.sendrecv(src=mine, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=pipe, dma_engine=way)
     return theirs

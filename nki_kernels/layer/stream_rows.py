@@ -7,11 +7,13 @@ the turned rows and the reciprocal root, one number per row, to the results: it 
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.layer.stream_weights import turns
+from nki_kernels.layer.stream_weights import turn_rows, turns
 from nki_kernels.tiles import PSUM_BANK_BYTES, P, itemsize, move
 
 # rows from this length on are cut in four, so that 32 of them fill the partitions
 LONG, CUT = 4096, 4
+# short rows are loaded turned, in 128 pieces each, up to this many; more are turned by the Tensor Engine
+FEW_ROWS = 16
 
 
 def sections(hidden):
@@ -27,9 +29,12 @@ def load_turned(x):
     """
     rows, hidden = x.shape
     tiles = hidden // P
+    if sections(hidden) == 1 and rows > FEW_ROWS:
+        rows_RE = nl.ndarray((rows, hidden), dtype=x.dtype)
+        move(rows_RE, x)
+        return turn_rows(rows_RE).permute((0, 2, 1))
     turned_PRT = nl.ndarray((P, rows, tiles), dtype=x.dtype)
     if sections(hidden) == 1:
-        # a few short pieces for each partition
         move(turned_PRT, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=0))
         return turned_PRT
     for first in range(0, rows, P // CUT):
