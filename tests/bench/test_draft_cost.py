@@ -104,7 +104,7 @@ def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "(simulated)" in out
     *lines, legend = out.splitlines()
     assert len(lines) == 2 + len(rows) + 1
-    assert all(f"{column}: " in legend for column in ("c", "v")), "each column that is a letter is explained"
+    assert all(f"{column}: " in legend for column in ("c", "a=0.6 4 (1.79)")), "letters and cells are explained"
 
 
 @pytest.mark.parametrize("batch", ["0", "17"])
