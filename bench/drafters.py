@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,9 @@ def tokens_a_step(results: Sequence[Result]) -> float:
     return sum(len(r.ids) - 1 for r in results) / max(1, sum(r.steps for r in results))
 
 
-def run(drafters: dict[str, str], k: int, asked: list[tuple[str, Request]], batch: int) -> list[dict[str, Any]]:
+def run(drafters: dict[str, str], k: int, asked: list[tuple[str, Request]], batch: int) -> Iterator[dict[str, Any]]:
     """A row a drafter, given its model's folder: requests that differ, and tokens a step by kind, greedy or drawn."""
-    rows, expected = [], None
+    expected = None
     with tempfile.TemporaryDirectory() as folder:
         for drafter, draft in {"none": "", **drafters}.items():
             with progress(f"{drafter}, {len(asked)} requests"):
@@ -97,8 +97,7 @@ def run(drafters: dict[str, str], k: int, asked: list[tuple[str, Request]], batc
                         if (at, q.params.temperature > 0) == (kind, draws)
                     ]  # fmt: skip
                     row[f"{kind} {how}"] = round(tokens_a_step(of), 3)
-            rows.append(row)
-    return rows
+            yield row
 
 
 def main(arguments: list[str]) -> None:
@@ -115,14 +114,15 @@ def main(arguments: list[str]) -> None:
     drafters = {name: MODELS[name] for name in options.drafters}
     if options.parallel and "parallel" in drafters:
         drafters["parallel"] = str(options.parallel)
-    rows = run(drafters, options.k, requests(options.requests, options.tokens), options.batch)
-    if options.json:
-        print(json.dumps(header("wall") | {"rows": rows}))
-    else:
-        for row in rows:
+    rows = []
+    for row in run(drafters, options.k, requests(options.requests, options.tokens), options.batch):
+        rows.append(row)
+        if not options.json:
             kept = ", ".join(f"{name} {value}" for name, value in row.items() if name.split()[0] in KINDS)
             print(f"{row['drafter']} k {row['k']}: {row['requests']} requests, {row['differences']} different; "
-                  f"tokens a step: {kept}")  # fmt: skip
+                  f"tokens a step: {kept}", flush=True)  # fmt: skip
+    if options.json:
+        print(json.dumps(header("wall") | {"rows": rows}))
     if any(row["differences"] for row in rows):
         raise SystemExit(1)
 

@@ -119,6 +119,8 @@ def check_loadable(bundle: Bundle, engine: str) -> int:
     if engine == "native" or (ENGINES[engine] and bundle["k"]):
         what = "with a draft model" if bundle["k"] else "of NxDI"
         raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
+    if bundle["k"] and not bundle.drafting.of_kind.has_model:
+        raise _refused(bundle, "its drafts are the host's, and NxDI's loader brings none; build it with a draft model")
     if bundle["neff"] == "none":
         raise _refused(
             bundle,

@@ -41,7 +41,7 @@ PLANS = {
     "medusa": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
 }
 # for every drafter that goes on
-AGAIN = DrafterPlan(400, Rates(muon=4e-3, adamw=4e-3), seed=7)
+AGAIN = DrafterPlan(1500, Rates(muon=4e-3, adamw=4e-3), seed=7)
 
 
 @dataclass

@@ -65,6 +65,8 @@ def _fewer(spec: dict[str, Any]) -> list[int]:
 
 def _models(m: dict[str, Any]) -> Iterator[str]:
     kind, mask = recorded(m).kind, recorded(m).mask_id
+    if m["spec"].get("drafter", kind) != kind:
+        yield f"the drafter is {kind} and the flags say {shown(m['spec']['drafter'])}"
     if (m["k"] > 0) != (kind != "none") or m["k"] > (KINDS[kind].limit or m["k"]):
         yield f"k is {m['k']} and the drafter {kind}"
     if ("config" in m["models"]["draft"]) != _has_draft(m):

@@ -66,4 +66,4 @@ def test_the_bench_notices_a_different_id(monkeypatch: pytest.MonkeyPatch) -> No
         return results
 
     monkeypatch.setattr(bench.Engine, "run", forged)
-    assert bench.run({"ngram": ""}, 2, asked, 2)[1]["different"] == [1]
+    assert list(bench.run({"ngram": ""}, 2, asked, 2))[1]["different"] == [1]

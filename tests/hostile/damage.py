@@ -99,6 +99,8 @@ EDITS: list[tuple[str, Any]] = [
     *[("graphs.0.file", v) for v in ("/etc/passwd", "../x", "hlo/x")],
     *[("graphs.0.inputs.0.1", v) for v in ([HUGE, HUGE], [], [-1], "x")],
     *[("graphs.0.weights.0.1", v) for v in ([HUGE, HUGE], [1], [10**40])],
+    # a tensor in the middle of a layer, of either model
+    *[(f"graphs.0.weights.{at}.1", v) for at in (6, 9, 20, 30) for v in ([1], [HUGE, HUGE], [16, 16, 16], [])],
     *[("graphs.0.weights.0.2", v) for v in ("int9", "bfloat16", None)],
     *[("graphs.0.state.0.1", v) for v in ([HUGE] * 4, [])],
     *[("toolchain", v) for v in ("gpu", "full", None)],

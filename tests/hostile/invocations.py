@@ -283,7 +283,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --traces {tmp}/nothing
         --traces {tmp}/binary
         --traces {tmp}/empty-file
-        --nonsense
         --traces {tmp}/config-number/config.json
     """),
     ("bench.serving.__main__", "", """
@@ -309,6 +308,10 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --batch 1000
         --lnc 3
         --all-reduce x
+    """),
+    ("deploy.keep", "", """
+        {tmp} {tmp}/kept -- {tmp}/missing-command
+        {tmp} gs://a/b
     """),
 )  # fmt: skip
 # configurations of a target that are none: the folder's name says which field is what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,17 @@ from compile.build import build
 from compile.doctor import findings
 from compile.graph.contract import declared
 from compile.spec import BuildSpec
-from model.bundle.manifest import FUSED, PREFILL, read_bundle
+from model.bundle.manifest import (
+    FUSED,
+    PREFILL,
+    Bundle,
+    canonical_hash,
+    manifest_digest,
+    parse_manifest,
+    read_bundle,
+)
+from model.drafting import Drafting
+from model.errors import UserError
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
@@ -113,6 +124,32 @@ def test_the_manifest_names_the_drafter_and_its_state(folder: Path) -> None:
     assert bundle["drafter"] == {"kind": "parallel", "mask_id": MASK}
     kept = [t for t in bundle.graph(PREFILL, 128).state if ".kept." in t.name]
     assert [(t.name, t.shape, t.dtype) for t in kept] == [("draft_model.kept.ids", (3, 4, 1), "int32")]
+
+
+def _parsed(manifest: dict[str, Any]) -> Bundle:
+    """What a manifest says, its digests made anew."""
+    manifest["config_hash"] = canonical_hash([manifest["spec"], manifest["models"]])
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    return parse_manifest(json.dumps(manifest).encode(), "manifest.json", Path())
+
+
+def test_a_manifest_of_an_earlier_build_has_a_chain(folder: Path) -> None:
+    for drafter, kind in (("chain", "chain"), ("none", "none")):
+        manifest = json.loads(json.dumps(_graphs(folder, drafter, (("k", 3),) * (drafter == "chain")).bundle.manifest))
+        del manifest["drafter"], manifest["spec"]["drafter"]
+        assert _parsed(manifest).drafting == Drafting(kind)
+
+
+def test_a_manifest_whose_drafter_is_another_is_refused(folder: Path) -> None:
+    for changes, why in (
+        ({"drafter": {"kind": "chain"}}, "the drafter is chain and the flags say 'parallel'"),
+        ({"drafter": {"kind": "parallel"}}, "its mask rows have the id None"),
+        ({"drafter": {"kind": "parallel", "mask_id": 64}}, "its mask rows have the id 64"),
+        ({"drafter": {"kind": "oracle"}}, "drafter.kind is 'oracle'"),
+    ):
+        manifest = json.loads(json.dumps(_graphs(folder, "parallel", (("k", 4),)).bundle.manifest))
+        with pytest.raises(UserError, match=why):
+            _parsed(manifest | changes)
 
 
 def test_kernels_serve_a_parallel_draft(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
+from compile.serve_command import check_loadable
 from compile.spec import BuildSpec
 from model.bundle.manifest import read_bundle
 from model.errors import UserError
@@ -90,6 +91,8 @@ def test_the_bundle_is_a_target_that_takes_drafts(graphs: Graphs, capsys: pytest
     assert not [t.name for g in bundle.graphs for t in (*g.weights, *g.state) if t.name.startswith("draft")]
     doctor([str(bundle.path)])
     assert "ngram" in capsys.readouterr().out
+    with pytest.raises(UserError, match="its drafts are the host's"):
+        check_loadable(bundle, "v0")
 
 
 def test_what_does_not_go_together_is_refused(graphs: Graphs, tmp_path: Path) -> None:

@@ -101,3 +101,20 @@ def test_another_architecture_is_refused(change: dict) -> None:
     raw = HFConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=2).to_dict() | change
     with pytest.raises(UserError):
         config_from_dict(raw, "config.json")
+
+
+@torch.no_grad()
+def test_the_states_at_the_taps_are_transformers_hidden_states() -> None:
+    """What a drafter may ask of a target: what layers are given, and the normed state behind the last."""
+    hf, ours = _pair(6, 3, 10, 3, False)
+    ids = torch.arange(22, dtype=torch.int32).view(2, 11)
+    keys = torch.arange(256, dtype=torch.int32)
+    caches = empty_caches(ours.config, Parallel(), 2, 256, torch.float32)
+    theirs = hf(ids.long(), output_hidden_states=True).hidden_states
+    plain = ours.hidden(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))[0]
+    for taps in ((0,), (3,), (1, 2, 3)):
+        ours.taps = taps
+        x, _, features = ours.tapped(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))
+        assert features is not None
+        assert torch.equal(x, plain)
+        assert torch.allclose(features, torch.cat([theirs[t] for t in taps], -1), atol=1e-4, rtol=0)

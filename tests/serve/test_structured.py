@@ -143,10 +143,10 @@ def test_a_log_probability_more_than_the_emitted_token_s_is_refused(client: Any,
 
 def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) -> None:
     """Alone on the server: the counts are those of the same request offline."""
-    answer = ask(client, name, PROMPTS[0], max_tokens=30, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
+    answer = ask(client, name, PROMPTS[0], max_tokens=20, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
     told = answer.metrics["speculative_decoding"]
     ids = llm.bundle.config("target").eos_token_ids
-    offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=30)
+    offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=20)
     assert not set(ids) & set(offline.ids), "the request ended early: pick another seed"
     assert len(told["per_step_accepted"]) == offline.steps
     assert told["per_step_drafted"] == [7] * offline.steps

@@ -52,7 +52,8 @@ def test_speculation_off_and_a_restart_give_the_same_bytes(bundle: Path, llm: LL
     flags = {"temperature": params.temperature, "top-k": params.top_k, "seed": params.seed, "max-new-tokens": 16}
     command = [sys.executable, "-m", "model.generate", "--bundle", str(bundle), "--prompt", COUNT, "--json"]
     command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    for more in ([], ["--no-speculation"], ["--k-limit", "0"]):
+    # a process takes ten seconds: two of them, for one of the ways to draw
+    for more in (["--no-speculation"], ["--k-limit", "0"]) if params == DRAWN else ():
         done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
         assert tuple(json.loads(done.stdout)["ids"]) == drafts.ids
 
