@@ -58,15 +58,17 @@ def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     width, inner = gate_up.shape[2] // 2, down.shape[1]
     out_RE = nl.ndarray((rows, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     mine, last = share_of_core(gate_up.shape[0]), share_of_core(down.shape[0])
+    # the other core waits for this one's last block
+    shared = mine[1] - mine[0] < gate_up.shape[0]
     warm_up(nl.silu)
     normed = Normed(x, gamma, eps)
-    stream = Stream(pieces(gate_up, mine, sections(hidden), tail=True) + pieces(down, last, tail=True))
+    stream = Stream(pieces(gate_up, mine, sections(hidden), tail=shared) + pieces(down, last, tail=True))
     stream.fill()
     gated_RI = nl.ndarray((rows, inner), dtype=x.dtype)
     for block in range(mine[0], mine[1]):
         both_psum = product(stream, normed.turned_PTR)
         swiglu(gated_RI[:, block * width : (block + 1) * width], both_psum, normed.inverse())
-        if mine[1] - mine[0] < gate_up.shape[0]:
+        if shared:
             exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
     gated_PTR = turn_rows(gated_RI)
     for block in range(last[0], last[1]):
