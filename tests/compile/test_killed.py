@@ -1,8 +1,5 @@
 """A build that is killed at any moment, or interrupted, leaves no bundle or a whole one, and goes on."""
 
-import multiprocessing
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -11,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from compile.build import build
-from compile.doctor import main as doctor
 from model.bundle.manifest import MANIFEST, PREFILL, read_bundle
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_pair
+from tests.hostile import kills
+from tests.hostile.kills import beginnings, replacements
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 20
 CHANGES = {"k": 1, "batch": 1, "max_len": 128}
 
 
@@ -32,58 +28,23 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _start(base: Path, out: str) -> multiprocessing.Process:
-    # a fork server that has imported everything: what is killed is the build, not an import
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compile.build"])
-    process = context.Process(target=build, args=(spec(base, out, **CHANGES),))
-    process.start()
-    return process  # type: ignore[return-value]
-
-
-def _usable(out: Path) -> bool:
-    """Whether there is a manifest; if so the doctor must accept the bundle and its graphs must run."""
-    if not (out / MANIFEST).exists():
-        return False
-    doctor([str(out)])
-    bundle = read_bundle(out)
+def test_a_new_build_killed_at_random_moments_is_no_bundle_or_a_whole_one(base: Path, tmp_path: Path) -> None:
+    series = beginnings(spec(base, **CHANGES), tmp_path, seed=0, count=20)
+    assert series.held == series.tried == 22, str(series)
+    bundle = read_bundle(tmp_path / "killed")
     assert Engine(Graphs(bundle), shape_of(bundle)).run([Request((1, 2, 3), max_new_tokens=4)])[0].ids
-    return True
 
 
-def test_a_build_killed_at_random_moments_is_no_bundle_or_a_whole_one(base: Path) -> None:
-    begin = time.monotonic()
-    whole = _start(base, "whole")
-    whole.join()
-    length = time.monotonic() - begin
-    assert _usable(base / "whole")
-    rng, killed, found, moments = random.Random(0), 0, 0, set()
-    while killed < KILLS or (len(moments) < 3 and killed < 3 * KILLS):
-        # a resumed build is shorter: moments are drawn from all lengths
-        process = _start(base, "killed")
-        process.join(rng.uniform(0, length) * rng.choice((0.2, 0.5, 1.0)))
-        if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGKILL)
-            process.join()
-            killed += 1
-            moments.add(frozenset(p.name for p in (base / "killed").rglob("*")))
-        found += _usable(base / "killed")
-        if not process.exitcode:
-            # finished before its moment: begin anew
-            (base / "killed").rename(base / f"finished{killed}-{found}")
-    assert len(moments) >= 3, "the kills must have met the build at different places"
-    build(spec(base, "killed", **CHANGES))
-    assert _usable(base / "killed")
-    names = sorted(read_bundle(base / "whole")["files"].items())
-    assert sorted(read_bundle(base / "killed")["files"].items()) == names
+def test_a_build_over_a_good_bundle_killed_at_random_moments_leaves_one_whole(base: Path, tmp_path: Path) -> None:
+    series = replacements(spec(base, **CHANGES | {"k": 2}), tmp_path, seed=0, count=12)
+    assert series.held == series.tried == 14, str(series)
 
 
-def test_a_manifest_of_half_a_bundle_would_be_caught(base: Path) -> None:
-    build(spec(base, "half", **CHANGES))
-    bundle = read_bundle(base / "half")
+def test_a_half_bundle_would_be_caught(base: Path, tmp_path: Path) -> None:
+    bundle = read_bundle(kills.build(spec(base, "half", **CHANGES)))
+    assert kills._k(bundle.path) == 1
     (bundle.path / bundle.graph(PREFILL, 128).file).unlink()
-    with pytest.raises(SystemExit):
-        _usable(base / "half")
+    assert "is missing" in str(kills._k(bundle.path))
 
 
 @pytest.mark.parametrize("building", [False, True], ids=["importing", "building"])

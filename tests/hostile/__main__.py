@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from compile.build import build
@@ -26,14 +27,15 @@ def run(folder: Path, seed: int, seconds: float) -> Iterator[Series]:
     write_pair(folder)
     pair = spec(folder, k=2, batch=1)
     bundle, alone = build(pair), build(spec(folder, "alone", k=0))
-    for name in ("damage", "forge", "words", "over", "new", "s3"):
+    for name in ("damage", "forge", "words", "over", "new", "traced", "s3"):
         (folder / name).mkdir()
     yield damage_files(bundle, folder / "damage", seed, 200)
     yield forge(bundle, folder / "forge", read_bundle)
     yield invocations(folder / "words", bundle, alone)
     yield faults(bundle, folder / "s3", seed, 60, seconds / 5)
-    yield replacements(pair, folder / "over", seed, 30, seconds / 4)
-    yield beginnings(pair, folder / "new", seed, 30, seconds / 4)
+    yield replacements(pair, folder / "over", seed, 40, seconds / 5)
+    yield beginnings(pair, folder / "new", seed, 60, seconds / 5)
+    yield beginnings(replace(pair, k=1), folder / "traced", seed, 8, seconds / 8, tracing=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -10,7 +10,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import compile.build
 from compile.build import build
+from compile.bundle import cutting
+from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.bundle.manifest import MANIFEST, read_bundle
 from model.bundle.opening import open_bundle
@@ -18,71 +21,110 @@ from model.errors import UserError
 from tests.hostile.series import Series
 
 
-def _start(spec: BuildSpec) -> multiprocessing.Process:
-    # a fork server that has imported everything: what is killed is the build, not an import
+def _build(spec: BuildSpec, traced: Path | None) -> None:
+    """Build; with `traced`, a bundle of the same graphs, take them from there: while it traces a build writes nothing.
+
+    Shards are noted after every weight, so that a kill meets them at many lengths.
+    """
+    cutting.PART_BYTES = 1
+    if traced:
+        compile.build.lower_graph = lambda _, graph: (traced / graph.file).read_bytes()
+    build(spec)
+
+
+def start(spec: BuildSpec, traced: Path | None = None) -> multiprocessing.Process:
+    """A build in a process of its own; what is killed is the build, not an import."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compile.build"])
-    process = context.Process(target=build, args=(spec,))
+    context.set_forkserver_preload(["tests.hostile.kills"])
+    process = context.Process(target=_build, args=(spec, traced))
     process.start()
     return process  # type: ignore[return-value]
 
 
-def _killed(process: multiprocessing.Process) -> bool:
-    """Kill a build; whether it was met before its end."""
+def _timed(spec: BuildSpec, traced: Path | None = None) -> float:
+    """Seconds of a build that nobody kills."""
+    # the first process of all waits for the imports of the fork server
+    start(replace(spec, out=f"{spec.out}-first"), traced).join()
+    begin = time.monotonic()
+    start(spec, traced).join()
+    return time.monotonic() - begin
+
+
+def _killed(process: multiprocessing.Process, after: float) -> bool:
+    """Kill a build after so many seconds; whether it was met before its end."""
+    process.join(after)
     process.kill()
     process.join()
     return process.exitcode == -signal.SIGKILL
 
 
 def _k(out: Path) -> int | str:
+    """The k of the bundle in a folder, or what is wrong with it."""
     try:
-        return int(open_bundle(out)["k"])
+        bundle = open_bundle(out)
+        return "; ".join(findings(bundle)) or int(bundle["k"])
     except UserError as error:
         return str(error)
+
+
+def _met(out: Path) -> str:
+    """The names of what is there: two kills that left different names met the build at different places."""
+    places = (out, out.with_name(f".{out.name}.building"))
+    return "\n".join(sorted(str(path) for place in places for path in place.rglob("*")))
+
+
+def _judge_moments(series: Series, moments: set[str]) -> None:
+    few = f"{len(moments)} places were met by {series.tried} kills"
+    series.count("the kills", "" if len(moments) >= min(3, series.tried) else few)
 
 
 def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
     """Builds of another k over a good bundle, killed at random moments: what is served is the old one or the new."""
     series, rng = Series("kills of a build over a good bundle survived"), random.Random(seed)
-    out = scratch / "served"
+    out, begin, moments = scratch / "served", time.monotonic(), set[str]()
     one = replace(spec, out=str(out))
     other = replace(one, k=spec.k - 1)
+    traced = {s.k: build(replace(s, out=str(scratch / f"traced{s.k}"))) for s in (one, other)}
+    length = _timed(replace(other, out=str(scratch / "timed")), traced[other.k])
     build(one)
-    begin = time.monotonic()
-    process = _start(replace(other, out=str(scratch / "timed")))
-    process.join()
-    length = time.monotonic() - begin
     while series.tried < count and time.monotonic() - begin < seconds:
         old = _k(out)
         new = other if old == one.k else one
-        process = _start(new)
-        process.join(rng.uniform(0.02, 1.0) * length)
-        if _killed(process):
+        if _killed(start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length):
             there = _k(out)
+            moments.add(_met(out))
             series.count(f"k {new.k} over k {old}", "" if there in (old, new.k) else str(there))
+    _judge_moments(series, moments)
     build(one)
     left = sorted(p.name for p in scratch.iterdir() if p.name.startswith("."))
     series.count("the last build", "" if _k(out) == one.k and not left else f"k {_k(out)}, left {left}")
     return series
 
 
-def beginnings(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
+def beginnings(
+    spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9, tracing: bool = False
+) -> Series:
     """New builds, killed and started again: no half bundle is accepted, and the end is the whole one's digests."""
-    series, rng = Series("kills of a new build survived"), random.Random(seed)
-    whole = replace(spec, out=str(scratch / "whole"))
-    begin = time.monotonic()
+    series, rng = Series(f"kills of a new build{' that traces' * tracing} survived"), random.Random(seed)
+    whole, out = replace(spec, out=str(scratch / "whole")), scratch / "killed"
+    begin, moments = time.monotonic(), set[str]()
+    traced = None if tracing else build(whole)
+    length = _timed(replace(spec, out=str(scratch / "timed")), traced)
     build(whole)
-    length, out = time.monotonic() - begin, scratch / "killed"
     digests = {n: e["sha256"] for n, e in read_bundle(Path(whole.out))["files"].items()}
     while series.tried < count and time.monotonic() - begin < seconds:
-        process = _start(replace(spec, out=str(out)))
-        process.join(rng.uniform(0.02, 0.9) * length)
-        if _killed(process):
+        process = start(replace(spec, out=str(out)), traced)
+        # a build that goes on is shorter: moments are drawn from all lengths
+        if _killed(process, rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))):
             half = (out / MANIFEST).exists() and _k(out) != spec.k
+            moments.add(_met(out))
             series.count("a new build", "a half bundle is there" if half else "")
         if (out / MANIFEST).exists():
             shutil.rmtree(out)
+    # a build that traces spends its time at one place
+    if traced:
+        _judge_moments(series, moments)
     build(replace(spec, out=str(out)))
     same = {n: e["sha256"] for n, e in read_bundle(out)["files"].items()} == digests
-    series.count("the last build", "" if same else "other digests than an undisturbed build's")
+    series.count("the last build", "" if same and _k(out) == spec.k else "other digests than an undisturbed build's")
     return series
