@@ -50,7 +50,7 @@ class Options:
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be measured."""
-        if not self.baseline and not self.speculative:
+        if not self.endpoints:
             raise UserError("no endpoint was given; give --baseline URL, --speculative URL, or both")
         for name in ("requests", "concurrency", "rounds", "max_tokens"):
             if getattr(self, name) < 1:
