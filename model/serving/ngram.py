@@ -23,8 +23,7 @@ def propose(ids: Sequence[int], k: int, shortest: int = SHORTEST, longest: int =
         alike[:back] = False
         alike[back:] &= text[:-back] == text[-back]
         lengths += alike
-    if not len(text) or (best := lengths.max()) < shortest:
+    if not len(text) or lengths.max() < shortest:
         return []
     place = int(lengths.argmax())
-    assert best > 0
     return text[place : place + k].tolist()
