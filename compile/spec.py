@@ -219,7 +219,7 @@ class BuildSpec:
     def _check_numbers(self) -> None:
         if not 0 <= self.k <= MAX_K:
             raise UserError(f"k is {self.k}; a step drafts 1 to {MAX_K} tokens, and 0 builds the target alone")
-        if self.fewer and (list(self.fewer) != sorted({*self.fewer} - {0}) or self.fewer[-1] >= self.k):
+        if self.fewer and (list(self.fewer) != sorted({*self.fewer}) or self.fewer[0] < 1 or self.fewer[-1] >= self.k):
             raise UserError(f"k is {(*self.fewer, self.k)}; a set of k is different numbers, the largest last")
         if self.tp > MAX_TP:
             raise UserError(f"tp is {self.tp}; a trn2 machine has {MAX_TP} logical cores, choose 1 to {MAX_TP}")
@@ -304,7 +304,10 @@ def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
 
 def set_of_k(text: str) -> tuple[int, tuple[int, ...]]:
     """The largest k of a text as 0,3,7, and the others but 0, which every bundle can do."""
-    *fewer, largest = sorted({int(part) for part in text.split(",")})
+    try:
+        *fewer, largest = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no k; give a number, or a set as 0,3,7") from error
     return largest, tuple(k for k in fewer if k)
 
 

@@ -21,6 +21,8 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --k -1
         --k x
         --k 1.5
+        --k=-1,3
+        --k 0,x
         --k
         --k 7 --draft Qwen/No
         --draft {tmp}/target
