@@ -31,8 +31,9 @@ from nki_kernels.layer.heads import (
     scaled_heads,
     turn_heads,
 )
+from nki_kernels.layer.stream_columns import store_turned_block, turned_product
 from nki_kernels.layer.stream_rows import Normed, sections
-from nki_kernels.layer.stream_weights import Stream, pieces, product, store_block
+from nki_kernels.layer.stream_weights import Stream, pieces, product
 from nki_kernels.tiles import BANK, P, move, share_of_core, warm_up
 
 
@@ -132,5 +133,5 @@ def decode_attention_kernel(x, norms, weights, angles, cache, positions, eps=1e-
     stream.fill()
     attended_DHR = handed.collect(chunks)
     for block in range(mine[0], mine[1]):
-        store_block(out_RE, product(stream, attended_DHR), block)
+        store_turned_block(out_RE, turned_product(stream, attended_DHR), block)
     return out_RE

@@ -298,8 +298,9 @@ def _extent(tensor: NkiTensor) -> Raw:
     width = info.size // tensor._row() if tensor._row() else 1
     first = 1 if tensor._on_chip else 0
     shape, strides = tensor.shape[first:], tensor.strides[first:]
-    run = 1
-    for n, s in zip(reversed(shape), reversed(strides), strict=False):
+    run, walked = 1, list(zip(reversed(strides), reversed(shape), strict=True))
+    # bytes of HBM are the same in whatever order a transfer walks them
+    for s, n in walked if tensor._on_chip else sorted(walked):
         if n != 1 and s != run:
             break
         run *= n
