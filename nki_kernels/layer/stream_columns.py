@@ -46,6 +46,32 @@ def turned_product(stream, turned_PTR):
     return part_psum_WJR
 
 
+def heads_product(stream, turned_PTR, values, dim):
+    """The next block's heads: the first `values` with the rows on the partitions, PSUM (R, values * D), the others
+    turned, PSUM (D, heads, R); None where there are none.
+    """
+    weight, tile = stream.queue[stream.used].weight, 0
+    last, rows, heads = -(-weight.shape[1] // P), turned_PTR.shape[2], weight.shape[2] // dim
+    values_psum_RC, turned_psum_DHR = None, None
+    if values > 0:
+        values_psum_RC = nl.ndarray((rows, values * dim), dtype=nl.float32, buffer=nl.psum)
+    if values < heads:
+        turned_psum_DHR = nl.ndarray((dim, heads - values, rows), dtype=nl.float32, buffer=nl.psum)
+    while tile < last:
+        piece = stream.take()
+        inside = slice(piece.start, piece.start + piece.rows)
+        for t in range(piece.first, piece.last):
+            weights, moving = piece.tile_PTC[inside, t - piece.first, :], turned_PTR[inside, t, :]
+            if values > 0:
+                first = weights[:, 0 : values * dim]
+                nisa.nc_matmul(dst=values_psum_RC, stationary=moving, moving=first, accumulate=t > 0)
+            for i in range(values, heads):
+                own, target = weights[:, i * dim : (i + 1) * dim], turned_psum_DHR[:, i - values, :]
+                nisa.nc_matmul(dst=target, stationary=own, moving=moving, accumulate=t > 0)
+        tile = piece.last
+    return values_psum_RC, turned_psum_DHR
+
+
 def store_turned_block(out_RE, part_psum_WJR, block):
     """Round one block of columns and store it: rows as they lie if they are few, else turned back."""
     width, groups, rows = part_psum_WJR.shape
