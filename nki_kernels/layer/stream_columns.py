@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.layer.stream_weights import turns
-from nki_kernels.tiles import PSUM_BANK_BYTES, P, itemsize, move
+from nki_kernels.tiles import P, move
 
 # up to this many rows are stored from where they are, in W pieces each; more are turned back, with the same bits
 FEW_ROWS = 8
@@ -83,10 +83,10 @@ def store_turned_block(out_RE, part_psum_WJR, block):
         move(target.reshape((rows, width, groups)).permute((1, 0, 2)), rounded_WRJ)
         return
     rounded_WJR = nl.ndarray(part_psum_WJR.shape, dtype=out_RE.dtype)
-    nisa.tensor_copy(dst=rounded_WJR, src=part_psum_WJR)
+    nisa.tensor_copy(dst=rounded_WJR, src=part_psum_WJR, engine=nisa.engine.vector)
     whole_RWJ = nl.ndarray((rows, width, groups), dtype=out_RE.dtype)
-    # of fp32 a bank holds half of a block's groups
-    each = min(groups, max(1, PSUM_BANK_BYTES // (width * itemsize(out_RE.dtype))))
+    # by two engines; of fp32 a bank holds half of a block's groups
+    each = -(-groups // 2)
     for first in range(0, groups, each):
         last = min(first + each, groups)
         psum_RWJ = nl.ndarray((rows, width, last - first), dtype=out_RE.dtype, buffer=nl.psum)
