@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from model.cache import Cache, Placement
-from model.drafters import Drafter, DraftState, Prompt
+from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.filters import GUESSED_STEPS
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops, iota
@@ -57,21 +57,35 @@ class Pair(nn.Module):
         Drafter and target draw with the same noise at the same position. A draft is accepted while the two draws are
         equal; what is emitted is the target's own draw. So the text is the target's, whatever the drafter.
         """
-        kernels, position_B1 = self.target_model.kernels, inputs.position_ids[:, :1]
-        window = Window.of(k, position_B1, inputs.attention_mask.shape[1])
+        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
         asked = inputs.sampling if filters else inputs.sampling.unfiltered()
         of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
-        of_target = self._allowing(of_target, inputs.allowed)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, of_draft, draft_state)
+        draw = self._allowing(of_target, inputs.allowed)
+        return self._verify(window, candidates_BN, draw, inputs.k_limits, draft_state, target_caches)
+
+    def _verify(
+        self,
+        window: Window,
+        candidates_BN: Tensor,
+        draw: Draw,
+        k_limits_B: Tensor,
+        draft_state: DraftState,
+        target_caches: list[Cache],
+    ) -> StepOutputs:
+        """The target's pass over the candidates, and what it keeps of them."""
+        target, position_B1 = self.target_model, window.placement.positions_BN[:, :1]
         draws, target_caches, features_BNF = self.ops.call(
-            self.target_model, window.padded(candidates_BN), target_caches, window.placement, of_target
+            target, window.padded(candidates_BN), target_caches, window.placement, draw
         )
-        draws, limit_B = window.cut(draws), window.limit(inputs.k_limits, self.target_model.length(target_caches))
-        accepted_BN, count_B1, next_ids = kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
-        draft_state = self.drafter.keep(candidates_BN, count_B1, features_BNF, draft_state)
+        draws, limit_B = window.cut(draws), window.limit(k_limits_B, target.length(target_caches))
+        accepted_BN, count_B1, next_B1 = target.kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
+        features_BNF = None if features_BNF is None else features_BNF[:, : window.k + 1]
+        verified = Verified(window, candidates_BN, count_B1, next_B1, features_BNF)
+        draft_state = self.drafter.keep(verified, draft_state)
         next_pos = position_B1 + count_B1
         scores = None if draws.scores is None else draws.scores.permute(1, 2, 0)
-        return StepOutputs(accepted_BN, next_ids, window.mask(next_pos), next_pos, draft_state, target_caches, scores)
+        return StepOutputs(accepted_BN, next_B1, window.mask(next_pos), next_pos, draft_state, target_caches, scores)
 
     def _allowing(self, draw: Draw, words_BW: Tensor | None) -> Draw:
         """The target's draw with what a mask allows, if there is one, the same for every row of a sequence."""

@@ -3,7 +3,7 @@
     candidates_BN, state = drafter.propose(window, input_ids, draw, state)
     draws, features      = target(candidates_BN)                       # N = k + 1 rows in one pass
     kept                 = accept(candidates_BN, draws)                # 1 .. N ids: the target's own draws
-    state                = drafter.keep(candidates_BN, kept, features, state)
+    state                = drafter.keep(Verified(candidates_BN, kept, features), state)
 
 What is emitted is the target's own draw, so a drafter is right whatever it proposes: it is only more or less often
 accepted. It draws with the noise of the positions it proposes for, which is what makes it accepted at temperatures
@@ -55,6 +55,17 @@ class Prompt(NamedTuple):
     features_1SF: Tensor | None
 
 
+class Verified(NamedTuple):
+    """A step's candidates, of which the first `count` were kept, at the window's rows; the id drawn after the last kept
+    one, which is the next step's input; and the target's states of the candidates' rows, if the drafter taps any."""
+
+    window: Window
+    candidates_BN: Tensor
+    count_B1: Tensor
+    next_B1: Tensor
+    features_BNF: Tensor | None
+
+
 class Drafter:
     """Proposes what came with the input id: nothing in a step of the target alone, else the host's drafts."""
 
@@ -66,10 +77,8 @@ class Drafter:
         """(B, N) the input ids at their positions and k drafts after them; T is 1, or N where the host drafts."""
         return ids_BT, state
 
-    def keep(
-        self, candidates_BN: Tensor, count_B1: Tensor, features_BNF: Tensor | None, state: DraftState
-    ) -> DraftState:
-        """The state after a step in which the first `count` candidates were kept; the next id follows them."""
+    def keep(self, verified: Verified, state: DraftState) -> DraftState:
+        """The state after a step."""
         return state
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:

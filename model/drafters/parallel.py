@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Placement
-from model.drafters import Drafter, DraftState, Prompt, in_slot, moved, rows_of
+from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved, rows_of
 from model.ops import iota
 from model.qwen3 import Qwen3
 from model.sampling import Draw
@@ -53,10 +53,9 @@ class Parallel(Drafter):
         placement = window.placement._replace(positions_BN=position_B1 - own_B1 + rows_R)
         return rows_of(known, most - own_B1 + rows_R).squeeze(-1), placement, own_B1
 
-    def keep(
-        self, candidates_BN: Tensor, count_B1: Tensor, features_BNF: Tensor | None, state: DraftState
-    ) -> DraftState:
-        return state._replace(kept=(moved(state.kept[0], candidates_BN.unsqueeze(-1), count_B1),))
+    def keep(self, verified: Verified, state: DraftState) -> DraftState:
+        ids_BN1 = verified.candidates_BN.unsqueeze(-1)
+        return state._replace(kept=(moved(state.kept[0], ids_BN1, verified.count_B1),))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
         _, caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement)
