@@ -100,7 +100,7 @@ class Pair(nn.Module):
         same; the draft guesses what its filters keep, for its draws have no say in what is emitted."""
         target, draft = self.target_model, self.draft_model
         prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
-        if draft is not None and draft.shard.width != target.shard.width:
+        if draft is not None and (draft.shard.ids_V is not None or draft.shard.width != target.shard.width):
             of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
         return prepared, of_draft._replace(guess_J=torch.tensor(GUESSED_STEPS, device=positions_BN.device))
 
