@@ -9,9 +9,9 @@ from compile.graph.pair import KEPT
 from compile.spec import BuildSpec, PartModel
 from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
 from model.bundle.schema import MASKED, UNFILTERED, step_tag
-from model.bundle.weights import RANK, local_shapes
+from model.bundle.weights import RANK, local_shapes, table
 from model.cache import cache_shapes
-from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.drafting import DraftPass
 from model.dtypes import BY_FLAG
 from model.graph_io import INPUTS, OUTPUTS, tensor_specs, words_of
@@ -90,9 +90,12 @@ def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
 
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    names, dtype = spec.weight_names(), BY_FLAG[spec.dtype].name
-    shapes = local_shapes(model.config, model.ranks, spec.packing(model))
-    cut = (TensorSpec(names[f"{model.prefix}.{ours}"], shape, dtype) for ours, shape in shapes.items())
+    names, dtype, packing = spec.weight_names(), BY_FLAG[spec.dtype].name, spec.packing(model)
+    shapes = local_shapes(model.config, model.ranks, packing)
+    cut = (
+        TensorSpec(names[f"{model.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype)
+        for w in table(model.config, packing)
+    )
     return (*cut, TensorSpec(names[f"{model.prefix}.{RANK}"], (1,), "int32"))
 
 
@@ -107,10 +110,16 @@ def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[Tens
 
 def _kept(spec: BuildSpec) -> tuple[TensorSpec, ...]:
     """What the drafter remembers beside caches."""
-    sizes = {"B": spec.batch, "K": spec.k}
-    kept = spec.drafting.of_kind.kept
+    if not spec.has_draft:
+        return ()
+    sizes = {"B": spec.batch, "K": spec.k, "H": spec.draft_config.hidden_size}
     return tuple(
-        TensorSpec(KEPT + name, tuple(sizes.get(a) or int(a) for a in axes.split()), "int32") for name, axes in kept
+        TensorSpec(
+            KEPT + kept.name,
+            tuple(sizes.get(axis) or int(axis) for axis in kept.axes.split()),
+            kept.dtype or BY_FLAG[spec.dtype].name,
+        )
+        for kept in spec.drafting.of_kind.kept
     )
 
 
@@ -131,7 +140,7 @@ def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: b
     return total
 
 
-def _collectives_of(config: Qwen3Config, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:
+def _collectives_of(config: DraftConfig, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:
     """Two all-reduces a layer, one gather an embedding and a draw; two more a layer where slices are merged."""
     if parallel.tp == 1:
         return {"all-reduce": 0, "all-gather": 0}

@@ -7,7 +7,7 @@ from typing import Any
 from compile.plan import BuildPlan
 from compile.spec import BuildSpec
 from model.bundle.manifest import graph_as_json
-from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.parallel import HeadMap
 
 
@@ -52,6 +52,6 @@ def _step(spec: BuildSpec) -> str:
     return f"k = {spec.k} drafts by {spec.drafting.kind}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
 
 
-def _padding(config: Qwen3Config, tp: int) -> str:
+def _padding(config: DraftConfig, tp: int) -> str:
     padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp).heads_per_rank * tp
     return "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"

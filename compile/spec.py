@@ -15,6 +15,7 @@ from model.attention import KEY_TILE
 from model.bundle.schema import MAX_K, MAX_TP
 from model.bundle.weights import names
 from model.config import PRESETS, Qwen3Config, load_config, raw_config
+from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig, load_draft
 from model.drafting import KINDS, Drafting, inferred
 from model.dtypes import BY_FLAG
 from model.errors import UserError
@@ -85,8 +86,8 @@ class BuildSpec:
         return load_config(self.target)
 
     @property
-    def draft_config(self) -> Qwen3Config:
-        return load_config(self.draft)
+    def draft_config(self) -> DraftConfig:
+        return load_draft(self.drafting.kind, self.draft, self.target_config)
 
     @property
     def drafting(self) -> Drafting:
@@ -140,7 +141,9 @@ class BuildSpec:
         return (*sizes, self.max_len)
 
     def packing(self, model: PartModel) -> Packing:
-        """The halves of a model's layers whose weights are packed."""
+        """The halves of a model's layers whose weights are packed: a decoder's, if the kernels ask for it."""
+        if not isinstance(model.config, Qwen3Config):
+            return Packing()
         return backing_of(self.kernels).packing(model.config, model.ranks)
 
     def what_is_built(self) -> dict[str, Any]:
@@ -163,10 +166,21 @@ class BuildSpec:
         longest = min(m.config.max_position_embeddings for m in self.models)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
-        for model in self.models:
-            model.check()
-        if self.checkpoint and self.has_draft:
+        self._check_checkpoints()
+        if self.checkpoint and self.drafting.of_kind.decoder:
             same_tokenizer(Path(self.checkpoint), Path(self.draft_checkpoint))
+
+    def _check_checkpoints(self) -> None:
+        """Refuse a folder of weights that are another model's."""
+        for model in self.models:
+            if not model.checkpoint:
+                continue
+            kind = "" if model.role == "target" else self.drafting.kind
+            if load_draft(kind, model.checkpoint, self.target_config) != model.config:
+                raise UserError(
+                    f"{model.checkpoint}/config.json describes another model than the one to build; "
+                    f"give the same folder as the model: --{model.role} {model.name}"
+                )
 
     def _check_drafter(self) -> None:
         kind, most = self.drafting.kind, self.drafting.of_kind.limit
@@ -185,15 +199,31 @@ class BuildSpec:
                 "folder of a checkpoint whose config.json has the id of its mask token there, or --drafter chain"
             )
 
-    def _check_pair(self, target: Qwen3Config, draft: Qwen3Config) -> None:
+    def _check_pair(self, target: Qwen3Config, draft: DraftConfig) -> None:
         check_tp(draft, self.draft_ranks, "draft")
         if target.vocab_size != draft.vocab_size:
             raise UserError(
                 f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; "
                 "a draft must share the target's vocabulary"
             )
+        if not isinstance(draft, Qwen3Config):
+            self._check_heads(target, draft)
         if bool(self.checkpoint) != bool(self.draft_checkpoint):
             raise UserError("only one of --checkpoint and --draft-checkpoint was given; give both, or neither")
+
+    def _check_heads(self, target: Qwen3Config, heads: Eagle3Config | MedusaConfig) -> None:
+        if heads.target_hidden_size != target.hidden_size:
+            raise UserError(
+                f"{self.draft} reads states of {heads.target_hidden_size} numbers, the target's have "
+                f"{target.hidden_size}; give heads that were trained for this target"
+            )
+        if any(tap > target.num_hidden_layers for tap in heads.taps):
+            raise UserError(
+                f"{self.draft} reads the states {', '.join(map(str, heads.taps))}, the target has "
+                f"{target.num_hidden_layers} layers; give heads that were trained for this target"
+            )
+        if self.k > heads.most_drafts:
+            raise UserError(f"k is {self.k} and {self.draft} has {heads.most_drafts} heads; lower k")
 
     def _check_slices(self) -> None:
         of_target, of_draft = self.parallel()
@@ -259,21 +289,13 @@ class PartModel:
     role: str
     name: str
     checkpoint: str
-    config: Qwen3Config
+    config: DraftConfig
     ranks: int
 
     @property
     def prefix(self) -> str:
         """Before the model's parameters, caches and files of weights: its name in a Pair."""
         return f"{self.role}_model"
-
-    def check(self) -> None:
-        """Refuse a folder of weights that are another model's."""
-        if self.checkpoint and load_config(self.checkpoint) != self.config:
-            raise UserError(
-                f"{self.checkpoint}/config.json describes another model than the one to build; "
-                f"give the same folder as the model: --{self.role} {self.checkpoint}"
-            )
 
 
 def _whole(value: Any) -> int:

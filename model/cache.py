@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.parallel import Parallel
 
 
@@ -55,7 +55,7 @@ Shape = tuple[int, int, int, int]
 
 
 def cache_shapes(
-    config: Qwen3Config, parallel: Parallel, batch: int, length: int, layout: Layout = PLAIN
+    config: DraftConfig, parallel: Parallel, batch: int, length: int, layout: Layout = PLAIN
 ) -> tuple[Shape, Shape]:
     """The shapes of one key and one value cache on one rank."""
     heads, dim = parallel.heads(config).kv_per_rank, config.head_dim
@@ -65,7 +65,7 @@ def cache_shapes(
 
 
 def empty_caches(
-    config: Qwen3Config, parallel: Parallel, batch: int, length: int, dtype: torch.dtype, layout: Layout = PLAIN
+    config: DraftConfig, parallel: Parallel, batch: int, length: int, dtype: torch.dtype, layout: Layout = PLAIN
 ) -> list[Cache]:
     """Zeroed caches, one per layer."""
     shapes = cache_shapes(config, parallel, batch, length, layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from model.bundle.schema import CONFIG, Wrong
 from model.errors import UserError
@@ -28,6 +28,9 @@ class Qwen3Config:
     max_position_embeddings: int = 40960
     bos_token_id: int | None = 151643
     eos_token_ids: tuple[int, ...] = (151645, 151643)
+
+    # the sizes that ranks divide among themselves
+    split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size", "vocab_size")
 
     @property
     def group(self) -> int:
@@ -69,7 +72,7 @@ def load_config(name_or_path: str) -> Qwen3Config:
     return config_from_dict(raw_config(name_or_path), str(Path(name_or_path) / "config.json"))
 
 
-def raw_config(name_or_path: str) -> Any:
+def raw_config(name_or_path: str) -> dict[str, Any]:
     """What a checkpoint folder's config.json holds; UserError if there is none, or it is no JSON."""
     path = Path(name_or_path) / "config.json"
     if not path.is_file():
@@ -78,9 +81,12 @@ def raw_config(name_or_path: str) -> Any:
             "config.json; give one of these names or the path of a Qwen3 checkpoint"
         )
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} holds no JSON object; give the folder of a Qwen3 checkpoint")
+    return raw
 
 
 _HEAD_DIM_FROM = ("hidden_size", "num_attention_heads")
@@ -96,8 +102,6 @@ def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
 
 def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     """A Hugging Face config dictionary as a Qwen3Config; UserError says what is not supported."""
-    if not isinstance(raw, dict):
-        raise UserError(f"{where} holds no JSON object; give the folder of a Qwen3 checkpoint")
     if raw.get("model_type") != "qwen3":
         raise UserError(
             f"{where} describes architecture {raw.get('model_type')!r}; only dense Qwen3 "

@@ -17,18 +17,32 @@ class DraftPass(NamedTuple):
     drawn: int
 
 
+class Kept(NamedTuple):
+    """A tensor of a drafter's state: its axes, B slots, K the most drafts of a step, H the draft's width; its dtype, by
+    default that of the weights.
+
+    It has three axes, which no ids of a graph's outputs have: a tracer finds the output that a state's tensor is
+    aliased to by shape and dtype.
+    """
+
+    name: str
+    axes: str
+    dtype: str = ""
+
+
 @dataclass(frozen=True)
 class Kind:
     """What is known of a kind of drafter.
 
     `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
-    state beside caches, each a name and axes: B slots, K the most drafts of a step, int32. They have three axes, which
-    no ids of a graph's outputs have: a tracer finds the output that a state's tensor is aliased to by shape and dtype.
+    state beside caches; `decoder` says that its model is a Qwen3 like the target, otherwise it has `head_layers`.
     """
 
     passes: Callable[[int, int], tuple[DraftPass, ...]]
     has_model: bool = True
-    kept: tuple[tuple[str, str], ...] = ()
+    decoder: bool = False
+    head_layers: int = 0
+    kept: tuple[Kept, ...] = ()
     # drafts a step at most, as many rows as the kernels take; 0 leaves it to them
     limit: int = 0
 
@@ -41,13 +55,24 @@ def _parallel(k: int, most: int) -> tuple[DraftPass, ...]:
     return (DraftPass(most + k, k),)
 
 
+def _eagle3(k: int, most: int) -> tuple[DraftPass, ...]:
+    # the verified rows and the first draft, then one row for each draft more
+    return (DraftPass(k + 1, 1), *(DraftPass(1, 1) for _ in range(k - 1)))
+
+
+def _medusa(k: int, most: int) -> tuple[DraftPass, ...]:
+    return (DraftPass(1, k),)
+
+
 def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
     return ()
 
 
 KINDS = {
-    "chain": Kind(_chain),
-    "parallel": Kind(_parallel, kept=(("ids", "B K 1"),), limit=16),
+    "chain": Kind(_chain, decoder=True),
+    "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16),
+    "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),)),
+    "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),)),
     "ngram": Kind(_nothing, has_model=False),
     "none": Kind(_nothing, has_model=False),
 }
@@ -81,5 +106,9 @@ _MASK_KEYS = ("pard_token", "mask_token_id", "ptd_token_id")
 
 def inferred(config: dict[str, Any]) -> Drafting:
     """The drafter that a checkpoint's config.json describes."""
+    if config.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in config:
+        return Drafting("eagle3")
+    if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
+        return Drafting("medusa")
     masks = [config[key] for key in _MASK_KEYS if config.get(key) is not None]
     return Drafting("parallel", masks[0]) if masks else Drafting("chain")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.errors import UserError
 from model.ops import EAGER, Ops
 
@@ -62,7 +62,7 @@ class HeadMap:
         ]
 
 
-def check_tp(config: Qwen3Config, tp: int, what: str) -> None:
+def check_tp(config: DraftConfig, tp: int, what: str) -> None:
     """Refuse a tp degree that the model's sizes cannot be split by."""
     if tp < 1 or tp & (tp - 1):
         raise UserError(f"tp is {tp}; tensor parallelism needs a power of two (1, 2, 4, ... 64)")
@@ -71,7 +71,7 @@ def check_tp(config: Qwen3Config, tp: int, what: str) -> None:
         raise UserError(
             f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose another tp"
         )
-    for name in ("hidden_size", "intermediate_size", "vocab_size"):
+    for name in config.split:
         if getattr(config, name) % tp:
             raise UserError(
                 f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp"
@@ -156,14 +156,14 @@ class Parallel:
     ops: Ops = EAGER
     sequence: bool = False
 
-    def heads(self, config: Qwen3Config) -> HeadMap:
+    def heads(self, config: DraftConfig) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
 
-    def slices(self, config: Qwen3Config) -> int:
+    def slices(self, config: DraftConfig) -> int:
         """The slices that a kv head's positions are cut into; 1 where a rank's cache holds them all."""
         return self.heads(config).replicas if self.sequence else 1
 
-    def attention_ops(self, config: Qwen3Config) -> Ops:
+    def attention_ops(self, config: DraftConfig) -> Ops:
         """The operations of attention: their collectives join the slices of a kv head."""
         slices = self.slices(config)
         return self.ops.grouped(slices) if slices > 1 else self.ops

@@ -126,6 +126,7 @@ class Qwen3(RankModel):
     """
 
     taps: tuple[int, ...] = ()
+    config: Qwen3Config
 
     def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
         super().__init__(config, parallel, backing)

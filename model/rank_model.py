@@ -7,7 +7,7 @@ from torch import nn
 
 from model.backing import Backing
 from model.cache import Cache, Placement
-from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.kernels import Kernels
 from model.parallel import Parallel, Rank, Shard
 from model.sequence import sliced
@@ -16,7 +16,7 @@ from model.sequence import sliced
 class RankModel(nn.Module):
     """What a model on one of `parallel.tp` ranks knows beside its layers."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel, backing: Backing) -> None:
+    def __init__(self, config: DraftConfig, parallel: Parallel, backing: Backing) -> None:
         super().__init__()
         self.config = self.kind = config
         self.parallel, self.backing = parallel, backing

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from model.bundle.manifest import Bundle
 from model.bundle.weights import names, shard_file
 from model.cache import Placement, empty_caches
+from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
 from model.filters import filtered
 from model.ops import Ops
@@ -76,8 +77,9 @@ class TargetLogits:
 def eager_model(bundle: Bundle, role: str) -> Qwen3:
     """The target or the draft of a bundle of one rank whose weights are not packed."""
     config, prefix = bundle.config(role), f"{role}_model"
+    assert isinstance(config, Qwen3Config), "only a decoder is run by itself"
     stored = load_file(bundle.path / shard_file(0))
-    stored_names = names(prefix, config, Packing(), alone=not bundle["k"])
+    stored_names = names(prefix, config, Packing(), alone=not bundle.drafting.of_kind.has_model)
     model = Qwen3(config, Parallel()).to(BY_FLAG[bundle["dtype"]].torch)
     model.load_state_dict({o.removeprefix(f"{prefix}."): stored[name] for o, name in stored_names.items()})
     return model.eval()

@@ -25,9 +25,10 @@ from compile.plan import BuildPlan
 from compile.recipes import shard_recipe
 from compile.spec import BuildSpec, PartModel
 from model.bundle.checkpoint import Checkpoint
+from model.bundle.cut import Weight
 from model.bundle.shards import cut_label
-from model.bundle.weights import RANK, Weight, shard_file, table
-from model.dtypes import BY_FLAG
+from model.bundle.weights import RANK, shard_file, table
+from model.dtypes import BY_FLAG, BY_NAME
 
 # written between two notes, and what a kill can cost
 PART_BYTES = 512 << 20
@@ -124,7 +125,7 @@ class Cutter:
         holders: dict[int, list[int]] = {}
         for rank in writers:
             holders.setdefault(rank % model.ranks, []).append(rank)
-        dtype, count = BY_FLAG[self.spec.dtype].torch, 0
+        dtype, count = (BY_NAME[weight.dtype] if weight.dtype else BY_FLAG[self.spec.dtype]).torch, 0
         for piece in self._checkpoints[model.prefix].pieces(weight, sorted(holders), model.ranks, dtype):
             for rank in holders[piece.rank]:
                 lanes.give(rank, piece.rows.nbytes, functools.partial(writers[rank].write, name, piece.rows))

@@ -12,10 +12,12 @@ from model.backing import Backing
 from model.bundle.manifest import PREFILL, GraphSpec
 from model.bundle.schema import UNFILTERED
 from model.cache import Cache
+from model.config import Qwen3Config
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.parallel import Parallel as ParallelDrafter
 from model.dtypes import BY_FLAG
+from model.errors import UserError
 from model.graph_io import StepOutputs
 from model.ops import Ops
 from model.parallel import Parallel
@@ -45,9 +47,12 @@ def make_pair(spec: BuildSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> 
 
 
 def _drafter(spec: BuildSpec, parallel: Parallel, backing: Backing) -> Drafter:
-    drafting, model = spec.drafting, Qwen3(spec.draft_config, parallel, backing)
-    if drafting.mask_id is not None:
-        return ParallelDrafter(model, drafting.mask_id)
+    config = spec.draft_config
+    if not isinstance(config, Qwen3Config):
+        raise UserError(f"the drafter {spec.drafting.kind} cannot be built yet")
+    model = Qwen3(config, parallel, backing)
+    if spec.drafting.mask_id is not None:
+        return ParallelDrafter(model, spec.drafting.mask_id)
     return Chain(model)
 
 

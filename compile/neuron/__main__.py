@@ -21,38 +21,36 @@ from compile.plan import make_plan
 from compile.spec import BuildSpec
 from model.bundle.manifest import Bundle, GraphSpec, canonical_hash, graph_as_json, read_bundle
 from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.drafting import Drafting
 from model.errors import UserError, run_cli
 
 
 @dataclass(frozen=True)
 class SpecOfBundle(BuildSpec):
-    """The spec that a bundle was built by; the models' sizes come from its manifest, not from their folders."""
+    """The spec that a bundle was built by; drafter and sizes come from its manifest, not from the models' folders."""
 
-    configs: dict[str, Qwen3Config] = dataclasses.field(default_factory=dict, metadata={"help": "", "how": True})
-
-    recorded: Drafting = dataclasses.field(default=Drafting("none"), metadata={"help": "", "how": True})
+    bundle: Bundle = dataclasses.field(kw_only=True, metadata={"help": "", "how": True})
 
     @property
     def drafting(self) -> Drafting:
-        return self.recorded
+        return self.bundle.drafting
 
     @property
     def target_config(self) -> Qwen3Config:
-        return self.configs["target"]
+        return self.bundle.config("target")
 
     @property
-    def draft_config(self) -> Qwen3Config:
-        return self.configs["draft"]
+    def draft_config(self) -> DraftConfig:
+        return self.bundle.config("draft")
 
 
 def spec_of(bundle: Bundle) -> SpecOfBundle:
     """The spec of a bundle; UserError if this version of the project plans other graphs for it."""
     named = {f.name for f in dataclasses.fields(BuildSpec)}
-    configs = {role: bundle.config(role) for role in ("target", "draft")[: 1 + bundle.drafting.of_kind.has_model]}
     values = {n: v for n, v in bundle["spec"].items() if n in named}
     values["fewer"] = bundle.ks[1:-1]
-    spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", configs=configs, recorded=bundle.drafting)
+    spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", bundle=bundle)
     planned = [json.loads(json.dumps(graph_as_json(g))) for g in make_plan(spec).graphs]
     if planned != bundle["graphs"]:
         raise UserError(f"{bundle.path} was built by a version that plans other graphs; build it again with this one")

@@ -21,15 +21,16 @@ _LONG_CONTEXT = 32 * 1024
 def render(spec: BuildSpec) -> str:
     """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
     value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=spec.k > 0))
-    if spec.has_draft:
-        value["fused_spec_config"] = _fused(spec)
+    if isinstance(draft := spec.draft_config if spec.has_draft else None, Qwen3Config):
+        # NxDI fuses a decoder alone; what other drafters need is in no field of its
+        value["fused_spec_config"] = _fused(spec, draft)
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
-def _fused(spec: BuildSpec) -> dict[str, Any]:
+def _fused(spec: BuildSpec, config: Qwen3Config) -> dict[str, Any]:
     draft = _neuron(spec, speculation=False) | {"tp_degree": spec.draft_ranks}
     return {
-        "draft_config": _model(spec.draft_config, _name(spec.draft), draft),
+        "draft_config": _model(config, _name(spec.draft), draft),
         "draft_model_path": _name(spec.draft),
         "worker_cls": {
             "__module__": "neuronx_distributed_inference.models.qwen3.modeling_qwen3",

@@ -16,6 +16,8 @@ from model.drafting import KINDS, recorded
 
 _PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
+# the vocabulary that ranks divide where it is not the target's
+_DRAWN = {"eagle3": "draft_vocab_size"}
 _HLO = "hlo/{tag}_bk{bucket}.hlo.pb"
 
 
@@ -72,21 +74,37 @@ def _models(m: dict[str, Any]) -> Iterator[str]:
     if ("config" in m["models"]["draft"]) != _has_draft(m):
         yield f"the drafter is {kind} and the draft has {'no' if _has_draft(m) else 'a'} configuration"
         return
+    yield from _heads(m)
     if (mask is not None) != (kind == "parallel") or (mask or 0) >= m["models"]["target"]["config"]["vocab_size"]:
         yield f"the drafter is {kind} and its mask rows have the id {mask}"
     for role, ranks in _roles(m):
         config = m["models"][role]["config"]
-        sizes = ("hidden_size", "intermediate_size", "vocab_size")
-        if not ranks or m["tp"] % ranks or any(config[size] % ranks for size in sizes):
+        sizes = ("hidden_size", "intermediate_size", _DRAWN.get(kind if role == "draft" else "", "vocab_size"))
+        if not ranks or m["tp"] % ranks or any(config.get(size, ranks) % ranks for size in sizes):
             yield f"the {role}'s sizes cannot be cut for {ranks} of {m['tp']} ranks"
-        if config["num_attention_heads"] % config["num_key_value_heads"]:
+        if config.get("num_attention_heads", 0) % config.get("num_key_value_heads", 1):
             yield f"the {role}'s query heads are no multiple of its kv heads"
-        if m["max_len"] > config["max_position_embeddings"]:
+        if m["max_len"] > config.get("max_position_embeddings", m["max_len"]):
             yield f"max_len is {m['max_len']}, beyond the {role}'s {config['max_position_embeddings']} positions"
         if config["vocab_size"] != m["models"]["target"]["config"]["vocab_size"]:
             yield "target and draft have different vocabularies"
-        if any(token >= config["vocab_size"] for token in config["eos_token_ids"]):
+        if any(token >= config["vocab_size"] for token in config.get("eos_token_ids", ())):
             yield f"eos_token_ids of the {role} lie outside of its vocabulary"
+
+
+def _heads(m: dict[str, Any]) -> Iterator[str]:
+    """Heads on the target's states: that they fit it, and draft as many as a step asks for."""
+    if not _has_draft(m) or recorded(m).of_kind.decoder:
+        return
+    target, heads = m["models"]["target"]["config"], m["models"]["draft"]["config"]
+    if heads.get("target_hidden_size", heads["hidden_size"]) != target["hidden_size"]:
+        yield "the draft reads states of another width than the target's"
+    if any(tap > target["num_hidden_layers"] for tap in heads.get("taps", ())):
+        yield f"the draft reads the states {heads['taps']} of a target with {target['num_hidden_layers']} layers"
+    if m["k"] > heads.get("heads", m["k"]):
+        yield f"k is {m['k']} and the draft has {heads['heads']} heads"
+    if heads.get("draft_vocab_size", 0) > target["vocab_size"]:
+        yield "the draft has more ids than the target"
 
 
 def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
@@ -163,20 +181,13 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     shapes = {name: shape for name, shape, _ in graph["weights"]}
     if len(shapes) != len(graph["weights"]):
         yield "two weights have one name"
+    of_kind, layers = recorded(m).of_kind, 0
     for role, ranks in roles:
         config, prefix = m["models"][role]["config"], f"{role}_model." if _has_draft(m) else ""
-        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-        wanted = {
-            "embed_tokens.weight": [vocabulary, hidden // ranks],
-            "norm.weight": [hidden],
-            "lm_head.weight": [vocabulary // ranks, hidden],
-        }
-        for name, shape in wanted.items():
-            if shapes.get(prefix + name) != shape:
-                yield f"{prefix}{name} has shape {shapes.get(prefix + name)}, the {role}'s sizes ask for {shape}"
-        yield from differences(shapes, prefix, config, ranks)
-    kept = 0 if _alone(graph) else len(recorded(m).of_kind.kept)
-    caches = 2 * sum(m["models"][role]["config"]["num_hidden_layers"] for role, _ in roles) + kept
+        kind = recorded(m).kind if role == "draft" else "chain"
+        yield from differences(kind, shapes, prefix, config, ranks)
+        layers += config.get("num_hidden_layers", of_kind.head_layers)
+    caches = 2 * layers + (0 if _alone(graph) else len(of_kind.kept))
     if len(graph["state"]) != caches or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
         yield f"its caches are not {caches} of {m['batch']} sequences"
 

@@ -13,8 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.bundle.blocks import Blocks
-from model.bundle.weights import Cut, Weight, hf_shapes
+from model.bundle.cut import Cut, Weight
+from model.bundle.weights import hf_shapes
 from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.errors import UserError
 from model.parallel import HeadMap
 
@@ -32,7 +34,7 @@ class Piece(NamedTuple):
 class Checkpoint:
     """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read."""
 
-    def __init__(self, path: Path, config: Qwen3Config) -> None:
+    def __init__(self, path: Path, config: DraftConfig) -> None:
         self.path, self.config, self._memory = path, config, Blocks()
         self._names = _files_of(path)
         opened = [_open(path / name) for name in self._names]
@@ -43,7 +45,7 @@ class Checkpoint:
 
     def _check(self) -> None:
         expected, found = hf_shapes(self.config), set(self._where)
-        if self.config.tie_word_embeddings:
+        if isinstance(self.config, Qwen3Config) and self.config.tie_word_embeddings:
             found.discard("lm_head.weight")
         missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
         wrong = [

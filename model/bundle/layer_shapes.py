@@ -1,4 +1,4 @@
-"""The shapes of a layer's weights on one rank, by arithmetic on a model's configuration: for manifests of strangers.
+"""The shapes of a model's weights on one rank, by arithmetic on a model's configuration: for manifests of strangers.
 
 `model/bundle/weights.py` says the same with torch, for those who cut and load. Names are the bundle's.
 """
@@ -6,14 +6,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Shapes = Mapping[str, list[int]]
 
 
-def differences(shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
-    """A clause for each weight of a layer that is missing or has not the shape that the configuration asks for."""
+# by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks
+_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {}
+
+
+def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
+    """A clause for each weight of a model that is missing or has not the shape that the configuration asks for."""
+    whole = _OF_HEADS[kind](config, ranks) if kind in _OF_HEADS else _outside(config, ranks)
+    for name, shape in whole.items():
+        if shapes.get(prefix + name) != shape:
+            yield _clause(prefix + name, shapes, shape)
+    if kind not in _OF_HEADS:
+        yield from _of_layers(shapes, prefix, config, ranks)
+
+
+def _outside(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
+    """The weights of a decoder that are in no layer."""
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    return {
+        "embed_tokens.weight": [vocabulary, hidden // ranks],
+        "norm.weight": [hidden],
+        "lm_head.weight": [vocabulary // ranks, hidden],
+    }
+
+
+def _of_layers(shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
     norms, halves = _norms(config), _halves(config, ranks)
     for layer in range(config["num_hidden_layers"]):
         at = f"{prefix}layers.{layer}."

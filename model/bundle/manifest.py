@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from model.bundle.agreement import check_agreement
 from model.bundle.schema import MANIFEST_BYTES, TAGS, Wrong, check_names, check_types, shown
 from model.config import Qwen3Config
+from model.draft_config import DraftConfig, draft_config
 from model.drafting import Drafting, recorded
 from model.dtypes import BY_NAME
 from model.errors import UserError
@@ -102,10 +103,16 @@ class Bundle:
         size = next((f"{count / unit:.1f}{sign}" for unit, sign in _UNITS if count >= unit), str(count))
         return f"{name} ({size})"
 
-    def config(self, role: str) -> Qwen3Config:
-        raw = dict(self.manifest["models"][role]["config"])
-        raw["eos_token_ids"] = tuple(raw["eos_token_ids"])
-        return Qwen3Config(**raw)
+    @overload
+    def config(self, role: Literal["target"]) -> Qwen3Config: ...
+
+    @overload
+    def config(self, role: str) -> DraftConfig: ...
+
+    def config(self, role: str) -> DraftConfig:
+        """The configuration of the target or the draft."""
+        kind = "" if role == "target" else self.drafting.kind
+        return draft_config(kind, self.manifest["models"][role]["config"])
 
 
 def read_bundle(path: Path) -> Bundle:

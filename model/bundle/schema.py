@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from model.drafting import KINDS
+from model.drafting import KINDS, recorded
 from model.errors import UserError
 
 # a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
@@ -165,6 +165,19 @@ CONFIG = record({
     "rms_norm_eps": number(1e-12, 1), "max_position_embeddings": whole(1, 1 << 24), "bos_token_id": optional(_ID),
     "eos_token_ids": listed(_ID, 0, 64),
 })  # fmt: skip
+_EAGLE3 = record({
+    "hidden_size": whole(1, 1 << 17), "intermediate_size": whole(1, 1 << 20), "num_attention_heads": whole(1, 1024),
+    "num_key_value_heads": whole(1, 1024), "head_dim": whole(2, 1024), "vocab_size": whole(1, 1 << 22),
+    "draft_vocab_size": whole(1, 1 << 22), "target_hidden_size": whole(1, 1 << 17),
+    "taps": listed(whole(0, 512), 1, 16), "norm_before_residual": _FLAG, "rope_theta": number(1, 1e12),
+    "rms_norm_eps": number(1e-12, 1), "max_position_embeddings": whole(1, 1 << 24),
+})  # fmt: skip
+_MEDUSA = record({
+    "hidden_size": whole(1, 1 << 17), "vocab_size": whole(1, 1 << 22), "heads": whole(1, MAX_K), "layers": whole(1, 64),
+    "shared_head": _FLAG,
+})  # fmt: skip
+# a draft's configuration by the kind of its drafter
+DRAFT_CONFIGS = {"chain": CONFIG, "parallel": CONFIG, "eagle3": _EAGLE3, "medusa": _MEDUSA}
 _GRAPH = record({
     "tag": text(_TAG, "the tag of a graph"),
     "bucket": whole(1, 1 << 24), "k": whole(0, MAX_K), "file": _NAME, "weights": _TENSORS, "inputs": _TENSORS,
@@ -176,7 +189,7 @@ _WEIGHTS = record({
     "draft_ranks": whole(0, MAX_TP), "packed": _PACKED,
 })  # fmt: skip
 _MODELS = record({
-    "target": record({"name": _NAME, "config": CONFIG}), "draft": record({"name": _NAME}, {"config": CONFIG}),
+    "target": record({"name": _NAME, "config": CONFIG}), "draft": record({"name": _NAME}),
 })  # fmt: skip
 _DRAFTER = record({"kind": one_of(*KINDS)}, {"mask_id": _ID})
 _SCALAR: Check = lambda value, at: _expect(type(value) in (str, int, bool), value, at, "a flag's value")  # noqa: E731
@@ -206,6 +219,9 @@ _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_
 def check_types(manifest: Any) -> None:
     """Raise Wrong for the first field of a manifest that has another type or range than a bundle's can have."""
     _MANIFEST(manifest, "")
+    draft, kind = manifest["models"]["draft"], recorded(manifest).kind
+    if "config" in draft and kind in DRAFT_CONFIGS:
+        DRAFT_CONFIGS[kind](draft["config"], "models.draft.config")
 
 
 def check_names(files: dict[str, Any], where: str, own: str) -> None:

@@ -6,12 +6,14 @@ The bundle's names and cuts are NxDI's, so that its loader finds what it expects
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight
 from model.config import Qwen3Config
+from model.draft_config import DraftConfig
 from model.packing import Packing
 from model.parallel import HeadMap
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
@@ -20,28 +22,19 @@ from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qk
 RANK = "rank_util.rank"
 
 
-@dataclass(frozen=True)
-class Cut:
-    """What a rank takes of a tensor: `axis` None is a copy; `by` names what the axis is counted in."""
-
-    axis: int | None = None
-    by: str = "even"
-
-
-_COPY, _ROWS, _COLUMNS = Cut(), Cut(0), Cut(1)
 # ours and Hugging Face's name in a layer | the bundle's name | cut
 _LAYER = (
-    ("input_layernorm", "input_layernorm", _COPY),
+    ("input_layernorm", "input_layernorm", COPY),
     ("self_attn.q_proj", "self_attn.qkv_proj.q_proj", Cut(0, "query")),
     ("self_attn.k_proj", "self_attn.qkv_proj.k_proj", Cut(0, "kv")),
     ("self_attn.v_proj", "self_attn.qkv_proj.v_proj", Cut(0, "kv")),
     ("self_attn.o_proj", "self_attn.o_proj.o_proj", Cut(1, "query")),
-    ("self_attn.q_norm", "self_attn.q_layernorm", _COPY),
-    ("self_attn.k_norm", "self_attn.k_layernorm", _COPY),
-    ("post_attention_layernorm", "post_attention_layernorm", _COPY),
-    ("mlp.gate_proj", "mlp.gate_proj", _ROWS),
-    ("mlp.up_proj", "mlp.up_proj", _ROWS),
-    ("mlp.down_proj", "mlp.down_proj", _COLUMNS),
+    ("self_attn.q_norm", "self_attn.q_layernorm", COPY),
+    ("self_attn.k_norm", "self_attn.k_layernorm", COPY),
+    ("post_attention_layernorm", "post_attention_layernorm", COPY),
+    ("mlp.gate_proj", "mlp.gate_proj", ROWS),
+    ("mlp.up_proj", "mlp.up_proj", ROWS),
+    ("mlp.down_proj", "mlp.down_proj", COLUMNS),
 )
 # by the half of a layer that is packed: ours and the bundle's name | its parts in a layer | how, given the head dim
 _PACKED: dict[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...]] = {
@@ -56,32 +49,13 @@ _PACKED: dict[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...
 }
 
 
-def _first(tensor: Tensor, _: int) -> Tensor:
-    return tensor
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One weight of a bundle: its parts, Hugging Face's name and cut of each, made one by `join` with the head dim."""
-
-    ours: str
-    bundle: str
-    parts: tuple[tuple[str, Cut], ...]
-    join: Callable[..., Tensor] = _first
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is its one part as it is, so that rows of it are rows of that."""
-        return self.join is _first
-
-
-def table(config: Qwen3Config, packing: Packing) -> list[Weight]:
-    """Every weight of a model; a tied head is a second cut of the embedding."""
+def _qwen3(config: Qwen3Config, packing: Packing) -> list[Weight]:
+    """A tied head is a second cut of the embedding."""
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     rows = [
-        Weight("embed_tokens.weight", "embed_tokens.weight", (("model.embed_tokens.weight", _COLUMNS),)),
-        Weight("norm.weight", "norm.weight", (("model.norm.weight", _COPY),)),
-        Weight("lm_head.weight", "lm_head.weight", ((head, _ROWS),)),
+        Weight("embed_tokens.weight", "embed_tokens.weight", (("model.embed_tokens.weight", COLUMNS),)),
+        Weight("norm.weight", "norm.weight", (("model.norm.weight", COPY),)),
+        Weight("lm_head.weight", "lm_head.weight", ((head, ROWS),)),
     ]
     for i in range(config.num_hidden_layers):
         rows += _layer(f"layers.{i}", packing)
@@ -102,8 +76,7 @@ def _layer(layer: str, packing: Packing) -> list[Weight]:
     ]
 
 
-def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name -> shape of every tensor that a checkpoint must hold."""
+def _qwen3_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     e, d, i = config.hidden_size, config.head_dim, config.intermediate_size
     q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
     layer = ((e,), (q, e), (kv, e), (kv, e), (e, q), (d,), (d,), (e,), (i, e), (i, e), (e, i))
@@ -116,7 +89,22 @@ def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def local_shapes(config: Qwen3Config, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:
+# by the type of a model's configuration: its weights, and the shapes of a checkpoint's tensors
+_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {Qwen3Config: _qwen3}
+_SHAPES: dict[type[Any], Callable[..., dict[str, tuple[int, ...]]]] = {Qwen3Config: _qwen3_shapes}
+
+
+def table(config: DraftConfig, packing: Packing) -> list[Weight]:
+    """Every weight of a model."""
+    return _TABLES[type(config)](config, packing)
+
+
+def hf_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of every tensor that a checkpoint must hold."""
+    return _SHAPES[type(config)](config)
+
+
+def local_shapes(config: DraftConfig, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:
     """Our name -> the shape of every weight of a rank but its number."""
     heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
     counted = {"query": heads.heads_per_rank * config.head_dim, "kv": heads.kv_per_rank * config.head_dim}
@@ -134,7 +122,7 @@ def local_shapes(config: Qwen3Config, tp: int, packing: Packing) -> dict[str, tu
     }
 
 
-def names(prefix: str, config: Qwen3Config, packing: Packing, alone: bool) -> dict[str, str]:
+def names(prefix: str, config: DraftConfig, packing: Packing, alone: bool) -> dict[str, str]:
     """A pair's parameter -> its name in the bundle, for the model that the pair knows by `prefix`.
 
     NxDI puts the prefix before a weight's name in a pair, and nothing before those of a target alone.

@@ -25,8 +25,9 @@ from compile.bundle.shard_writer import Part, ShardWriter
 from compile.spec import BuildSpec
 from model.bundle import checkpoint
 from model.bundle.checkpoint import Checkpoint, Piece
+from model.bundle.cut import Weight
 from model.bundle.manifest import MANIFEST, TensorSpec, sha256_of
-from model.bundle.weights import Weight, hf_shapes, shard_file
+from model.bundle.weights import hf_shapes, shard_file
 from model.config import config_from_dict
 from model.packing import Packing
 from tests.compile.tiny import BASE, shard_of, spec, write_pair

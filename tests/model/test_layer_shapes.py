@@ -24,10 +24,10 @@ def test_they_are_those_that_weights_are_cut_to(model: str, tp: int) -> None:
     raw = vars(config)
     for packing in {Packing(), backing_of("nki").packing(config, tp)}:
         shapes = _stored(model, tp, packing)
-        assert list(differences(shapes, "target_model.", raw, tp)) == []
+        assert list(differences("chain", shapes, "target_model.", raw, tp)) == []
         for name in [n for n in shapes if ".layers.1." in n]:
             for wrong in ([*shapes[name][:-1], shapes[name][-1] + 1], shapes[name][1:], None):
                 edited = {n: s for n, s in (shapes | {name: wrong}).items() if s is not None}
-                clause = next(differences(edited, "target_model.", raw, tp), "")
+                clause = next(differences("chain", edited, "target_model.", raw, tp), "")
                 # without a packed weight the half is taken for one that is not packed
                 assert name in clause or ("packed" in name and "_proj.weight has shape None" in clause)

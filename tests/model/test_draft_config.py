@@ -1,0 +1,72 @@
+"""Configurations of heads as they are published: what is read of them, and what is refused in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.config import PRESETS, load_config
+from model.draft_config import Eagle3Config, MedusaConfig, draft_config, load_draft
+from model.drafting import inferred
+from model.errors import UserError
+
+TARGET = load_config("demo/target")
+EAGLE3 = json.loads(Path("demo/draft_eagle3/config.json").read_text())
+MEDUSA = json.loads(Path("demo/draft_medusa/config.json").read_text())
+# the original EAGLE-3 format: all at the root, no layers named
+ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}
+
+
+def folder(tmp_path: Path, raw: object) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return str(tmp_path)
+
+
+def test_the_speculators_format() -> None:
+    config = load_draft("eagle3", "demo/draft_eagle3", TARGET)
+    assert config == Eagle3Config(192, 512, 8, 4, 32, 2048, 1280, 192, (1, 3, 5), True, 1e6, 1e-6, 1024)
+
+
+def test_the_original_format_taps_as_vllm_does(tmp_path: Path) -> None:
+    config = load_draft("eagle3", folder(tmp_path, ORIGINAL), PRESETS["Qwen/Qwen3-32B"])
+    assert config == Eagle3Config(192, 512, 8, 4, 32, 2048, 1280, 192, (2, 32, 61), False, 1e6, 1e-6, 1024)
+
+
+def test_medusas_formats(tmp_path: Path) -> None:
+    assert load_draft("medusa", "demo/draft_medusa", TARGET) == MedusaConfig(192, 2048, 16, 2, True)
+    own = {"hidden_size": 8, "vocab_size": 16, "medusa_num_heads": 5, "medusa_num_layers": 1}
+    assert load_draft("medusa", folder(tmp_path, own), TARGET) == MedusaConfig(8, 16, 5, 1, False)
+
+
+@pytest.mark.parametrize(("raw", "kind"), [(EAGLE3, "eagle3"), (ORIGINAL, "eagle3"), (MEDUSA, "medusa")])
+def test_the_drafter_is_inferred(raw: dict[str, Any], kind: str) -> None:
+    assert inferred(raw).kind == kind
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
+    config = load_draft(kind, f"demo/draft_{kind}", TARGET)
+    assert draft_config(kind, json.loads(json.dumps(vars(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "said"),
+    [
+        ("eagle3", EAGLE3 | {"norm_before_fc": True}, "norm_before_fc"),
+        ("eagle3", EAGLE3 | {"speculators_model_type": "dflash"}, "no EAGLE-3 head"),
+        ("eagle3", EAGLE3 | {"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
+        ("eagle3", EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [1, -3]}, "taps"),
+        ("eagle3", EAGLE3 | {"transformer_layer_config": 7}, "no EAGLE-3 head"),
+        ("eagle3", {"draft_vocab_size": 1280}, "hidden_size"),
+        ("medusa", MEDUSA | {"truncated_vocab_size": 512}, "truncated_vocab_size"),
+        ("medusa", MEDUSA | {"medusa_fc_bias": True}, "medusa_fc_bias"),
+        ("medusa", MEDUSA | {"num_heads": 0}, "heads is 0"),
+        ("medusa", {"hidden_size": 8}, "vocab_size"),
+        ("medusa", [MEDUSA], "no JSON object"),
+    ],
+)
+def test_what_cannot_be_built_is_one_sentence(tmp_path: Path, kind: str, raw: object, said: str) -> None:
+    with pytest.raises(UserError, match=said) as refusal:
+        load_draft(kind, folder(tmp_path, raw), TARGET)
+    assert "\n" not in str(refusal.value)
