@@ -91,7 +91,7 @@ class Pair(nn.Module):
         """The target's draw with what a mask allows, if there is one, the same for every row of a sequence."""
         if words_BW is None:
             return draw
-        (start, count), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
+        (start, count, _), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
         allowed_BV = allowed_ids(words_BW, None if count == self.target_model.config.vocab_size else start, count)
         return draw._replace(allowed_RV=allowed_BV.repeat_interleave(rows, 0))
 

@@ -41,10 +41,10 @@ class JoinedAttention(Attention):
 
     def __init__(self, config: Eagle3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__(config, parallel, kernels)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            rows = getattr(self, name).weight.shape[0]
-            setattr(self, name, ColumnLinear(2 * config.hidden_size, rows))
-        self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+        for name, plain in (("q_proj", self.q_proj), ("k_proj", self.k_proj), ("v_proj", self.v_proj)):
+            self.add_module(name, ColumnLinear(2 * config.hidden_size, plain.weight.shape[0]))
+        for name in ("q_norm", "k_norm"):
+            self.add_module(name, nn.Identity())
 
 
 class HeadLayer(nn.Module):
@@ -104,7 +104,7 @@ class Eagle3Draft(RankModel):
     def hidden(
         self, next_BN: Tensor, x_BNE: Tensor, caches: list[Cache], placement: Placement
     ) -> tuple[Tensor, list[Cache]]:
-        """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with the rows written."""
+        """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with these rows."""
         placement = self.on_rank(placement)
         angles = rope_angles(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
         x_BNE, cache = self.parallel.ops.call(
@@ -145,9 +145,7 @@ class Eagle3(Drafter):
         for n in range(1, window.k):
             # the row of a draft is at the position before it
             (placement, _), (_, of_row) = window.row(n - 1, draw), window.row(n, draw)
-            drafted_B1, x_B1E, caches = model.parallel.ops.call(
-                model, candidates[-1], x_B1E, caches, placement, of_row
-            )
+            drafted_B1, x_B1E, caches = model.parallel.ops.call(model, candidates[-1], x_B1E, caches, placement, of_row)
             candidates.append(drafted_B1)
         return torch.cat(candidates, 1), DraftState(caches, state.kept)
 
