@@ -99,7 +99,7 @@ def _heads(m: dict[str, Any]) -> Iterator[str]:
     target, heads = m["models"]["target"]["config"], m["models"]["draft"]["config"]
     if heads.get("target_hidden_size", heads["hidden_size"]) != target["hidden_size"]:
         yield "the draft reads states of another width than the target's"
-    if any(tap > target["num_hidden_layers"] for tap in heads.get("taps", ())):
+    if any(tap >= target["num_hidden_layers"] for tap in heads.get("taps", ())):
         yield f"the draft reads the states {heads['taps']} of a target with {target['num_hidden_layers']} layers"
     if m["k"] > heads.get("heads", m["k"]):
         yield f"k is {m['k']} and the draft has {heads['heads']} heads"
