@@ -34,7 +34,7 @@ from tests.model.heads import write_head
 # what a head of either format may say, and how its folder is written
 HEADS: dict[str, dict[str, Any]] = {
     "speculators": {},
-    "normed-after": {"norm_before_residual": False},
+    "normed-after": {"adds_normed": False},
     "original": {"original": True},
     "all-ids": {"draft_vocab": 64},
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,6 +24,7 @@ from model import sampling
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
+from model.drafters.eagle3 import Eagle3
 from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
 from model.kernels import Kernels
@@ -84,7 +86,7 @@ class Table(nn.Module):
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache], None]:
+    ) -> tuple[Draws, list[Cache], Tensor]:
         _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
@@ -92,7 +94,8 @@ class Table(nn.Module):
             logits = self._after(text_BS, placement.positions_BN[:, n])
             drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
         ids_BN = torch.stack(drawn, 1)
-        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, None
+        # the states that a head reads: it needs none, for the ids are in its cache
+        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, ids_BN[..., None].float()
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -121,10 +124,39 @@ class MaskRows(nn.Module):
         return x_BNV
 
 
+class HeadRows(MaskRows):
+    """A table as an EAGLE-3 head: the row at position p has the id of p + 1, and what follows that as its output."""
+
+    def feature(self, states_BNF: Tensor) -> Tensor:
+        return states_BNF
+
+    def hidden(  # type: ignore[override]
+        self, next_BN: Tensor, x: Tensor, caches: list[Cache], placement: Placement
+    ) -> tuple[Tensor, list[Cache]]:
+        after = placement._replace(positions_BN=placement.positions_BN + 1)
+        return super().hidden(next_BN, caches, after)
+
+    def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
+        return coupled_sample(EAGER, x_B1V[:, 0], draw)[:, None]
+
+    def forward(
+        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
+    ) -> tuple[Tensor, Tensor, list[Cache]]:
+        x_B1V, caches = self.hidden(next_B1, x_B1V, caches, placement)
+        return self.drawn(x_B1V, draw), x_B1V, caches
+
+
+def _eagle3(table: Table) -> Drafter:
+    model = HeadRows(table)
+    model.config = SimpleNamespace(taps=(0,))  # type: ignore[assignment]
+    return Eagle3(model)  # type: ignore[arg-type]
+
+
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: Parallel(MaskRows(table), 0),  # type: ignore[arg-type]
+    "eagle3": _eagle3,
     "host": lambda _: Drafter(),
 }
 
@@ -184,7 +216,10 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.zeros(batch, 1, dtype=torch.int32)
-    drafts, targets = DraftState(cache(), (torch.zeros(batch, size.k, 1, dtype=torch.int32),)), cache()
+    kept = torch.zeros(batch, size.k, 1, dtype=torch.int32)
+    if isinstance(pair.drafter, Eagle3):
+        kept = pair.drafter.model.table.logits[0].expand(batch, 1, -1)  # type: ignore[operator, union-attr]
+    drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
@@ -247,7 +282,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "host"])
 def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)
