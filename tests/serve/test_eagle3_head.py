@@ -95,7 +95,7 @@ def _theirs(folder: Path) -> Any:
     with (
         set_current_vllm_config(config),
         mock.patch.object(llama, "Attention", PlainAttention),
-        mock.patch.object(eagle3, "get_draft_quant_config", lambda _: None),
+        mock.patch.object(eagle3, "get_draft_quant_config", return_value=None),
     ):
         module = eagle3.Eagle3LlamaForCausalLM(vllm_config=config)
         for part in module.modules():
