@@ -74,7 +74,7 @@ def _config(head: LlamaConfig) -> Any:
         draft_model_config=SimpleNamespace(hf_config=head, dtype=torch.float32), parallel_drafting=False
     )
     config.model_config = SimpleNamespace(  # type: ignore[assignment]
-        dtype=torch.float32, hf_config=head, is_moe=False, max_model_len=LENGTH,
+        dtype=torch.float32, hf_config=head, is_moe=False, max_model_len=LENGTH, head_dtype=torch.float32,
         get_total_num_hidden_layers=lambda: 8, get_vocab_size=lambda: head.vocab_size,
     )  # fmt: skip
     return config
