@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from functools import cache
@@ -49,7 +50,7 @@ CASES = [
     ("parallel", {"k": 6, "fewer": (2,)}), ("parallel", {"k": 3, "tp": 2}), ("ngram", {"k": 4}),
     ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("ngram", {"k": 3, "tp": 2}),
     ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}), ("parallel", {"k": 4, "dtype": "bf16"}),
-    ("eagle3", {"k": 1}), ("eagle3", {"k": 6, "fewer": (2,)}), ("eagle3", {"k": 3, "tp": 2}),
+    ("eagle3", {"k": 1}), ("eagle3", {"k": 2, "structured": True}), ("eagle3", {"k": 6, "fewer": (2,)}), ("eagle3", {"k": 3, "tp": 2}),
     ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("eagle3", {"k": 4, "dtype": "bf16"}),
     ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "batch": 1}),
 ]  # fmt: skip
@@ -193,3 +194,24 @@ def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(folder: Pat
     expected = _run(fused, requests)
     assert Engine(target, shape_of(target.bundle), propose=draws).run(requests) == expected
     assert all(0 < sum(r.accepted) < sum(r.drafted) for r in expected[1:])
+
+
+def test_a_head_that_steps_of_the_target_left_behind_changes_no_token(folder: Path) -> None:
+    """Steps of six drafts, of two and of none in turn, with a refresh now and then."""
+    requests = _requests(6, 5)
+    expected = [r.ids for r in _run(_graphs(folder, "none"), requests)]
+    graphs = _graphs(folder, "eagle3", (("k", 6), ("fewer", (2,))))
+    engine, results, tags = Engine(graphs, shape_of(graphs.bundle)), dict[int, Result](), list[int]()
+    for request in requests:
+        engine.add(request)
+    for most in itertools.cycle((6, 0, 2, 0)):
+        events = engine.step(most)
+        tags += [e.k for e in events]
+        results |= {e.number: e.result for e in events if e.result}
+        if not engine.busy:
+            break
+        for slot in engine.slots.seated[:1] if len(tags) % 5 == 0 else ():
+            engine._refresh(slot)
+    assert [results[n].ids for n in range(len(requests))] == expected
+    assert {0, 2, 6} <= set(tags)
+    assert any(r.refreshes for r in results.values())
