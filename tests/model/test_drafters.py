@@ -50,7 +50,8 @@ CASES = [
     ("parallel", {"k": 6, "fewer": (2,)}), ("parallel", {"k": 3, "tp": 2}), ("ngram", {"k": 4}),
     ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("ngram", {"k": 3, "tp": 2}),
     ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}), ("parallel", {"k": 4, "dtype": "bf16"}),
-    ("eagle3", {"k": 1}), ("eagle3", {"k": 2, "structured": True}), ("eagle3", {"k": 6, "fewer": (2,)}), ("eagle3", {"k": 3, "tp": 2}),
+    ("eagle3", {"k": 1}), ("eagle3", {"k": 2, "structured": True}), ("eagle3", {"k": 6, "fewer": (2,)}),
+    ("eagle3", {"k": 3, "tp": 2}),
     ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("eagle3", {"k": 4, "dtype": "bf16"}),
     ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "batch": 1}),
 ]  # fmt: skip
