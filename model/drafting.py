@@ -45,6 +45,8 @@ class Kind:
     kept: tuple[Kept, ...] = ()
     # drafts a step at most, as many rows as the kernels take; 0 leaves it to them
     limit: int = 0
+    # whether it gives several candidates for a position
+    trees: bool = False
 
 
 def _chain(k: int, most: int) -> tuple[DraftPass, ...]:
@@ -69,8 +71,8 @@ def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
 
 
 KINDS = {
-    "chain": Kind(_chain, decoder=True),
-    "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16),
+    "chain": Kind(_chain, decoder=True, trees=True),
+    "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16, trees=True),
     "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),)),
     "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),)),
     "ngram": Kind(_nothing, has_model=False),

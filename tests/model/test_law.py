@@ -28,8 +28,10 @@ from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import ONE_RANK, Shard
-from model.sampling import Draw, Draws, coupled_sample
+from model.sampling import Draw, Draws
 from model.speculative import Pair
+from model.tree import Tree
+from model.window import TreeWindow
 from tests.model.test_sampling import law_of_filter
 
 BOUND = 1e-3
@@ -85,14 +87,23 @@ class Table(nn.Module):
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Draws, list[Cache], None]:
-        _, caches = self.hidden(ids_BN, caches, placement)
-        text_BS = caches[0].k[:, 0, :, 0].long()
+        paths, rows = placement.paths, Cache(ids_BN[:, None, :, None].float(), ids_BN[:, None, :, None].float())
+        _, caches = self.hidden(ids_BN, caches, placement) if paths is None else (None, caches)
         drawn = []
         for n in range(ids_BN.shape[1]):
-            logits = self._after(text_BS, placement.positions_BN[:, n])
-            drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
-        ids_BN = torch.stack(drawn, 1)
-        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, None
+            seen = caches[0] if paths is None else self._with_path(caches[0], ids_BN, placement, n)
+            logits = self._after(seen.k[:, 0, :, 0].long(), placement.positions_BN[:, n])
+            drawn.append(self.kernels.coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
+        draws = Draws._make(None if of_rows[0] is None else torch.stack(of_rows, -1) for of_rows in zip(*drawn))  # noqa: B905
+        return draws, caches if paths is None else [rows], None
+
+    def _with_path(self, cache: Cache, ids_BN: Tensor, placement: Placement, n: int) -> Cache:
+        """The cache with the ids of the path to row n of a tree."""
+        assert placement.paths is not None
+        length = placement.paths.rows_JL.shape[1]
+        rows_L = placement.paths.rows_JL[placement.paths.places_N[n] // length]
+        along = placement._replace(positions_BN=placement.positions_BN[:, :1] + torch.arange(length), paths=None)
+        return self.hidden(ids_BN[:, rows_L], [cache], along)[1][0]
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -153,7 +164,9 @@ def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, 
     return found
 
 
-def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tuple[dict[tuple[int, ...], float], float]:
+def _emitted_law(
+    size: Size, models: list[Table], mix: Mix, drafter: str, tree: Tree | None
+) -> tuple[dict[tuple[int, ...], float], float]:
     """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
     cells = _cells(size, models, mix)
     index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)
@@ -167,7 +180,7 @@ def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tup
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER)  # type: ignore[arg-type]
+    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER, tree)  # type: ignore[arg-type]
     with mock.patch.object(sampling, "gumbel", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
@@ -227,9 +240,11 @@ def _target_law(size: Size, target: Table, mix: Mix) -> dict[tuple[int, ...], fl
     return law
 
 
-def _distance(size: Size, mix: Mix, drafter: str = "chain", seed: int = 0) -> tuple[float, float]:
+def _distance(
+    size: Size, mix: Mix, drafter: str = "chain", seed: int = 0, tree: Tree | None = None
+) -> tuple[float, float]:
     models = [Table(size, 10 + seed), Table(size, 20 + seed)]
-    found, tokens_per_step = _emitted_law(size, models, mix, drafter)
+    found, tokens_per_step = _emitted_law(size, models, mix, drafter, tree)
     expected = _target_law(size, models[0], mix)
     return max(abs(found[t] - expected[t]) for t in expected), tokens_per_step
 
@@ -253,6 +268,35 @@ def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
         distance, tokens_per_step = _distance(size, mix, drafter)
         assert distance < BOUND
         assert 1 < tokens_per_step < size.k + 1
+
+
+# of a size, the rows beside the best draft of each position
+TREES = [
+    (SIZES[0], Tree((0, 0, 1, 1, 2))),
+    (SIZES[2], Tree((0, 0, 0, 1, 1, 2))),
+    (SIZES[3], Tree((0, 0, 0, 1, 1, 4, 2))),
+]
+
+
+@pytest.mark.parametrize("mix", [MIXES[0], MIXES[1], MIXES[-1]], ids=str)
+@pytest.mark.parametrize("drafter", ["chain", "parallel"])
+def test_the_law_of_a_tree_is_the_targets(drafter: str, mix: Mix) -> None:
+    for size, tree in TREES:
+        distance, tokens_per_step = _distance(size, mix, drafter, tree=tree)
+        assert distance < BOUND
+        assert tokens_per_step > _distance(size, mix, drafter)[1], "siblings must be accepted for this to mean anything"
+
+
+@pytest.mark.parametrize("drafter", ["chain", "parallel"])
+def test_a_wrong_branch_is_caught(drafter: str) -> None:
+    real = TreeWindow.walk
+
+    def last_path(self: TreeWindow, *args: Any) -> Any:
+        walk = real(self, *args)
+        return walk._replace(rows_BL=walk.rows_BL.flip(0))
+
+    with mock.patch.object(TreeWindow, "walk", last_path):
+        assert _distance(*TREES[0][:1], Mix(), drafter, tree=TREES[0][1])[0] > 10 * BOUND
 
 
 _ACCEPT = sampling.accept
