@@ -215,8 +215,8 @@ class BuildSpec:
         except ValueError as error:
             raise UserError(f"tree {self.tree!r} cannot be built: {error}; give the parent of each row") from error
         kind = self.drafting.kind
-        if not self.drafting.of_kind.trees:
-            raise UserError(f"the drafter {kind} proposes one candidate a position; leave --tree out")
+        if clause := self.drafting.of_kind.refusal(tree.leaves_only):
+            raise UserError(f"the drafter {kind} {clause}; leave --tree out, or give a different one")
         if tree.k != self.k:
             raise UserError(f"the tree is {tree.k} deep and k is {self.k}; give --k {tree.k}")
         if self.kernels != "reference":
@@ -245,10 +245,10 @@ class BuildSpec:
                 f"{self.draft} reads states of {heads.target_hidden_size} numbers, the target's have "
                 f"{target.hidden_size}; give heads that were trained for this target"
             )
-        if any(tap > target.num_hidden_layers for tap in heads.taps):
+        if any(tap >= target.num_hidden_layers for tap in heads.taps):
             raise UserError(
-                f"{self.draft} reads the states {', '.join(map(str, heads.taps))}, the target has "
-                f"{target.num_hidden_layers} layers; give heads that were trained for this target"
+                f"{self.draft} reads what the layers {', '.join(map(str, heads.taps))} are given, the target has "
+                f"{target.num_hidden_layers} layers from 0 on; give heads that were trained for this target"
             )
         if self.k > heads.most_drafts:
             raise UserError(f"k is {self.k} and {self.draft} has {heads.most_drafts} heads; lower k")

@@ -95,7 +95,7 @@ class Pair(nn.Module):
         """The target's draw with what a mask allows, if there is one, the same for every row of a sequence."""
         if words_BW is None:
             return draw
-        (start, count), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
+        (start, count, _), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
         allowed_BV = allowed_ids(words_BW, None if count == self.target_model.config.vocab_size else start, count)
         return draw._replace(allowed_RV=allowed_BV.repeat_interleave(rows, 0))
 
@@ -104,7 +104,7 @@ class Pair(nn.Module):
         same; the draft guesses what its filters keep, for its draws have no say in what is emitted."""
         target, draft = self.target_model, self.draft_model
         prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
-        if draft is not None and draft.shard.width != target.shard.width:
+        if draft is not None and (draft.shard.ids_V is not None or draft.shard.width != target.shard.width):
             of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
         others_J = iota(self.tree.width - 1, positions_BN) if self.tree and self.tree.width > 1 else None
         guess_J = torch.tensor(GUESSED_STEPS, device=positions_BN.device)

@@ -54,6 +54,11 @@ class Tree:
         """Candidates that a drafter gives for a position."""
         return max(self.ranks) + 1
 
+    @property
+    def leaves_only(self) -> bool:
+        """Whether nothing hangs from a second best draft."""
+        return not any(self.ranks[parent] for parent in self.parents)
+
     @cached_property
     def branches(self) -> tuple[tuple[int, ...], ...]:
         """The rows from the input id to each leaf."""
