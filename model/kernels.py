@@ -50,8 +50,8 @@ class Kernels:
         return self.scored(ops, logits_RV, draw, draws)
 
     def scored(self, ops: Ops, logits_RV: Tensor, draw: Draw, draws: Draws) -> Draws:
-        """The draws with their scores, in a graph that takes masks; see `model.sampling.scores`."""
-        if draw.allowed_RV is None:
+        """The target's draws with their scores, in a graph that takes masks; see `model.sampling.scores`."""
+        if draw.allowed_RV is None or draw.guess_J is not None:
             return draws
         ids_V = torch.arange(logits_RV.shape[1], dtype=torch.int32, device=logits_RV.device)
         if draw.start_11 is not None:

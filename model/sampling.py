@@ -53,7 +53,7 @@ class Draw(NamedTuple):
     `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
     passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on. `guess_J` are the steps at which a
     draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are. `allowed_RV` are the
-    target's ids, of this rank, that a row may draw, where a graph takes masks. `others_J` asks for J ids more.
+    ids, of this rank, that a row may draw, where a graph takes masks. `others_J` asks for the J next best ids too.
     """
 
     temperature_R: Tensor
@@ -94,8 +94,7 @@ class Draw(NamedTuple):
         return self._of_rows(lambda t: t.unflatten(0, (-1, rows)).index_select(1, index_N).flatten(0, 1))
 
     def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
-        of_rows = (None if t is None else taken(t) for t in self[:7])
-        return Draw._make([*of_rows, self.start_11, self.guess_J, None, self.others_J])
+        return self._replace(**{n: taken(t) for n, t in self._asdict().items() if "_R" in n and t is not None})
 
 
 class Draws(NamedTuple):

@@ -37,6 +37,8 @@ from tests.compile.tiny import write_model
 
 MASK, LENGTH = 61, 256
 TREE = "0,0,0,1,1,2,4"
+# where a draft reads the best ones before it
+LEAVES = "0,0,0,1,1,4,4"
 # (B, G, H / G, D): sequences, kv heads, query heads of each, their width
 SIZES = [(4, 4, 2, 32), (1, 1, 4, 64), (3, 2, 1, 32), (2, 8, 8, 128)]
 SHAPES = ["0,0", "0,1,2", TREE, "0,0,1,1,2,3,3,5,6,7"]
@@ -186,7 +188,7 @@ def test_tokens_are_the_chains_and_the_targets(folder: Path, case: dict[str, Any
     requests = _requests(10, len(str(case)))
     of_target = {"dtype": case["dtype"]} if "dtype" in case else {}
     expected = [r.ids for r in _results(folder, requests, **of_target)]
-    results = _results(folder, requests, **case, tree=TREE)
+    results = _results(folder, requests, **case, tree=TREE if case["draft"] == "parallel" else LEAVES)
     assert [r.ids for r in results] == expected
     chain = _results(folder, requests, **case)
     assert [r.ids for r in chain] == expected
@@ -196,7 +198,7 @@ def test_tokens_are_the_chains_and_the_targets(folder: Path, case: dict[str, Any
 
 def test_a_smaller_k_has_a_smaller_tree(folder: Path) -> None:
     requests = _requests(8, 5)
-    graphs = _graphs(folder, (("draft", "chain"), ("tree", TREE), ("fewer", (1, 2))))
+    graphs = _graphs(folder, (("draft", "chain"), ("tree", LEAVES), ("fewer", (1, 2))))
     expected = [r.ids for r in _results(folder, requests)]
     for most in (1, 2, 3):
         engine, ids = Engine(graphs, shape_of(graphs.bundle)), {}
@@ -229,7 +231,7 @@ def test_a_fault_changes_tokens(folder: Path, fault: str) -> None:
     requests = _requests(8, 3)
     with mock.patch.object(TreeWindow, fault, FAULTS[fault]):
         # a name of its own: what is built with the fault serves nobody else
-        results = _results(folder, requests, draft="chain", tree=TREE, out=str(folder / fault))
+        results = _results(folder, requests, draft="chain", tree=LEAVES, out=str(folder / fault))
     assert [r.ids for r in results] != [r.ids for r in _results(folder, requests)]
 
 
@@ -241,19 +243,20 @@ def test_a_fault_changes_tokens(folder: Path, fault: str) -> None:
         ({"kernels": "nki"}, "kernels nki keep a row's bits only where"),
         ({"kv_shard": "sequence", "tp": 2, "max_len": 256}, "leave --kv-shard sequence out"),
         ({"drafter": "ngram", "draft": ""}, "the drafter ngram proposes one candidate a position"),
+        ({"tree": TREE}, "the drafter chain reads its best drafts"),
     ],
 )  # fmt: skip
 def test_what_a_tree_cannot_be_built_with_is_refused(folder: Path, changes: dict[str, Any], why: str) -> None:
-    spec = _spec(folder, **({"draft": "chain", "k": 3, "tree": TREE} | changes))
+    spec = _spec(folder, **({"draft": "chain", "k": 3, "tree": LEAVES} | changes))
     with pytest.raises(UserError, match=why):
         spec.check()
 
 
 def test_the_manifest_names_the_tree_and_a_chain_has_none(folder: Path) -> None:
-    manifest = _graphs(folder, (("draft", "chain"), ("tree", TREE))).bundle.manifest
-    assert manifest["spec"]["tree"] == TREE
+    manifest = _graphs(folder, (("draft", "chain"), ("tree", LEAVES))).bundle.manifest
+    assert manifest["spec"]["tree"] == LEAVES
     assert "tree" not in _graphs(folder, (("draft", "chain"),)).bundle.manifest["spec"]
-    for text, why in (("0,5", "row 2 hangs from row 5"), ("0,1", "k is 3")):
+    for text, why in (("0,5", "row 2 hangs from row 5"), ("0,1", "k is 3"), (TREE, "reads its best drafts")):
         changed = json.loads(json.dumps(manifest))
         changed["spec"]["tree"] = text
         changed["config_hash"] = canonical_hash([changed["spec"], changed["models"]])
