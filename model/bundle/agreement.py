@@ -13,6 +13,7 @@ from typing import Any
 from model.bundle.layer_shapes import differences
 from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
 from model.drafting import KINDS, recorded
+from model.tree import parse_tree
 
 _PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
@@ -49,6 +50,8 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
         yield f"neff is {m['neff']} and the toolchain {m['toolchain']}"
     if weights and (weights["ranks"], weights["dtype"], weights["draft_ranks"]) != (m["tp"], m["dtype"], m["draft_tp"]):
         yield "weights were cut for other ranks or another dtype than the bundle's"
+    if "tree" in spec and (clause := _tree(m)):
+        yield f"the tree is {shown(spec['tree'])}, and {clause}"
     yield from _models(m)
     yield from _graphs(m)
     yield from _files(m)
@@ -63,6 +66,17 @@ def _ks(m: dict[str, Any]) -> list[int]:
 def _fewer(spec: dict[str, Any]) -> list[int]:
     text = str(spec.get("fewer", ""))
     return [int(part) for part in text.split(",")] if re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text) else []
+
+
+def _tree(m: dict[str, Any]) -> str:
+    """What is wrong with the tree that the flags name, if anything."""
+    try:
+        tree = parse_tree(str(m["spec"]["tree"]))
+    except ValueError as error:
+        return str(error)
+    if clause := recorded(m).of_kind.refusal(tree.leaves_only):
+        return f"the drafter {recorded(m).kind} {clause}"
+    return "" if tree.k == m["k"] else f"k is {m['k']}"
 
 
 def _models(m: dict[str, Any]) -> Iterator[str]:
