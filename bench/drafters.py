@@ -31,7 +31,10 @@ from model.serving.runtime import Graphs
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo"
 # of each drafter: the folder of its model; none where the host drafts
-MODELS = {"chain": str(_DEMO / "draft"), "parallel": str(_DEMO / "draft_parallel"), "ngram": ""}
+MODELS = {
+    "chain": str(_DEMO / "draft"), "parallel": str(_DEMO / "draft_parallel"), "eagle3": str(_DEMO / "draft_eagle3"),
+    "ngram": "",
+}  # fmt: skip
 KINDS = ("structured", "open", "edited")
 
 

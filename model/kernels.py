@@ -30,7 +30,12 @@ class Kernels:
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """What the tokens at these positions are drawn with, the noise of the shard's ids among it."""
         draw = asked.draw(positions_BN)
-        return draw._replace(noise_RV=sampling.gumbel(draw.seed_R2, draw.position_R, shard.width))
+        return draw._replace(noise_RV=self._noise(draw, shard))
+
+    def _noise(self, draw: Draw, shard: Shard) -> Tensor:
+        if shard.ids_V is not None:
+            return sampling.gumbel_of(draw.seed_R2, draw.position_R, shard.ids_V)
+        return sampling.gumbel(draw.seed_R2, draw.position_R, shard.width)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""

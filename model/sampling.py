@@ -171,7 +171,21 @@ def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         (seed_R2[:, :1], seed_R2[:, 1:]),
         (pairs[None].expand(counter.shape[0], -1), counter[:, None].expand(-1, pairs.shape[0])),
     )
-    bits = torch.stack(words, -1).flatten(1)[:, :vocabulary]
+    return _gumbel(torch.stack(words, -1).flatten(1)[:, :vocabulary])
+
+
+def gumbel_of(seed_R2: Tensor, positions_R: Tensor, ids_V: Tensor) -> Tensor:
+    """(R, V) fp32: the noise of `gumbel` for these ids, in any order."""
+    counter = positions_R.to(torch.int32) + GUMBEL_DOMAIN * (1 << 24)
+    rows, width = counter.shape[0], ids_V.shape[0]
+    even, odd = threefry2x32(
+        (seed_R2[:, :1], seed_R2[:, 1:]),
+        (shift_right(ids_V, 1)[None].expand(rows, -1), counter[:, None].expand(-1, width)),
+    )
+    return _gumbel(torch.where((ids_V & 1) > 0, odd, even))
+
+
+def _gumbel(bits: Tensor) -> Tensor:
     mantissa = shift_right(bits, 9) & 0x7FFFFF
     uniform_RV = (mantissa.float() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform_RV))

@@ -116,7 +116,7 @@ class Pair(nn.Module):
         same; the draft guesses what its filters keep, for its draws have no say in what is emitted."""
         target, draft = self.target_model, self.draft_model
         prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
-        if draft is not None and draft.shard.width != target.shard.width:
+        if draft is not None and (draft.shard.ids_V is not None or draft.shard.width != target.shard.width):
             of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
         return prepared, _guessing(of_draft)
 
@@ -151,6 +151,9 @@ def _allowing(model: RankModel, draw: Draw, words: Tensor | None) -> Draw:
     """A model's draw with what masks allow, if there are any: (B, W) for all rows of a sequence, (B, N, W) for each."""
     if words is None:
         return draw
-    (start, count), words_RW = model.shard, words.flatten(0, -2)
-    allowed_RV = allowed_ids(words_RW, None if count == model.config.vocab_size else start, count)
+    shard, words_RW = model.shard, words.flatten(0, -2)
+    whole = shard.width == model.config.vocab_size or shard.ids_V is not None
+    allowed_RV = allowed_ids(words_RW, *((None, model.config.vocab_size) if whole else (shard.start, shard.width)))
+    if shard.ids_V is not None:
+        allowed_RV = allowed_RV.index_select(1, shard.ids_V)
     return draw._replace(allowed_RV=allowed_RV.repeat_interleave(len(draw.position_R) // len(words_RW), 0))

@@ -12,7 +12,7 @@ above 0. A drafter is
   kind     | proposes by                                         | its model | needs of the target | remembers
   ---------|-----------------------------------------------------|-----------|---------------------|---------------
   (host)   | what came with the id: nothing, or the host's drafts | none     | nothing             | nothing
-  chain    | k passes of 1 row, one more completes its cache     | a Qwen3   | nothing             | caches
+  chain    | k passes, the first of 2 rows, the others of 1       | a Qwen3   | nothing             | caches, an id
   parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
 
 - its model: an nn.Module, `draft_model` in a pair; its weights' names and cuts are in model/bundle/weights.py;
