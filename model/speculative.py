@@ -161,8 +161,9 @@ def _allowing(model: RankModel, draw: Draw, words: Tensor | None) -> Draw:
     if words is None:
         return draw
     shard, words_RW = model.shard, words.flatten(0, -2)
-    whole = shard.width == model.config.vocab_size or shard.ids_V is not None
-    allowed_RV = allowed_ids(words_RW, *((None, model.config.vocab_size) if whole else (shard.start, shard.width)))
-    if shard.ids_V is not None:
-        allowed_RV = allowed_RV.index_select(1, shard.ids_V)
+    if shard.ids_V is None:
+        first_11 = None if shard.width == model.config.vocab_size else shard.start
+        allowed_RV = allowed_ids(words_RW, first_11, shard.width)
+    else:
+        allowed_RV = allowed_ids(words_RW, None, model.config.vocab_size).index_select(1, shard.ids_V)
     return draw._replace(allowed_RV=allowed_RV.repeat_interleave(len(draw.position_R) // len(words_RW), 0))
