@@ -36,7 +36,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("separate")
-    target = write_model(folder / "target", 5, num_hidden_layers=3, **SIZES)
+    target = write_model(folder / "target", 5, num_hidden_layers=4, **SIZES)
     write_head(folder / "eagle3", target)
     write_model(folder / "chain", 5, num_hidden_layers=1, **SIZES)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **SIZES)
