@@ -230,6 +230,8 @@ class BuildSpec:
                 f"kernels {self.kernels} keep a row's bits only where its keys are at their own positions, which two "
                 "rows for one position cannot both be; use --kernels reference, or leave --tree out"
             )
+        if self.structured or self.separate:
+            raise UserError("a step in halves drafts a chain; leave --tree out, or --structured and --separate")
         if self.kv_shard == "sequence":
             raise UserError("a tree's rows are attended over whole caches; leave --kv-shard sequence out, or --tree")
 
