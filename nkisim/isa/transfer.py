@@ -120,6 +120,7 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
     """Write to dst; with `where` (one flag per element of `values`), only those elements."""
     tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
     dynamic = tensor._dynamic
+    tensor._storage.info.loading = core.clock
     unknown = not core.numerics and not access.computed(call.tensors.values())
     if unknown:
         tensor._storage.unknown = True
