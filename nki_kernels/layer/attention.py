@@ -6,7 +6,7 @@ q and k are normed per head over D, then rotated by their position; k and v are 
 x (R, E) are the R = B * N <= 128 rows of B sequences of N; out (R, E) is the rank's partial sum, which the graph sums
 over the ranks and adds to x. Row n of sequence b is in slot positions[b, 0] + n. Attention itself is in
 turned_attention.py, with the cache of verify_attention and its law of bits: a row's bits depend on its own slot and
-cache alone, though not its numbers' order, so that the two kernels agree within rounding.
+cache alone. Its sums have a different order than that kernel's, so that the two agree within rounding.
 Layouts: weights packed by pack_weights, heads in the order v, k, q; cos and sin (B, N, D / 2); the cache is
 keys (B, G, D, S) and values (B, G, S, D).
 Two cores: each makes half of the heads, attends half of the groups and makes half of the output columns; in between

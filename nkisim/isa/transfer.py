@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,14 +61,15 @@ def _work(call: Call) -> Mapping[str, object]:
     row = max(1, min(runs))
     generation = descriptors(call)
     asked = args.get("engine", engine.unknown)
-    return {
-        "bytes": max(sizes),
-        "rows": -(-max(sizes) // row),
-        "row_bytes": row,
-        "dge": generation,
-        "transpose": call.card.op == "dma_transpose",
-        "issuer": "gpsimd" if generation == "swdge" else ("scalar" if asked is engine.scalar else "sync"),
-    }
+    issuer = "gpsimd" if generation == "swdge" else ("scalar" if asked is engine.scalar else "sync")
+    return _shared_work(max(sizes), row, generation, call.card.op == "dma_transpose", issuer)
+
+
+@lru_cache(maxsize=4096)
+def _shared_work(size: int, row: int, generation: str, transposes: bool, issuer: str) -> Mapping[str, object]:
+    """One mapping for all transfers that look alike: the timeline knows them by it."""
+    return {"bytes": size, "rows": -(-size // row), "row_bytes": row, "dge": generation, "transpose": transposes,
+            "issuer": issuer}  # fmt: skip
 
 
 def descriptors(call: Call) -> str:
@@ -120,6 +122,7 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
     """Write to dst; with `where` (one flag per element of `values`), only those elements."""
     tensor, who, core = call.tensors["dst"], call.who("dst"), call.core
     dynamic = tensor._dynamic
+    tensor._storage.info.loading = core.clock
     unknown = not core.numerics and not access.computed(call.tensors.values())
     if unknown:
         tensor._storage.unknown = True

@@ -3,13 +3,14 @@
 A storage is live from the first instruction that touches it to the last one, as a compiler
 sees it; the Python lifetime of the variable does not matter. Tensors with an explicit address
 keep it. The others take the free bytes that have been dead for the longest time, so that memory is
-reused as late as possible; when that does not fit, first-fit is tried, and only then is the kernel refused.
+reused as late as possible; when that does not fit, first-fit is tried, and only then is the kernel refused. The refusal
+says whether the kernel would fit if each load came right before the first instruction that uses what it brings.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkisim.errors import LawError, PsumFull, SbufFull
 from nkisim.event import Peak
@@ -49,13 +50,20 @@ def place(allocations: list[Allocation], region: Region) -> Peak:
     used.sort(key=lambda a: (a.first, a.number))
     peak = measure(used, region)
     if peak.peak_bytes_per_partition > region.size:
-        raise full(region, peak)
+        raise full(region, peak, later=_fits_with_later_loads(used, region))
     for late in (True, False):
         stuck = _fit(used, region, late)
         if stuck is None:
             return peak
     assert stuck is not None
-    raise full(region, live_at(used, region, stuck.first), stuck)
+    raise full(region, live_at(used, region, stuck.first), stuck, _fits_with_later_loads(used, region))
+
+
+def _fits_with_later_loads(used: list[Allocation], region: Region) -> bool:
+    """Whether all would find room if what is loaded lived from its first other use on."""
+    moved = [replace(a, first=max(a.first, a.used)) for a in used]
+    moved.sort(key=lambda a: (a.first, a.number))
+    return any(_fit(moved, region, late) is None for late in (True, False))
 
 
 def rounded(allocation: Allocation, region: Region) -> int:
@@ -85,7 +93,7 @@ def live_at(used: list[Allocation], region: Region, clock: int, peak: int | None
     return Peak(region.core, region.space, total, region.size, rows)
 
 
-def full(region: Region, peak: Peak, stuck: Allocation | None = None) -> LawError:
+def full(region: Region, peak: Peak, stuck: Allocation | None = None, later: bool = False) -> LawError:
     """Build the refusal, with the list of what was live."""
     rows = [f"{name} {size} B ({line[0]}:{line[1]})" for name, size, line in peak.live[:12]]
     more = f" and {len(peak.live) - 12} more" if len(peak.live) > 12 else ""
@@ -93,6 +101,8 @@ def full(region: Region, peak: Peak, stuck: Allocation | None = None) -> LawErro
     if stuck is not None:
         found += f" and has no gap of {stuck.size} B left for {stuck.name}"
     allowed = f"{region.size} B exist on core {region.core}; live then: {', '.join(rows)}{more}"
+    if later:
+        allowed += "; it fits if each load comes right before the first use of what it brings"
     law = SbufFull if region.space == "sbuf" else PsumFull
     error = law("allocation", region.space, found, allowed)
     error.line = stuck.line if stuck else (peak.live[0][2] if peak.live else None)

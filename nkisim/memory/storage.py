@@ -43,11 +43,16 @@ class Allocation:
     # positions in the core's program of the first and last instruction that touched it
     first: int = -1
     last: int = -1
+    # the first that did not load it, and the one that loads it now
+    used: int = -1
+    loading: int = -1
 
     def touch(self, clock: int) -> None:
         """Note that the instruction at `clock` uses this storage."""
         if self.first < 0:
             self.first = clock
+        if self.used < 0 and clock != self.loading:
+            self.used = clock
         self.last = clock
 
 

@@ -237,9 +237,15 @@ class Machine:
         end, busy, own = now, 0.0, queue.free
         first, stop, time = cost.block
         if stop:
-            ends = [(free if free > now else now) + time for free in engines[first:stop]]
+            held = engines[first:stop]
+            latest = max(held)
+            if latest <= now:
+                latest = now + time
+                ends = [latest] * (stop - first)
+            else:
+                ends = [(free if free > now else now) + time for free in held]
+                latest += time
             engines[first:stop] = own[first:stop] = ends
-            latest = max(ends)
             if latest > now:
                 end, busy = latest, time
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,17 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
         NotSimulated: an operation has no cost law.
         StuckSchedule: explicit edges form a circle.
     """
+    # what is built here is many tuples and no circle: the collector would walk them again and again
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _schedule(events, chip, band)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _schedule(events: Sequence[Event], chip: Chip, band: bool) -> Schedule:
     written = prepare(events, chip, CASES if band else ("nominal",))
     n = chip.at("nominal")
     machines = [Machine(order, chip, "nominal") for order in dict.fromkeys((written, pipelined(written, n)))]

@@ -106,7 +106,30 @@ def test_the_refusal_lists_what_was_live() -> None:
     assert "240000 B per partition" in text
     assert "weights 120000 B" in text
     assert "scores 120000 B" in text
+    assert "right before" not in text
     run(kernel, capacity=False)
+
+
+@pytest.mark.parametrize("used_together", [False, True])
+def test_the_refusal_says_whether_later_loads_would_fit(used_together: bool) -> None:
+    def kernel() -> Any:
+        source = nl.ndarray((128, 30000), dtype=nl.float32, buffer=nl.private_hbm)
+        nisa.dma_copy(dst=source, src=nl.zeros((128, 30000), dtype=nl.float32))
+        brought = [nl.ndarray((128, 30000), dtype=nl.float32) for _ in range(2)]
+        sums = [nl.ndarray((128, 8), dtype=nl.float32) for _ in range(2)]
+        for whole in brought:
+            # in two pieces, neither of which is a use
+            for half in (slice(0, 15000), slice(15000, 30000)):
+                nisa.dma_copy(dst=whole[:, half], src=source[:, half])
+        for whole, total in zip(brought, sums, strict=True):
+            nisa.tensor_copy(dst=total, src=whole[:, 0:8])
+        if used_together:
+            nisa.tensor_tensor(dst=sums[0], data1=brought[0][:, 0:8], data2=brought[1][:, 0:8], op=nl.add)
+        return out(sums[0])
+
+    with pytest.raises(errors.SbufFull) as caught:
+        run(kernel)
+    assert ("it fits if each load comes right before the first use" in str(caught.value)) != used_together
 
 
 def test_explicit_tensors_alias_bytes_only_through_views() -> None:
