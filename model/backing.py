@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +28,7 @@ class Backing:
     name: str
     kernels: Kernels
     layer: Callable[..., nn.Module]
-    mlp: Callable[..., nn.Module]
+    mlp: Callable[..., Any]
     layout: Layout = PLAIN
     packing: Callable[[Qwen3Config | Eagle3Config, int], Packing] = nothing_packed
     sharded: bool = False

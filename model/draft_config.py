@@ -150,11 +150,12 @@ def _eagle3(raw: Any, where: str) -> dict[str, Any]:
         values["target_hidden_size"] = values.get("hidden_size")
     if "head_dim" not in values and all(type(values.get(n)) is int for n in ("hidden_size", "num_attention_heads")):
         values["head_dim"] = values["hidden_size"] // max(1, values["num_attention_heads"])
-    nested = raw.get("eagle_config")
-    taps = (raw | (nested if isinstance(nested, dict) else {})).get("eagle_aux_hidden_state_layer_ids")
+    listed, nested = "eagle_aux_hidden_state_layer_ids", raw.get("eagle_config")
+    taps = raw.get(listed) or (nested.get(listed) if isinstance(nested, dict) else None) or None
     # vLLM joins the states in the order of the layers, whatever that of the list
-    in_order = isinstance(taps, list) and all(type(tap) is int for tap in taps)
-    values["taps"] = tuple(sorted(set(taps))) if in_order else taps
+    if isinstance(taps, list) and all(type(tap) is int for tap in taps):
+        taps = tuple(sorted(set(taps)))
+    values["taps"] = taps
     # what a config.json leaves out: the speculators format has it, the original one has not
     values.setdefault("norm_before_residual", "speculators_model_type" in raw)
     return values

@@ -20,8 +20,6 @@ outputs. Shapes: B sequences, N rows, E the head's hidden size, F the tapped sta
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +30,7 @@ from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_
 from model.kernels import Kernels
 from model.ops import iota
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, Shard
-from model.qwen3 import REFERENCE, Attention, RMSNorm, rope_angles
+from model.qwen3 import MLP, REFERENCE, Attention, RMSNorm, rope_angles
 from model.rank_model import RankModel
 from model.sampling import Draw
 from model.window import Window
@@ -58,7 +56,7 @@ class HeadLayer(nn.Module):
         norms = (RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3))
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norms
         self.self_attn = JoinedAttention(config, parallel, backing.kernels)
-        self.mlp: Any = backing.mlp(config, parallel)
+        self.mlp: MLP = backing.mlp(config, parallel)
 
     def forward(
         self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement

@@ -49,7 +49,9 @@ class Graphs:
         self._state = {t.name: self._zeros(t) for t in prefill.state}
         # on a CPU that compiles them itself, graphs get caches as long as their bucket, if they can
         compiled = bundle.manifest.get("executables")
-        self._cut = platform == "cpu" and not (compiled and compiled["platform"] == platform)
+        # a slice of the positions ends where no bucket does
+        whole = bundle["kv_shard"] == "heads"
+        self._cut = platform == "cpu" and whole and not (compiled and compiled["platform"] == platform)
         self._caches = [t.name for t in prefill.state if prefixes.is_cache(t)]
         self._prefixes = prefixes.Prefixes(bundle["buckets"], bundle["max_len"])
 

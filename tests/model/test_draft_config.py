@@ -33,6 +33,21 @@ def test_the_original_format_taps_as_vllm_does(tmp_path: Path) -> None:
     assert config == Eagle3Config(192, 512, 8, 4, 32, 2048, 1280, 192, (2, 32, 61), False, 1e6, 1e-6, 1024)
 
 
+def test_layers_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
+    """In the order of the layers, each once; in an object of their own if the root has none."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    for raw in ({key: [5, 1, 3, 3]}, {"eagle_config": {key: [3, 1, 5]}}, {key: [1, 3, 5], "eagle_config": {key: [2]}}):
+        assert load_draft("eagle3", folder(tmp_path, ORIGINAL | raw), TARGET).taps == (1, 3, 5)
+
+
+def test_what_a_config_leaves_out_of_a_head(tmp_path: Path) -> None:
+    layer = {n: v for n, v in EAGLE3["transformer_layer_config"].items() if n != "head_dim"}
+    raw = {n: v for n, v in EAGLE3.items() if n != "norm_before_residual"} | {"transformer_layer_config": layer}
+    config = load_draft("eagle3", folder(tmp_path, raw), TARGET)
+    assert isinstance(config, Eagle3Config)
+    assert (config.norm_before_residual, config.head_dim) == (True, 24)
+
+
 def test_medusas_formats(tmp_path: Path) -> None:
     assert load_draft("medusa", "demo/draft_medusa", TARGET) == MedusaConfig(192, 2048, 16, 2, True)
     own = {"hidden_size": 8, "vocab_size": 16, "medusa_num_heads": 5, "medusa_num_layers": 1}

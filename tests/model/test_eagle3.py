@@ -18,6 +18,9 @@ from demo.drafter import target_pass
 from demo.eagle3 import load_head
 from demo.models import load
 from model.bundle.checkpoint import Checkpoint
+from model.bundle.layer_shapes import differences
+from model.bundle.weights import local_shapes, table
+from model.cache import Placement, empty_caches
 from model.config import load_config
 from model.draft_config import Eagle3Config, load_draft
 from model.drafters.eagle3 import Eagle3, Eagle3Draft
@@ -27,7 +30,7 @@ from model.nki.backing import backing_of
 from model.nki.simulated import serve
 from model.ops import EAGER, Ops
 from model.packing import Packing
-from model.parallel import Parallel
+from model.parallel import ONE_RANK, Parallel
 from model.qwen3 import REFERENCE, Qwen3
 from model.sampling import Sampling, gumbel, gumbel_of
 from model.speculative import Pair
@@ -207,3 +210,41 @@ def test_ranks_draw_what_one_does(folder: Path) -> None:
     for of_rank in on_ranks(2, lambda ops: work(2, ops, ops.rank)):
         assert torch.equal(of_rank[0], ids_B1)
         assert torch.allclose(of_rank[1], feature, atol=1e-6)
+
+
+@torch.no_grad()
+def test_kernels_serve_the_layer(tmp_path: Path) -> None:
+    """Several rows, then one: attention of plain projections, and an MLP that is one launch on packed weights."""
+    target = write_model(tmp_path / "target", 1, num_hidden_layers=8, hidden_size=128)
+    head = write_head(tmp_path / "head", target, hidden_size=128)
+    config = load_draft("eagle3", str(head), load_config(str(target)))
+    assert isinstance(config, Eagle3Config)
+    states = torch.randn(2, 3, 3 * 128, generator=torch.Generator().manual_seed(7))
+    ids, keys = torch.tensor([[3, 60, 9], [5, 5, 1]], dtype=torch.int32), torch.arange(128, dtype=torch.int32)
+    position_B3 = torch.tensor([[0, 1, 2], [90, 91, 92]], dtype=torch.int32)
+    outputs = []
+    for backing in (REFERENCE, backing_of("nki", serve)):
+        draft, packing = Eagle3Draft(config, ONE_RANK, backing), backing.packing(config, 1)._replace(attention=False)
+        draft.load_state_dict(shard_of(Checkpoint(head, config), 0, 1, torch.float32, packing))
+        assert ("layers.0.mlp.gate_up_packed" in draft.state_dict()) == backing.sharded
+        caches = empty_caches(config, ONE_RANK, 2, 128, torch.float32, backing.layout)
+        x_B3E, caches = draft.hidden(ids, draft.feature(states), caches, Placement(position_B3, keys))
+        x_B1E, _ = draft.hidden(ids[:, :1], x_B3E[:, 2:], caches, Placement(position_B3[:, 2:] + 1, keys))
+        outputs.append(draft.logits(torch.cat((x_B3E, x_B1E), 1)))
+    assert torch.allclose(*outputs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("packing", [Packing(), Packing(mlp=True)], ids=["plain", "packed"])
+def test_a_strangers_manifest_is_held_to_the_shapes_that_are_cut(folder: Path, tp: int, packing: Packing) -> None:
+    for head in ("speculators", "all-ids"):
+        config = load_draft("eagle3", str(folder / head), load_config(str(folder / "target")))
+        local, raw = local_shapes(config, tp, packing), vars(config)
+        shapes = {f"draft_model.{w.bundle}": list(local[w.ours]) for w in table(config, packing)}
+        assert list(differences("eagle3", shapes, "draft_model.", raw, tp)) == []
+        for name, shape in shapes.items():
+            for wrong in ([*shape[:-1], shape[-1] + 1], None):
+                edited = {n: s for n, s in (shapes | {name: wrong}).items() if s is not None}
+                clause = next(differences("eagle3", edited, "draft_model.", raw, tp), "")
+                # without a packed weight the half is taken for one that is not packed
+                assert name in clause or ("packed" in name and "_proj.weight has shape None" in clause)
