@@ -12,6 +12,7 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
 from model.bundle.manifest import GraphSpec, TensorSpec
+from model.graph_io import StepInputs, StepOutputs
 from model.serving import prefixes
 from model.serving.engine import Engine
 from model.serving.request import Params
@@ -63,6 +64,17 @@ def test_a_graph_that_reads_more_than_its_bucket_is_left_whole(body: str, result
     assert _cut(body, result) is None
 
 
+class Recorder:
+    """A runner that remembers the buckets of what it ran."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs, self.buckets = graphs, list[int]()
+
+    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
+        self.buckets.append(bucket)
+        return self.graphs.run(tag, bucket, inputs)
+
+
 @pytest.fixture(scope="module")
 def both(base: Path) -> tuple[Graphs, Graphs]:
     """The same bundle on cut and on whole caches."""
@@ -79,19 +91,10 @@ def test_buckets_that_come_and_go_change_no_bit(both: tuple[Graphs, Graphs]) -> 
     for g in both:
         asked = [request(g, PROMPTS[i], Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
         asked = [dataclasses.replace(a, stop_ids=()) for a in asked]
-        seen, run = [], g.run
-
-        def noted(tag: str, bucket: int, inputs: object, run=run, seen=seen) -> object:
-            seen.append(bucket)
-            return run(tag, bucket, inputs)
-
-        g.run = noted  # type: ignore[method-assign]
-        try:
-            ids.append([r.ids for r in Engine(g, shape_of(g.bundle)).run(asked)])
-        finally:
-            del g.run
+        recorder = Recorder(g)
+        ids.append([r.ids for r in Engine(recorder, shape_of(g.bundle)).run(asked)])
+        changes = [b for a, b in itertools.pairwise(recorder.buckets) if a != b]
         # it grew and shrank again, more than once
-        changes = [b for a, b in itertools.pairwise(seen) if a != b]
         assert min(changes.count(128), changes.count(256)) > 1
         g._fit(g.bundle["max_len"])
         states.append({name: np.asarray(array) for name, array in g._state.items()})
