@@ -87,7 +87,8 @@ def both(base: Path) -> tuple[Graphs, Graphs]:
 def test_buckets_that_come_and_go_change_no_bit(both: tuple[Graphs, Graphs]) -> None:
     """Short answers beside long ones: the bucket grows with the long ones and shrinks when they have left."""
     lengths = (150, 140, 150, 140, 8, 8, 8, 8, 150, 8, 8, 8)
-    ids, states = [], []
+    ids: list[list[list[int]]] = []
+    states: list[dict[str, np.ndarray]] = []
     for g in both:
         asked = [request(g, PROMPTS[i], Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
         asked = [dataclasses.replace(a, stop_ids=()) for a in asked]
