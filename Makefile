@@ -87,6 +87,7 @@ device-install:
 
 # two servers of the demo pair under load by `vllm bench serve` and bench.serving; the report and its figures
 serve-report: $(SERVE)/.installed
+	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt pandas
 	$(SERVE_RUN) -m bench.serving_pair --vllm $(SERVE)/bin/vllm
 
 clean:

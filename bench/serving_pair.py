@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results/serving"), help="folder of the report")
     parser.add_argument("--folder", type=Path, default=Path("bundles/side_by_side"), help="for bundles and logs")
     parser.add_argument("--requests", type=int, default=60, help="of the public client, of each kind")
-    parser.add_argument("--each", type=int, default=4, help="requests a prompt of bench.serving")
+    parser.add_argument("--each", type=int, default=8, help="requests a prompt of bench.serving")
     parser.add_argument("--every", type=int, default=3, help="take every n-th prompt of the demo's")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--port", type=int, default=8770, help="the first of four")
@@ -91,7 +91,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _ours(addresses: dict[Way, str], prompts: Path, options: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "bench.serving", "--baseline", addresses[_BASELINE], "--api", "completions"]
     command += ["--speculative", addresses[_SPECULATIVE], "--prompts", str(prompts), "--out", str(options.out)]
-    command += ["--requests", str(options.each), "--rounds", str(options.each), "--concurrency", str(_BATCH)]
+    # a round fills the batch
+    rounds = max(1, options.each // _BATCH)
+    command += ["--requests", str(options.each), "--rounds", str(rounds), "--concurrency", str(_BATCH)]
     command += ["--max-tokens", str(options.tokens), "--token-ids", "--ignore-eos", "--draft", "demo/draft"]
     if subprocess.run(command, check=False).returncode:
         raise UserError(f"bench.serving failed or its answers differ; see {options.out}")

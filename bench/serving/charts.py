@@ -49,7 +49,7 @@ def latency_curves(summary: Summary) -> str:
             found = row.get(f"{figure}_curve", [])
             points = tuple((100 * i / (len(found) - 1), 1e3 * v) for i, v in enumerate(found))
             series.append(Series(row["variant"], _COLOUR[row["variant"]], points))
-        made.append(lines(Axes(f"{name} of every request", "percentile of requests", "ms"), series))
+        made.append(lines(Axes(f"{name} of requests, a line a prompt", "percentile of requests", "ms"), series))
     return '<div class="row">' + "".join(made) + "</div>"
 
 

@@ -154,7 +154,7 @@ def bars(title: str, unit: str, groups: Sequence[tuple[str, Sequence[Bar]]], leg
     for value in scale_ticks:
         parts.append(_line(across(value), top - 4, across(value), bottom, "#dde3e8"))
         parts.append(_text(across(value), bottom + 15, f"{value:g}", 10, "middle"))
-    parts.append(_text(across(scale_ticks[-1]) + 10, bottom + 15, unit, 10, fill=_GREY))
+    parts.append(_text(across(scale_ticks[-1]) + 20, bottom + 15, unit, 10, fill=_GREY))
     y = float(top)
     for (name, group), height in zip(groups, heights, strict=True):
         parts.append(_text(left - 10, y + (height - 12) / 2 + 4, name, 11, "end"))

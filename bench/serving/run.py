@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx2
@@ -159,6 +160,9 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> list[str]:
 
 def _header(options: Options, endpoints: dict[str, Endpoint], k: int) -> dict[str, Any]:
     settings = {n: v for n, v in dataclasses.asdict(options).items() if n not in _NOT_SETTINGS}
+    if options.prompts:
+        # a file's name, and no set: none was sent
+        settings |= {"prompts": Path(options.prompts).name, "prompt_set": ""}
     return {
         **header("wall"),
         "endpoints": {v: {"host": httpx2.URL(e.url).netloc.decode(), "model": e.model} for v, e in endpoints.items()},

@@ -7,6 +7,7 @@ no other.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,20 @@ def devices_of(platform: str, count: int) -> list[Any]:
             "build for fewer ranks"
         )
     return list(devices[:count])
+
+
+def replicated(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:
+    """A copy of an array on each device, joined along the first axis.
+
+    The call below `jax.device_put`, which alone takes longer than the small arrays of a step.
+    """
+    shape = (array.shape[0] * len(devices), *array.shape[1:])
+    return xla_client.batched_device_put(_aval(shape, array.dtype), sharding, [array] * len(devices), devices)
+
+
+@functools.cache
+def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    return jax.core.ShapedArray(shape, dtype)
 
 
 def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: bool = False) -> Any:

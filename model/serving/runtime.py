@@ -95,10 +95,9 @@ class Graphs:
     def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
         """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
         held = {id(array): on_devices for array, on_devices in self._kept}
-        new = [array for array in inputs if id(array) not in held]
-        # one call a device for all of them: a call costs more than the copy
-        replicas = [jax.device_put(new, d) for d in self._devices]
-        held |= {id(a): self._join(list(parts)) for a, parts in zip(new, zip(*replicas, strict=True), strict=True)}
+        for array in inputs:
+            if id(array) not in held:
+                held[id(array)] = pjrt.replicated(array, self._sharding, self._devices)
         self._kept = [(array, held[id(array)]) for array in inputs if not array.flags.writeable]
         return [held[id(array)] for array in inputs]
 
