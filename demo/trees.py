@@ -151,7 +151,7 @@ def main() -> None:
     ranks, trees = measure(args.models, args.drafters, args.tokens, args.samples)
     report = {"note": NOTE, "temperature": TEMPERATURE, "top_p": TOP_P}
     report |= {"ranks": [asdict(r) for r in ranks], "trees": [asdict(t) for t in trees]}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    args.out.write_text(json.dumps(report) + "\n")
     for t in trees:
         print(f"{t.drafter:9} {t.entropy:11} {t.way:8} {t.rows:3} {t.tokens_per_step:6.2f} {t.of_chain:6.2f} {t.tree}")
     print(args.out)

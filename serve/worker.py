@@ -25,7 +25,7 @@ from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from serve.allowed import engine_request
 from serve.metrics import Metrics
-from serve.platform import k_of_batch, served_bundle, speculates
+from serve.platform import graphs_platform, k_of_batch, served_bundle, speculates
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -42,7 +42,8 @@ class BundleWorker(WorkerBase):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.bundle = bundle = open_bundle(served_bundle().path)
-        self.shape, self.graphs, self.metrics = shape_of(bundle), Graphs(bundle), Metrics()
+        self.platform, self.shape, self.metrics = graphs_platform(self.vllm_config), shape_of(bundle), Metrics()
+        self.graphs = Graphs(bundle, self.platform)
         table = find_table(bundle.path, None)
         speculative = speculates(bundle, self.vllm_config)
         self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
@@ -92,15 +93,16 @@ class BundleWorker(WorkerBase):
         return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k)))
 
     def _what_is_served(self, seconds: float) -> str:
-        names = {role: entry["name"] for role, entry in self.bundle["models"].items()}
+        bundle = self.bundle
+        names = {role: entry["name"] for role, entry in bundle["models"].items()}
         drafts = f"{names['draft']}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
         when = f"when {self.engine.table.source} says so" if self.engine.table else "at every step"
         return (
-            f"trnspec serves {self.bundle.path}, every digest verified\n"
+            f"trnspec serves {bundle.path}, every digest verified\n"
             f"  target   {names['target']}\n"
             f"  drafts   {drafts}{', ' + when if self.engine.speculative else ''}\n"
             f"  slots    {self.shape.batch}, each of {self.shape.max_len} tokens, prompt and answer together\n"
-            f"  runner   CPU, {self.bundle['dtype']}, tp {self.bundle['tp']}; graphs ready in {seconds:.1f} s"
+            f"  runner   {self.platform}, {bundle['dtype']}, tp {bundle['tp']}; graphs ready in {seconds:.1f} s"
         )
 
     def get_supported_tasks(self) -> tuple[str, ...]:

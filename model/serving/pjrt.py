@@ -16,8 +16,8 @@ import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.xla_bridge import backends_are_initialized
 from jaxlib import xla_client
-from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
+from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
 from model.bundle.manifest import Bundle, GraphSpec
 from model.errors import UserError

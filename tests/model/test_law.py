@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,6 +24,7 @@ from model import sampling
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
+from model.drafters.eagle3 import Eagle3
 from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
 from model.kernels import Kernels
@@ -94,7 +96,7 @@ class Table(nn.Module):
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache], None]:
+    ) -> tuple[Draws, list[Cache], Tensor]:
         count = ids_BN.shape[1]
         if placement.paths is None:
             x_BNV, caches = self.hidden(ids_BN, caches, placement)
@@ -104,7 +106,9 @@ class Table(nn.Module):
             caches = [Cache(*[ids_BN[:, None, :, None].float()] * 2)]
         drawn = [self.kernels.coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
         columns = zip(*drawn, strict=True)
-        return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, None
+        draws = Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns)
+        # the states that a head reads: it needs none, for the ids are in its cache
+        return draws, caches, ids_BN[..., None].float()
 
     def _after_path(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, n: int) -> Tensor:
         """The logits of row n of a tree: those of the last row of the path to it."""
@@ -125,10 +129,37 @@ class Table(nn.Module):
         return out
 
 
+class HeadRows(nn.Module):
+    """A table as an EAGLE-3 head: the row at position p has the id of p + 1, and what follows that as its output."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+        self.config = SimpleNamespace(taps=(0,))
+
+    def feature(self, states_BNF: Tensor) -> Tensor:
+        return states_BNF
+
+    def hidden(
+        self, next_BN: Tensor, x_BNV: Tensor, caches: list[Cache], placement: Placement
+    ) -> tuple[Tensor, list[Cache]]:
+        return self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
+
+    def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
+        return coupled_sample(EAGER, x_B1V[:, 0], draw)[:, None]
+
+    def forward(
+        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
+    ) -> tuple[Tensor, Tensor, list[Cache]]:
+        x_B1V, caches = self.hidden(next_B1, x_B1V, caches, placement)
+        return self.drawn(x_B1V, draw), x_B1V, caches
+
+
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: Parallel(table, 0),  # type: ignore[arg-type]
+    "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
 }
 
@@ -190,8 +221,10 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch, 1), BEGIN, dtype=torch.int32)
-    remembered = size.k if isinstance(pair.drafter, Parallel) else 1
-    drafts, targets = DraftState(cache(), (torch.zeros(batch, remembered, 1, dtype=torch.int32),)), cache()
+    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
+    if isinstance(pair.draft_model, HeadRows):
+        kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
+    drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
@@ -256,7 +289,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "host"])
 def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)
