@@ -115,7 +115,7 @@ def rows_of(case: Case, setup: choose.Setup) -> list[dict[str, Any]]:
     trees = [grown(case.rates[:k], misses, rows, leaves) for k in case.depths for rows in range(k + 1, _ROWS + 1)]
     found = []
     for what, tried in (("chain", chains), ("tree", trees)):
-        tree, tokens = max(tried, key=lambda t: gain(*t, "nominal"))
+        tree, tokens = max(tried, key=lambda t: gain(t[0], t[1], "nominal"))
         ends = sorted(gain(tree, tokens, end) for end in latencies)
         found.append(
             {"drafter": case.drafter, "model": case.model, "what": what, "k": tree.k, "rows": tree.rows,

@@ -146,7 +146,7 @@ class HeadRows(nn.Module):
         return self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
 
     def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
-        return coupled_sample(EAGER, x_B1V[:, 0], draw)[:, None]
+        return self.kernels.coupled_sample(EAGER, x_B1V[:, 0], draw).ranked().unsqueeze(-1)
 
     def forward(
         self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
@@ -306,7 +306,7 @@ TREES = [
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[1], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["chain", "parallel"])
+@pytest.mark.parametrize("drafter", ["chain", "parallel", "eagle3"])
 def test_the_law_of_a_tree_is_the_targets(drafter: str, mix: Mix) -> None:
     for size, tree in TREES:
         distance, tokens_per_step = _distance(size, mix, drafter, tree=tree)
