@@ -66,8 +66,9 @@ class BuildSpec:
     )
     s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name", how=True)
     structured: bool = _flag(
-        False, "a graph more for each prompt and step, that takes masks and returns log-probabilities"
+        False, "graphs more for prompts and steps, that take masks, of drafts too, and return log-probabilities"
     )
+    separate: bool = _flag(False, "graphs more, which draft and verify one after the other: the reference mode")
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
     dry_run: bool = _flag(False, "print the plan and build nothing", how=True)
     json: bool = _flag(False, "print a JSON object instead of lines for people", how=True)
@@ -201,6 +202,9 @@ class BuildSpec:
             flags = ", ".join("--" + f.replace("_", "-") for f in given)
             why = f"the drafter {kind} has no model" if self.k else "k is 0, which builds the target alone"
             raise UserError(f"{why}, and {flags} was given; leave it out{'' if self.k else ', or raise k'}")
+        if self.separate and not self.has_draft:
+            why = f"the drafter {kind} has no graph of its own, its steps are the host's already"
+            raise UserError(f"separate was given and {why if self.k else 'k is 0, without drafts'}; leave it out")
         if (self.k > 0) != (kind != "none"):
             raise UserError(f"k is {self.k} and the drafter {kind}; k 0 goes with none, and none with k 0")
         if self.k > (most or self.k):

@@ -48,6 +48,8 @@ class Kind:
     kept: tuple[Kept, ...] = ()
     # drafts a step at most, as many rows as the kernels take; 0 leaves it to them
     limit: int = 0
+    # the passes, the first ones, that keep what was verified: where a step is in halves, the second half's
+    keeps: int = 0
     # the trees that it gives candidates for: none; those whose second best drafts are leaves, where a draft reads the
     # best ones before it; or any
     tree: str = ""
@@ -83,7 +85,7 @@ def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
 KINDS = {
     "chain": Kind(_chain, decoder=True, kept=(Kept("ids", "B 1 1", "int32"),), tree=LEAVES),
     "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16, tree=ANY_TREE),
-    "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),), tree=LEAVES),
+    "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),), keeps=1, tree=LEAVES),
     "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),)),
     "ngram": Kind(_nothing, has_model=False),
     "none": Kind(_nothing, has_model=False),

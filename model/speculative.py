@@ -8,7 +8,7 @@ Shapes: B sequences, k drafts, N = k + 1 candidate rows of a sequence, S cache p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,13 @@ from torch import Tensor, nn
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.filters import GUESSED_STEPS
-from model.graph_io import DraftOutputs, StepInputs, StepOutputs
+from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota
 from model.qwen3 import Qwen3
 from model.rank_model import RankModel
 from model.sampling import Draw, Sampling, allowed_ids
 from model.tree import Tree
 from model.window import Window
-
-Outputs = TypeVar("Outputs", StepOutputs, DraftOutputs)
 
 
 class Pair(nn.Module):
@@ -43,12 +41,6 @@ class Pair(nn.Module):
         """
         return stage(self, *args)
 
-    def unfiltered_step(
-        self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]
-    ) -> StepOutputs:
-        """`step` of sequences of which none filters: the host picks its graph, for no graph has a branch."""
-        return self.step(k, inputs, draft_state, target_caches, filters=False)
-
     def step(
         self,
         k: int,
@@ -59,6 +51,7 @@ class Pair(nn.Module):
     ) -> StepOutputs:
         """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids.
 
+        Where none of the sequences filters, the host picks a graph of a stage without `filters`: no graph has a branch.
         Drafter and target draw with the same noise at the same position. A draft is accepted while the two draws are
         equal; what is emitted is the target's own draw. So the text is the target's, whatever the drafter.
         """
@@ -69,7 +62,14 @@ class Pair(nn.Module):
         draw = _allowing(self.target_model, window.target_draw(of_target), inputs.allowed)
         return self._verify(window, candidates_BN, draw, inputs.k_limits, draft_state, target_caches)
 
-    def draft(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> DraftOutputs:
+    def draft(
+        self,
+        k: int,
+        inputs: StepInputs,
+        draft_state: DraftState,
+        target_caches: list[Cache],
+        filters: bool = True,
+    ) -> DraftOutputs:
         """A step's first half alone, for a host that runs the second: the candidates.
 
         With masks, a row's draft is one that its mask allows.
@@ -77,16 +77,25 @@ class Pair(nn.Module):
         draft = self.draft_model
         assert draft is not None, "a drafter without a model has no graph of its own"
         window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
-        draw = draft.kernels.prepare(self.ops, inputs.sampling, window.placement.positions_BN + 1, draft.shard)
+        asked = inputs.sampling if filters else inputs.sampling.unfiltered()
+        draw = draft.kernels.prepare(self.ops, asked, window.placement.positions_BN + 1, draft.shard)
         draw = _allowing(draft, _guessing(draw), inputs.allowed)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, draw, draft_state)
         return DraftOutputs(candidates_BN, draft_state)
 
-    def verify(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> StepOutputs:
+    def verify(
+        self,
+        k: int,
+        inputs: StepInputs,
+        draft_state: DraftState,
+        target_caches: list[Cache],
+        filters: bool = True,
+    ) -> StepOutputs:
         """A step's second half alone: the input ids are its candidates, each row's draw one that its mask allows."""
         target = self.target_model
         window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
-        draw = target.kernels.prepare(self.ops, inputs.sampling, window.placement.positions_BN + 1, target.shard)
+        asked = inputs.sampling if filters else inputs.sampling.unfiltered()
+        draw = target.kernels.prepare(self.ops, asked, window.placement.positions_BN + 1, target.shard)
         draw = _allowing(target, draw, inputs.allowed)
         return self._verify(window, inputs.input_ids, draw, inputs.k_limits, draft_state, target_caches)
 

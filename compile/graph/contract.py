@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from compile.graph import hlo
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import kind_of
+from model.bundle.schema import DRAFT, VERIFY, kind_of
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
@@ -25,6 +25,9 @@ CONSTANT_BYTES = 1024
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# the weights of a draft that a graph of this kind need not read: what draws, what takes in the target's states
+_HEAD = ("draft_model.norm.weight", "draft_model.lm_head.weight")
+_UNREAD = {PREFILL: _HEAD, VERIFY: _HEAD, DRAFT: ("draft_model.fc.weight",)}
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
 # (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
@@ -203,10 +206,10 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
 
 
 def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
-    # a prompt's pass of the draft only writes its cache; what is no `.weight`, as a rank, may be the loader's alone
-    without_head = ("draft_model.norm.weight", "draft_model.lm_head.weight") if kind_of(graph.tag) == PREFILL else ()
+    # a pass that keeps only writes the draft's cache; what is no `.weight`, as a rank, may be the loader's alone
+    unread = _UNREAD.get(kind_of(graph.tag), ())
     for at, tensor in enumerate(graph.weights):
-        if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in without_head:
+        if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in unread:
             yield f"nothing reads {tensor.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"

@@ -20,6 +20,8 @@ outputs. Shapes: B sequences, N rows, E the head's hidden size, F the tapped sta
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -56,7 +58,7 @@ class HeadLayer(nn.Module):
         norms = (RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3))
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norms
         self.self_attn = JoinedAttention(config, parallel, backing.kernels)
-        self.mlp = backing.mlp(config, parallel)
+        self.mlp: Any = backing.mlp(config, parallel)
 
     def forward(
         self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement

@@ -106,9 +106,9 @@ class Table(nn.Module):
             caches = [Cache(*[ids_BN[:, None, :, None].float()] * 2)]
         drawn = [self.kernels.coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
         columns = zip(*drawn, strict=True)
-        draws = Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns)
         # the states that a head reads: it needs none, for the ids are in its cache
-        return draws, caches, ids_BN[..., None].float()
+        states_BN1 = ids_BN[..., None].float()
+        return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, states_BN1
 
     def _after_path(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, n: int) -> Tensor:
         """The logits of row n of a tree: those of the last row of the path to it."""
