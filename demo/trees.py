@@ -34,6 +34,20 @@ Node = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """How often the text's token is a drafter's r-th best draft, by depth, where all drafts before it were the best.
+
+    `shares[d][r]`; what is left is no candidate of these. `anchors[d]` is how many places were counted.
+    """
+
+    drafter: str
+    entropy: str
+    way: str
+    anchors: list[int]
+    shares: list[list[float]]
+
+
+@dataclass(frozen=True)
 class Tree:
     """A tree that was grown for a drafter and a kind of text, as the parents of its rows, and tokens a step of it and
     of the chain of as many rows."""
@@ -59,6 +73,15 @@ def ranks_of(drafter: Proposer, text: Text) -> list[Node]:
         ranks_AK = (scores_AKV > own_AK1).sum(-1).where(own_AK1[..., 0] > float("-inf"), WIDTH).clamp(max=WIDTH)
         found += [tuple(ranks) for ranks in ranks_AK.tolist()]
     return [ranks[:room] for ranks, room in zip(found, text.room_A.tolist(), strict=True)]
+
+
+def shares_of(cases: list[Node]) -> tuple[list[int], list[list[float]]]:
+    """The counts and shares of `Ranks`."""
+    here = [Counter(c[depth] for c in cases if len(c) > depth and not any(c[:depth])) for depth in range(DEPTH)]
+    counts = [sum(at.values()) for at in here]
+    return counts, [
+        [round(at[r] / max(count, 1), 4) for r in range(WIDTH)] for at, count in zip(here, counts, strict=True)
+    ]
 
 
 def grown(cases: list[Node], rows: int, independent: bool) -> list[Node]:
@@ -89,8 +112,8 @@ def tokens_per_step(texts: list[list[Node]], nodes: list[Node]) -> float:
     return round(tokens / steps, 3)
 
 
-def measure(models: Path, names: list[str], new: int, samples: int) -> list[Tree]:
-    """Trees of these drafters for greedy and drawn texts of each class of prompts, and of all together."""
+def measure(models: Path, names: list[str], new: int, samples: int) -> tuple[list[Ranks], list[Tree]]:
+    """Ranks and trees of these drafters for greedy and drawn texts of each class of prompts."""
     target, tokenizer = load(models / "target")
     drafters = {name: load_proposer(name, models) for name in names}
     # the prompts to grow on, and the others
@@ -103,15 +126,16 @@ def measure(models: Path, names: list[str], new: int, samples: int) -> list[Tree
             for name, drafter in drafters.items():
                 key = (name, prompt.entropy, "coupled" if sample else "greedy")
                 halves[n % 2].setdefault(key, []).append(ranks_of(drafter, text))
-    trees = []
+    ranks, trees = [], []
     for key in sorted(halves[0]):
-        cases = [ranks for text in halves[0][key] for ranks in text]
+        ranks.append(Ranks(*key, *shares_of([c for half in halves for text in half[key] for c in text])))
+        cases = [c for text in halves[0][key] for c in text]
         for rows in ROWS:
             nodes = grown(cases, rows, key[0] in INDEPENDENT)
             chain = [(0,) * depth for depth in range(rows)]
             of_tree, of_chain = (tokens_per_step(halves[1][key], n) for n in (nodes, chain))
             trees.append(Tree(*key, rows, as_text(nodes), of_tree, of_chain))
-    return trees
+    return ranks, trees
 
 
 def main() -> None:
@@ -124,9 +148,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "trees.json", help="file of the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    trees = measure(args.models, args.drafters, args.tokens, args.samples)
-    report = {"note": NOTE, "temperature": TEMPERATURE, "top_p": TOP_P, "trees": [asdict(t) for t in trees]}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    ranks, trees = measure(args.models, args.drafters, args.tokens, args.samples)
+    report = {"note": NOTE, "temperature": TEMPERATURE, "top_p": TOP_P}
+    report |= {"ranks": [asdict(r) for r in ranks], "trees": [asdict(t) for t in trees]}
+    args.out.write_text(json.dumps(report) + "\n")
     for t in trees:
         print(f"{t.drafter:9} {t.entropy:11} {t.way:8} {t.rows:3} {t.tokens_per_step:6.2f} {t.of_chain:6.2f} {t.tree}")
     print(args.out)

@@ -306,7 +306,7 @@ TREES = [
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[1], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["chain", "parallel"])
+@pytest.mark.parametrize("drafter", ["chain", "parallel", "eagle3"])
 def test_the_law_of_a_tree_is_the_targets(drafter: str, mix: Mix) -> None:
     for size, tree in TREES:
         distance, tokens_per_step = _distance(size, mix, drafter, tree=tree)

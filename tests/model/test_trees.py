@@ -34,6 +34,7 @@ from model.serving.runtime import Graphs
 from model.tree import Tree, parse_tree
 from model.window import TreeWindow
 from tests.compile.tiny import write_model
+from tests.model.heads import write_head
 
 MASK, LENGTH = 61, 256
 TREE = "0,0,0,1,1,2,4"
@@ -144,6 +145,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "target", 1, **alike)
     write_model(folder / "chain", 3, **alike)
     write_model(folder / "parallel", 3, **alike, pard_token=MASK)
+    write_head(folder / "eagle3", folder / "target", taps=(0, 1), num_key_value_heads=1)
     return folder
 
 
@@ -180,6 +182,7 @@ def _requests(count: int, seed: int) -> list[Request]:
 CASES = [
     {"draft": "parallel"}, {"draft": "chain"}, {"draft": "parallel", "dtype": "bf16"}, {"draft": "chain", "tp": 2},
     {"draft": "chain", "batch": 1, "dtype": "bf16"}, {"draft": "parallel", "tp": 2, "draft_tp": 1},
+    {"draft": "eagle3"},
 ]  # fmt: skip
 
 
