@@ -80,7 +80,7 @@ class Pair(nn.Module):
         )
         draws, limit_B = window.cut(draws), window.limit(k_limits_B, target.length(target_caches))
         accepted_BN, count_B1, next_B1 = target.kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
-        features_BNF = None if features_BNF is None else features_BNF[:, : window.k + 1]
+        features_BNF = None if features_BNF is None else features_BNF.narrow(1, 0, window.k + 1)
         verified = Verified(window, candidates_BN, count_B1, next_B1, features_BNF)
         draft_state = self.drafter.keep(verified, draft_state)
         next_pos = position_B1 + count_B1

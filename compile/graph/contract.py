@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ CONSTANT_BYTES = 1024
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_MEDUSA_HEAD = re.compile(r"draft_model\.(?:blocks|lm_heads)\.([0-9]+)\.")
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
 # (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
@@ -203,13 +205,20 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
 
 
 def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
-    # a prompt's pass of the draft only writes its cache; what is no `.weight`, as a rank, may be the loader's alone
-    without_head = ("draft_model.norm.weight", "draft_model.lm_head.weight") if kind_of(graph.tag) == PREFILL else ()
     for at, tensor in enumerate(graph.weights):
-        if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in without_head:
+        # what is no `.weight`, as a rank, may be the loader's alone
+        if at in found.unread and tensor.name.endswith(".weight") and not _may_be_unread(graph, tensor.name):
             yield f"nothing reads {tensor.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
+
+
+def _may_be_unread(graph: GraphSpec, name: str) -> bool:
+    """A prompt's pass of a draft only writes its cache; Medusa heads have none, and a step reads one a draft."""
+    prompt = kind_of(graph.tag) == PREFILL
+    if (head := _MEDUSA_HEAD.match(name)) is not None:
+        return prompt or int(head[1]) >= graph.k
+    return prompt and name in ("draft_model.norm.weight", "draft_model.lm_head.weight")
 
 
 def _differences(what: str, found: tuple[TensorSpec, ...], wanted: list[TensorSpec]) -> Iterator[str]:

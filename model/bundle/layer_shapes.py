@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from model.bundle.medusa import medusa_on_rank
+
 Shapes = Mapping[str, list[int]]
 
 
 # by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks
-_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {}
+_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {"medusa": medusa_on_rank}
 
 
 def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight
+from model.bundle.medusa import medusa_shapes, medusa_table
 from model.config import Qwen3Config
-from model.draft_config import DraftConfig
+from model.draft_config import DraftConfig, MedusaConfig
 from model.packing import Packing
 from model.parallel import HeadMap
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
@@ -90,8 +91,11 @@ def _qwen3_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 
 
 # by the type of a model's configuration: its weights, and the shapes of a checkpoint's tensors
-_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {Qwen3Config: _qwen3}
-_SHAPES: dict[type[Any], Callable[..., dict[str, tuple[int, ...]]]] = {Qwen3Config: _qwen3_shapes}
+_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {Qwen3Config: _qwen3, MedusaConfig: medusa_table}
+_SHAPES: dict[type[Any], Callable[..., dict[str, tuple[int, ...]]]] = {
+    Qwen3Config: _qwen3_shapes,
+    MedusaConfig: medusa_shapes,
+}
 
 
 def table(config: DraftConfig, packing: Packing) -> list[Weight]:

@@ -13,6 +13,7 @@ above 0. A drafter is
   ---------|-----------------------------------------------------|-----------|---------------------|---------------
   (host)   | what came with the id: nothing, or the host's drafts | none     | nothing             | nothing
   chain    | k passes of 1 row, one more completes its cache     | a Qwen3   | nothing             | caches
+  medusa   | 1 head a draft on one state                         | heads     | its last state      | that state
   parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
 
 - its model: an nn.Module, `draft_model` in a pair; its weights' names and cuts are in model/bundle/weights.py;

@@ -30,7 +30,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from tests.compile.tiny import write_model
+from tests.compile.tiny import write_medusa, write_model
 
 MASK = 61
 _PLAIN = str.maketrans("(), ", "____")
@@ -39,6 +39,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": 0},
     "chain": {"draft": "chain"},
     "parallel": {"draft": "parallel"},
+    "medusa": {"draft": "medusa"},
     "ngram": {"drafter": "ngram"},
 }
 # what else a bundle may differ in
@@ -47,17 +48,21 @@ CASES = [
     ("parallel", {"k": 6, "fewer": (2,)}), ("parallel", {"k": 3, "tp": 2}), ("ngram", {"k": 4}),
     ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("ngram", {"k": 3, "tp": 2}),
     ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}), ("parallel", {"k": 4, "dtype": "bf16"}),
+    ("medusa", {"k": 1}), ("medusa", {"k": 4}), ("medusa", {"k": 5, "batch": 1}), ("medusa", {"k": 5, "fewer": (2,)}),
+    ("medusa", {"k": 3, "tp": 2}), ("medusa", {"k": 3, "tp": 2, "draft_tp": 1}), ("medusa", {"k": 4, "dtype": "bf16"}),
+    ("medusa", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target and a draft of each kind with its weights: a chain is always right, a mask's row seldom."""
+    """The target and a draft of each kind: a chain is always right; masks' rows and untrained heads seldom are."""
     folder = tmp_path_factory.mktemp("drafters")
     alike = {"seed": 1, "scale": 0.12, "eos_token_id": None, "num_key_value_heads": 1}
     write_model(folder / "target", **alike)
     write_model(folder / "chain", **alike)
     write_model(folder / "parallel", **alike, pard_token=MASK)
+    write_medusa(folder / "medusa", 5, heads=5)
     return folder
 
 
@@ -152,11 +157,12 @@ def test_a_manifest_whose_drafter_is_another_is_refused(folder: Path) -> None:
             _parsed(manifest | changes)
 
 
-def test_kernels_serve_a_parallel_draft(folder: Path) -> None:
+@pytest.mark.parametrize("drafter", ["parallel", "medusa"])
+def test_kernels_serve_a_draft(folder: Path, drafter: str) -> None:
     """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""
     requests = [Request((7,), max_new_tokens=5), Request(tuple(range(1, 12)), Params(0.8, seed=5), max_new_tokens=5)]
     expected = [r.ids for r in _run(_graphs(folder, "none"), requests)]
-    graphs = _graphs(folder, "parallel", (("k", 2), ("batch", 2), ("kernels", "nki")))
+    graphs = _graphs(folder, drafter, (("k", 2), ("batch", 2), ("kernels", "nki")))
     assert not findings(graphs.bundle)
     results = _run(graphs, requests)
     assert [r.ids for r in results] == expected

@@ -23,6 +23,7 @@ from model import sampling
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
+from model.drafters.medusa import Medusa
 from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
 from model.kernels import Kernels
@@ -36,6 +37,8 @@ BOUND = 1e-3
 POINTS = 1 << 17
 # the text so far is one start token at position 0
 START = 0
+# in a state: a place whose id the row did not see
+NOT_SEEN = -1
 
 
 class Mix(NamedTuple):
@@ -84,7 +87,7 @@ class Table(nn.Module):
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache], None]:
+    ) -> tuple[Draws, list[Cache], Tensor]:
         _, caches = self.hidden(ids_BN, caches, placement)
         text_BS = caches[0].k[:, 0, :, 0].long()
         drawn = []
@@ -92,7 +95,10 @@ class Table(nn.Module):
             logits = self._after(text_BS, placement.positions_BN[:, n])
             drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
         ids_BN = torch.stack(drawn, 1)
-        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, None
+        # the state of a row: the text up to it
+        seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
+        states_BNS = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
+        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, states_BNS
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -121,10 +127,23 @@ class MaskRows(nn.Module):
         return x_BNV
 
 
+class TableHeads(nn.Module):
+    """A table as Medusa heads: each knows the text of the last kept row's state, and takes what follows for id 0."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+
+    def logits(self, last_B1S: Tensor, k: int) -> Tensor:
+        text_BS, position_B = last_B1S[:, 0].clamp(min=0), (last_B1S[:, 0] != NOT_SEEN).sum(-1)
+        return torch.stack([self.table._after(text_BS, position_B + n) for n in range(k)], 1)
+
+
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: Parallel(MaskRows(table), 0),  # type: ignore[arg-type]
+    "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
 }
 
@@ -184,7 +203,11 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.zeros(batch, 1, dtype=torch.int32)
-    drafts, targets = DraftState(cache(), (torch.zeros(batch, size.k, 1, dtype=torch.int32),)), cache()
+    kept = torch.zeros(batch, size.k, 1, dtype=torch.int32)
+    if pair.drafter.taps:
+        # no row precedes the text's first id
+        kept = torch.full((batch, 1, length), NOT_SEEN)
+    drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
@@ -247,7 +270,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "medusa", "host"])
 def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)

@@ -82,15 +82,28 @@ def _any_count(ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tu
     return torch.where(index_N < count_B1, kept_BN, -1), count_B1, last_B1
 
 
-@torch.no_grad()
 def _steps(folder: Path, k: int, most: int, count: int, spoil: Spoil = lambda c, p: c) -> Iterator[list[Drafted]]:
-    """Steps of both prompts, of which each keeps any number of drafts."""
-    torch.manual_seed(k)
+    """Steps of both prompts with the parallel draft."""
     target, draft = _model(folder / "target"), _model(folder / "draft")
-    pair, batch = Pair(target, Parallel(draft, MASK), EAGER), len(PROMPTS)
-    caches = [empty_caches(m.config, ONE_RANK, batch, LENGTH, torch.float32) for m in (draft, target)]
-    state, held, texts = DraftState(caches[0], (torch.zeros(batch, most, 1, dtype=torch.int32),)), caches[1], []
-    for slot, prompt in enumerate(PROMPTS):
+    caches = [empty_caches(m.config, ONE_RANK, len(PROMPTS), LENGTH, torch.float32) for m in (draft, target)]
+    state = DraftState(caches[0], (torch.zeros(len(PROMPTS), most, 1, dtype=torch.int32),))
+    return steps_of(Pair(target, Parallel(draft, MASK), EAGER), state, caches[1], PROMPTS, k, count, spoil)
+
+
+@torch.no_grad()
+def steps_of(
+    pair: Pair,
+    state: DraftState,
+    held: list[Cache],
+    prompts: list[list[int]],
+    k: int,
+    count: int,
+    spoil: Spoil = lambda c, p: c,
+) -> Iterator[list[Drafted]]:
+    """Steps of all prompts, of which each keeps any number of drafts."""
+    torch.manual_seed(k)
+    texts = []
+    for slot, prompt in enumerate(prompts):
         padded = [prompt + [0] * (LENGTH - len(prompt))]
         out = pair.prefill(k, _inputs(padded, [0], [len(prompt)], slot), state, held)
         state, held = out.draft_state, out.target_caches
@@ -114,8 +127,8 @@ def _recorded(
     drafter, real = pair.drafter, pair.drafter.propose
     real_logits = drafter.model.logits  # type: ignore[union-attr]
 
-    def seen(x: Tensor) -> Tensor:
-        logits.append(real_logits(x))
+    def seen(*arguments: object) -> Tensor:
+        logits.append(real_logits(*arguments))
         return logits[-1]
 
     def proposed(*arguments: object) -> object:
