@@ -32,11 +32,9 @@ from model.serving.runtime import Graphs
 _DEMO = Path(__file__).resolve().parent.parent / "demo"
 # of each drafter: the folder of its model; none where the host drafts
 MODELS = {
-    "chain": str(_DEMO / "draft"),
-    "parallel": str(_DEMO / "draft_parallel"),
-    "medusa": str(_DEMO / "draft_medusa"),
-    "ngram": "",
-}
+    "chain": str(_DEMO / "draft"), "parallel": str(_DEMO / "draft_parallel"), "eagle3": str(_DEMO / "draft_eagle3"),
+    "medusa": str(_DEMO / "draft_medusa"), "ngram": "",
+}  # fmt: skip
 KINDS = ("structured", "open", "edited")
 
 

@@ -11,7 +11,7 @@ from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
 from model.bundle.schema import MASKED, UNFILTERED, step_tag
 from model.bundle.weights import RANK, local_shapes, table
 from model.cache import cache_shapes
-from model.draft_config import DraftConfig, MedusaConfig
+from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.drafting import DraftPass
 from model.dtypes import BY_FLAG
 from model.graph_io import INPUTS, OUTPUTS, tensor_specs, words_of
@@ -135,6 +135,8 @@ def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: b
     if spec.has_draft:
         draft = _collectives_of(spec.draft_config, of_draft, len(passes), drafted)
         total = {op: total[op] + draft[op] for op in total}
+        # the target's states come into an EAGLE-3 head once a step, projected by all ranks
+        total["all-gather"] += isinstance(spec.draft_config, Eagle3Config) and bool(passes) and of_draft.tp > 1
     if filters and backing_of(spec.kernels).sharded:
         total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.tp > 1)
     return total

@@ -217,10 +217,10 @@ class BuildSpec:
                 f"{self.draft} reads states of {heads.target_hidden_size} numbers, the target's have "
                 f"{target.hidden_size}; give heads that were trained for this target"
             )
-        if any(tap > target.num_hidden_layers for tap in heads.taps):
+        if any(tap >= target.num_hidden_layers for tap in heads.taps):
             raise UserError(
-                f"{self.draft} reads the states {', '.join(map(str, heads.taps))}, the target has "
-                f"{target.num_hidden_layers} layers; give heads that were trained for this target"
+                f"{self.draft} reads what the layers {', '.join(map(str, heads.taps))} are given, the target has "
+                f"{target.num_hidden_layers} layers from 0 on; give heads that were trained for this target"
             )
         if self.k > heads.most_drafts:
             raise UserError(f"k is {self.k} and {self.draft} has {heads.most_drafts} heads; lower k")

@@ -148,11 +148,15 @@ def _eagle3(raw: Any, where: str) -> dict[str, Any]:
     values |= {n: float(values[n]) for n in ("rope_theta", "rms_norm_eps") if type(values.get(n)) is int}
     if values.get("target_hidden_size") is None:
         values["target_hidden_size"] = values.get("hidden_size")
-    taps = raw.get("eagle_aux_hidden_state_layer_ids") or (raw.get("eagle_config") or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    values |= {"taps": tuple(taps) if isinstance(taps, list) else None}
-    values.setdefault("norm_before_residual", False)
+    if "head_dim" not in values and all(type(values.get(n)) is int for n in ("hidden_size", "num_attention_heads")):
+        values["head_dim"] = values["hidden_size"] // max(1, values["num_attention_heads"])
+    nested = raw.get("eagle_config")
+    taps = (raw | (nested if isinstance(nested, dict) else {})).get("eagle_aux_hidden_state_layer_ids")
+    # vLLM joins the states in the order of the layers, whatever that of the list
+    in_order = isinstance(taps, list) and all(type(tap) is int for tap in taps)
+    values["taps"] = tuple(sorted(set(taps))) if in_order else taps
+    # what a config.json leaves out: the speculators format has it, the original one has not
+    values.setdefault("norm_before_residual", "speculators_model_type" in raw)
     return values
 
 

@@ -48,7 +48,7 @@ class Kind:
 
 
 def _chain(k: int, most: int) -> tuple[DraftPass, ...]:
-    return (*(DraftPass(1, 1) for _ in range(k)), DraftPass(1, 0))
+    return (DraftPass(2, 1), *(DraftPass(1, 1) for _ in range(k - 1)))
 
 
 def _parallel(k: int, most: int) -> tuple[DraftPass, ...]:
@@ -69,7 +69,7 @@ def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
 
 
 KINDS = {
-    "chain": Kind(_chain, decoder=True),
+    "chain": Kind(_chain, decoder=True, kept=(Kept("ids", "B 1 1", "int32"),)),
     "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16),
     "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),)),
     "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),)),

@@ -46,8 +46,8 @@ class StepInputs(NamedTuple):
     Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
     position_ids are the input ids' own; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
     temperature; seeds two words each; k_limits the most drafts to accept; allowed has a bit for each id that a
-    sequence's next token may be, id 32 w + b in bit b of word w. A sequence that forbids an id accepts no draft: what
-    may follow a draft is not in the mask.
+    sequence's next token may be, id 32 w + b in bit b of word w. The halves of a step, and a step whose drafts the host
+    brings, take a mask for each row, (B, N, W); elsewhere a sequence that forbids an id accepts no draft.
     """
 
     input_ids: Annotated[Any, Port("B T")]
@@ -89,6 +89,14 @@ class StepOutputs(NamedTuple):
     draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
     scores: Annotated[Any, Port("B N C", "float32")] = None
+
+
+class DraftOutputs(NamedTuple):
+    """What a graph that only drafts returns: the input ids and k drafts after them; its state stays with the device."""
+
+    candidates: Annotated[Any, Port("B N")]
+    draft_state: DraftState = DraftState([])
+    target_caches: Sequence[Cache] = ()
 
 
 def _ports(border: type[NamedTuple]) -> dict[str, Port]:

@@ -30,7 +30,12 @@ class Kernels:
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """What the tokens at these positions are drawn with, the noise of the shard's ids among it."""
         draw = asked.draw(positions_BN)
-        return draw._replace(noise_RV=sampling.gumbel(draw.seed_R2, draw.position_R, shard.width))
+        return draw._replace(noise_RV=self._noise(draw, shard))
+
+    def _noise(self, draw: Draw, shard: Shard) -> Tensor:
+        if shard.ids_V is not None:
+            return sampling.gumbel_of(draw.seed_R2, draw.position_R, shard.ids_V)
+        return sampling.gumbel(draw.seed_R2, draw.position_R, shard.width)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""
@@ -39,8 +44,8 @@ class Kernels:
         return self.scored(ops, logits_RV, draw, draws)
 
     def scored(self, ops: Ops, logits_RV: Tensor, draw: Draw, draws: Draws) -> Draws:
-        """The draws with their scores, in a graph that takes masks; see `model.sampling.scores`."""
-        if draw.allowed_RV is None:
+        """The target's draws with their scores, in a graph that takes masks; see `model.sampling.scores`."""
+        if draw.allowed_RV is None or draw.guess_J is not None:
             return draws
         ids_V = torch.arange(logits_RV.shape[1], dtype=torch.int32, device=logits_RV.device)
         if draw.start_11 is not None:

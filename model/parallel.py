@@ -135,10 +135,14 @@ class Rank(nn.Module):
 
 
 class Shard(NamedTuple):
-    """The ids whose logits a rank holds: `width` of them from `start` on, (1, 1) int32."""
+    """The ids whose logits a rank holds: `width` of them from `start` on, (1, 1) int32.
+
+    Where a draft counts ids of its own, `ids_V` are the target's that they stand for.
+    """
 
     start: Tensor
     width: int
+    ids_V: Tensor | None = None
 
 
 @dataclass(frozen=True)

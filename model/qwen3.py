@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from model.backing import Backing
 from model.cache import Cache, Placement
 from model.config import Qwen3Config
+from model.draft_config import Eagle3Config
 from model.kernels import Kernels
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
@@ -52,7 +53,7 @@ def rotate(x_BHND: Tensor, angles_BND: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention over the cache, queries and keys normalised before the rotation."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
+    def __init__(self, config: Qwen3Config | Eagle3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
         self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
         self.attention_ops = parallel.attention_ops(config)
@@ -86,7 +87,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+    def __init__(self, config: Qwen3Config | Eagle3Config, parallel: Parallel) -> None:
         super().__init__()
         e, i = config.hidden_size, config.intermediate_size // parallel.tp
         self.gate_proj, self.up_proj = ColumnLinear(e, i), ColumnLinear(e, i)

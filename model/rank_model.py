@@ -30,9 +30,13 @@ class RankModel(nn.Module):
     @property
     def shard(self) -> Shard:
         """The ids that this rank draws from: its own, or all of them where the logits are gathered."""
+        return self.shard_of(self.config.vocab_size)
+
+    def shard_of(self, count: int) -> Shard:
+        """What this rank holds of so many ids."""
         if not self.backing.sharded:
-            return Shard(torch.zeros_like(self.rank_util.rank)[:, None], self.config.vocab_size)
-        width = self.config.vocab_size // self.parallel.tp
+            return Shard(torch.zeros_like(self.rank_util.rank)[:, None], count)
+        width = count // self.parallel.tp
         return Shard(self.rank_util.rank[:, None] * width, width)
 
     def length(self, caches: list[Cache]) -> int:

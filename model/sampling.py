@@ -53,7 +53,7 @@ class Draw(NamedTuple):
     `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
     passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on. `guess_J` are the steps at which a
     draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are. `allowed_RV` are the
-    target's ids, of this rank, that a row may draw, where a graph takes masks.
+    ids, of this rank, that a row may draw, where a graph takes masks.
     """
 
     temperature_R: Tensor
@@ -89,7 +89,7 @@ class Draw(NamedTuple):
         return self._of_rows(lambda t: t.unflatten(0, (-1, rows))[:, :count].flatten(0, 1))
 
     def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
-        return Draw._make([*(None if t is None else taken(t) for t in self[:7]), self.start_11, self.guess_J, None])
+        return self._replace(**{n: taken(t) for n, t in self._asdict().items() if "_R" in n and t is not None})
 
 
 class Draws(NamedTuple):
@@ -171,7 +171,21 @@ def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         (seed_R2[:, :1], seed_R2[:, 1:]),
         (pairs[None].expand(counter.shape[0], -1), counter[:, None].expand(-1, pairs.shape[0])),
     )
-    bits = torch.stack(words, -1).flatten(1)[:, :vocabulary]
+    return _gumbel(torch.stack(words, -1).flatten(1)[:, :vocabulary])
+
+
+def gumbel_of(seed_R2: Tensor, positions_R: Tensor, ids_V: Tensor) -> Tensor:
+    """(R, V) fp32: the noise of `gumbel` for these ids, in any order."""
+    counter = positions_R.to(torch.int32) + GUMBEL_DOMAIN * (1 << 24)
+    rows, width = counter.shape[0], ids_V.shape[0]
+    even, odd = threefry2x32(
+        (seed_R2[:, :1], seed_R2[:, 1:]),
+        (shift_right(ids_V, 1)[None].expand(rows, -1), counter[:, None].expand(-1, width)),
+    )
+    return _gumbel(torch.where((ids_V & 1) > 0, odd, even))
+
+
+def _gumbel(bits: Tensor) -> Tensor:
     mantissa = shift_right(bits, 9) & 0x7FFFFF
     uniform_RV = (mantissa.float() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform_RV))

@@ -8,7 +8,7 @@ Shapes: B sequences, k drafts, N = k + 1 candidate rows of a sequence, S cache p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.filters import GUESSED_STEPS
-from model.graph_io import StepInputs, StepOutputs
+from model.graph_io import DraftOutputs, StepInputs, StepOutputs
 from model.ops import Ops, iota
 from model.qwen3 import Qwen3
+from model.rank_model import RankModel
 from model.sampling import Draw, Sampling, allowed_ids
 from model.window import Window
+
+Outputs = TypeVar("Outputs", StepOutputs, DraftOutputs)
 
 
 class Pair(nn.Module):
@@ -30,8 +33,8 @@ class Pair(nn.Module):
         super().__init__()
         self.target_model, self.draft_model, self.drafter, self.ops = target, drafter.model, drafter, ops
 
-    def forward(self, stage: Callable[..., StepOutputs], *args: Any) -> StepOutputs:
-        """Run a stage, `Pair.step` or `Pair.prefill`.
+    def forward(self, stage: Callable[..., Outputs], *args: Any) -> Outputs:
+        """Run a stage: `Pair.step`, its halves `Pair.draft` and `Pair.verify`, or `Pair.prefill`.
 
         `torch.func.functional_call`, by which a graph's weights take the place of these parameters, calls `forward`
         and nothing else.
@@ -61,8 +64,29 @@ class Pair(nn.Module):
         asked = inputs.sampling if filters else inputs.sampling.unfiltered()
         of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, of_draft, draft_state)
-        draw = self._allowing(of_target, inputs.allowed)
+        draw = _allowing(self.target_model, of_target, inputs.allowed)
         return self._verify(window, candidates_BN, draw, inputs.k_limits, draft_state, target_caches)
+
+    def draft(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> DraftOutputs:
+        """A step's first half alone, for a host that runs the second: the candidates.
+
+        With masks, a row's draft is one that its mask allows.
+        """
+        draft = self.draft_model
+        assert draft is not None, "a drafter without a model has no graph of its own"
+        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
+        draw = draft.kernels.prepare(self.ops, inputs.sampling, window.placement.positions_BN + 1, draft.shard)
+        draw = _allowing(draft, _guessing(draw), inputs.allowed)
+        candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, draw, draft_state)
+        return DraftOutputs(candidates_BN, draft_state)
+
+    def verify(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> StepOutputs:
+        """A step's second half alone: the input ids are its candidates, each row's draw one that its mask allows."""
+        target = self.target_model
+        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
+        draw = target.kernels.prepare(self.ops, inputs.sampling, window.placement.positions_BN + 1, target.shard)
+        draw = _allowing(target, draw, inputs.allowed)
+        return self._verify(window, inputs.input_ids, draw, inputs.k_limits, draft_state, target_caches)
 
     def _verify(
         self,
@@ -87,22 +111,14 @@ class Pair(nn.Module):
         scores = None if draws.scores is None else draws.scores.permute(1, 2, 0)
         return StepOutputs(accepted_BN, next_B1, window.mask(next_pos), next_pos, draft_state, target_caches, scores)
 
-    def _allowing(self, draw: Draw, words_BW: Tensor | None) -> Draw:
-        """The target's draw with what a mask allows, if there is one, the same for every row of a sequence."""
-        if words_BW is None:
-            return draw
-        (start, count), rows = self.target_model.shard, len(draw.position_R) // len(words_BW)
-        allowed_BV = allowed_ids(words_BW, None if count == self.target_model.config.vocab_size else start, count)
-        return draw._replace(allowed_RV=allowed_BV.repeat_interleave(rows, 0))
-
     def _prepared(self, asked: Sampling, positions_BN: Tensor) -> tuple[Draw, Draw]:
         """What the target and the draft draw with at a step's positions: the same noise where their shards are the
         same; the draft guesses what its filters keep, for its draws have no say in what is emitted."""
         target, draft = self.target_model, self.draft_model
         prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
-        if draft is not None and draft.shard.width != target.shard.width:
+        if draft is not None and (draft.shard.ids_V is not None or draft.shard.width != target.shard.width):
             of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
-        return prepared, of_draft._replace(guess_J=torch.tensor(GUESSED_STEPS, device=positions_BN.device))
+        return prepared, _guessing(of_draft)
 
     def prefill(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> StepOutputs:
         """A prompt of one sequence into its slot of both models' state, and its first token."""
@@ -114,7 +130,7 @@ class Pair(nn.Module):
         last_BE = x_BSE[iota(1, length_B), length_B - 1]
         # the first token's position is the prompt's length
         draw = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], target.shard)
-        draws = kernels.coupled_sample(self.ops, target.logits(last_BE), self._allowing(draw, inputs.allowed))
+        draws = kernels.coupled_sample(self.ops, target.logits(last_BE), _allowing(target, draw, inputs.allowed))
         token_B1 = draws.merged()[:, None]
         draft_state = self.drafter.prompt(
             Prompt(inputs.input_ids, placement, length_B, token_B1, features_BSF), draft_state
@@ -124,3 +140,21 @@ class Pair(nn.Module):
         next_mask = (iota(target.length(target_caches), length_B) < next_pos).to(torch.int32)
         scores = None if draws.scores is None else draws.scores.T[:, None].repeat(1, k + 1, 1)
         return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, draft_state, target_caches, scores)
+
+
+def _guessing(draw: Draw) -> Draw:
+    """A draft's draw: what its filters keep is guessed, for it has no say in what is emitted."""
+    return draw._replace(guess_J=torch.tensor(GUESSED_STEPS, device=draw.position_R.device))
+
+
+def _allowing(model: RankModel, draw: Draw, words: Tensor | None) -> Draw:
+    """A model's draw with what masks allow, if there are any: (B, W) for all rows of a sequence, (B, N, W) for each."""
+    if words is None:
+        return draw
+    shard, words_RW = model.shard, words.flatten(0, -2)
+    if shard.ids_V is None:
+        first_11 = None if shard.width == model.config.vocab_size else shard.start
+        allowed_RV = allowed_ids(words_RW, first_11, shard.width)
+    else:
+        allowed_RV = allowed_ids(words_RW, None, model.config.vocab_size).index_select(1, shard.ids_V)
+    return draw._replace(allowed_RV=allowed_RV.repeat_interleave(len(draw.position_R) // len(words_RW), 0))

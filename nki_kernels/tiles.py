@@ -10,6 +10,8 @@ P = 128
 # columns of one product: a PSUM bank of fp32
 BANK = 512
 PSUM_BANK_BYTES = 2048
+# below every score, and far enough from the end of fp32 that scaling does not leave it
+LOWEST = -3.0e38
 
 
 def this_core():

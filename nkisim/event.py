@@ -26,7 +26,7 @@ class Extent:
     span: tuple[int, int]
     elements: int
     dtype: str
-    # contiguous bytes of the innermost run, per partition on chip
+    # contiguous bytes: of the innermost run per partition on chip, in whatever order they are walked in hbm
     row_bytes: int
 
 

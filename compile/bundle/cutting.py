@@ -52,7 +52,10 @@ class Cutter:
 
     def __init__(self, plan: BuildPlan, memory: Path) -> None:
         self.plan, self.spec = plan, plan.spec
-        self._checkpoints = {m.prefix: Checkpoint(Path(m.checkpoint), m.config) for m in plan.spec.models}
+        self._checkpoints: dict[str, Checkpoint] = {}
+        for model in plan.spec.models:
+            target = next(iter(self._checkpoints.values()), None)
+            self._checkpoints[model.prefix] = Checkpoint(Path(model.checkpoint), model.config, target)
         sources = {prefix: digests(checkpoint.files, memory) for prefix, checkpoint in self._checkpoints.items()}
         self._recipes = {rank: shard_recipe(sources, rank, layout(self.spec)) for rank in range(self.spec.tp)}
         self._due = list(self._recipes)
@@ -107,15 +110,16 @@ class Cutter:
             for rank, writer in writers.items():
                 if name not in writer.kept:
                     writer.write(name, torch.tensor([rank % model.ranks], dtype=torch.int32))
-        for model in self.spec.models:
-            for weight in table(model.config, self.spec.packing(model)):
-                name = names[f"{model.prefix}.{weight.ours}"]
-                if missing := {rank: writer for rank, writer in writers.items() if name not in writer.kept}:
-                    since += self._write(model, weight, name, missing, lanes)
-                if since >= PART_BYTES:
-                    lanes.drain()
-                    self._note(folder, writers)
-                    since = 0
+        weights = [(model, w) for model in self.spec.models for w in table(model.config, self.spec.packing(model))]
+        # whole numbers come first in a file
+        for model, weight in sorted(weights, key=lambda w: w[1].dtype != "int32"):
+            name = names[f"{model.prefix}.{weight.ours}"]
+            if missing := {rank: writer for rank, writer in writers.items() if name not in writer.kept}:
+                since += self._write(model, weight, name, missing, lanes)
+            if since >= PART_BYTES:
+                lanes.drain()
+                self._note(folder, writers)
+                since = 0
         lanes.drain()
         self._note(folder, writers)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model.bundle.manifest import TensorSpec
+from model.bundle.weights import RANK
 from model.dtypes import BY_NAME
 
 # written between two requests to begin to put it on the disk: without them it waits for the end, and the end for it
@@ -37,7 +38,9 @@ class ShardWriter:
 
     def __init__(self, path: Path, specs: Sequence[TensorSpec], label: dict[str, str], part: Part) -> None:
         # readers want each number at a multiple of its size; a rank's number comes before its weights
-        self._specs = sorted(specs, key=lambda t: (-BY_NAME[t.dtype].bytes, t.dtype != "int32"))
+        self._specs = sorted(
+            specs, key=lambda t: (-BY_NAME[t.dtype].bytes, t.dtype != "int32", not t.name.endswith(RANK))
+        )
         header = _header(self._specs, label)
         ends = list(itertools.accumulate((spec.bytes for spec in self._specs), initial=len(header)))
         self._out = path.open("r+b" if path.exists() else "w+b")

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from model.bundle.blocks import Blocks
 from model.bundle.cut import Cut, Weight
-from model.bundle.weights import hf_shapes
-from model.config import Qwen3Config
+from model.bundle.weights import hf_shapes, known_as, lent
 from model.draft_config import DraftConfig
 from model.errors import UserError
 from model.parallel import HeadMap
@@ -32,26 +31,32 @@ class Piece(NamedTuple):
 
 
 class Checkpoint:
-    """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read."""
+    """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read.
 
-    def __init__(self, path: Path, config: DraftConfig) -> None:
+    A draft's may lack a tensor that `target`, its target's, lends it.
+    """
+
+    def __init__(self, path: Path, config: DraftConfig, target: Checkpoint | None = None) -> None:
         self.path, self.config, self._memory = path, config, Blocks()
         self._names = _files_of(path)
         opened = [_open(path / name) for name in self._names]
-        self._where = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
+        stored = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
         files = zip(self._names, opened, strict=True)
-        self._places = {key: place for name, file in files for key, place in _places(path / name, file)}
+        places = {key: place for name, file in files for key, place in _places(path / name, file)}
+        known = {key: ours for key in stored if (ours := known_as(config, key))}
+        self._where = {ours: stored[key].get_slice(key) for key, ours in known.items()}
+        self._places = {ours: places[key] for key, ours in known.items()}
+        if target and (names := lent(config)) and names[0] not in known.values():
+            self._where[names[0]], self._places[names[0]] = target._where[names[1]], target._places[names[1]]
         self._check()
 
     def _check(self) -> None:
         expected, found = hf_shapes(self.config), set(self._where)
-        if isinstance(self.config, Qwen3Config) and self.config.tie_word_embeddings:
-            found.discard("lm_head.weight")
         missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
         wrong = [
-            f"{n} is {tuple(self._slice(n).get_shape())}, expected {s}"
+            f"{n} is {tuple(self._where[n].get_shape())}, expected {s}"
             for n, s in expected.items()
-            if n in found and tuple(self._slice(n).get_shape()) != s
+            if n in found and tuple(self._where[n].get_shape()) != s
         ]
         for kind, names in (("lacks", missing), ("has unknown", extra), ("has wrong shapes:", wrong)):
             if names:
@@ -65,9 +70,6 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """The files that hold the weights."""
         return [self.path / name for name in self._names]
-
-    def _slice(self, name: str) -> Any:
-        return self._where[name].get_slice(name)
 
     def pieces(self, weight: Weight, ranks: Sequence[int], tp: int, dtype: torch.dtype) -> Iterator[Piece]:
         """What these ranks take of a weight; each of its tensors is read once. UserError names one with NaN."""
@@ -89,7 +91,7 @@ class Checkpoint:
 
     def _cut(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype) -> Iterator[Piece]:
         """What each rank takes of a tensor, a bounded number of bytes at a time; ranks that take the same share it."""
-        shape, dim = tuple(self._slice(name).get_shape()), self.config.head_dim
+        shape, dim = tuple(self._where[name].get_shape()), self.config.head_dim
         if cut.axis == 1:
             taken = {rank: _ranges(shape[1], cut, rank, heads, dim) for rank in ranks}
             for rows in self._rows(name, 0, shape[0], dtype):

@@ -14,10 +14,6 @@ from model.bundle.medusa import medusa_on_rank
 Shapes = Mapping[str, list[int]]
 
 
-# by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks
-_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {"medusa": medusa_on_rank}
-
-
 def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
     """A clause for each weight of a model that is missing or has not the shape that the configuration asks for."""
     whole = _OF_HEADS[kind](config, ranks) if kind in _OF_HEADS else _outside(config, ranks)
@@ -62,6 +58,21 @@ def _holds(there: list[int] | None, features: int, inputs: int) -> bool:
     return there is not None and len(there) == 3 and there[1] == inputs and math.prod(there) == features * inputs
 
 
+def _eagle3(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
+    """The weights of an EAGLE-3 head, whose projections take an embedding and a feature beside each other."""
+    hidden, own = config["hidden_size"], config["draft_vocab_size"]
+    (attention, _), (mlp, _) = _halves(config, ranks)
+    joined = {name: [rows, 2 * hidden] for name, (rows, _) in attention.items() if "qkv_proj" in name}
+    norms = {f"{name}.weight": [hidden] for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
+    layer = norms | attention | joined | mlp
+    return _outside(config | {"vocab_size": own}, ranks) | {
+        "embed_tokens.weight": [config["vocab_size"], hidden // ranks],
+        "fc.weight": [hidden // ranks, len(config["taps"]) * config["target_hidden_size"]],
+        **({"d2t": [own]} if own < config["vocab_size"] else {}),
+        **{f"layers.0.{name}": shape for name, shape in layer.items()},
+    }
+
+
 def _norms(config: dict[str, Any]) -> dict[str, list[int]]:
     hidden, dim = config["hidden_size"], config["head_dim"]
     return {
@@ -94,3 +105,10 @@ def _halves(config: dict[str, Any], ranks: int) -> list[tuple[dict[str, list[int
             {"mlp.gate_up_packed": [2 * inner, hidden], "mlp.down_packed": [hidden, inner]},
         ),
     ]
+
+
+# by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks
+_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {
+    "eagle3": _eagle3,
+    "medusa": medusa_on_rank,
+}

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight
+from model.bundle.eagle3_weights import LENT, eagle3_name, eagle3_shapes, eagle3_table
 from model.bundle.medusa import medusa_shapes, medusa_table
 from model.config import Qwen3Config
-from model.draft_config import DraftConfig, MedusaConfig
+from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.packing import Packing
 from model.parallel import HeadMap
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
@@ -91,11 +92,16 @@ def _qwen3_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 
 
 # by the type of a model's configuration: its weights, and the shapes of a checkpoint's tensors
-_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {Qwen3Config: _qwen3, MedusaConfig: medusa_table}
+_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {
+    Qwen3Config: _qwen3, Eagle3Config: eagle3_table, MedusaConfig: medusa_table,
+}  # fmt: skip
 _SHAPES: dict[type[Any], Callable[..., dict[str, tuple[int, ...]]]] = {
-    Qwen3Config: _qwen3_shapes,
-    MedusaConfig: medusa_shapes,
-}
+    Qwen3Config: _qwen3_shapes, Eagle3Config: eagle3_shapes, MedusaConfig: medusa_shapes,
+}  # fmt: skip
+# the table's name for a checkpoint's tensor, where formats differ; empty for one that nothing needs
+_NAMES: dict[type[Any], Callable[[str], str]] = {Eagle3Config: eagle3_name}
+# what a model takes of its target's checkpoint if its own lacks it: its name here and there
+_LENT: dict[type[Any], tuple[str, str]] = {Eagle3Config: LENT}
 
 
 def table(config: DraftConfig, packing: Packing) -> list[Weight]:
@@ -106,6 +112,18 @@ def table(config: DraftConfig, packing: Packing) -> list[Weight]:
 def hf_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor that a checkpoint must hold."""
     return _SHAPES[type(config)](config)
+
+
+def known_as(config: DraftConfig, stored: str) -> str:
+    """The name in the table of a checkpoint's tensor; empty for one that nothing needs."""
+    if isinstance(config, Qwen3Config) and config.tie_word_embeddings and stored == "lm_head.weight":
+        return ""
+    return _NAMES[type(config)](stored) if type(config) in _NAMES else stored
+
+
+def lent(config: DraftConfig) -> tuple[str, str] | None:
+    """A tensor that a model takes of its target's checkpoint if its own lacks it: its name here and there."""
+    return _LENT.get(type(config))
 
 
 def local_shapes(config: DraftConfig, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ above 0. A drafter is
   kind     | proposes by                                         | its model | needs of the target | remembers
   ---------|-----------------------------------------------------|-----------|---------------------|---------------
   (host)   | what came with the id: nothing, or the host's drafts | none     | nothing             | nothing
-  chain    | k passes of 1 row, one more completes its cache     | a Qwen3   | nothing             | caches
+  chain    | k passes, the first of 2 rows, the others of 1       | a Qwen3   | nothing             | caches, an id
   medusa   | 1 head a draft on one state                         | heads     | its last state      | that state
   parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
 

@@ -37,14 +37,16 @@ class NkiKernels(Kernels):
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """With the shard's first id, and its noise at all positions of a step."""
-        draw = asked.draw(positions_BN)
-        return draw._replace(noise_RV=self._noise(draw, shard), start_11=shard.start)
+        return super().prepare(ops, asked, positions_BN, shard)._replace(start_11=shard.start)
 
     def _noise(self, draw: Draw, shard: Shard) -> Tensor:
+        if shard.ids_V is not None:
+            # the kernel counts ids; those of a small vocabulary are anywhere
+            return super()._noise(draw, shard)
         parts: list[Tensor] = []
         for seeds, positions in zip(draw.seed_R2.split(ROWS), draw.position_R[:, None].split(ROWS), strict=True):
             result = Result((positions.shape[0], shard.width), "float32")
-            parts += self.run("gumbel_noise", (seeds, positions, *shard, GUMBEL_DOMAIN), result)
+            parts += self.run("gumbel_noise", (seeds, positions, shard.start, shard.width, GUMBEL_DOMAIN), result)
         return torch.cat(parts)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -29,20 +28,12 @@ def turn(weight: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(weight.T)
 
 
-def take_turned(module: bytes, weights: Sequence[TensorSpec]) -> bytes:
-    """A StableHLO module whose first parameters are these weights, changed to take them as the runtime holds them."""
-    with mlir.make_ir_context(), ir.Location.unknown():
-        parsed = ir.Module.parse(module)
-        main = ir.SymbolTable(parsed.operation)["main"]
-        entry = main.regions[0].blocks[0]
-        with ir.InsertionPoint.at_block_begin(entry):
-            for weight, parameter in zip(weights, entry.arguments, strict=False):
-                if turned(weight):
-                    _turn_parameter(parameter)
-        results = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results
-        kinds = ir.FunctionType.get([p.type for p in entry.arguments], results)
-        main.attributes["function_type"] = ir.TypeAttr.get(kinds)
-        return bytes(mlir.module_to_bytecode(parsed))
+def take_turned(main: ir.Block, weights: Sequence[TensorSpec]) -> None:
+    """Change a parsed module, by its entry block, whose first parameters are these weights, to take them as held."""
+    with ir.InsertionPoint.at_block_begin(main):
+        for weight, parameter in zip(weights, main.arguments, strict=False):
+            if turned(weight):
+                _turn_parameter(parameter)
 
 
 def _turn_parameter(parameter: ir.Value[Any]) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.interpreters import mlir
 from jax._src.xla_bridge import backends_are_initialized
 from jaxlib import xla_client
+from jaxlib.mlir import ir
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
-from model.bundle.manifest import Bundle, GraphSpec, TensorSpec
+from model.bundle.manifest import Bundle, GraphSpec
 from model.errors import UserError
-from model.serving import columns
+from model.serving import columns, prefixes
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -62,20 +63,35 @@ def devices_of(platform: str, count: int) -> list[Any]:
     return list(devices[:count])
 
 
-def compile_hlo(proto: bytes, devices: list[Any], weights: Sequence[TensorSpec] = ()) -> Any:
-    """An executable of an HLO proto, one replica a device, whose first parameters are these weights.
+def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: bool = False) -> Any:
+    """An executable of a graph's HLO proto, one replica a device; None if it cannot be cut.
 
-    A CPU's takes them as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
+    A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
+    `cut`: with caches of the bucket's length (`model.serving.prefixes`).
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
-    stablehlo = _jaxlib.mlir.hlo_to_stablehlo(proto)
+    stablehlo: bytes | None = _jaxlib.mlir.hlo_to_stablehlo(proto)
     if devices[0].platform == "cpu":
         options.env_option_overrides = list(SAME_BITS.items())
-        stablehlo = columns.take_turned(stablehlo, weights)
+        stablehlo = _as_held(stablehlo, graph, cut) if graph else stablehlo
+    if stablehlo is None:
+        return None
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     return client.compile_and_load(stablehlo, listed, options)
+
+
+def _as_held(stablehlo: bytes | None, graph: GraphSpec, cut: bool) -> bytes | None:
+    """A module that takes weights and caches as the runtime holds them on a CPU."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(stablehlo)
+        main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
+        if cut and not prefixes.cut_caches(main, graph):
+            return None
+        columns.take_turned(main, graph.weights)
+        prefixes.retype(module)
+        return bytes(mlir.module_to_bytecode(module))
 
 
 def name_of(graph: GraphSpec) -> str:
@@ -93,7 +109,7 @@ def stamp(platform: str, tp: int) -> dict[str, str]:
 def write(bundle: Bundle, graph: GraphSpec, platform: str, path: Path) -> None:
     """Compile a graph and keep what the plugin serializes."""
     proto, devices = (bundle.path / graph.file).read_bytes(), devices_of(platform, bundle["tp"])
-    path.write_bytes(compile_hlo(proto, devices, graph.weights).serialize())
+    path.write_bytes(compile_hlo(proto, devices, graph).serialize())
 
 
 def load(bundle: Bundle, graph: GraphSpec, platform: str, devices: list[Any]) -> Any | None:

@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-from model.serving import columns, pjrt
+from model.serving import columns, pjrt, prefixes
 
 
 class Graphs:
@@ -47,6 +47,11 @@ class Graphs:
         self._weights = self._load_weights()
         prefill = next(g for g in bundle.graphs if g.tag == PREFILL)
         self._state = {t.name: self._zeros(t) for t in prefill.state}
+        # on a CPU that compiles them itself, graphs get caches as long as their bucket, if they can
+        compiled = bundle.manifest.get("executables")
+        self._cut = platform == "cpu" and not (compiled and compiled["platform"] == platform)
+        self._caches = [t.name for t in prefill.state if prefixes.is_cache(t)]
+        self._prefixes = prefixes.Prefixes(bundle["buckets"], bundle["max_len"])
 
     def prepare(self, tag: str, bucket: int, ending: str = UNFILTERED) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
@@ -63,10 +68,12 @@ class Graphs:
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
         graph = self._picked(tag, bucket, inputs.ending)
+        executable = self._executable(graph)
+        self._fit(graph.bucket if self._cut else self.bundle["max_len"])
         arguments = [self._weights[t.name] for t in graph.weights]
         arguments += self._placed([getattr(inputs, t.name) for t in graph.inputs])
         arguments += [self._state[t.name] for t in graph.state]
-        executed = self._executable(graph).execute_sharded(arguments)
+        executed = executable.execute_sharded(arguments)
         results = executed.disassemble_into_single_device_arrays()
         visible = len(graph.outputs)
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
@@ -106,8 +113,18 @@ class Graphs:
             if TARGET.encode() in proto:
                 custom_calls.register()
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
-            self._executables[key] = loaded or pjrt.compile_hlo(proto, self._devices, graph.weights)
+            compiled = loaded or pjrt.compile_hlo(proto, self._devices, graph, self._cut)
+            if compiled is None:
+                # one that needs whole caches: all get them
+                self._cut = False
+                self._executables.clear()
+                return self._executable(graph)
+            self._executables[key] = compiled
         return self._executables[key]
+
+    def _fit(self, length: int) -> None:
+        if self._prefixes.length != length:
+            self._state |= self._prefixes.fit({name: self._state[name] for name in self._caches}, length)
 
     def _load_weights(self) -> dict[str, Any]:
         if fault := next(shard_faults(self.bundle), None):

@@ -117,7 +117,7 @@ def verify_attention_paged_kernel(q, new, k_pages, v_pages, positions, block_tab
 
     k_pages and v_pages (blocks, G, L, D), block_table (B, S / L) int32. The pages change in place.
     """
-    t = tiling(q, k_pages.shape[1], block_table.shape[1] * k_pages.shape[2], gathered=True)
+    t = tiling(q.shape, k_pages.shape[1], block_table.shape[1] * k_pages.shape[2], gathered=True)
     out, lse = outputs(q, with_lse)
     first, last = groups_of_core(t)
     if first < last:

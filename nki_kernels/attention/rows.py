@@ -42,9 +42,9 @@ class Tiling(nl.NKIObject):
     halves: bool
 
 
-def tiling(q, kv_heads, slots, gathered=False):
-    """Integer dims; the groups of one pack are whole sequences or lie within one."""
-    batch, heads, candidates, dim = q.shape
+def tiling(shape, kv_heads, slots, gathered=False):
+    """Integer dims of queries (B, H, N, D); the groups of one pack are whole sequences or lie within one."""
+    batch, heads, candidates, dim = shape
     rows, groups = heads // kv_heads * candidates, batch * kv_heads
     most = min(P // rows, BANK // dim)
     # little work is cut in two, so that the engines have something to overlap

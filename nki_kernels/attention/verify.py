@@ -28,7 +28,7 @@ def verify_attention_kernel(q, k_new, v_new, k_cache, v_cache, positions, ancest
 
     positions (B, N) int32, ancestors (B, N) int32 or None; positions[b, 0] + N <= S. The caches change in place.
     """
-    t = tiling(q, v_cache.shape[1], v_cache.shape[2])
+    t = tiling(q.shape, v_cache.shape[1], v_cache.shape[2])
     out, lse = outputs(q, with_lse)
     first, last = groups_of_core(t)
     if first < last:

@@ -1,4 +1,4 @@
-"""How turned heads reach the core that attends with them, and how what it attended reaches the output projection.
+"""How heads reach the core that attends with them, and how what it attended reaches the output projection.
 
 All of it stays in SBUF. Of two cores each makes half of the heads and attends half of the groups; the rest of its
 tiles is zero bits until the other core's tile is laid over them.
@@ -11,7 +11,7 @@ from nki_kernels.tiles import this_core
 
 # exchanges between the two cores, each with a number of its own: they follow each other in the same order on both
 # cores, so that one number would do
-HEADS, ATTENDED = 0, 1
+HEADS, VALUES, ATTENDED = 0, 1, 2
 # numbers per partition that the GpSimd engines' own DMA carries, sooner than the shared one
 MOST_BY_GPSIMD = 256
 
@@ -29,12 +29,18 @@ def shared_tile(shape, dtype):
     return tile
 
 
-def swapped(mine, pipe):
-    """The other core's tile of the same shape (partitions, numbers), which goes there at the same time."""
-    other, theirs, way = 1 - nl.program_id(0), nl.ndarray(mine.shape, dtype=mine.dtype), nisa.dma_engine.dma
+def send(mine, theirs, pipe):
+    """Send a tile (partitions, numbers) to the other core and receive one of the same shape."""
+    other, way = 1 - nl.program_id(0), nisa.dma_engine.dma
     if mine.shape[1] <= MOST_BY_GPSIMD:
         way = nisa.dma_engine.gpsimd_dma
     nisa.sendrecv(src=mine, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=pipe, dma_engine=way)
+
+
+def swapped(mine, pipe):
+    """The other core's tile of the same shape (partitions, numbers), which goes there at the same time."""
+    theirs = nl.ndarray(mine.shape, dtype=mine.dtype)
+    send(mine, theirs, pipe)
     return theirs
 
 
@@ -46,23 +52,37 @@ def lay_over(mine, theirs):
     nisa.tensor_tensor(dst=mine.view(bits), data1=mine.view(bits), data2=theirs.view(bits), op=nl.bitwise_or)
 
 
-class Turned(nl.NKIObject):
-    """The rows' keys (D, B, G, N) and queries (D, B, H, N), in one tile that is exchanged at once."""
+class Handed(nl.NKIObject):
+    """The rows' keys (D, B, G, N) and queries (D, B, H, N), turned, in one tile that is exchanged at once; their values
+    (R, G, D); and what was attended, turned (D, H, B, N). The first core makes all values, as they come first and are
+    at most a third of the heads.
+    """
 
     def __init__(self, shape, kv, dtype):
         batch, heads, candidates, dim = shape
+        self.dtype = dtype
         self.keys_end = batch * kv * candidates
         self.heads_DR = shared_tile((dim, self.keys_end + batch * heads * candidates), dtype)
         self.k_DBGN = self.keys().reshape((dim, batch, kv, candidates))
         self.q_DBHN = self.queries().reshape((dim, batch, heads, candidates))
+        self.values_RGD = nl.ndarray((batch * candidates, kv, dim), dtype=dtype)
+        self.attended_DHBN = shared_tile((dim, heads, batch, candidates), dtype)
 
-    def exchange(self, values):
-        """Both cores' heads are there for both, and the values that either wrote to the cache."""
+    def send_values(self):
+        """The second core gets the values; what it sends is read by nobody."""
         if on_two_cores():
-            theirs_DR = swapped(self.heads_DR, HEADS)
-            # on an engine that has nothing to do before the scores, so that the heads do not wait for it
-            nisa.core_barrier(data=values, cores=(0, 1), engine=nisa.engine.scalar)
-            lay_over(self.heads_DR, theirs_DR)
+            rows, kv, dim = self.values_RGD.shape
+            values_RC, unread_RC = self.values_RGD.reshape((rows, kv * dim)), nl.ndarray((rows, kv * dim), self.dtype)
+            source_RC, target_RC = values_RC, unread_RC
+            if nl.program_id(0) == 1:
+                source_RC, target_RC = unread_RC, values_RC
+                nisa.memset(dst=unread_RC, value=0.0)
+            send(source_RC, target_RC, VALUES)
+
+    def exchange(self):
+        """Both cores' keys and queries are there for both."""
+        if on_two_cores():
+            lay_over(self.heads_DR, swapped(self.heads_DR, HEADS))
 
     def keys(self):
         """(D, B * G * N)."""
@@ -72,21 +92,10 @@ class Turned(nl.NKIObject):
         """(D, B * H * N)."""
         return self.heads_DR[:, self.keys_end : self.heads_DR.shape[1]]
 
-    def collect(self, chunks):
-        """What the packs hold after their last chunk, of both cores, turned: (D, H, R)."""
-        dim, batch, heads, candidates = self.q_DBHN.shape
-        kv, group = self.k_DBGN.shape[2], heads // self.k_DBGN.shape[2]
-        attended_DHBN = shared_tile((dim, heads, batch, candidates), self.q_DBHN.dtype)
-        for chunk in chunks:
-            if chunk.last:
-                values_RGD = chunk.pack.values_RGD
-                for i in range(chunk.pack.count):
-                    turned_psum_DR = nl.ndarray((dim, values_RGD.shape[0]), dtype=values_RGD.dtype, buffer=nl.psum)
-                    nisa.nc_transpose(dst=turned_psum_DR, data=values_RGD[:, i, :])
-                    sequence, head = (chunk.pack.group + i) // kv, (chunk.pack.group + i) % kv * group
-                    own = turned_psum_DR[:, i * group * candidates : (i + 1) * group * candidates]
-                    nisa.tensor_copy(dst=attended_DHBN[:, head : head + group, sequence, :], src=own)
+    def collect(self):
+        """What both cores attended: (D, H, R)."""
+        dim, heads, batch, candidates = self.attended_DHBN.shape
+        attended_DR = self.attended_DHBN.reshape((dim, heads * batch * candidates))
         if on_two_cores():
-            attended_DR = attended_DHBN.reshape((dim, heads * batch * candidates))
             lay_over(attended_DR, swapped(attended_DR, ATTENDED))
-        return attended_DHBN.reshape((dim, heads, batch * candidates))
+        return attended_DR.reshape((dim, heads, batch * candidates))

@@ -1,52 +1,44 @@
 """The heads of a fused decode step, turned: qk-norm and rotary embedding with D on the partitions.
 
 y = w x / sqrt(mean_D x^2 + eps), then (y1 cos - y2 sin, y2 cos + y1 sin) for the halves y1, y2 of a head. Turned, the
-heads of few rows are a few columns. The sum over D is a product with ones, which puts it on every partition, and the
-other half comes by a product with a permutation; the norm's weight is in the tables of cosines and sines.
+heads of few rows are a few columns. The mean over D is a product with 1 / D, which puts it on every partition; the
+other half of a head is read from its partitions; the norm's weight is in the tables of cosines and sines.
 """
 
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.layer.stream_rows import inverse_root
 from nki_kernels.tiles import P, move, ramp
 
 
 class Rotary(nl.NKIObject):
-    """cos and sin (B, N, D / 2) turned, fp32 (D, R), and the matrices of ones and of exchanged halves, (D, D)."""
+    """cos and sin (B, N, D / 2) turned, fp32 (D, R), and a matrix of 1 / D, which sums a head's mean, (D, D)."""
 
     def __init__(self, angles, rows):
         self.cos_DR = turned_angles(angles[0], rows)
         self.sin_DR = turned_angles(angles[1], rows)
-        self.ones_DD = nl.ndarray((P, P), dtype=nl.float32)
-        nisa.memset(dst=self.ones_DD, value=1.0)
-        self.swap_DD = nl.ndarray((P, P), dtype=nl.float32)
-        distance_DD = nl.ndarray((P, P), dtype=nl.float32)
-        # zero where the row is the column's partner
-        nisa.iota(dst=distance_DD, pattern=[[P // 2, 2], [-1, P // 2]], offset=-P // 2, channel_multiplier=1)
-        nisa.tensor_scalar(dst=self.swap_DD, data=distance_DD, op0=nl.equal, operand0=0.0)
+        self.mean_DD = nl.ndarray((P, P), dtype=nl.float32)
+        nisa.memset(dst=self.mean_DD, value=1.0 / P)
 
 
 class Norm(nl.NKIObject):
-    """One norm's weight in the tables: w cos and the signed w sin of the other half, fp32 (D, 1, R)."""
+    """One norm's weight in the tables: w cos, and what a dimension gives its partner, -w sin from the second half on
+    and w sin from the first: fp32 (D, 1, R).
+    """
 
     def __init__(self, weight, rotary):
         half, rows = P // 2, rotary.cos_DR.shape[1]
-        # row 0: each dimension's weight; row 1: its partner's
-        loaded_2D, weights_D2 = nl.ndarray((2, P), dtype=weight.dtype), nl.ndarray((P, 2), dtype=nl.float32)
-        move(loaded_2D[0:1, :], weight.ap([[P, 1], [1, P]], offset=0))
-        for i in range(2):
-            partner = weight.ap([[half, 1], [1, half]], offset=(1 - i) * half)
-            move(loaded_2D[1:2, i * half : (i + 1) * half], partner)
-        psum_D2 = nl.ndarray((P, 2), dtype=weight.dtype, buffer=nl.psum)
-        nisa.nc_transpose(dst=psum_D2, data=loaded_2D)
-        nisa.tensor_copy(dst=weights_D2, src=psum_D2)
-        first_half = weights_D2[0:half, 1:2]
-        nisa.tensor_scalar(dst=first_half, data=first_half, op0=nl.multiply, operand0=-1.0)
+        loaded_1D, weight_D1 = nl.ndarray((1, P), dtype=weight.dtype), nl.ndarray((P, 1), dtype=nl.float32)
+        move(loaded_1D, weight.ap([[P, 1], [1, P]], offset=0))
+        psum_D1 = nl.ndarray((P, 1), dtype=weight.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=psum_D1, data=loaded_1D)
+        nisa.tensor_copy(dst=weight_D1, src=psum_D1)
         self.cos_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
         self.sin_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
-        nisa.tensor_scalar(dst=self.cos_D1R, data=rotary.cos_DR, op0=nl.multiply, operand0=weights_D2[:, 0:1])
-        nisa.tensor_scalar(dst=self.sin_D1R, data=rotary.sin_DR, op0=nl.multiply, operand0=weights_D2[:, 1:2])
+        nisa.tensor_scalar(dst=self.cos_D1R, data=rotary.cos_DR, op0=nl.multiply, operand0=weight_D1)
+        nisa.tensor_scalar(dst=self.sin_D1R, data=rotary.sin_DR, op0=nl.multiply, operand0=weight_D1)
+        second = self.sin_D1R[half:P]
+        nisa.tensor_scalar(dst=second, data=second, op0=nl.multiply, operand0=-1.0)
 
 
 def turned_angles(table, rows):
@@ -70,44 +62,32 @@ class Span(nl.NKIObject):
         self.target_DBHN = target_DBHN
 
 
-def scaled_heads(part_psum, inverse_R1):
-    """Heads side by side (R, count * D) in PSUM, times `inverse_R1`: fp32 (R, count, D), by two engines."""
-    rows, count = part_psum.shape[0], part_psum.shape[1] // P
-    heads_RHD, middle = nl.ndarray((rows, count, P), dtype=nl.float32), (count + 1) // 2
-    first = part_psum[:, 0 : middle * P]
-    nisa.tensor_scalar(dst=heads_RHD[:, 0:middle, :], data=first, op0=nl.multiply, operand0=inverse_R1)
-    if middle < count:
-        rest = part_psum[:, middle * P : count * P]
-        nisa.activation(dst=heads_RHD[:, middle:count, :], op=nl.copy, data=rest, scale=inverse_R1)
-    return heads_RHD
+def norm_and_rotate(turned_psum_DHR, spans, rotary, floor_PR):
+    """Norm and rotate turned heads in PSUM (D, count, R), each span of them into its place (D, B, heads, N).
 
-
-def turn_heads(heads):
-    """A list of heads (R, D), turned: PSUM fp32 (D, count, R)."""
-    turned_psum_DHR = nl.ndarray((P, len(heads), heads[0].shape[0]), dtype=nl.float32, buffer=nl.psum)
-    for i in range(len(heads)):
-        nisa.nc_transpose(dst=turned_psum_DHR[:, i, :], data=heads[i])
-    return turned_psum_DHR
-
-
-def norm_and_rotate(turned_psum_DHR, spans, rotary, eps):
-    """Norm and rotate turned heads in PSUM (D, count, R), each span of them into its place (D, B, heads, N)."""
-    shape = turned_psum_DHR.shape
-    plain_DHR, square_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
-    total_psum_DHR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    partner_psum_DHR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    The heads lack the factor 1 / rms of their row, which only the norm's eps would see: `floor_PR` is in its place.
+    """
+    shape, half = turned_psum_DHR.shape, P // 2
+    square_DHR, mean_psum_DHR = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32, buffer=nl.psum)
     nisa.activation(dst=square_DHR, op=nl.square, data=turned_psum_DHR)
-    nisa.tensor_copy(dst=plain_DHR, src=turned_psum_DHR)
-    nisa.nc_matmul(dst=total_psum_DHR, stationary=rotary.ones_DD, moving=square_DHR, accumulate=False)
-    nisa.nc_matmul(dst=partner_psum_DHR, stationary=rotary.swap_DD, moving=plain_DHR, accumulate=False)
-    root_DHR = inverse_root(total_psum_DHR, 1.0 / P, eps)
+    nisa.nc_matmul(dst=mean_psum_DHR, stationary=rotary.mean_DD, moving=square_DHR, accumulate=False)
     cosine_DHR, sine_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
     for span in spans:
         inside, count = slice(span.start, span.stop), span.stop - span.start
-        plain, cos = plain_DHR[:, inside, :], span.norm.cos_D1R.broadcast(1, count)
-        partner, sin = partner_psum_DHR[:, inside, :], span.norm.sin_D1R.broadcast(1, count)
+        plain, cos = turned_psum_DHR[:, inside, :], span.norm.cos_D1R.broadcast(1, count)
         nisa.tensor_tensor(dst=cosine_DHR[:, inside, :], data1=plain, data2=cos, op=nl.multiply)
-        nisa.tensor_tensor(dst=sine_DHR[:, inside, :], data1=partner, data2=sin, op=nl.multiply)
+        for first in (0, half):
+            partner = slice(half - first, P - first)
+            nisa.tensor_tensor(
+                dst=sine_DHR[first : first + half, inside, :],
+                data1=turned_psum_DHR[partner, inside, :],
+                data2=span.norm.sin_D1R[partner].broadcast(1, count),
+                op=nl.multiply,
+            )
+    root_DHR = nl.ndarray(shape, dtype=nl.float32)
+    floor_DHR = floor_PR.expand_dim(1).broadcast(1, shape[1])
+    nisa.tensor_tensor(dst=root_DHR, data1=mean_psum_DHR, data2=floor_DHR, op=nl.add)
+    nisa.tensor_scalar(dst=root_DHR, data=root_DHR, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
     nisa.tensor_tensor(dst=cosine_DHR, data1=cosine_DHR, data2=sine_DHR, op=nl.add)
     for span in spans:
         inside, target = slice(span.start, span.stop), span.target_DBHN
@@ -120,13 +100,32 @@ def norm_and_rotate(turned_psum_DHR, spans, rotary, eps):
         )
 
 
-def append_value_rows(values_BGSD, rows_RHD, head, slots_R1):
-    """Scatter value rows (R, count, D) of kv heads `head` and on to their slots, int32 (R, 1)."""
-    batch, kv_heads, length, dim = values_BGSD.shape
-    rows, heads, _ = rows_RHD.shape
-    flat = values_BGSD.reshape((batch * kv_heads * length, dim))
-    for i in range(heads):
+def own_values(batch, kv_heads, rows, groups):
+    """The heads and the rows of the groups, which are whole sequences, or some heads of the only one."""
+    if batch == 1:
+        return groups, (0, rows)
+    per = rows // batch
+    return (0, kv_heads), (groups[0] // kv_heads * per, groups[1] // kv_heads * per)
+
+
+def value_rows(values_BGSD, slots_R1, groups):
+    """Where in the cache's rows the value rows of the groups' heads go, by head: a list of int32 (R, 1)."""
+    batch, kv_heads, length, _ = values_BGSD.shape
+    rows, places = slots_R1.shape[0], []
+    heads, _ = own_values(batch, kv_heads, rows, groups)
+    for head in range(heads[0], heads[1]):
         row_R1 = nl.ndarray((rows, 1), dtype=nl.int32)
-        first_R1 = ramp(rows, rows // batch, kv_heads * length, 0, (head + i) * length)
+        first_R1 = ramp(rows, rows // batch, kv_heads * length, 0, head * length)
         nisa.tensor_tensor(dst=row_R1, data1=first_R1, data2=slots_R1, op=nl.add)
-        nisa.dma_copy(dst=flat.ap([[dim, rows], [1, dim]], vector_offset=row_R1), src=rows_RHD[:, i, :])
+        places.append(row_R1)
+    return places
+
+
+def append_values(values_BGSD, values_RGD, places, groups):
+    """Scatter the value rows (R, G, D) of groups[0] to groups[1] to their places."""
+    batch, kv_heads, length, dim = values_BGSD.shape
+    heads, own = own_values(batch, kv_heads, values_RGD.shape[0], groups)
+    flat = values_BGSD.reshape((batch * kv_heads * length, dim))
+    for i in range(len(places)):
+        target = flat.ap([[dim, own[1] - own[0]], [1, dim]], vector_offset=places[i][own[0] : own[1]])
+        nisa.dma_copy(dst=target, src=values_RGD[own[0] : own[1], heads[0] + i, :])

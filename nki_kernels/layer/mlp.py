@@ -21,8 +21,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
+from nki_kernels.layer.stream_columns import store_turned_block, turned_product
 from nki_kernels.layer.stream_rows import Normed, sections
-from nki_kernels.layer.stream_weights import Stream, pieces, product, store_block, turn_rows
+from nki_kernels.layer.stream_weights import Stream, pieces, product, turn_rows
 from nki_kernels.tiles import BANK, share_of_core, warm_up
 
 
@@ -72,7 +73,7 @@ def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
             exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
     gated_PTR = turn_rows(gated_RI)
     for block in range(last[0], last[1]):
-        store_block(out_RE, product(stream, gated_PTR), block)
+        store_turned_block(out_RE, turned_product(stream, gated_PTR), block)
     return out_RE
 
 

@@ -92,6 +92,8 @@ class Normed(nl.NKIObject):
         self.squares_PR = sums_of_squares(turned_PRT)
         # inverse: fp32 (R, 1)
         self.inverse_R1 = None
+        # floor: fp32 (128, R)
+        self.floor_PR = None
 
     def inverse(self):
         """1 / sqrt(mean x^2 + eps) for each row: fp32 (R, 1).
@@ -105,6 +107,26 @@ class Normed(nl.NKIObject):
             nisa.nc_matmul(dst=total_psum_R1, stationary=self.squares_PR, moving=ones_P1, accumulate=False)
             self.inverse_R1 = inverse_root(total_psum_R1, 1.0 / self.hidden, self.eps)
         return self.inverse_R1
+
+    def floor(self):
+        """eps * (mean x^2 + eps) for each row on all partitions, fp32 (128, R): what eps is in the norm of a head that
+        lacks the factor 1 / rms. Ask after the first product.
+        """
+        if self.floor_PR == None:  # noqa: E711
+            ones_PP, shape = nl.ndarray((P, P), dtype=nl.float32), self.squares_PR.shape
+            total_psum_PR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+            self.floor_PR = nl.ndarray(shape, dtype=nl.float32)
+            nisa.memset(dst=ones_PP, value=1.0)
+            nisa.nc_matmul(dst=total_psum_PR, stationary=ones_PP, moving=self.squares_PR, accumulate=False)
+            nisa.tensor_scalar(
+                dst=self.floor_PR,
+                data=total_psum_PR,
+                op0=nl.multiply,
+                operand0=self.eps / self.hidden,
+                op1=nl.add,
+                operand1=self.eps * self.eps,
+            )
+        return self.floor_PR
 
 
 def sums_of_squares(turned_PRT):

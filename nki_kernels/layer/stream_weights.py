@@ -8,8 +8,6 @@ The rows are the stationary operand and the weights move, at most 512 columns pe
 depend on its own row and on this order alone, not on the number of rows or the row's index.
 """
 
-import math
-
 import nki.isa as nisa
 import nki.language as nl
 
@@ -164,18 +162,3 @@ def turns(number):
     if number % 2:
         return nisa.engine.scalar
     return nisa.engine.vector
-
-
-def store_block(out_RE, part_psum_RC, block):
-    """Round one block of columns, by two engines, and store it; few rows take other partitions in the next block."""
-    rows, columns = part_psum_RC.shape
-    places = 1
-    if rows <= P // 2:
-        places = P // max(32, 1 << math.ceil(math.log2(rows)))
-    start = block % places * (P // places)
-    rounded_PC = nl.ndarray((P, columns), dtype=out_RE.dtype)
-    rounded_RC = rounded_PC[start : start + rows]
-    for i in range(2):
-        half = slice(i * columns // 2, (i + 1) * columns // 2)
-        nisa.tensor_copy(dst=rounded_RC[:, half], src=part_psum_RC[:, half], engine=turns(i))
-    move(out_RE[:, block * columns : (block + 1) * columns], rounded_RC)

@@ -19,8 +19,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.sampling.best import best_column, best_of_chunks, over_parts
-from nki_kernels.sampling.rows import LOWEST, chunks, for_all, load, part_starts, per_row, store_per_row, tiling
-from nki_kernels.tiles import this_core
+from nki_kernels.sampling.rows import chunks, for_all, load, part_starts, per_row, store_per_row, tiling
+from nki_kernels.tiles import LOWEST, this_core
 
 LARGEST_CHUNK = 2048
 

@@ -14,7 +14,6 @@ from nki_kernels.tiles import P, move, share_of_core
 
 # the smallest row that max8 takes
 FEWEST = 8
-LOWEST = -3.0e38
 
 
 @dataclass(frozen=True)

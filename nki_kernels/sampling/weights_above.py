@@ -15,8 +15,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.limits import SUM_ROWS
-from nki_kernels.sampling.rows import LOWEST, chunks, load, per_row, tiling
-from nki_kernels.tiles import P, this_core
+from nki_kernels.sampling.rows import chunks, load, per_row, tiling
+from nki_kernels.tiles import LOWEST, P, this_core
 
 LARGEST_CHUNK = 2048
 # the same parts whatever the number of rows: a row's sums have one order

@@ -283,11 +283,14 @@ def indices(core: Core, dynamic: Dynamic, who: Who) -> NDArray[np.int64]:
     return values.reshape(values.shape[0], -1).T.reshape(-1).astype(np.int64)
 
 
-Raw = tuple[Allocation, int, int, int, int, int, str, int]
+Raw = tuple[Allocation, int, int, int, int, int, str, int, int]
 
 
 def extent(tensor: NkiTensor) -> Raw:
-    """Return (allocation, first partition, end, first byte, end, elements, dtype, run bytes)."""
+    """Return (allocation, first partition, end, first byte, end, elements, dtype, run bytes, dense bytes).
+
+    A run is contiguous as the view walks; dense are bytes of HBM that are contiguous in whatever order it walks them.
+    """
     if tensor._extent is None:
         tensor._extent = _extent(tensor)
     return tensor._extent  # type: ignore[no-any-return]
@@ -298,11 +301,9 @@ def _extent(tensor: NkiTensor) -> Raw:
     width = info.size // tensor._row() if tensor._row() else 1
     first = 1 if tensor._on_chip else 0
     shape, strides = tensor.shape[first:], tensor.strides[first:]
-    run = 1
-    for n, s in zip(reversed(shape), reversed(strides), strict=False):
-        if n != 1 and s != run:
-            break
-        run *= n
+    walked = list(zip(reversed(strides), reversed(shape), strict=True))
+    run = _contiguous(walked)
+    dense = run if tensor._on_chip or 0 in strides else _contiguous(sorted(walked))
     start, rows, at = 0, 1, tensor.offset
     if tensor._on_chip:
         (start, at), rows = divmod(tensor.offset, tensor._row()), tensor.shape[0]
@@ -310,4 +311,14 @@ def _extent(tensor: NkiTensor) -> Raw:
     if tensor._dynamic is not None and tensor._dynamic.vector:
         at, end = 0, tensor._row()
     start += info.start_partition
-    return (info, start, start + rows, at * width, end * width, tensor.size, tensor.dtype, run * width)
+    return (info, start, start + rows, at * width, end * width, tensor.size, tensor.dtype, run * width, dense * width)
+
+
+def _contiguous(walked: list[tuple[int, int]]) -> int:
+    """Elements that lie together, from (stride, count) of the dimensions, innermost first."""
+    run = 1
+    for stride, count in walked:
+        if count != 1 and stride != run:
+            break
+        run *= count
+    return run

@@ -79,7 +79,7 @@ def _event(core: Core, raw: tuple[Any, ...], links: Links) -> Event:
 
 def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:
     # the log keeps every raw tuple alive, so its identity is stable
-    info, first, last, low, high, count, dtype, run = raw
+    info, first, last, low, high, count, dtype, _, dense = raw
     base = info.address or 0
     found = known[id(raw)] = Extent(
         info.space,
@@ -90,7 +90,7 @@ def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:
         (base + low, base + high),
         count,
         dtype,
-        run,
+        dense,
     )
     return found
 

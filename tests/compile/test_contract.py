@@ -108,7 +108,8 @@ def _cross_aliases(module: Any) -> None:
 
 def _drop_a_layer(module: Any) -> None:
     # a layer is a computation of its own: its call becomes the tuple of what it is given
-    call = next(i for i in _entry(module).instructions if i.opcode == "call")
+    layers = {c.id for c in module.computations if c.name.startswith("Layer")}
+    call = next(i for i in _entry(module).instructions if layers & {*i.called_computation_ids})
     call.opcode = "tuple"
     del call.called_computation_ids[:]
 

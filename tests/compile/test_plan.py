@@ -25,10 +25,11 @@ def test_full_pair_at_tp_32() -> None:
     draft = 28 * layer + 151936 * 64 + 4748 * 2048 + 2048
     # and each model's int32 number of the rank
     assert plan.weight_bytes == 2 * (target + draft) + 2 * 4
-    assert plan.cache_bytes == 2 * 2 * 4 * 1024 * 128 * (64 + 28)
+    # and an id of each of the four sequences
+    assert plan.cache_bytes == 2 * 2 * 4 * 1024 * 128 * (64 + 28) + 4 * 4
     assert [g.bucket for g in plan.graphs[::5]] == [128, 256, 512, 1024]
     fused = plan.graphs[1]
-    assert fused.collectives == {"all-reduce": 2 * (64 + 8 * 28), "all-gather": 1 + 8 + 1 + 7}
+    assert fused.collectives == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 7 + 1 + 7}
 
 
 # hidden, intermediate, layers, query heads of each model card; 8 kv heads of 128 and 151936 tokens everywhere
@@ -78,8 +79,8 @@ def test_bytes_of_a_rank_are_those_of_arithmetic(name: str, tp: int, capsys: pyt
     weights, cached = (sum(n) for n in zip(_numbers(target, tp), _numbers(draft, tp), strict=True))
     stored = _bytes(fused["weights"])
     assert stored["bfloat16"] == 2 * weights
-    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": 2 * 3 * 512 * cached}
-    assert _bytes(fused["state"]) == {"bfloat16": 2 * 3 * 512 * cached}
+    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": 2 * 3 * 512 * cached + 3 * 4}
+    assert _bytes(fused["state"]) == {"bfloat16": 2 * 3 * 512 * cached, "int32": 3 * 4}
 
 
 def test_a_plan_for_people_names_padded_heads(capsys: pytest.CaptureFixture[str]) -> None:

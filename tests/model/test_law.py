@@ -37,6 +37,8 @@ BOUND = 1e-3
 POINTS = 1 << 17
 # the text so far is one start token at position 0
 START = 0
+# the first input id's position: a prompt has an id before it
+BEGIN = 1
 # in a state: a place whose id the row did not see
 NOT_SEEN = -1
 
@@ -71,7 +73,7 @@ class Table(nn.Module):
         self.parallel = ONE_RANK
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
-        self.logits = [
+        self.of_length = [
             torch.from_numpy(rng.normal(0, 1.2, (size.vocabulary**n, size.vocabulary)).astype(np.float32))
             for n in range(size.tokens)
         ]
@@ -80,51 +82,39 @@ class Table(nn.Module):
         return caches[0].v.shape[2]
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
+        """The logits of each row, as hidden states; a mask is id 0, seen by the masks after it."""
         written = EAGER.append(
             caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN)), placement.positions_BN
         )
-        return ids_BN, [Cache(written, caches[0].v)]
+        text_BS = written[:, 0, :, 0].long()
+        x_BNV = torch.stack([self._after(text_BS, p_B) for p_B in placement.positions_BN.T], 1)
+        return x_BNV, [Cache(written, caches[0].v)]
+
+    def logits(self, x_BNV: Tensor) -> Tensor:
+        return x_BNV
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Draws, list[Cache], Tensor]:
-        _, caches = self.hidden(ids_BN, caches, placement)
-        text_BS = caches[0].k[:, 0, :, 0].long()
-        drawn = []
-        for n in range(ids_BN.shape[1]):
-            logits = self._after(text_BS, placement.positions_BN[:, n])
-            drawn.append(coupled_sample(EAGER, logits, draw.row(n, ids_BN.shape[1])))
+        x_BNV, caches = self.hidden(ids_BN, caches, placement)
+        count = ids_BN.shape[1]
+        drawn = [coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
         ids_BN = torch.stack(drawn, 1)
         # the state of a row: the text up to it
+        text_BS = caches[0].k[:, 0, :, 0].long().clamp(min=0)
         seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
         states_BNS = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
         return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, states_BNS
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
-        for length, table in enumerate(self.logits):
-            here = position_B == length
+        for length, table in enumerate(self.of_length):
+            here = position_B == length + BEGIN
             number = torch.zeros(int(here.sum()), dtype=torch.long)
             for p in range(1, length + 1):
-                number = number * self.size.vocabulary + text_BS[here, p]
+                number = number * self.size.vocabulary + text_BS[here, p + BEGIN]
             out[here] = table[number]
         return out
-
-
-class MaskRows(nn.Module):
-    """A table as a parallel draft's model: a mask's row sees the ids before it, masks among them as id 0."""
-
-    def __init__(self, table: Table) -> None:
-        super().__init__()
-        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
-
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
-        _, caches = self.table.hidden(ids_BN, caches, placement)
-        text_BS = caches[0].k[:, 0, :, 0].long()
-        return torch.stack([self.table._after(text_BS, p_B) for p_B in placement.positions_BN.T], 1), caches
-
-    def logits(self, x_BNV: Tensor) -> Tensor:
-        return x_BNV
 
 
 class TableHeads(nn.Module):
@@ -142,7 +132,7 @@ class TableHeads(nn.Module):
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
-    "parallel": lambda table: Parallel(MaskRows(table), 0),  # type: ignore[arg-type]
+    "parallel": lambda table: Parallel(table, 0),  # type: ignore[arg-type]
     "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
 }
@@ -151,7 +141,7 @@ DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
 def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each position the representatives (cells, V) of its noise, and their probabilities."""
     found = []
-    for table in zip(*(m.logits for m in models), strict=True):
+    for table in zip(*(m.of_length for m in models), strict=True):
         laws = [law_of_filter(row.astype(np.float64), *mix) for t in table for row in t.numpy()]
         points = torch.quasirandom.SobolEngine(size.vocabulary, scramble=True, seed=1).draw(POINTS, dtype=torch.float64)
         noise = -np.log(-np.log(points.clamp(1e-12, 1 - 1e-12).numpy()))
@@ -177,10 +167,10 @@ def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tup
     cells = _cells(size, models, mix)
     index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)
     weight = np.prod([w[index[:, p]] for p, (_, w) in enumerate(cells)], 0)
-    batch, length = len(index), size.tokens + size.k + 3
+    batch, length = len(index), size.tokens + size.k + 3 + BEGIN
     noise_BSV = torch.zeros(batch, length, size.vocabulary)
     for p, (points, _) in enumerate(cells):
-        noise_BSV[:, p + 1] = torch.from_numpy(points[index[:, p]]).float()
+        noise_BSV[:, p + 1 + BEGIN] = torch.from_numpy(points[index[:, p]]).float()
 
     # seeds carry the row's number, so that the injected noise is that of (row, position)
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
@@ -202,11 +192,12 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     def cache() -> list[Cache]:
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
-    ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.zeros(batch, 1, dtype=torch.int32)
-    kept = torch.zeros(batch, size.k, 1, dtype=torch.int32)
+    ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch, 1), BEGIN, dtype=torch.int32)
+    remembered = size.k if isinstance(pair.drafter, Parallel) else 1
+    kept = torch.zeros(batch, remembered, 1, dtype=torch.int32)
     if pair.drafter.taps:
-        # no row precedes the text's first id
-        kept = torch.full((batch, 1, length), NOT_SEEN)
+        # the state of the row before the first input id
+        kept = torch.where(torch.arange(length) < BEGIN, 0, NOT_SEEN).expand(batch, 1, -1)
     drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
@@ -228,13 +219,13 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         )
         out = pair.step(size.k, inputs, drafts, targets)
         for n in range(size.k + 1):
-            place = position[:, 0].numpy() + n
+            place = position[:, 0].numpy() - BEGIN + n
             keep = (out.accepted[:, n].numpy() >= 0) & (place < size.tokens)
             text[keep, place[keep]] = out.accepted[keep, n]
-        steps += position[:, 0].numpy() < size.tokens
+        steps += position[:, 0].numpy() < size.tokens + BEGIN
         ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_state, out.target_caches
         # a finished row stays where it is: its further tokens are not part of the law
-        position = position.clamp(max=size.tokens)
+        position = position.clamp(max=size.tokens + BEGIN)
     return text, size.tokens / steps
 
 
@@ -243,7 +234,7 @@ def _target_law(size: Size, target: Table, mix: Mix) -> dict[tuple[int, ...], fl
     for text in _prefixes(size, size.tokens):
         probability, number = 1.0, 0
         for length, token in enumerate(text):
-            row = law_of_filter(target.logits[length][number].numpy().astype(np.float64), *mix)
+            row = law_of_filter(target.of_length[length][number].numpy().astype(np.float64), *mix)
             probability *= row[token]
             number = number * size.vocabulary + token
         law[text] = probability

@@ -18,10 +18,8 @@ from demo.medusa import load_heads
 from demo.models import load
 from model.backing import Backing
 from model.bundle.checkpoint import Checkpoint
-from model.cache import empty_caches
 from model.config import Qwen3Config, load_config
 from model.draft_config import MedusaConfig, load_draft
-from model.drafters import DraftState
 from model.drafters.medusa import Medusa, MedusaHeads
 from model.nki import simulated
 from model.nki.backing import backing_of
@@ -31,8 +29,8 @@ from model.parallel import ONE_RANK, Parallel
 from model.qwen3 import REFERENCE, Qwen3
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_medusa
+from tests.model.drafted import PROMPTS, steps
 from tests.model.ranks import RankOps, on_ranks
-from tests.model.test_parallel_draft import LENGTH, steps_of
 
 DEMO = Path("demo")
 NKI = backing_of("nki", simulated.serve)
@@ -103,21 +101,14 @@ def _target(folder: Path) -> Qwen3:
     return target.eval()
 
 
-def _pair(target: Qwen3, heads: MedusaHeads, batch: int) -> tuple[Pair, DraftState]:
-    pair = Pair(target, Medusa(heads, target.config.num_hidden_layers), EAGER)
-    target.taps = pair.drafter.taps
-    return pair, DraftState([], (torch.zeros(batch, 1, target.config.hidden_size),))
-
-
 @pytest.mark.parametrize("k", [1, 5, 16])
 def test_drafts_of_a_step_are_those_of_the_demo_heads(k: int) -> None:
     """The committed heads, given the state that transformers has before each step's last id; steps keep any number."""
     theirs, (qwen3, _) = load_heads(DEMO / "draft_medusa"), load(DEMO / "target")
-    prompts = [[5], [9, 2, 7, 7, 1, 30, 4, 4, 8, 11, 2]]
     target, heads = _target(DEMO / "target"), heads_of(DEMO / "draft_medusa")
-    pair, state = _pair(target, heads, len(prompts))
-    caches = empty_caches(target.config, ONE_RANK, len(prompts), LENGTH, torch.float32)
-    for n, step in enumerate(steps_of(pair, state, caches, prompts, k, 5)):
+    pair = Pair(target, Medusa(heads, target.config.num_hidden_layers), EAGER)
+    target.taps = pair.drafter.taps
+    for n, step in enumerate(steps(pair, (torch.zeros(len(PROMPTS), 1, target.config.hidden_size),), k, 5)):
         for drafted in step:
             seen = target_pass(qwen3, torch.tensor([drafted.known]))
             anchor = len(drafted.known) - 1

@@ -2,11 +2,12 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from compile.graph.contract import declared
+from compile.graph import hlo
 from model.bundle.manifest import (
     DECODE,
     FUSED,
@@ -80,17 +81,26 @@ def test_the_caches_of_two_k_hold_the_same_bits(base) -> None:
         engine.add(request(g, PROMPTS[2], asked, 60, k_limit=limit))
         while not engine.slots.seated or engine.slots.seated[0].position < 40:
             engine.step()
-        caches.append({n: np.array(a)[0, :, :40] for n, a in g._state.items()})
+        # the draft's row of an id that was kept last is written by the next step
+        caches.append({n: np.array(a)[0, :, :39] for n, a in g._state.items() if ".kv." in n})
     for name in caches[0]:
         same = [(caches[0][name] == other[name]).all() for other in caches[1:]]
         assert same == [True, name.startswith("target_model")], name
 
 
+def _calls(file: Path, name: str) -> int:
+    """How often a graph's entry calls computations of a name."""
+    module = hlo.parse(file.read_bytes())
+    named = {c.id for c in module.computations if c.name.startswith(name)}
+    entry = next(c for c in module.computations if c.id == module.entry_computation_id)
+    return sum(len(named & {*i.called_computation_ids}) for i in entry.instructions)
+
+
 def test_a_small_graph_drafts_less(base) -> None:
-    """It calls the draft twice less."""
+    """A step of k calls the draft k - 1 times, after its first pass, and the target once."""
     bundle = graphs(base, **SET).bundle
-    steps = {g.tag: declared((bundle.path / g.file).read_bytes()) for g in bundle.graphs if g.bucket == 128}
-    assert steps[FUSED].opcodes["call"] - steps[f"{FUSED}_k1"].opcodes["call"] == 2
+    calls = {g.tag: _calls(bundle.path / g.file, "Qwen3") for g in bundle.graphs if g.bucket == 128}
+    assert (calls[FUSED], calls[f"{FUSED}_k1"]) == (3, 1)
     accepted = {g.tag: g.outputs[0].shape for g in bundle.graphs if g.bucket == 128}
     assert (accepted[f"{FUSED}_k1"], accepted[FUSED]) == ((4, 2), (4, 4))
 

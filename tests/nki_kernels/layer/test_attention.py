@@ -11,8 +11,8 @@ import nki.isa as nisa
 import numpy as np
 import pytest
 
+from nki_kernels.layer import handover
 from nki_kernels.layer.host import decode_attention, place
-from nkisim.errors import HbmRace
 from tests.close import is_close
 from tests.nki_kernels.layer.inputs import (
     Attention,
@@ -105,13 +105,20 @@ def test_bits_can_differ() -> None:
     assert decode_attention(a.x, a.packed(), a.fresh(), rows).tobytes() != before.tobytes()
 
 
-def test_two_cores_without_their_barrier_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control for two cores: the values that one writes and the other reads need the barrier."""
+@pytest.mark.parametrize("tile", ["heads", "values", "attended"])
+def test_two_cores_need_what_the_other_made(tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control for two cores: a tile that is not received changes the result."""
     a = draw_attention(AttentionDims(2, 2, 256, 2, 1, 96), "fp32")
-    run(a, lnc=2)
-    monkeypatch.setattr(nisa, "core_barrier", lambda **_: None)
-    with pytest.raises(HbmRace, match="cores"):
-        run(a, lnc=2)
+    right, send = run(a, lnc=2), handover.send
+    lost = {"heads": handover.HEADS, "values": handover.VALUES, "attended": handover.ATTENDED}[tile]
+
+    def without(mine: Any, theirs: Any, pipe: int) -> None:
+        send(mine, theirs, pipe)
+        if pipe == lost:
+            nisa.memset(dst=theirs, value=0.0)
+
+    monkeypatch.setattr(handover, "send", without)
+    assert run(a, lnc=2).tobytes() != right.tobytes()
 
 
 def _weights(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:

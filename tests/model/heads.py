@@ -1,0 +1,53 @@
+"""A small random EAGLE-3 head as a checkpoint folder of either format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from model.bundle.eagle3_weights import eagle3_shapes
+from model.config import load_config
+from model.draft_config import Eagle3Config, load_draft
+
+LAYER = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512, "num_hidden_layers": 1,
+}  # fmt: skip
+
+
+def write_head(
+    folder: Path, target: Path, seed: int = 3, *, original: bool = False, draft_vocab: int = 40, **changes: Any
+) -> Path:
+    """A head for a tiny target: the speculators format, or the original one, which has no embeddings of its own.
+
+    `changes` are of the layer's configuration, those of the format are set beside them.
+    """
+    folder.mkdir(parents=True)
+    own = {name: changes.pop(name) for name in ("norm_before_residual",) if name in changes}
+    layer, own = LAYER | changes, own | {"draft_vocab_size": draft_vocab}
+    named = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 2, 3], **own}
+    raw = layer | own if original else named | {"transformer_layer_config": layer}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    config = load_draft("eagle3", str(folder), load_config(str(target)))
+    assert isinstance(config, Eagle3Config)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in eagle3_shapes(config).items():
+        scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
+        noise = torch.randn(shape, generator=generator)
+        tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else noise * scale
+    if draft_vocab < config.vocab_size:
+        ids_D = torch.randperm(config.vocab_size, generator=generator)[:draft_vocab].sort().values
+        tensors |= {"d2t": ids_D - torch.arange(draft_vocab), "t2d": torch.zeros(config.vocab_size, dtype=torch.bool)}
+        tensors["t2d"][ids_D] = True
+    if original:
+        del tensors["embed_tokens.weight"]
+        tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
+    return folder

@@ -1,0 +1,179 @@
+"""EAGLE-3 heads against plain implementations, what they may not see, and where their weights come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from demo.drafter import target_pass
+from demo.eagle3 import load_head
+from demo.models import load
+from model.bundle.checkpoint import Checkpoint
+from model.config import load_config
+from model.draft_config import Eagle3Config, load_draft
+from model.drafters.eagle3 import Eagle3, Eagle3Draft
+from model.errors import UserError
+from model.ops import EAGER
+from model.packing import Packing
+from model.qwen3 import Qwen3
+from model.sampling import gumbel, gumbel_of
+from model.speculative import Pair
+from tests.compile.tiny import shard_of, write_model
+from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, steps
+from tests.model.heads import write_head
+
+# what a head of either format may say, and how its folder is written
+HEADS: dict[str, dict[str, Any]] = {
+    "speculators": {},
+    "normed-after": {"norm_before_residual": False},
+    "original": {"original": True},
+    "all-ids": {"draft_vocab": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of eight layers and a head of each kind."""
+    folder = tmp_path_factory.mktemp("eagle3")
+    write_model(folder / "target", 1, scale=0.4, num_hidden_layers=8)
+    for name, flags in HEADS.items():
+        write_head(folder / name, folder / "target", **flags)
+    return folder
+
+
+def _pair(target: Path, head: Path) -> Pair:
+    model, config = Qwen3(load_config(str(target))), load_draft("eagle3", str(head), load_config(str(target)))
+    assert isinstance(config, Eagle3Config)
+    of_target, draft = Checkpoint(target, model.config), Eagle3Draft(config)
+    model.load_state_dict(shard_of(of_target, 0, 1, torch.float32, Packing()))
+    draft.load_state_dict(shard_of(Checkpoint(head, config, of_target), 0, 1, torch.float32, Packing()))
+    model.taps = config.taps
+    return Pair(model.eval(), Eagle3(draft.eval()), EAGER)
+
+
+def _steps(target: Path, head: Path, k: int, count: int, spoil: Spoil = lambda c, p: c) -> Iterator[list[Drafted]]:
+    pair = _pair(target, head)
+    assert pair.draft_model is not None
+    return steps(pair, (torch.zeros(len(PROMPTS), 1, pair.draft_model.config.hidden_size),), k, count, spoil)
+
+
+class Plain:
+    """A head as its paper has it: no cache, every row computed anew, positions turned as complex numbers."""
+
+    def __init__(self, head: Path, target: Path) -> None:
+        raw = json.loads((head / "config.json").read_text())
+        self.layer, self.w = raw.get("transformer_layer_config", raw), load_file(head / "model.safetensors")
+        self.w = {name.replace("midlayer", "layers.0"): tensor for name, tensor in self.w.items()}
+        of_target = load_file(target / "model.safetensors")
+        self.embed = self.w.get("embed_tokens.weight", of_target["model.embed_tokens.weight"])
+        self.adds_normed = raw.get("norm_before_residual", "speculators_model_type" in raw)
+        self.taps = raw.get("eagle_aux_hidden_state_layer_ids", [2, 4, 5])
+        offsets_D = self.w.get("d2t", torch.zeros(64, dtype=torch.long))
+        self.ids_D = offsets_D + torch.arange(len(offsets_D))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + self.layer["rms_norm_eps"]).sqrt() * self.w[f"{name}.weight"]
+
+    def turned(self, x_HSD: Tensor) -> Tensor:
+        half = self.layer["head_dim"] // 2
+        angles = torch.outer(torch.arange(x_HSD.shape[1]), self.layer["rope_theta"] ** (-torch.arange(half) / half))
+        turned = torch.complex(x_HSD[..., :half], x_HSD[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), -1)
+
+    def rows(self, next_S: Tensor, x_SE: Tensor) -> Tensor:
+        """(S, E) the layer's output at all rows."""
+        at, dim = "layers.0", self.layer["head_dim"]
+        normed = self.norm(f"{at}.hidden_norm", x_SE)
+        joined = torch.cat((self.norm(f"{at}.input_layernorm", self.embed[next_S]), normed), -1)
+        q, k, v = (
+            (joined @ self.w[f"{at}.self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, dim)).transpose(0, 1)
+            for name in "qkv"
+        )
+        group = q.shape[0] // k.shape[0]
+        k, v = (t.repeat_interleave(group, 0) for t in (k, v))
+        o = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True)
+        x = o.transpose(0, 1).flatten(1) @ self.w[f"{at}.self_attn.o_proj.weight"].T
+        x = x + (normed if self.adds_normed else x_SE)
+        y = self.norm(f"{at}.post_attention_layernorm", x)
+        gate, up = (y @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        return x + (F.silu(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T
+
+    def logits(self, known: list[int], drafts: list[int], states: list[Tensor]) -> Tensor:
+        """(k, D) after the known ids, of which the last one's states are not known, and after each draft."""
+        ids = torch.tensor(known + drafts)
+        x_SE, found = torch.cat([states[tap] for tap in self.taps], -1) @ self.w["fc.weight"].T, []
+        for _ in drafts:
+            last = self.rows(ids[1 : len(x_SE) + 1], x_SE)[-1:]
+            found.append(self.norm("norm", last) @ self.w["lm_head.weight"].T)
+            x_SE = torch.cat((x_SE, last))
+        return torch.cat(found)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@torch.no_grad()
+def test_drafts_are_those_of_a_plain_head(folder: Path, head: str) -> None:
+    """Of the prompt's rows, of those kept and of those chained; drafts are the target's ids of the best logits."""
+    target, plain = folder / "target", Plain(folder / head, folder / "target")
+    theirs = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    for k in (1, 4):
+        for n, step in enumerate(_steps(target, folder / head, k, 6)):
+            for drafted in step:
+                states = theirs(torch.tensor([drafted.known[:-1]]), output_hidden_states=True).hidden_states
+                expected = plain.logits(drafted.known, drafted.drafts, [state[0] for state in states])
+                assert torch.allclose(drafted.logits, expected, atol=1e-4, rtol=0), n
+                assert drafted.drafts == plain.ids_D[expected.argmax(-1)].tolist()
+
+
+@torch.no_grad()
+def test_drafts_of_the_demo_head_are_those_that_it_was_trained_for() -> None:
+    target, head, k = Path("demo/target"), Path("demo/draft_eagle3"), 5
+    theirs, trained = load(target)[0], load_head(head)
+    for step in _steps(target, head, k, 4):
+        for drafted in step:
+            seen = target_pass(theirs, torch.tensor([drafted.known + drafted.drafts]))
+            anchor = torch.tensor([len(drafted.known) - 1])
+            expected = trained.draft_logits(seen, anchor, k)[0]
+            ours = expected[:, trained.module.target_ids_D]
+            assert torch.allclose(drafted.logits, ours, atol=1e-4, rtol=0)
+            assert drafted.drafts == expected.argmax(-1).tolist()
+
+
+def test_no_row_sees_what_was_not_kept(folder: Path) -> None:
+    """From the input id's position on, whatever was in the cache has no say; one place before it has."""
+    clean = list(_steps(folder / "target", folder / "speculators", 4, 8))
+    for distance, same in ((0, True), (-1, False)):
+        spoiled = list(_steps(folder / "target", folder / "speculators", 4, 8, beyond(distance)))
+        pairs = [(a, b) for x, y in zip(clean, spoiled, strict=True) for a, b in zip(x, y, strict=True)]
+        assert all(torch.equal(a.logits, b.logits) and a.known == b.known for a, b in pairs) is same
+
+
+def test_noise_of_some_ids_is_that_of_all_of_them() -> None:
+    seeds, positions = torch.tensor([[3, -7], [1 << 30, 5]], dtype=torch.int32), torch.tensor([0, 900])
+    ids = torch.tensor([6, 1, 64, 33, 2, 3], dtype=torch.int32)
+    assert torch.equal(gumbel_of(seeds, positions, ids), gumbel(seeds, positions, 65)[:, ids])
+
+
+def test_a_head_without_embeddings_needs_its_target(folder: Path) -> None:
+    target = load_config(str(folder / "target"))
+    with pytest.raises(UserError, match=r"lacks embed_tokens\.weight"):
+        Checkpoint(folder / "original", load_draft("eagle3", str(folder / "original"), target))
+
+
+def test_a_head_with_other_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+    """A layer that norms queries and keys, as vLLM's Qwen3 heads do, has weights that nothing here reads."""
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    config = load_draft("eagle3", str(folder / "speculators"), load_config(str(folder / "target")))
+    tensors = load_file(folder / "speculators/model.safetensors")
+    save_file(tensors | {"layers.0.self_attn.q_norm.weight": torch.ones(8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"has unknown layers\.0\.self_attn\.q_norm\.weight"):
+        Checkpoint(tmp_path, config)
