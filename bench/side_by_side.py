@@ -32,7 +32,7 @@ from compile.build import build
 from compile.spec import BuildSpec
 from model.errors import UserError, run_cli
 
-_DEMO = Path(__file__).resolve().parent.parent / "demo"
+DEMO = Path(__file__).resolve().parent.parent / "demo"
 _K, _LENGTH, _START_SECONDS = 7, 512, 600
 _ADDRESS = "http://127.0.0.1"
 
@@ -50,7 +50,7 @@ class Way:
 
     def command(self, batch: int, folder: Path) -> list[str]:
         """What follows `vllm serve`; builds our bundle first if it is not there."""
-        target, draft = str(_DEMO / "target"), str(_DEMO / "draft")
+        target, draft = str(DEMO / "target"), str(DEMO / "draft")
         if self.ours:
             out = str(folder / f"k{self.k}-b{batch}")
             spec = BuildSpec(
@@ -67,7 +67,7 @@ WAYS = (Way(True, 0), Way(False, 0), Way(True, _K), Way(False, _K))
 
 
 @contextmanager
-def _serving(way: Way, batch: int, options: argparse.Namespace) -> Iterator[str]:
+def serving(way: Way, batch: int, options: argparse.Namespace) -> Iterator[str]:
     """A server on loopback, one thread; yields the address of its completions."""
     vllm, port = options.vllm, options.port + WAYS.index(way)
     log = options.folder / f"{'ours' if way.ours else 'vllm'}-k{way.k}.log"
@@ -147,11 +147,11 @@ def _rows(
 
 def measure(options: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
     """A row for every batch, prompt and way; `keep` is told all rows so far after each prompt."""
-    prompts = json.loads((_DEMO / "prompts.json").read_text(encoding="utf-8"))["prompts"][:: options.every]
+    prompts = json.loads((DEMO / "prompts.json").read_text(encoding="utf-8"))["prompts"][:: options.every]
     rows: list[dict[str, Any]] = []
     for batch in options.batches:
         with ExitStack() as stack:
-            addresses = {way: stack.enter_context(_serving(way, batch, options)) for way in WAYS}
+            addresses = {way: stack.enter_context(serving(way, batch, options)) for way in WAYS}
             # what is compiled or cached at a first request
             for address in addresses.values():
                 _ask(address, prompts[0]["text"], options.tokens)

@@ -29,7 +29,8 @@ TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # what reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "model/bundle/blocks.py",
-    "model/bundle/checkpoint.py", "model/bundle/cut.py", "model/bundle/shards.py", "model/bundle/weights.py",
+    "model/bundle/checkpoint.py", "model/bundle/cut.py", "model/bundle/eagle3_weights.py",
+    "model/bundle/shards.py", "model/bundle/weights.py",
     "model/draft_config.py", "model/dtypes.py",
     "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip

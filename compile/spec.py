@@ -141,10 +141,12 @@ class BuildSpec:
         return (*sizes, self.max_len)
 
     def packing(self, model: PartModel) -> Packing:
-        """The halves of a model's layers whose weights are packed: a decoder's, if the kernels ask for it."""
-        if not isinstance(model.config, Qwen3Config):
+        """The halves of a model's layers whose weights are packed, if the kernels ask for it: a decoder's, and the MLP
+        of an EAGLE-3 head, whose attention reads two rows beside each other."""
+        if isinstance(model.config, MedusaConfig):
             return Packing()
-        return backing_of(self.kernels).packing(model.config, model.ranks)
+        packing = backing_of(self.kernels).packing(model.config, model.ranks)
+        return packing if isinstance(model.config, Qwen3Config) else packing._replace(attention=False)
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""

@@ -17,6 +17,7 @@ from typing import Any
 from deploy.checks import INSTANCES
 from deploy.claims import DRIVER
 from deploy.iam import BENCH, COMPILE, SERVE, account
+from deploy.router import PICKER_PORT, POOL, ROUTE
 from deploy.values import Values, load_values
 from model.errors import UserError, run_cli
 
@@ -83,6 +84,31 @@ def findings(values: Values, ask: Kubectl = kubectl) -> Iterator[Finding]:
         "--from-file=api-key=FILE, after the namespace",
     )
     yield _old_jobs(values, ask("get", "jobs", "--namespace", values.namespace))
+    if values.router.kind == "gateway":
+        yield from _router(values, ask)
+
+
+def _router(values: Values, ask: Kubectl) -> Iterator[Finding]:
+    """Whether the cluster has what the rendered pool and route refer to: their kinds, the Gateway and the picker."""
+    definition = "customresourcedefinitions.apiextensions.k8s.io"
+    for kind, name in ((POOL, "inferencepools"), (ROUTE, "httproutes")):
+        versions = ((ask("get", definition, f"{name}.{kind}") or {}).get("spec") or {}).get("versions") or []
+        held = any(v.get("name") == "v1" and v.get("served") for v in versions)
+        yield Finding(f"{name} are known in v1", held, f"CustomResourceDefinition {name}.{kind}; install it")
+    router = values.router
+    gateway = ask("get", f"gateways.{ROUTE}", router.gateway, "--namespace", router.gateway_namespace)
+    yield Finding(
+        "the router's Gateway is there",
+        gateway is not None,
+        f"Gateway {router.gateway} in {router.gateway_namespace}; make it, or set router.gateway",
+    )
+    service = ask("get", "service", router.picker, "--namespace", values.namespace)
+    ports = [port.get("port") for port in ((service or {}).get("spec") or {}).get("ports") or []]
+    yield Finding(
+        "the endpoint picker's Service is there",
+        PICKER_PORT in ports,
+        f"Service {router.picker} in {values.namespace}, port {PICKER_PORT}; install the picker, or set router.picker",
+    )
 
 
 def _version(values: Values, answer: Any) -> Finding:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from model.cache import Cache, Placement
 from model.config import Qwen3Config
+from model.draft_config import Eagle3Config
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Result
 from model.packing import fused_packing
 from model.parallel import Parallel
-from model.qwen3 import MLP, Attention, Layer
+from model.qwen3 import MLP, Attention, Layer, RMSNorm
 from nki_kernels.layer.pack_weights import (
     pack,
     pack_gate_up,
@@ -48,12 +49,12 @@ class PackedAttention(Attention):
 
 
 class PackedMLP(MLP):
-    """MLP whose projections are packed."""
+    """MLP whose projections are packed, one launch with the norm before it where the kernel takes the pass's rows."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel) -> None:
+    def __init__(self, config: Qwen3Config | Eagle3Config, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel)
         gate, up, down = (p.weight.data for p in (self.gate_proj, self.up_proj, self.down_proj))
-        self.ops = parallel.ops
+        self.ops, self.run = parallel.ops, kernels.run
         self.gate_up_packed = nn.Parameter(pack_gate_up(gate, up))
         self.down_packed = nn.Parameter(pack(down))
         del self.gate_proj, self.up_proj, self.down_proj
@@ -63,6 +64,19 @@ class PackedMLP(MLP):
         hidden = F.silu(F.linear(x, gate)) * F.linear(x, up)
         return self.ops.all_reduce(F.linear(hidden, unpack(self.down_packed)))
 
+    def normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        if not _few_rows(x):
+            return super().normed(norm, x)
+        x_RE = x.flatten(0, 1)
+        arguments = (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps)
+        (part,) = self.run("decode_mlp", arguments, _like(x_RE))
+        return self.ops.all_reduce(part.reshape(x.shape))
+
+
+def fused_mlp(kernels: NkiKernels, config: Qwen3Config | Eagle3Config, parallel: Parallel) -> MLP:
+    """The MLP of a layer, packed where the kernel takes the model's sizes."""
+    return PackedMLP(config, parallel, kernels) if fused_packing(config, parallel.tp).mlp else MLP(config, parallel)
+
 
 class FusedLayer(Layer):
     """One decoder layer, each half in one launch where the kernels take the model's sizes and the pass's rows."""
@@ -70,16 +84,14 @@ class FusedLayer(Layer):
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel, kernels)
         self.ops, self.run = parallel.ops, kernels.run
-        packed = fused_packing(config, parallel.tp)
-        if packed.attention:
+        if fused_packing(config, parallel.tp).attention:
             self.self_attn = PackedAttention(config, parallel, kernels)
-        if packed.mlp:
-            self.mlp = PackedMLP(config, parallel)
+        self.mlp = fused_mlp(kernels, config, parallel)
 
     def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         attended, cache = self._attended(x, angles, cache, placement)
         x = x + attended
-        return x + self._expanded(x), cache
+        return x + self.mlp.normed(self.post_attention_layernorm, x), cache
 
     def _attended(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         norm, half = self.input_layernorm, self.self_attn
@@ -92,16 +104,6 @@ class FusedLayer(Layer):
         arguments = (x_RE, norms, weights, turns, tuple(cache), placement.positions_BN, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
-
-    def _expanded(self, x_BNE: Tensor) -> Tensor:
-        norm, half = self.post_attention_layernorm, self.mlp
-        if not isinstance(half, PackedMLP) or not _few_rows(x_BNE):
-            expanded: Tensor = half(norm(x_BNE))
-            return expanded
-        x_RE = x_BNE.flatten(0, 1)
-        arguments = (x_RE, norm.weight, half.gate_up_packed, half.down_packed, norm.eps)
-        (part,) = self.run("decode_mlp", arguments, _like(x_RE))
-        return self.ops.all_reduce(part.reshape(x_BNE.shape))
 
 
 def _like(x: Tensor) -> Result:

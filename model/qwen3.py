@@ -97,6 +97,11 @@ class MLP(nn.Module):
         down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return down
 
+    def normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """What it makes of rows that are normed first."""
+        expanded: Tensor = self(norm(x))
+        return expanded
+
 
 class Layer(nn.Module):
     """One decoder layer: two pre-normalised residual branches."""
@@ -112,10 +117,10 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, placement)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        return x + self.mlp.normed(self.post_attention_layernorm, x), cache
 
 
-REFERENCE = Backing("reference", Kernels(), Layer)
+REFERENCE = Backing("reference", Kernels(), Layer, MLP)
 
 
 class Qwen3(RankModel):

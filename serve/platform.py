@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.trnspec")
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
-# the options of --additional-config: whether to speculate, vLLM's ranges of batch sizes with the k of each, and what
-# an answer says of its own drafts (vLLM's words: none, summary, detailed)
-SPECULATION, K_OF_BATCH, ACCEPTANCE = "speculation", "k_of_batch", "acceptance"
+# the options of --additional-config: whether to speculate, vLLM's ranges of batch sizes with the k of each, what
+# an answer says of its own drafts (vLLM's words: none, summary, detailed), and the PJRT platform that runs the graphs
+SPECULATION, K_OF_BATCH, ACCEPTANCE, PLATFORM = "speculation", "k_of_batch", "acceptance", "platform"
+# each with the package whose plugin JAX needs for it
+_PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla"}
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
 
@@ -45,14 +48,31 @@ def _read(path: str) -> Bundle:
 def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
     """Whether steps may speculate: yes, unless --additional-config or the bundle's k says no."""
     options = vllm_config.additional_config
-    if not isinstance(options, dict) or options.keys() - {SPECULATION, K_OF_BATCH, ACCEPTANCE}:
+    if not isinstance(options, dict) or options.keys() - {SPECULATION, K_OF_BATCH, ACCEPTANCE, PLATFORM}:
         raise UserError(
             f'additional-config is {options!r}; a bundle takes {{"speculation": false}}, the k of batch sizes as '
-            '{"k_of_batch": [[1, 2, 7], [3, 4, 3]]}, and {"acceptance": "summary"} or "detailed"'
+            '{"k_of_batch": [[1, 2, 7], [3, 4, 3]]}, {"acceptance": "summary"} or "detailed", {"platform": "neuron"}'
         )
     if (level := options.get(ACCEPTANCE, "none")) not in ("none", "summary", "detailed"):
         raise UserError(f"acceptance is {level!r}; it must be none, summary or detailed")
     return bool(bundle["k"]) and bool(options.get(SPECULATION, True))
+
+
+def graphs_platform(vllm_config: VllmConfig) -> str:
+    """The PJRT platform that runs the graphs, cpu unless --additional-config says neuron.
+
+    Raises:
+        UserError: no such platform, or this Python has no plugin for it.
+    """
+    asked = vllm_config.additional_config.get(PLATFORM, "cpu")  # type: ignore[union-attr]
+    if asked not in _PLATFORMS:
+        raise UserError(f"platform is {asked!r}; it must be {' or '.join(_PLATFORMS)}")
+    if find_spec(package := _PLATFORMS[asked]) is None:
+        raise UserError(
+            f"platform is {asked!r} and this Python has no {package}; install it from AWS's package index on a machine "
+            "with Trainium2, or leave platform out"
+        )
+    return str(asked)
 
 
 def k_of_batch(bundle: Bundle, vllm_config: VllmConfig) -> list[tuple[int, int, int]] | None:
@@ -118,6 +138,7 @@ class BundlePlatform(Platform):
 
         bundle = served_bundle()
         _refuse_options(bundle, vllm_config)
+        graphs_platform(vllm_config)
         vllm_config.parallel_config.worker_cls = "serve.worker.BundleWorker"
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE

@@ -25,7 +25,7 @@ from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from serve.allowed import engine_request
 from serve.metrics import Metrics
-from serve.platform import k_of_batch, served_bundle, speculates
+from serve.platform import graphs_platform, k_of_batch, served_bundle, speculates
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -44,7 +44,8 @@ class BundleWorker(WorkerBase):
         self.bundle = bundle = open_bundle(served_bundle().path)
         speculative = speculates(bundle, self.vllm_config)
         self.drafter = bundle.drafting.kind if speculative else "none"
-        self.shape, self.graphs, self.metrics = shape_of(bundle), Graphs(bundle), Metrics(self.drafter)
+        self.platform, self.shape = graphs_platform(self.vllm_config), shape_of(bundle)
+        self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
         table = find_table(bundle.path, None)
         self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
@@ -93,16 +94,17 @@ class BundleWorker(WorkerBase):
         return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k)))
 
     def _what_is_served(self, seconds: float) -> str:
-        names = {role: entry["name"] for role, entry in self.bundle["models"].items()}
-        by = f"{self.drafter}, {names['draft']}" if self.bundle.drafting.of_kind.has_model else self.drafter
+        bundle = self.bundle
+        names = {role: entry["name"] for role, entry in bundle["models"].items()}
+        by = f"{self.drafter}, {names['draft']}" if bundle.drafting.of_kind.has_model else self.drafter
         drafts = f"{by}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
         when = f"when {self.engine.table.source} says so" if self.engine.table else "at every step"
         return (
-            f"trnspec serves {self.bundle.path}, every digest verified\n"
+            f"trnspec serves {bundle.path}, every digest verified\n"
             f"  target   {names['target']}\n"
             f"  drafts   {drafts}{', ' + when if self.engine.speculative else ''}\n"
             f"  slots    {self.shape.batch}, each of {self.shape.max_len} tokens, prompt and answer together\n"
-            f"  runner   CPU, {self.bundle['dtype']}, tp {self.bundle['tp']}; graphs ready in {seconds:.1f} s"
+            f"  runner   {self.platform}, {bundle['dtype']}, tp {bundle['tp']}; graphs ready in {seconds:.1f} s"
         )
 
     def get_supported_tasks(self) -> tuple[str, ...]:

@@ -7,28 +7,25 @@ embeddings of its own has the target's.
 
 from __future__ import annotations
 
-from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight
+from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight, layer_weights
 from model.draft_config import Eagle3Config
 from model.packing import Packing
 
 # what a head without it takes of its target's checkpoint: its name here and there
 LENT = ("embed_tokens.weight", "model.embed_tokens.weight")
-# ours and the checkpoint's name | the bundle's name | cut
-_WEIGHTS = (
-    ("embed_tokens.weight", "embed_tokens.weight", COLUMNS),
-    ("fc.weight", "fc.weight", ROWS),
-    ("norm.weight", "norm.weight", COPY),
-    ("lm_head.weight", "lm_head.weight", ROWS),
-    ("layers.0.input_layernorm.weight", "layers.0.input_layernorm.weight", COPY),
-    ("layers.0.hidden_norm.weight", "layers.0.hidden_norm.weight", COPY),
-    ("layers.0.post_attention_layernorm.weight", "layers.0.post_attention_layernorm.weight", COPY),
-    ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.qkv_proj.q_proj.weight", Cut(0, "query")),
-    ("layers.0.self_attn.k_proj.weight", "layers.0.self_attn.qkv_proj.k_proj.weight", Cut(0, "kv")),
-    ("layers.0.self_attn.v_proj.weight", "layers.0.self_attn.qkv_proj.v_proj.weight", Cut(0, "kv")),
-    ("layers.0.self_attn.o_proj.weight", "layers.0.self_attn.o_proj.o_proj.weight", Cut(1, "query")),
-    ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.gate_proj.weight", ROWS),
-    ("layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", ROWS),
-    ("layers.0.mlp.down_proj.weight", "layers.0.mlp.down_proj.weight", COLUMNS),
+_OUTSIDE = (("embed_tokens", COLUMNS), ("fc", ROWS), ("norm", COPY), ("lm_head", ROWS))
+# ours and the checkpoint's name in the layer | the bundle's name | cut
+_LAYER = (
+    ("input_layernorm", "input_layernorm", COPY),
+    ("hidden_norm", "hidden_norm", COPY),
+    ("post_attention_layernorm", "post_attention_layernorm", COPY),
+    ("self_attn.q_proj", "self_attn.qkv_proj.q_proj", Cut(0, "query")),
+    ("self_attn.k_proj", "self_attn.qkv_proj.k_proj", Cut(0, "kv")),
+    ("self_attn.v_proj", "self_attn.qkv_proj.v_proj", Cut(0, "kv")),
+    ("self_attn.o_proj", "self_attn.o_proj.o_proj", Cut(1, "query")),
+    ("mlp.gate_proj", "mlp.gate_proj", ROWS),
+    ("mlp.up_proj", "mlp.up_proj", ROWS),
+    ("mlp.down_proj", "mlp.down_proj", COLUMNS),
 )
 # what to add to each of the draft's ids; a draft with all ids has none
 _OFFSETS = "d2t"
@@ -36,7 +33,8 @@ _OFFSETS = "d2t"
 
 def eagle3_table(config: Eagle3Config, packing: Packing) -> list[Weight]:
     """Every weight of a head."""
-    rows = [Weight(ours, bundle, ((ours, cut),)) for ours, bundle, cut in _WEIGHTS]
+    rows = [Weight(f"{name}.weight", f"{name}.weight", ((f"{name}.weight", cut),)) for name, cut in _OUTSIDE]
+    rows += layer_weights("layers.0", "", _LAYER, packing)
     if config.draft_vocab_size < config.vocab_size:
         rows.append(Weight(_OFFSETS, _OFFSETS, ((_OFFSETS, COPY),), dtype="int32"))
     return rows
@@ -50,7 +48,8 @@ def eagle3_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
         (config.vocab_size, e), (e, len(config.taps) * config.target_hidden_size), (e,), (config.draft_vocab_size, e),
         (e,), (e,), (e,), (q, 2 * e), (kv, 2 * e), (kv, 2 * e), (e, q), (i, e), (i, e), (e, i),
     )  # fmt: skip
-    named = {name: shape for (name, _, _), shape in zip(_WEIGHTS, shapes, strict=True)}
+    names = [*(name for name, _ in _OUTSIDE), *(f"layers.0.{name}" for name, _, _ in _LAYER)]
+    named = {f"{name}.weight": shape for name, shape in zip(names, shapes, strict=True)}
     return named | ({_OFFSETS: (config.draft_vocab_size,)} if config.draft_vocab_size < config.vocab_size else {})
 
 

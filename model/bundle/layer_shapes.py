@@ -12,6 +12,8 @@ from typing import Any
 from model.bundle.medusa import medusa_on_rank
 
 Shapes = Mapping[str, list[int]]
+# of half a layer: the weights as they are, and those of them that are packed, as (features, inputs)
+Half = tuple[dict[str, list[int]], dict[str, list[int]]]
 
 
 def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
@@ -20,7 +22,9 @@ def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], 
     for name, shape in whole.items():
         if shapes.get(prefix + name) != shape:
             yield _clause(prefix + name, shapes, shape)
-    if kind not in _OF_HEADS:
+    if kind == "eagle3":
+        yield from _of_halves(shapes, f"{prefix}layers.0.", _halves(config, ranks)[1:])
+    elif kind not in _OF_HEADS:
         yield from _of_layers(shapes, prefix, config, ranks)
 
 
@@ -41,12 +45,16 @@ def _of_layers(shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) 
         for name, shape in norms.items():
             if shapes.get(at + name) != shape:
                 yield _clause(at + name, shapes, shape)
-        for plain, packed in halves:
-            is_packed = at + next(iter(packed)) in shapes
-            for name, shape in (packed if is_packed else plain).items():
-                there = shapes.get(at + name)
-                if not (_holds(there, *shape) if is_packed else there == shape):
-                    yield _clause(at + name, shapes, shape)
+        yield from _of_halves(shapes, at, halves)
+
+
+def _of_halves(shapes: Shapes, at: str, halves: list[Half]) -> Iterator[str]:
+    for plain, packed in halves:
+        is_packed = at + next(iter(packed)) in shapes
+        for name, shape in (packed if is_packed else plain).items():
+            there = shapes.get(at + name)
+            if not (_holds(there, *shape) if is_packed else there == shape):
+                yield _clause(at + name, shapes, shape)
 
 
 def _clause(name: str, shapes: Shapes, wanted: list[int]) -> str:
@@ -59,12 +67,12 @@ def _holds(there: list[int] | None, features: int, inputs: int) -> bool:
 
 
 def _eagle3(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
-    """The weights of an EAGLE-3 head, whose projections take an embedding and a feature beside each other."""
+    """The weights of an EAGLE-3 head but its MLP's; projections take an embedding and a feature beside each other."""
     hidden, own = config["hidden_size"], config["draft_vocab_size"]
-    (attention, _), (mlp, _) = _halves(config, ranks)
+    attention, _ = _halves(config, ranks)[0]
     joined = {name: [rows, 2 * hidden] for name, (rows, _) in attention.items() if "qkv_proj" in name}
     norms = {f"{name}.weight": [hidden] for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
-    layer = norms | attention | joined | mlp
+    layer = norms | attention | joined
     return _outside(config | {"vocab_size": own}, ranks) | {
         "embed_tokens.weight": [config["vocab_size"], hidden // ranks],
         "fc.weight": [hidden // ranks, len(config["taps"]) * config["target_hidden_size"]],
@@ -83,8 +91,8 @@ def _norms(config: dict[str, Any]) -> dict[str, list[int]]:
     }
 
 
-def _halves(config: dict[str, Any], ranks: int) -> list[tuple[dict[str, list[int]], dict[str, list[int]]]]:
-    """Attention and MLP: the weights as they are, and those of them that are packed, as (features, inputs)."""
+def _halves(config: dict[str, Any], ranks: int) -> list[Half]:
+    """Attention and MLP."""
     hidden, dim, inner = config["hidden_size"], config["head_dim"], config["intermediate_size"] // ranks
     kv_heads = config["num_key_value_heads"]
     # NxD's placement: kv heads are split or copied, query heads follow theirs and are padded

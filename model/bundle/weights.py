@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight
+from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight, layer_weights
 from model.bundle.eagle3_weights import LENT, eagle3_name, eagle3_shapes, eagle3_table
 from model.bundle.medusa import medusa_shapes, medusa_table
 from model.config import Qwen3Config
 from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.packing import Packing
 from model.parallel import HeadMap
-from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 
 # the one weight that no checkpoint has: int32 (1,), the rank's number; ours and the bundle's name
 RANK = "rank_util.rank"
@@ -38,17 +37,6 @@ _LAYER = (
     ("mlp.up_proj", "mlp.up_proj", ROWS),
     ("mlp.down_proj", "mlp.down_proj", COLUMNS),
 )
-# by the half of a layer that is packed: ours and the bundle's name | its parts in a layer | how, given the head dim
-_PACKED: dict[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...]] = {
-    "attention": (
-        ("self_attn.qkv_packed", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), pack_qkv),
-        ("self_attn.out_packed", ("self_attn.o_proj",), pack_out),
-    ),
-    "mlp": (
-        ("mlp.gate_up_packed", ("mlp.gate_proj", "mlp.up_proj"), lambda gate, up, _: pack_gate_up(gate, up)),
-        ("mlp.down_packed", ("mlp.down_proj",), lambda down, _: pack(down)),
-    ),
-}
 
 
 def _qwen3(config: Qwen3Config, packing: Packing) -> list[Weight]:
@@ -60,22 +48,8 @@ def _qwen3(config: Qwen3Config, packing: Packing) -> list[Weight]:
         Weight("lm_head.weight", "lm_head.weight", ((head, ROWS),)),
     ]
     for i in range(config.num_hidden_layers):
-        rows += _layer(f"layers.{i}", packing)
+        rows += layer_weights(f"layers.{i}", "model.", _LAYER, packing)
     return rows
-
-
-def _layer(layer: str, packing: Packing) -> list[Weight]:
-    packed = [row for half, rows in _PACKED.items() if getattr(packing, half) for row in rows]
-    inside = {part for _, parts, _ in packed for part in parts}
-    cuts = {name: cut for name, _, cut in _LAYER}
-    return [
-        Weight(f"{layer}.{name}.weight", f"{layer}.{bundle}.weight", ((f"model.{layer}.{name}.weight", cut),))
-        for name, bundle, cut in _LAYER
-        if name not in inside
-    ] + [
-        Weight(f"{layer}.{name}", f"{layer}.{name}", tuple((f"model.{layer}.{p}.weight", cuts[p]) for p in parts), join)
-        for name, parts, join in packed
-    ]
 
 
 def _qwen3_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ above 0. A drafter is
   chain    | k passes, the first of 2 rows, the others of 1       | a Qwen3   | nothing             | caches, an id
   medusa   | 1 head a draft on one state                         | heads     | its last state      | that state
   parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
+  eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row                 | one layer | states of layers    | a cache, a state
 
 - its model: an nn.Module, `draft_model` in a pair; its weights' names and cuts are in model/bundle/weights.py;
 - what it needs: `taps`, indexes of the target's hidden states as transformers counts them, concatenated in `features`;

@@ -30,7 +30,7 @@ from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_
 from model.kernels import Kernels
 from model.ops import iota
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, Shard
-from model.qwen3 import MLP, REFERENCE, Attention, RMSNorm, rope_angles
+from model.qwen3 import REFERENCE, Attention, RMSNorm, rope_angles
 from model.rank_model import RankModel
 from model.sampling import Draw
 from model.window import Window
@@ -50,13 +50,13 @@ class JoinedAttention(Attention):
 class HeadLayer(nn.Module):
     """The decoder layer of a head: what it adds to is the feature, normed first or not, as the head was trained."""
 
-    def __init__(self, config: Eagle3Config, parallel: Parallel, kernels: Kernels) -> None:
+    def __init__(self, config: Eagle3Config, parallel: Parallel, backing: Backing) -> None:
         super().__init__()
         self.kind = config
         norms = (RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3))
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norms
-        self.self_attn = JoinedAttention(config, parallel, kernels)
-        self.mlp = MLP(config, parallel)
+        self.self_attn = JoinedAttention(config, parallel, backing.kernels)
+        self.mlp = backing.mlp(config, parallel)
 
     def forward(
         self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement
@@ -65,7 +65,7 @@ class HeadLayer(nn.Module):
         joined = torch.cat((self.input_layernorm(embeds_BNE), normed_BNE), -1)
         attended, cache = self.self_attn(joined, angles, cache, placement)
         x_BNE = attended + (normed_BNE if self.kind.norm_before_residual else x_BNE)
-        return x_BNE + self.mlp(self.post_attention_layernorm(x_BNE)), cache
+        return x_BNE + self.mlp.normed(self.post_attention_layernorm, x_BNE), cache
 
 
 class Eagle3Draft(RankModel):
@@ -78,7 +78,7 @@ class Eagle3Draft(RankModel):
         hidden, tp, ops = config.hidden_size, parallel.tp, parallel.ops
         self.embed_tokens = Embedding(config.vocab_size, hidden // tp, ops)
         self.fc = ColumnLinear(len(config.taps) * config.target_hidden_size, hidden // tp)
-        self.layers = nn.ModuleList([HeadLayer(config, parallel, backing.kernels)])
+        self.layers = nn.ModuleList([HeadLayer(config, parallel, backing)])
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = Head(hidden, config.draft_vocab_size // tp, ops, backing.sharded)
         if config.draft_vocab_size < config.vocab_size:

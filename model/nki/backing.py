@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from model.backing import Backing
 from model.cache import Layout
-from model.fused_layer import FusedLayer
+from model.fused_layer import FusedLayer, fused_mlp
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Launch, Launcher
 from model.packing import fused_packing
@@ -26,4 +28,6 @@ def backing_of(name: str, launch: Launcher = planned) -> Backing:
     if name == REFERENCE.name:
         return REFERENCE
     layout = Layout(transposed_keys=True, margin=CANDIDATES)
-    return Backing(name, NkiKernels(launch), FusedLayer, layout, fused_packing, sharded=True)
+    kernels = NkiKernels(launch)
+    mlp = functools.partial(fused_mlp, kernels)
+    return Backing(name, kernels, FusedLayer, mlp, layout, fused_packing, sharded=True)

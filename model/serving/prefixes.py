@@ -112,12 +112,12 @@ def retype(module: ir.Module) -> None:
         function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(takes, returns))
 
 
-@functools.partial(jax.jit, static_argnums=1, donate_argnums=0)
+@functools.partial(jax.jit, static_argnums=1)
 def _split(caches: list[Any], length: int) -> tuple[list[Any], list[Any]]:
     return [c[:, :, :length] for c in caches], [c[:, :, length:] for c in caches]
 
 
-@functools.partial(jax.jit, donate_argnums=(0, 1))
+@jax.jit
 def _join(caches: list[Any], rests: list[Any]) -> list[Any]:
     return [jnp.concatenate(pair, _POSITIONS) for pair in zip(caches, rests, strict=True)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nkisim import command
 from nkisim.accuracy.outcome import Outcome, Summary, outcome, summary
-from nkisim.accuracy.rows import ROWS
+from nkisim.accuracy.rows import ROWS, UNSEEN, Row
 from nkisim.command import Parser
 
 HEAD = """# Accuracy against measured kernels
@@ -17,6 +17,7 @@ HEAD = """# Accuracy against measured kernels
 Written by `python -m nkisim.accuracy --out nkisim/accuracy/results.md`. Measured times are from the public record that
 `nkisim/accuracy/rows.py` names; modelled times are simulated by nkisim's timeline, launches included.
 """
+NOT_SEEN = "Rows that were found after every constant had its value; none was changed for them."
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -61,6 +62,10 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
     )  # fmt: skip
 
 
+def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
+    return [outcome(row) for row in rows if text in f"{row.name} {row.group}"]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print or write every measured kernel beside its simulated time (1 minute)."""
     parser = Parser(prog="nkisim accuracy", description=main.__doc__)
@@ -68,13 +73,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")
     options = parser.parse_args(arguments)
-    outcomes = [outcome(row) for row in ROWS if options.only in f"{row.name} {row.group}"]
-    if not outcomes:
+    seen, unseen = _chosen(ROWS, options.only), _chosen(UNSEEN, options.only)
+    if not seen and not unseen:
         parser.error(f"no row has {options.only!r} in its name or group; run without --only for the list")
     if options.json:
-        print(as_json(outcomes))
+        print(as_json([*seen, *unseen]))
         return 0
-    text = f"{sentences(outcomes)}\n\n{table(outcomes)}\n"
+    parts = [f"{sentences(seen)}\n\n{table(seen)}\n"] if seen else []
+    if unseen:
+        words = sentence("Unseen rows", summary(unseen))
+        parts.append(f"## Unseen rows\n\n{NOT_SEEN}\n\n{words}\n\n{table(unseen)}\n")
+    text = "\n".join(parts)
     if options.out:
         options.out.write_text(f"{HEAD}\n{text}", encoding="utf-8")
     print(text)

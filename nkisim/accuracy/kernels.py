@@ -152,3 +152,22 @@ def _normalise(s: Sketch, tile: Tile, scale: View, target: View) -> None:
     s.compute("vector", "tensor_scalar", scaled.all(), tile.all(), root.all(), scalar_operands=1)
     s.compute("vector", "tensor_tensor", result.all(), scaled.all(), scale, inputs=2)
     s.dma_copy(target, result.all())
+
+
+def added(count: int, partitions: int, columns: int) -> list[Event]:
+    """The sum of two fp32 vectors by tiles: of neighbours if a tile has one column, else of a row a partition."""
+    s, tall = Sketch(), columns == 1
+    rows, width = (count, 1) if tall else (partitions, count // partitions)
+    left, right, out = (s.array(rows, width, FP32) for _ in range(3))
+    for i in range(count // (partitions * columns)):
+        first = i * partitions if tall else 0
+        where = (first, first + partitions), (0, 1) if tall else (i * columns, (i + 1) * columns)
+        a, b, total = (s.tile(columns, FP32, partitions=partitions) for _ in range(3))
+        s.dma_copy(a.all(), left.block(*where))
+        s.dma_copy(b.all(), right.block(*where))
+        if tall:
+            s.compute("vector", "tensor_scalar", total.all(), a.all(), b.all(), scalar_operands=1)
+        else:
+            s.compute("vector", "tensor_tensor", total.all(), a.all(), b.all(), inputs=2)
+        s.dma_copy(out.block(*where), total.all())
+    return s.events()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nkisim.accuracy.kernels import (
+    added,
     blocked_matmul,
     packed_copy,
     plain_matmul,
@@ -115,3 +116,18 @@ ROWS: tuple[Row, ...] = (
     ),
     *(_sweep((m, n, k), us) for (m, n), by_depth in SWEEP.items() for k, us in by_depth.items()),
 )
+
+# github.com/xaviergonzalez/asst4-trainium2, writeup.md: trn2, the NKI of 2025, fp32, one core, the median on the core
+# (the last two a profile's). Found after every constant had its value, and none was changed for them.
+UNSEEN: tuple[Row, ...] = tuple(
+    Row(f"sum of {count} by {partitions} x {columns}", "sums of vectors", us,
+        (partial(added, count, partitions, columns),), "asst4 writeup.md")
+    for count, partitions, columns, us in (
+        (25600, 1, 1, 37308),
+        (25600, 128, 1, 378),
+        (25600, 128, 2, 186),
+        (25600, 128, 200, 15),
+        (256000, 128, 2000, 28),
+        (256000, 128, 1000, 26),
+    )
+)  # fmt: skip

@@ -1,11 +1,13 @@
 """A schedule as JSON trace events, which Perfetto and chrome://tracing open; `nkisim trace` writes it.
 
 Both want the slices of one thread to nest, and instructions in flight together do not: each lane has as many threads
-as it ever needs at once. Numbers of processes and threads begin at 1, since Perfetto takes thread 0 for the idle one.
+as it ever needs at once. Times are whole nanoseconds, which Perfetto cuts them to: of two fractions that meet it would
+see an overlap. Numbers of processes and threads begin at 1, since Perfetto takes thread 0 for the idle one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from nkisim.timeline.drawing import shown_from
 from nkisim.timeline.schedule import Schedule
 
 # a slice of no length would not be seen
-SHORTEST_NS = 1.0
+SHORTEST_NS = 1
 
 
 def trace(events: Sequence[Event], result: Schedule) -> dict[str, Any]:
@@ -54,15 +56,15 @@ def describe(extent: Extent) -> str:
     return f"{extent.name} {extent.dtype} x {extent.elements} in {extent.space}"
 
 
-def _span(event: int, result: Schedule) -> tuple[float, float]:
-    """When a slice is seen: a transfer while its data move."""
-    start = shown_from(result, event)
-    return start, max(result.end[event], start + SHORTEST_NS)
+def _span(event: int, result: Schedule) -> tuple[int, int]:
+    """When a slice is seen, in nanoseconds: a transfer while its data move."""
+    start = math.floor(shown_from(result, event))
+    return start, max(math.floor(result.end[event]), start + SHORTEST_NS)
 
 
-def _threads(spans: Sequence[tuple[float, float]], result: Schedule) -> dict[int, tuple[int, int, int]]:
+def _threads(spans: Sequence[tuple[int, int]], result: Schedule) -> dict[int, tuple[int, int, int]]:
     """Per event: its thread, its lane, and which of the lane's threads that is."""
-    ends: dict[int, list[float]] = {}
+    ends: dict[int, list[int]] = {}
     numbers: dict[tuple[int, int], int] = {}
     threads: dict[int, tuple[int, int, int]] = {}
     for i in sorted(range(len(spans)), key=spans.__getitem__):

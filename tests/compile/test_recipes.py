@@ -23,6 +23,8 @@ from tests.compile.tiny import shard_of, spec, write_pair
 _HASHED_AS_VALUES = (
     "compile/spec.py",
     "compile/plan.py",
+    "model/bundle/cut.py",
+    "model/bundle/eagle3_weights.py",
     "model/bundle/manifest.py",
     "model/bundle/schema.py",
     "model/bundle/weights.py",

@@ -9,10 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from deploy import check as cluster
 from deploy.render import render
 from model.errors import UserError
 from tests.deploy.rendered import Manifest, changed, containers, manifests, one, pods
 from tests.deploy.test_engine import TRNSPEC
+from tests.deploy.test_operator import answers
 
 _NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _GROUP = r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -189,3 +191,50 @@ def test_without_a_router_none_is_rendered(tmp_path: Path) -> None:
 def test_a_router_that_cannot_be_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         changed(**change)
+
+
+def routed_answers(*arguments: str) -> Any:
+    """kubectl's answers of a cluster that has a router, as far as the check reads them."""
+    definition = {"spec": {"versions": [{"name": "v1alpha2", "served": True}, {"name": "v1", "served": True}]}}
+    crds = "get customresourcedefinitions.apiextensions.k8s.io"
+    return {
+        f"{crds} inferencepools.inference.networking.k8s.io": definition,
+        f"{crds} httproutes.gateway.networking.k8s.io": definition,
+        "get gateways.gateway.networking.k8s.io front --namespace edge": {"kind": "Gateway"},
+        "get service pool-epp --namespace specdec": {"spec": {"ports": [{"port": 9002}, {"port": 9090}]}},
+    }.get(" ".join(arguments)) or answers("ready")(*arguments)
+
+
+def lacking(ask: Any, **values: Any) -> list[str]:
+    return [f.question for f in cluster.findings(changed(**values), ask) if not f.held]
+
+
+def test_the_check_asks_for_what_the_route_refers_to() -> None:
+    few = {"server": {**ROUTED["server"], "replicas": 1}}
+    assert lacking(routed_answers, **ROUTED | few) == []
+    assert lacking(answers("ready"), **ROUTED | few) == [
+        "inferencepools are known in v1",
+        "httproutes are known in v1",
+        "the router's Gateway is there",
+        "the endpoint picker's Service is there",
+    ]
+    # without a router nobody asks
+    assert lacking(answers("ready")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "question"),
+    [
+        ("service", {"spec": {"ports": [{"port": 9003}]}}, "the endpoint picker's Service is there"),
+        (
+            "customresourcedefinitions.apiextensions.k8s.io",
+            {"spec": {"versions": [{"name": "v1", "served": False}, {"name": "v1alpha2", "served": True}]}},
+            "inferencepools are known in v1",
+        ),
+    ],
+)
+def test_the_check_names_a_router_that_does_not_fit(kind: str, answer: Any, question: str) -> None:
+    def ask(*arguments: str) -> Any:
+        return answer if arguments[1] == kind else routed_answers(*arguments)
+
+    assert question in lacking(ask, **ROUTED)

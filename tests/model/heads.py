@@ -21,21 +21,28 @@ LAYER = {
 
 
 def write_head(
-    folder: Path, target: Path, seed: int = 3, *, original: bool = False, draft_vocab: int = 40, **changes: Any
+    folder: Path,
+    target: Path,
+    *,
+    original: bool = False,
+    draft_vocab: int = 40,
+    taps: tuple[int, ...] = (1, 2, 3),
+    adds_normed: bool | None = None,
+    **changes: Any,
 ) -> Path:
     """A head for a tiny target: the speculators format, or the original one, which has no embeddings of its own.
 
-    `changes` are of the layer's configuration, those of the format are set beside them.
+    `changes` are of the layer's configuration.
     """
     folder.mkdir(parents=True)
-    own = {name: changes.pop(name) for name in ("norm_before_residual",) if name in changes}
+    own = {} if adds_normed is None else {"norm_before_residual": adds_normed}
     layer, own = LAYER | changes, own | {"draft_vocab_size": draft_vocab}
-    named = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 2, 3], **own}
+    named = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": list(taps), **own}
     raw = layer | own if original else named | {"transformer_layer_config": layer}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     config = load_draft("eagle3", str(folder), load_config(str(target)))
     assert isinstance(config, Eagle3Config)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(3)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in eagle3_shapes(config).items():
         scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5

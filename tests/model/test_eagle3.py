@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -22,19 +22,24 @@ from model.config import load_config
 from model.draft_config import Eagle3Config, load_draft
 from model.drafters.eagle3 import Eagle3, Eagle3Draft
 from model.errors import UserError
-from model.ops import EAGER
+from model.filters import GUESSED_STEPS
+from model.nki.backing import backing_of
+from model.nki.simulated import serve
+from model.ops import EAGER, Ops
 from model.packing import Packing
-from model.qwen3 import Qwen3
-from model.sampling import gumbel, gumbel_of
+from model.parallel import Parallel
+from model.qwen3 import REFERENCE, Qwen3
+from model.sampling import Sampling, gumbel, gumbel_of
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, steps
 from tests.model.heads import write_head
+from tests.model.ranks import on_ranks
 
 # what a head of either format may say, and how its folder is written
 HEADS: dict[str, dict[str, Any]] = {
     "speculators": {},
-    "normed-after": {"norm_before_residual": False},
+    "normed-after": {"adds_normed": False},
     "original": {"original": True},
     "all-ids": {"draft_vocab": 64},
 }
@@ -170,10 +175,35 @@ def test_a_head_without_embeddings_needs_its_target(folder: Path) -> None:
 
 def test_a_head_with_other_weights_is_refused(folder: Path, tmp_path: Path) -> None:
     """A layer that norms queries and keys, as vLLM's Qwen3 heads do, has weights that nothing here reads."""
-    from safetensors.torch import save_file  # noqa: PLC0415
-
     config = load_draft("eagle3", str(folder / "speculators"), load_config(str(folder / "target")))
     tensors = load_file(folder / "speculators/model.safetensors")
     save_file(tensors | {"layers.0.self_attn.q_norm.weight": torch.ones(8)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"has unknown layers\.0\.self_attn\.q_norm\.weight"):
         Checkpoint(tmp_path, config)
+
+
+@torch.no_grad()
+def test_ranks_draw_what_one_does(folder: Path) -> None:
+    """Two ranks hold half of the draft's ids each: simulated kernels, greedy and drawn, filtered and not."""
+    target, path = load_config(str(folder / "target")), folder / "speculators"
+    config = load_draft("eagle3", str(path), target)
+    assert isinstance(config, Eagle3Config)
+    x_B1E = torch.randn(6, 1, 32, generator=torch.Generator().manual_seed(5))
+    states_B1F = torch.randn(6, 1, 96, generator=torch.Generator().manual_seed(6))
+    heat, seeds = torch.tensor([0.0, 0.7, 1.3, 0.0, 0.9, 2.0]), torch.arange(12, dtype=torch.int32).view(6, 2)
+    top_k, top_p = torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, 9.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.8, 0.9])
+    asked = Sampling(heat, top_k, top_p, torch.zeros(6), seeds)
+
+    def work(tp: int, ops: Ops, rank: int) -> tuple[Tensor, Tensor]:
+        backing = backing_of("nki", serve) if tp > 1 else REFERENCE
+        draft = Eagle3Draft(config, Parallel(tp, ops), backing)
+        draft.load_state_dict(shard_of(Checkpoint(path, config), rank, tp, torch.float32, Packing()))
+        draw = draft.kernels.prepare(ops, asked, torch.full((6, 1), 40, dtype=torch.int32), draft.shard)
+        guessed = draw._replace(guess_J=torch.tensor(GUESSED_STEPS))
+        return draft.drawn(x_B1E, guessed), draft.feature(states_B1F)
+
+    ids_B1, feature = work(1, EAGER, 0)
+    assert len(set(ids_B1.flatten().tolist())) > 3
+    for of_rank in on_ranks(2, lambda ops: work(2, ops, ops.rank)):
+        assert torch.equal(of_rank[0], ids_B1)
+        assert torch.allclose(of_rank[1], feature, atol=1e-6)

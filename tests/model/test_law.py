@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,6 +24,7 @@ from model import sampling
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
+from model.drafters.eagle3 import Eagle3
 from model.drafters.medusa import Medusa
 from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
@@ -100,7 +102,7 @@ class Table(nn.Module):
         count = ids_BN.shape[1]
         drawn = [coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
         ids_BN = torch.stack(drawn, 1)
-        # the state of a row: the text up to it
+        # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
         text_BS = caches[0].k[:, 0, :, 0].long().clamp(min=0)
         seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
         states_BNS = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
@@ -115,6 +117,32 @@ class Table(nn.Module):
                 number = number * self.size.vocabulary + text_BS[here, p + BEGIN]
             out[here] = table[number]
         return out
+
+
+class HeadRows(nn.Module):
+    """A table as an EAGLE-3 head: the row at position p has the id of p + 1, and what follows that as its output."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+        self.config = SimpleNamespace(taps=(0,))
+
+    def feature(self, states_BNF: Tensor) -> Tensor:
+        return states_BNF
+
+    def hidden(
+        self, next_BN: Tensor, x_BNV: Tensor, caches: list[Cache], placement: Placement
+    ) -> tuple[Tensor, list[Cache]]:
+        return self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
+
+    def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
+        return coupled_sample(EAGER, x_B1V[:, 0], draw)[:, None]
+
+    def forward(
+        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
+    ) -> tuple[Tensor, Tensor, list[Cache]]:
+        x_B1V, caches = self.hidden(next_B1, x_B1V, caches, placement)
+        return self.drawn(x_B1V, draw), x_B1V, caches
 
 
 class TableHeads(nn.Module):
@@ -133,6 +161,7 @@ class TableHeads(nn.Module):
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: Parallel(table, 0),  # type: ignore[arg-type]
+    "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
     "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
 }
@@ -193,9 +222,10 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch, 1), BEGIN, dtype=torch.int32)
-    remembered = size.k if isinstance(pair.drafter, Parallel) else 1
-    kept = torch.zeros(batch, remembered, 1, dtype=torch.int32)
-    if pair.drafter.taps:
+    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
+    if isinstance(pair.draft_model, HeadRows):
+        kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
+    if isinstance(pair.draft_model, TableHeads):
         # the state of the row before the first input id
         kept = torch.where(torch.arange(length) < BEGIN, 0, NOT_SEEN).expand(batch, 1, -1)
     drafts, targets = DraftState(cache(), (kept,)), cache()
@@ -261,7 +291,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "medusa", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa", "host"])
 def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)

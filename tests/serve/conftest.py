@@ -1,4 +1,7 @@
-"""One server of the demo bundle for all tests over HTTP, and the same bundle offline."""
+"""One server of the demo bundle for all tests over HTTP, and the same bundle offline.
+
+A module with a server of its own overrides `bundle` and `server`; what is below them is made for each module.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: Server) -> Any:
     # vendor seam: comes with vLLM
     import openai  # noqa: PLC0415
@@ -35,14 +38,14 @@ def client(server: Server) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def name(client: Any) -> str:
     """The served model's name, which is the only one."""
     (model,) = client.models.list().data
     return str(model.id)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def llm(bundle: Path) -> Iterator[LLM]:
     with LLM(bundle) as opened:
         yield opened

@@ -6,9 +6,13 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from model.errors import UserError
 from tests.serve.server import NO_VLLM
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -98,3 +102,19 @@ def test_the_worker_answers_all_that_an_executor_asks() -> None:
 def test_the_entry_point_is_installed() -> None:
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
     assert "serve.plugin:platform" in {point.value for point in points}
+
+
+def test_a_platform_without_its_plugin_is_refused_before_anything_starts() -> None:
+    from serve.platform import PLATFORM, graphs_platform  # noqa: PLC0415
+
+    def config(**options: Any) -> Any:
+        return SimpleNamespace(additional_config=options)
+
+    assert graphs_platform(config()) == graphs_platform(config(**{PLATFORM: "cpu"})) == "cpu"
+    with pytest.raises(UserError, match="platform is 'tpu'; it must be cpu or neuron"):
+        graphs_platform(config(**{PLATFORM: "tpu"}))
+    if find_spec("libneuronxla"):
+        assert graphs_platform(config(**{PLATFORM: "neuron"})) == "neuron"
+    else:
+        with pytest.raises(UserError, match="has no libneuronxla; install it"):
+            graphs_platform(config(**{PLATFORM: "neuron"}))

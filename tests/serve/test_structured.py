@@ -50,25 +50,6 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Any:
-    import openai  # noqa: PLC0415
-
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
-
-
-@pytest.fixture(scope="module")
-def name(client: Any) -> str:
-    (model,) = client.models.list().data
-    return str(model.id)
-
-
-@pytest.fixture(scope="module")
-def llm(bundle: Path) -> Iterator[LLM]:
-    with LLM(bundle) as opened:
-        yield opened
-
-
 def parses(text: str) -> bool:
     value = json.loads(text)
     name = re.fullmatch("[a-z]{1,6}", value["name"])

@@ -1,0 +1,101 @@
+"""Caches as long as the bucket: every output and every row of every cache has the bits of whole caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
+
+from model.bundle.manifest import GraphSpec, TensorSpec
+from model.serving import prefixes
+from model.serving.engine import Engine
+from model.serving.request import Params
+from model.serving.runtime import Graphs
+from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
+
+
+def _cache(name: str = "target_model.kv.0.k") -> TensorSpec:
+    return TensorSpec(name, (2, 1, 512, 4), "float32")
+
+
+def _cut(body: str, result: str) -> str | None:
+    """A module of one cache after it was cut to 128 positions; None if it reads the cache in an unknown way."""
+    text = f"""func.func @main(%cache: tensor<2x1x512x4xf32>) -> {result} {{ {body} }}"""
+    graph = GraphSpec("tag", 128, 0, (), (), (_cache(),), (), {})
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        if not prefixes.cut_caches(ir.SymbolTable(module.operation)["main"].regions[0].blocks[0], graph):
+            return None
+        prefixes.retype(module)
+        assert module.operation.verify()
+        return str(module)
+
+
+def test_a_slice_of_the_bucket_is_the_cache_itself() -> None:
+    part = "tensor<2x1x128x4xf32>"
+    body = f"%a = stablehlo.slice %cache [0:2, 0:1, 0:128, 0:4] : (tensor<2x1x512x4xf32>) -> {part} return %a : {part}"
+    cut = _cut(body, part)
+    assert cut is not None
+    assert "512" not in cut
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        (
+            "%a = stablehlo.negate %cache : tensor<2x1x512x4xf32> return %a : tensor<2x1x512x4xf32>",
+            "tensor<2x1x512x4xf32>",
+        ),
+        (
+            "%a = stablehlo.slice %cache [0:2, 0:1, 128:256, 0:4] : (tensor<2x1x512x4xf32>) -> tensor<2x1x128x4xf32> "
+            "return %a : tensor<2x1x128x4xf32>",
+            "tensor<2x1x128x4xf32>",
+        ),
+    ],
+    ids=["all-of-it", "a-later-part"],
+)
+def test_a_graph_that_reads_more_than_its_bucket_is_left_whole(body: str, result: str) -> None:
+    assert _cut(body, result) is None
+
+
+@pytest.fixture(scope="module")
+def both(base: Path) -> tuple[Graphs, Graphs]:
+    """The same bundle on cut and on whole caches."""
+    cut = graphs(base)
+    whole = Graphs(cut.bundle)
+    whole._cut = False
+    return cut, whole
+
+
+def test_buckets_that_come_and_go_change_no_bit(both: tuple[Graphs, Graphs]) -> None:
+    """Short answers beside long ones: the bucket grows with the long ones and shrinks when they have left."""
+    lengths = (8, 150, 20, 140, 8, 60, 10, 120)
+    ids, states = [], []
+    for g in both:
+        asked = [request(g, PROMPTS[i], Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
+        asked = [dataclasses.replace(a, stop_ids=()) for a in asked]
+        seen, run = [], g.run
+
+        def noted(tag: str, bucket: int, inputs: object, run=run, seen=seen) -> object:
+            seen.append(bucket)
+            return run(tag, bucket, inputs)
+
+        g.run = noted  # type: ignore[method-assign]
+        try:
+            ids.append([r.ids for r in Engine(g, shape_of(g.bundle)).run(asked)])
+        finally:
+            del g.run
+        # it grew and shrank again, more than once
+        changes = [b for a, b in itertools.pairwise(seen) if a != b]
+        assert min(changes.count(128), changes.count(256)) > 1
+        g._fit(g.bundle["max_len"])
+        states.append({name: np.asarray(array) for name, array in g._state.items()})
+    assert both[0]._cut
+    assert ids[0] == ids[1]
+    for name, cache in states[0].items():
+        assert np.array_equal(cache, states[1][name]), name
