@@ -187,7 +187,9 @@ def picture(rows: Rows) -> str:
             group = []
             for ways, colour in zip(of_entropy, COLOURS, strict=False):
                 name = best(ways, drafter) or drafter
-                low, *_, high = statistics.quantiles((r["ms_per_token"] for r in ways[name]), n=5)
+                times = [r["ms_per_token"] for r in ways[name]]
+                # of one prompt alone both are its own time
+                low, *_, high = statistics.quantiles(times if times[1:] else times * 2, n=5, method="inclusive")
                 at, steps = median(ways[name], "ms_per_token"), median(ways[name], "tokens_per_step")
                 k = f"k {name.split(', k ')[1]}, " if ", k " in name else ""
                 group.append(Bar(colour, at, low, high, f"{at:.2f} ({k}{steps:.1f})"))

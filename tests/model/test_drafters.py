@@ -55,7 +55,8 @@ CASES = [
     ("eagle3", {"k": 3, "tp": 2}),
     ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("eagle3", {"k": 4, "dtype": "bf16"}),
     ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "batch": 1}),
-    ("medusa", {"k": 1}), ("medusa", {"k": 4, "structured": True}), ("medusa", {"k": 5, "batch": 1}), ("medusa", {"k": 5, "fewer": (2,)}),
+    ("medusa", {"k": 1}), ("medusa", {"k": 4, "structured": True}), ("medusa", {"k": 5, "batch": 1}),
+    ("medusa", {"k": 5, "fewer": (2,)}),
     ("medusa", {"k": 3, "tp": 2}), ("medusa", {"k": 3, "tp": 2, "draft_tp": 1}), ("medusa", {"k": 4, "dtype": "bf16"}),
     ("medusa", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
 ]  # fmt: skip
