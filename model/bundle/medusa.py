@@ -5,8 +5,6 @@ Every matrix is cut by rows, so that a rank computes whole outputs.
 
 from __future__ import annotations
 
-from typing import Any
-
 from model.bundle.cut import ROWS, Weight
 from model.draft_config import MedusaConfig
 from model.packing import Packing
@@ -24,8 +22,3 @@ def medusa_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
 def medusa_table(config: MedusaConfig, _: Packing) -> list[Weight]:
     """Every weight of the heads."""
     return [Weight(name, name, ((name, ROWS),)) for name in medusa_shapes(config)]
-
-
-def medusa_on_rank(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
-    """Name -> shape of every weight on one of so many ranks, by a manifest's configuration."""
-    return {name: [rows // ranks, size] for name, (rows, size) in medusa_shapes(MedusaConfig(**config)).items()}
