@@ -2,7 +2,7 @@
 
 Each drafter's ids are held against the target's own, request by request: a difference is printed and ends the run
 with 1. Tokens a step are over all requests of a kind; prompts that are edited are a text and the beginning of its
-copy, what prompt look-up is for. Wall time is none of its business: bench.side_by_side has that.
+copy, what prompt look-up is for. Wall time is none of its business: bench.drafters_wall has that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEMO = Path(__file__).resolve().parent.parent / "demo"
 # of each drafter: the folder of its model; none where the host drafts
 MODELS = {
     "chain": str(_DEMO / "draft"), "parallel": str(_DEMO / "draft_parallel"), "eagle3": str(_DEMO / "draft_eagle3"),
-    "ngram": "",
+    "medusa": str(_DEMO / "draft_medusa"), "ngram": "",
 }  # fmt: skip
 KINDS = ("structured", "open", "edited")
 
@@ -122,6 +122,8 @@ def main(arguments: list[str]) -> None:
     drafters = {name: MODELS[name] for name in options.drafters}
     if options.parallel and "parallel" in drafters:
         drafters["parallel"] = str(options.parallel)
+    for name, draft in drafters.items():
+        spec_of(name, draft, options.k, options.batch, Path()).check()
     rows = []
     k = options.k
     if options.tree:

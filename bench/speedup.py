@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
 import sys
@@ -41,30 +40,50 @@ OURS, ALONE, GREEDY, ASSISTED = _WAYS = (
 ENTROPIES = ("structured", "open")
 
 
-def _ways(graphs: Graphs, tokens: int) -> dict[str, Callable[[Request], tuple[list[int], float, float]]]:
+# a request served alone: its ids, wall seconds, tokens a step
+Way = Callable[[Request], tuple[list[int], float, float]]
+
+
+def theirs(target: Any, tokens: int, **options: Any) -> Way:
+    """A target of transformers, with what its `generate` takes more; a step is its pass, the prompt's too."""
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    target.register_forward_hook(count)
+
+    def way(request: Request) -> tuple[list[int], float, float]:
+        nonlocal passes
+        ids, params = torch.tensor([request.ids]), request.params
+        drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+        how = {"do_sample": True, **drawn} if params.temperature else {"do_sample": False}
+        torch.manual_seed(params.seed)
+        begin, passes = time.perf_counter(), 0
+        out = target.generate(ids, max_new_tokens=tokens, **how, **options)
+        found = out[0, ids.shape[1] :].tolist()
+        return found, time.perf_counter() - begin, len(found) / max(1, passes)
+
+    return way
+
+
+def _ways(graphs: Graphs, tokens: int) -> dict[str, Way]:
     target: Any
     draft: Any
     target, draft = (
         AutoModelForCausalLM.from_pretrained(_ROOT / "demo" / name, dtype=torch.float32) for name in ("target", "draft")
     )
 
-    def ours(speculative: bool) -> Callable[[Request], tuple[list[int], float, float]]:
+    def ours(speculative: bool) -> Way:
         def way(request: Request) -> tuple[list[int], float, float]:
             run = serve(graphs, request, speculative)
             return run.result.ids, run.seconds, run.result.tokens_per_step
 
         return way
 
-    def theirs(**options: Any) -> Callable[[Request], tuple[list[int], float, float]]:
-        def way(request: Request) -> tuple[list[int], float, float]:
-            ids = torch.tensor([request.ids])
-            begin = time.perf_counter()
-            out = target.generate(ids, max_new_tokens=tokens, do_sample=False, **options)
-            return out[0, ids.shape[1] :].tolist(), time.perf_counter() - begin, float("nan")
-
-        return way
-
-    return dict(zip(_WAYS, (ours(True), ours(False), theirs(), theirs(assistant_model=draft)), strict=True))
+    transformers = theirs(target, tokens), theirs(target, tokens, assistant_model=draft)
+    return dict(zip(_WAYS, (ours(True), ours(False), *transformers), strict=True))
 
 
 def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
@@ -92,7 +111,7 @@ def measure(bundle: Path, tokens: int, seed: int) -> list[dict[str, Any]]:
                     "way": name,
                     "source": "wall",
                     "ms_per_token": round(1e3 * seconds / max(1, len(ids)), 5),
-                    "tokens_per_step": None if math.isnan(per_step) else round(per_step, 4),
+                    "tokens_per_step": round(per_step, 4),
                     "identical": ids == expected,
                 }
             )

@@ -11,7 +11,7 @@ from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
 from model.bundle.schema import DRAFT, FUSED, MASKED, UNFILTERED, VERIFY, kind_of, roles_in, step_tag
 from model.bundle.weights import RANK, local_shapes, table
 from model.cache import cache_shapes
-from model.draft_config import DraftConfig, Eagle3Config
+from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.drafting import DraftPass
 from model.dtypes import BY_FLAG
 from model.graph_io import ALLOWED_ROWS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
@@ -176,6 +176,9 @@ def _collectives_of(config: DraftConfig, parallel: Parallel, passes: int, heads:
     """Two all-reduces a layer, one gather an embedding and a draw; two more a layer where slices are merged."""
     if parallel.tp == 1:
         return {"all-reduce": 0, "all-gather": 0}
+    if isinstance(config, MedusaConfig):
+        # the heads' outputs behind each of their layers, and a draw
+        return {"all-reduce": 0, "all-gather": heads * (config.layers + 1)}
     merging = 2 if parallel.slices(config) > 1 else 0
     layers = passes * config.num_hidden_layers
     return {"all-reduce": 2 * layers, "all-gather": passes + heads + merging * layers}

@@ -7,7 +7,7 @@ from typing import Any
 from compile.plan import BuildPlan
 from compile.spec import BuildSpec
 from model.bundle.manifest import graph_as_json
-from model.draft_config import DraftConfig
+from model.draft_config import DraftConfig, MedusaConfig
 from model.parallel import HeadMap
 
 
@@ -30,8 +30,7 @@ def plan_as_text(plan: BuildPlan) -> str:
     spec = plan.spec
     lines = [
         *(
-            f"{m.role:<6} {m.name}: {m.config.parameter_count / 1e9:.3g} B parameters, "
-            f"{m.config.num_hidden_layers} layers{_padding(m.config, spec.tp)}"
+            f"{m.role:<6} {m.name}: {m.config.parameter_count / 1e9:.3g} B parameters, {_layers(m.config, m.ranks)}"
             for m in spec.models
         ),
         f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
@@ -52,6 +51,9 @@ def _step(spec: BuildSpec) -> str:
     return f"k = {spec.k} drafts by {spec.drafting.kind}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
 
 
-def _padding(config: DraftConfig, tp: int) -> str:
-    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp).heads_per_rank * tp
-    return "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"
+def _layers(config: DraftConfig, ranks: int) -> str:
+    if isinstance(config, MedusaConfig):
+        return f"{config.heads} heads, {config.layers} layers each"
+    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, ranks).heads_per_rank * ranks
+    more = "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"
+    return f"{config.num_hidden_layers} layers{more}"

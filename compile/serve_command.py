@@ -121,6 +121,12 @@ def check_loadable(bundle: Bundle, engine: str) -> int:
         raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
     if bundle["k"] and not bundle.drafting.of_kind.has_model:
         raise _refused(bundle, "its drafts are the host's, and NxDI's loader brings none; build it with a draft model")
+    if bundle["k"] and bundle.drafting.kind != "chain":
+        raise _refused(
+            bundle,
+            f"its drafter is {bundle.drafting.kind}, and NxDI's loaders bring plain chains alone; build it with a "
+            "plain draft and --drafter chain, or serve it with this package's own plugin",
+        )
     if bundle["neff"] == "none":
         raise _refused(
             bundle,

@@ -264,7 +264,7 @@ class BuildSpec:
     def _check_slices(self) -> None:
         of_target, of_draft = self.parallel()
         slices = of_target.slices(self.target_config)
-        if self.has_draft:
+        if self.has_draft and self.draft_config.num_hidden_layers:
             slices = max(slices, of_draft.slices(self.draft_config))
         if slices == 1:
             raise UserError(

@@ -31,7 +31,9 @@ _EVERY_PROMPT = "pod,article,synthetic"
 def build_command(values: Values, variant: str) -> list[str]:
     """compile.build for the pair, or for the target alone, onto local disk; nothing else differs."""
     m = values.model
-    drafted = {"draft": m.draft, "draft-checkpoint": f"{MOUNT}/{m.draft_folder}"} if variant == SPECULATIVE else {}
+    # the vendor's engine takes plain chains alone
+    of_chain = {"drafter": "chain", "draft": m.draft, "draft-checkpoint": f"{MOUNT}/{m.draft_folder}"}
+    drafted = of_chain if variant == SPECULATIVE else {}
     flags = {
         "target": m.target,
         "checkpoint": f"{MOUNT}/{m.target_folder}",

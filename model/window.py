@@ -31,7 +31,7 @@ class Walk(NamedTuple):
     def of(self, x_BN: Tensor) -> Tensor:
         """(B, k + 1, ...): what belongs to these rows."""
         if self.rows_BL is None:
-            return x_BN[:, : self.accepted_BL.shape[1]]
+            return x_BN.narrow(1, 0, self.accepted_BL.shape[1])
         return x_BN[iota(len(x_BN), x_BN)[:, None], self.rows_BL]
 
 

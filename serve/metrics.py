@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import time
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Histogram, Info
 
 from model.serving.engine import Event, SpecStep
 
 _GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+_DRAFTER = Info("trnspec_drafter", "Who proposes the drafts, as the bundle's manifest names it")
 _STEPS = Counter("trnspec_steps", "Steps of the target; a prompt's pass is none")
 _SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them: tokens over this, a step")
 _TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, those among them that vLLM cuts later")
@@ -22,7 +23,9 @@ _GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds from a step's end to 
 class Metrics:
     """Counts of this worker. A gap is counted only where a request waited through it."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafter: str) -> None:
+        self.drafter = drafter
+        _DRAFTER.info({"kind": drafter})
         self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = 0
         self.gap_s = 0.0
         self.of_k = collections.Counter[int]()
@@ -59,7 +62,8 @@ class Metrics:
         """One line for people."""
         per_step, gap_ms = self.tokens / max(1, self.sequences), 1e3 * self.gap_s / max(1, self.gaps)
         return (
-            f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept, "
+            f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept "
+            f"(drafter {self.drafter}), "
             f"steps of k {', '.join(f'{k}: {n}' for k, n in sorted(self.of_k.items()))}, "
             f"host gap {gap_ms:.2f} ms (mean, wall)"
         )

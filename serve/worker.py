@@ -42,10 +42,11 @@ class BundleWorker(WorkerBase):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.bundle = bundle = open_bundle(served_bundle().path)
-        self.platform, self.shape, self.metrics = graphs_platform(self.vllm_config), shape_of(bundle), Metrics()
-        self.graphs = Graphs(bundle, self.platform)
-        table = find_table(bundle.path, None)
         speculative = speculates(bundle, self.vllm_config)
+        self.drafter = bundle.drafting.kind if speculative else "none"
+        self.platform, self.shape = graphs_platform(self.vllm_config), shape_of(bundle)
+        self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
+        table = find_table(bundle.path, None)
         self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
@@ -95,7 +96,8 @@ class BundleWorker(WorkerBase):
     def _what_is_served(self, seconds: float) -> str:
         bundle = self.bundle
         names = {role: entry["name"] for role, entry in bundle["models"].items()}
-        drafts = f"{names['draft']}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
+        by = f"{self.drafter}, {names['draft']}" if bundle.drafting.of_kind.has_model else self.drafter
+        drafts = f"{by}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
         when = f"when {self.engine.table.source} says so" if self.engine.table else "at every step"
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"

@@ -160,6 +160,7 @@ def main(arguments: list[str]) -> None:
 def _facts(bundle: Bundle, options: argparse.Namespace, table: Table | None) -> dict[str, str]:
     return {
         "Target and draft": f"{bundle.title('target')} and {bundle.title('draft')}",
+        "Drafter": bundle.drafting.kind,
         "Bundle": f"k {bundle['k']}, batch {bundle['batch']}, tp {bundle['tp']}, length {bundle['max_len']}, "
         f"{bundle['dtype']}, toolchain {bundle['toolchain']}, sha256 {bundle['manifest_sha256'][:16]}",
         "Prompts": f"{options.prompts.name}, at most {options.tokens} new tokens each, seeds from {options.seed}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bench.tune import published, study
+from bench.tune import drafters, published, study
 from bench.tune.acceptance import Acceptance, at_rate
 from bench.tune.choose import Latency, Setup, band, best_k, break_even, evaluate
 
@@ -30,7 +30,7 @@ def _point(latencies: dict[str, Latency], setup: Setup, workload: Acceptance, k:
 
 
 def predict() -> dict[str, Any]:
-    """The k sweep of both drafts, their best k, when to stop, and a prefill's extra pass, all simulated."""
+    """The k sweep of both drafts, their best k, when to stop, every known drafter, and a prefill's extra pass."""
     latencies = band()
     nominal, sweep, best = latencies["nominal"], [], []
     for draft in DRAFTS:
@@ -46,6 +46,7 @@ def predict() -> dict[str, Any]:
         "source": "simulated", "sweep": sweep, "best": best, "h100": study.h100(),
         "other_draft": study.other_draft(plan, ARTICLE, "0.6B"),
         "off_below": {d: break_even(nominal, replace(ARTICLE, draft=d)) for d in DRAFTS},
+        "drafters": [{"source": "simulated"} | drafters.row(known, ARTICLE) for known in drafters.KNOWN],
         "passes_us": {"target": {case: lat.target(ARTICLE, 1) for case, lat in latencies.items()},
                       "drafts": {d: {case: lat.draft(replace(ARTICLE, draft=d)) for case, lat in latencies.items()}
                                  for d in DRAFTS}},

@@ -98,11 +98,16 @@ def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2) -> Pass:
     layers, hidden = shard.config.num_hidden_layers, shard.config.hidden_size
     attention, mlp, noise, draw = (_kernel_us(shard, part, lnc, chip) for part in ("attention", "mlp", "noise", "draw"))
     head_bytes = shard.config.vocab_size // shard.tp * hidden * BF16
-    rate = min(lnc * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
     read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in ("attention", "mlp")) + head_bytes
     reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
     drawn = noise + draw + collective_us(chip, shard.tp, lnc, shard.rows * _WINNER)
-    return Pass(layers * attention, layers * mlp, reduces, head_bytes / rate / 1e3, drawn, read)
+    return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read)
+
+
+def read_us(chip: Chip, lnc: int, size_bytes: float) -> float:
+    """Bytes of HBM at the rate that a rank's cores stream them."""
+    rate = min(lnc * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
+    return size_bytes / rate / 1e3
 
 
 def collective_us(chip: Chip, ranks: int, lnc: int, size_bytes: int) -> float:

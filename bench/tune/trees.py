@@ -108,7 +108,7 @@ def rows_of(case: Case, setup: choose.Setup) -> list[dict[str, Any]]:
 
     def gain(tree: Tree, tokens: float, end: str) -> float:
         known = Known(case.drafter, case.model, tree.k, tokens, "", True, "")
-        step = latencies[end].target(setup, tree.rows) + draft_us(known, setup, end)
+        step = latencies[end].target(setup, tree.rows) + draft_us(known, setup, passes.CHIPS[end])
         return tokens * latencies[end].target(setup, 1) / step
 
     chains = [grown(case.rates[:k], (), k + 1, leaves) for k in case.depths]

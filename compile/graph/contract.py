@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "col
 # the weights of a draft that a graph of this kind need not read: what draws, what takes in the target's states
 _HEAD = ("draft_model.norm.weight", "draft_model.lm_head.weight")
 _UNREAD = {PREFILL: _HEAD, VERIFY: _HEAD, DRAFT: ("draft_model.fc.weight",)}
+_MEDUSA_HEAD = re.compile(r"draft_model\.(?:blocks|lm_heads)\.([0-9]+)\.")
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
 # (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
@@ -206,13 +208,20 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
 
 
 def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
-    # a pass that keeps only writes the draft's cache; what is no `.weight`, as a rank, may be the loader's alone
-    unread = _UNREAD.get(kind_of(graph.tag), ())
     for at, tensor in enumerate(graph.weights):
-        if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in unread:
+        # what is no `.weight`, as a rank, may be the loader's alone
+        if at in found.unread and tensor.name.endswith(".weight") and not _may_be_unread(graph, tensor.name):
             yield f"nothing reads {tensor.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
+
+
+def _may_be_unread(graph: GraphSpec, name: str) -> bool:
+    """A pass that keeps only writes the draft's cache; Medusa heads have none, and a step reads one a draft."""
+    kind = kind_of(graph.tag)
+    if (head := _MEDUSA_HEAD.match(name)) is not None:
+        return kind in (PREFILL, VERIFY) or int(head[1]) >= graph.k
+    return name in _UNREAD.get(kind, ())
 
 
 def _differences(what: str, found: tuple[TensorSpec, ...], wanted: list[TensorSpec]) -> Iterator[str]:

@@ -14,10 +14,11 @@ from model.bundle.manifest import DECODE, PREFILL, GraphSpec
 from model.bundle.schema import DRAFT, UNFILTERED, VERIFY, kind_of
 from model.cache import Cache
 from model.config import Qwen3Config
-from model.draft_config import Eagle3Config
+from model.draft_config import Eagle3Config, MedusaConfig
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.eagle3 import Eagle3, Eagle3Draft
+from model.drafters.medusa import Medusa, MedusaHeads
 from model.drafters.parallel import Parallel as ParallelDrafter
 from model.dtypes import BY_FLAG
 from model.errors import UserError
@@ -53,6 +54,8 @@ def _drafter(spec: BuildSpec, parallel: Parallel, backing: Backing) -> Drafter:
     config = spec.draft_config
     if isinstance(config, Eagle3Config):
         return Eagle3(Eagle3Draft(config, parallel, backing))
+    if isinstance(config, MedusaConfig):
+        return Medusa(MedusaHeads(config, parallel, backing), spec.target_config.num_hidden_layers)
     if not isinstance(config, Qwen3Config):
         raise UserError(f"the drafter {spec.drafting.kind} cannot be built yet")
     model = Qwen3(config, parallel, backing)

@@ -113,5 +113,18 @@ def _halves(config: dict[str, Any], ranks: int) -> list[Half]:
     ]
 
 
+def _medusa(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
+    """Medusa heads: every matrix is cut by rows."""
+    hidden, heads = config["hidden_size"], range(config["heads"])
+    shapes = {
+        f"blocks.{h}.layers.{n}.weight": [hidden // ranks, hidden] for h in heads for n in range(config["layers"])
+    }
+    projections = heads[:1] if config["shared_head"] else heads
+    return shapes | {f"lm_heads.{h}.weight": [config["vocab_size"] // ranks, hidden] for h in projections}
+
+
 # by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks
-_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {"eagle3": _eagle3}
+_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {
+    "eagle3": _eagle3,
+    "medusa": _medusa,
+}

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight, layer_weights
 from model.bundle.eagle3_weights import LENT, eagle3_name, eagle3_shapes, eagle3_table
+from model.bundle.medusa import medusa_shapes, medusa_table
 from model.config import Qwen3Config
-from model.draft_config import DraftConfig, Eagle3Config
+from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.packing import Packing
 from model.parallel import HeadMap
 
@@ -65,9 +66,11 @@ def _qwen3_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 
 
 # by the type of a model's configuration: its weights, and the shapes of a checkpoint's tensors
-_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {Qwen3Config: _qwen3, Eagle3Config: eagle3_table}
+_TABLES: dict[type[Any], Callable[..., list[Weight]]] = {
+    Qwen3Config: _qwen3, Eagle3Config: eagle3_table, MedusaConfig: medusa_table,
+}  # fmt: skip
 _SHAPES: dict[type[Any], Callable[..., dict[str, tuple[int, ...]]]] = {
-    Qwen3Config: _qwen3_shapes, Eagle3Config: eagle3_shapes,
+    Qwen3Config: _qwen3_shapes, Eagle3Config: eagle3_shapes, MedusaConfig: medusa_shapes,
 }  # fmt: skip
 # the table's name for a checkpoint's tensor, where formats differ; empty for one that nothing needs
 _NAMES: dict[type[Any], Callable[[str], str]] = {Eagle3Config: eagle3_name}

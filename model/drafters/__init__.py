@@ -13,6 +13,7 @@ above 0. A drafter is
   ---------|-----------------------------------------------------|-----------|---------------------|---------------
   (host)   | what came with the id: nothing, or the host's drafts | none     | nothing             | nothing
   chain    | k passes, the first of 2 rows, the others of 1       | a Qwen3   | nothing             | caches, an id
+  medusa   | 1 head a draft on one state                         | heads     | its last state      | that state
   parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
   eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row                 | one layer | states of layers    | a cache, a state
 

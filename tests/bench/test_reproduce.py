@@ -201,3 +201,13 @@ def test_results_are_json_by_line(results: dict[str, Any], tmp_path: Path) -> No
     text = (tmp_path / "x.json").read_text()
     assert json.loads(text) == results["wall"]
     assert len(text.splitlines()) > len(results["wall"]["rows"])
+
+
+def test_other_drafters_stand_beside_the_articles(results: dict[str, Any]) -> None:
+    assert "| eagle3 head |" not in reproduce_report.report(results)
+    known = {"drafter": "eagle3", "model": "head", "k": 4, "tokens": 2.39, "assumed": False, "workload": "MT-Bench",
+             "source": "said", "step": 1.2, "gain": 1.99, "gain_low": 1.9, "gain_high": 2.05}  # fmt: skip
+    results["model"]["drafters"] = [known, known | {"drafter": "medusa", "model": "heads", "assumed": True}]
+    shown = reproduce_report.report(results)
+    assert "| eagle3 head | 4 | 1.20 | 2.39 | 1.99x [1.90, 2.05] | MT-Bench: said |" in shown
+    assert "| medusa heads | 4 | 1.20 | 2.39 (assumed) |" in shown

@@ -155,7 +155,7 @@ def test_the_compile_jobs_differ_in_the_draft_alone(case: tuple[Values, Path]) -
     _, out = case
     jobs = {v: one(out, "Job", f"compile-{v}")["spec"] for v in ("baseline", "speculative")}
     asked = {v: flags(container(out, f"compile-{v}", "build")["command"]) for v in jobs}
-    assert set(asked["speculative"]) - set(asked["baseline"]) == {"draft", "draft-checkpoint"}
+    assert set(asked["speculative"]) - set(asked["baseline"]) == {"drafter", "draft", "draft-checkpoint"}
     assert {n for n in asked["baseline"] if asked["baseline"][n] != asked["speculative"][n]} == {"k", "out"}
     for spec in jobs.values():
         spec["template"]["metadata"]["labels"].pop("app.kubernetes.io/component")

@@ -91,8 +91,8 @@ def _recorded(
     drafter, real = pair.drafter, pair.drafter.propose
     real_logits = drafter.model.logits  # type: ignore[union-attr, operator]
 
-    def seen(x: Tensor) -> Tensor:
-        logits.append(real_logits(x))  # type: ignore[operator]
+    def seen(*arguments: object) -> Tensor:
+        logits.append(real_logits(*arguments))  # type: ignore[operator]
         return logits[-1]
 
     def proposed(*arguments: object) -> object:

@@ -31,7 +31,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from tests.compile.tiny import write_model
+from tests.compile.tiny import write_medusa, write_model
 from tests.model.heads import write_head
 
 MASK = 61
@@ -42,6 +42,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "chain": {"draft": "chain"},
     "parallel": {"draft": "parallel"},
     "eagle3": {"draft": "eagle3"},
+    "medusa": {"draft": "medusa"},
     "ngram": {"drafter": "ngram"},
 }
 # what else a bundle may differ in
@@ -54,18 +55,23 @@ CASES = [
     ("eagle3", {"k": 3, "tp": 2}),
     ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("eagle3", {"k": 4, "dtype": "bf16"}),
     ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "batch": 1}),
+    ("medusa", {"k": 1}), ("medusa", {"k": 4, "structured": True}), ("medusa", {"k": 5, "batch": 1}),
+    ("medusa", {"k": 5, "fewer": (2,)}),
+    ("medusa", {"k": 3, "tp": 2}), ("medusa", {"k": 3, "tp": 2, "draft_tp": 1}), ("medusa", {"k": 4, "dtype": "bf16"}),
+    ("medusa", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target and a draft of each kind with its weights: a chain is always right, a mask's row seldom."""
+    """The target and a draft of each kind: a chain is always right; masks' rows and untrained heads seldom are."""
     folder = tmp_path_factory.mktemp("drafters")
     alike = {"seed": 1, "scale": 0.12, "eos_token_id": None, "num_key_value_heads": 1}
     write_model(folder / "target", **alike)
     write_model(folder / "chain", **alike)
     write_model(folder / "parallel", **alike, pard_token=MASK)
     write_head(folder / "eagle3", folder / "target", taps=(0, 1), num_key_value_heads=1)
+    write_medusa(folder / "medusa", 5, heads=5)
     return folder
 
 
@@ -168,7 +174,7 @@ def test_a_step_of_a_head_runs_the_planned_collectives(folder: Path) -> None:
     assert counts == {"all-reduce": 4 + 2 * 3, "all-gather": 2 + 3 + 3 + 1}
 
 
-@pytest.mark.parametrize("drafter", ["parallel", "eagle3"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa"])
 def test_kernels_serve_a_draft(folder: Path, drafter: str) -> None:
     """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""
     requests = [Request((7,), max_new_tokens=5), Request(tuple(range(1, 12)), Params(0.8, seed=5), max_new_tokens=5)]

@@ -25,6 +25,7 @@ from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.eagle3 import Eagle3
+from model.drafters.medusa import Medusa
 from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
 from model.kernels import Kernels
@@ -42,6 +43,8 @@ POINTS = 1 << 17
 START = 0
 # the first input id's position: a prompt has an id before it
 BEGIN = 1
+# in a state: a place whose id the row did not see
+NOT_SEEN = -1
 
 
 class Mix(NamedTuple):
@@ -100,15 +103,18 @@ class Table(nn.Module):
         count = ids_BN.shape[1]
         if placement.paths is None:
             x_BNV, caches = self.hidden(ids_BN, caches, placement)
+            # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
+            text_BS = caches[0].k[:, 0, :, 0].long().clamp(min=0)
+            seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
+            states = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
         else:
             x_BNV = torch.stack([self._after_path(ids_BN, caches, placement, n) for n in range(count)], 1)
             # the rows alone, as a tree's attention returns them
             caches = [Cache(*[ids_BN[:, None, :, None].float()] * 2)]
+            states = ids_BN[..., None]
         drawn = [self.kernels.coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
         columns = zip(*drawn, strict=True)
-        # the states that a head reads: it needs none, for the ids are in its cache
-        states_BN1 = ids_BN[..., None].float()
-        return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, states_BN1
+        return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, states
 
     def _after_path(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, n: int) -> Tensor:
         """The logits of row n of a tree: those of the last row of the path to it."""
@@ -155,11 +161,24 @@ class HeadRows(nn.Module):
         return self.drawn(x_B1V, draw), x_B1V, caches
 
 
+class TableHeads(nn.Module):
+    """A table as Medusa heads: each knows the text of the last kept row's state, and takes what follows for id 0."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+
+    def logits(self, last_B1S: Tensor, k: int) -> Tensor:
+        text_BS, position_B = last_B1S[:, 0].clamp(min=0), (last_B1S[:, 0] != NOT_SEEN).sum(-1)
+        return torch.stack([self.table._after(text_BS, position_B + n) for n in range(k)], 1)
+
+
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: Parallel(table, 0),  # type: ignore[arg-type]
     "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
+    "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
 }
 
@@ -224,6 +243,9 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
     if isinstance(pair.draft_model, HeadRows):
         kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
+    if isinstance(pair.draft_model, TableHeads):
+        # the state of the row before the first input id
+        kept = torch.where(torch.arange(length) < BEGIN, 0, NOT_SEEN).expand(batch, 1, -1)
     drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
@@ -289,7 +311,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa", "host"])
 def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)
