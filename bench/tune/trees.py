@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.provenance import header
-from bench.tune import choose, published
+from bench.tune import choose, passes, published
 from bench.tune.drafters import Known, draft_us
 from model.drafting import ANY_TREE, KINDS
 from model.errors import run_cli
