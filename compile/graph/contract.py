@@ -25,9 +25,12 @@ CONSTANT_BYTES = 1024
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# the weights of a draft that a graph of this kind need not read: what draws, what takes in the target's states
-_HEAD = ("draft_model.norm.weight", "draft_model.lm_head.weight")
-_UNREAD = {PREFILL: _HEAD, VERIFY: _HEAD, DRAFT: ("draft_model.fc.weight",)}
+# the weights of a draft that a graph of this kind need not read, by their names' begin: what draws; in a half, any
+_UNREAD = {
+    PREFILL: ("draft_model.norm.weight", "draft_model.lm_head.weight"),
+    VERIFY: ("draft_model.",),
+    DRAFT: ("draft_model.",),
+}
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
 # (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
@@ -209,7 +212,7 @@ def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
     # a pass that keeps only writes the draft's cache; what is no `.weight`, as a rank, may be the loader's alone
     unread = _UNREAD.get(kind_of(graph.tag), ())
     for at, tensor in enumerate(graph.weights):
-        if at in found.unread and tensor.name.endswith(".weight") and tensor.name not in unread:
+        if at in found.unread and tensor.name.endswith(".weight") and not tensor.name.startswith(unread):
             yield f"nothing reads {tensor.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
