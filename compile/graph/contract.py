@@ -26,9 +26,12 @@ CONSTANT_BYTES = 1024
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# the weights of a draft that a graph of this kind need not read: what draws, what takes in the target's states
-_HEAD = ("draft_model.norm.weight", "draft_model.lm_head.weight")
-_UNREAD = {PREFILL: _HEAD, VERIFY: _HEAD, DRAFT: ("draft_model.fc.weight",)}
+# the weights of a draft that a graph of this kind need not read, by their names' begin: what draws; in a half, any
+_UNREAD = {
+    PREFILL: ("draft_model.norm.weight", "draft_model.lm_head.weight"),
+    VERIFY: ("draft_model.",),
+    DRAFT: ("draft_model.",),
+}
 _MEDUSA_HEAD = re.compile(r"draft_model\.(?:blocks|lm_heads)\.([0-9]+)\.")
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
@@ -219,9 +222,9 @@ def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
 def _may_be_unread(graph: GraphSpec, name: str) -> bool:
     """A pass that keeps only writes the draft's cache; Medusa heads have none, and a step reads one a draft."""
     kind = kind_of(graph.tag)
-    if (head := _MEDUSA_HEAD.match(name)) is not None:
-        return kind in (PREFILL, VERIFY) or int(head[1]) >= graph.k
-    return name in _UNREAD.get(kind, ())
+    if (head := _MEDUSA_HEAD.match(name)) is not None and (kind == PREFILL or int(head[1]) >= graph.k):
+        return True
+    return name.startswith(_UNREAD.get(kind, ()))
 
 
 def _differences(what: str, found: tuple[TensorSpec, ...], wanted: list[TensorSpec]) -> Iterator[str]:
