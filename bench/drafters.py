@@ -22,12 +22,14 @@ from bench.provenance import header
 from compile.build import build
 from compile.spec import BuildSpec
 from model.bundle.manifest import read_bundle
+from model.drafting import KINDS as KINDS_OF_DRAFTERS
 from model.errors import UserError, run_cli
 from model.progress import progress
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
+from model.tree import parse_tree
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo"
 # of each drafter: the folder of its model; none where the host drafts
@@ -38,7 +40,7 @@ MODELS = {
 KINDS = ("structured", "open", "edited")
 
 
-def spec_of(drafter: str, draft: str, k: int, batch: int, out: Path) -> BuildSpec:
+def spec_of(drafter: str, draft: str, k: int, batch: int, out: Path, tree: str = "") -> BuildSpec:
     """The bundle of the demo target with a drafter, whose model is in the folder `draft`; `none` has no drafts."""
     target = str(_DEMO / "target")
     sizes: dict[str, Any] = {"tp": 1, "batch": batch, "max_len": 256, "dtype": "fp32", "out": str(out / drafter)}
@@ -48,7 +50,7 @@ def spec_of(drafter: str, draft: str, k: int, batch: int, out: Path) -> BuildSpe
         return BuildSpec(target=target, checkpoint=target, k=k, drafter=drafter, **sizes)
     if not Path(draft).is_dir():
         raise UserError(f"{draft} is no folder; train it as demo/README.md says, or leave {drafter} out")
-    of_draft = {"draft": draft, "draft_checkpoint": draft, "drafter": drafter}
+    of_draft = {"draft": draft, "draft_checkpoint": draft, "drafter": drafter, "tree": tree}
     return BuildSpec(target=target, checkpoint=target, k=k, **of_draft, **sizes)  # type: ignore[arg-type]
 
 
@@ -79,13 +81,15 @@ def tokens_a_step(results: Sequence[Result]) -> float:
     return sum(len(r.ids) - 1 for r in results) / max(1, sum(r.steps for r in results))
 
 
-def run(drafters: dict[str, str], k: int, asked: list[tuple[str, Request]], batch: int) -> Iterator[dict[str, Any]]:
+def run(
+    drafters: dict[str, str], k: int, asked: list[tuple[str, Request]], batch: int, tree: str = ""
+) -> Iterator[dict[str, Any]]:
     """A row a drafter, given its model's folder: requests that differ, and tokens a step by kind, greedy or drawn."""
     expected = None
     with tempfile.TemporaryDirectory() as folder:
         for drafter, draft in {"none": "", **drafters}.items():
             with progress(f"{drafter}, {len(asked)} requests"):
-                graphs = Graphs(read_bundle(build(spec_of(drafter, draft, k, batch, Path(folder)))))
+                graphs = Graphs(read_bundle(build(spec_of(drafter, draft, k, batch, Path(folder), tree))))
                 results = Engine(graphs, shape_of(graphs.bundle)).run([r for _, r in asked])
                 graphs.close()
             ids = [r.ids for r in results]
@@ -109,6 +113,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--drafters", nargs="+", default=list(MODELS), choices=MODELS, help="which to run")
     parser.add_argument("--parallel", type=Path, help="folder of the parallel draft (default: the demo's)")
     parser.add_argument("--k", type=int, default=7, help="drafts a step (default: 7)")
+    parser.add_argument("--tree", default="", help="a tree for drafters that take one, instead of a chain of k")
     parser.add_argument("--requests", type=int, default=1000, help="requests a drafter (default: 1000)")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens of each (default: 48)")
     parser.add_argument("--batch", type=int, default=8, help="sequences decoded together (default: 8)")
@@ -120,7 +125,10 @@ def main(arguments: list[str]) -> None:
     for name, draft in drafters.items():
         spec_of(name, draft, options.k, options.batch, Path()).check()
     rows = []
-    for row in run(drafters, options.k, requests(options.requests, options.tokens), options.batch):
+    k = options.k
+    if options.tree:
+        k, drafters = parse_tree(options.tree).k, {n: d for n, d in drafters.items() if KINDS_OF_DRAFTERS[n].tree}
+    for row in run(drafters, k, requests(options.requests, options.tokens), options.batch, options.tree):
         rows.append(row)
         if not options.json:
             kept = ", ".join(f"{name} {value}" for name, value in row.items() if name.split()[0] in KINDS)

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.pair import read_pair
 from bench.provenance import header, write_result
@@ -46,6 +47,9 @@ class Timed:
         outputs = self.graphs.run(tag, bucket, inputs)
         self.seconds[tag].append(time.perf_counter() - begin)
         return outputs
+
+    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> Any:
+        return self.graphs.draft(tag, bucket, inputs)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ def _graph(plan: BuildPlan, graph: GraphSpec) -> StagedFile:
     configs = [dataclasses.asdict(m.config) for m in spec.models]
     split = [spec.tp, spec.draft_ranks, spec.kv_shard]
     drafter = spec.drafting.as_json()
-    recipe = graph_recipe(graph_as_json(graph), configs, drafter, split, spec.dtype, spec.kernels, spec.inline)
+    tree = str(spec.tree_of(graph.k) or "")
+    recipe = graph_recipe(graph_as_json(graph), configs, drafter, tree, split, spec.dtype, spec.kernels, spec.inline)
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(plan, graph))))
 
 

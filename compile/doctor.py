@@ -14,6 +14,8 @@ from model.bundle.opening import damage
 from model.bundle.shards import faults
 from model.errors import UserError, run_cli
 
+_MASKS = {0: "none", 2: "one token a step", 3: "of each draft"}
+
 
 def findings(bundle: Bundle) -> list[str]:
     """One sentence for each thing that keeps the bundle from generating here, worst first."""
@@ -41,6 +43,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "drafter": bundle.drafting.kind, "k": bundle["k"], "ks": list(bundle.ks), "rows": bundle["rows"],
         "tp": bundle["tp"],
         "draft_tp": bundle["draft_tp"], "kv_shard": bundle.manifest.get("kv_shard", "heads"), "batch": bundle["batch"],
+        "separate": bundle.separate, "masks": _MASKS[bundle.mask_axes],
         "max_len": bundle["max_len"], "buckets": bundle["buckets"], "dtype": bundle["dtype"],
         "graphs": len(bundle.graphs), "toolchain": bundle["toolchain"], "neff": bundle["neff"],
         "weights": "none" if bundle["weights"] is None else f"{bundle['weights']['ranks']} ranks",

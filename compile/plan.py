@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from compile.graph.pair import KEPT
 from compile.spec import BuildSpec, PartModel
 from model.bundle.manifest import DECODE, PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import MASKED, UNFILTERED, step_tag
+from model.bundle.schema import DRAFT, FUSED, MASKED, UNFILTERED, VERIFY, kind_of, roles_in, step_tag
 from model.bundle.weights import RANK, local_shapes, table
 from model.cache import cache_shapes
 from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.drafting import DraftPass
 from model.dtypes import BY_FLAG
-from model.graph_io import INPUTS, OUTPUTS, tensor_specs, words_of
+from model.graph_io import ALLOWED_ROWS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
 from model.nki.backing import backing_of
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.parallel import Parallel
@@ -60,30 +60,60 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
         step = {k: tensor_specs(INPUTS, B=batch, T=1 if spec.has_draft else k + 1, S=bucket) for k in (0, *spec.ks)}
         emitted = {k: tensor_specs(OUTPUTS, B=batch, N=k + 1, S=bucket) for k in (0, *spec.ks)}
         graphs += [GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, passes=_PROMPT))]
+        halves: list[GraphSpec] = []
         for k in reversed(spec.ks):
-            graphs += _steps(GraphSpec(step_tag(k, spec.k), bucket, k, both, step[k], state, emitted[k], {}), spec)
+            fused = GraphSpec(step_tag(k, spec.k), bucket, k, both, step[k], state, emitted[k], {})
+            graphs += _steps(fused, spec)
+            halves += _halves(fused, spec) if spec.has_draft else ()
         graphs += _steps(GraphSpec(DECODE, bucket, 0, target_weights, step[0], caches["target"], emitted[0], {}), spec)
-    if spec.structured:
-        graphs += [_masked(g, spec) for g in graphs if not g.tag.endswith(UNFILTERED)]
-        graphs.sort(key=lambda g: g.bucket)
+        masked = [g for g in graphs if g.bucket == bucket and _takes_masks(g, spec)] + halves
+        graphs += [g for g in halves if not g.tag.endswith(UNFILTERED)] if spec.separate else ()
+        graphs += [_masked(g, spec) for g in masked] if spec.structured else ()
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
+
+
+def _halves(fused: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
+    """A fused step as two graphs, the first of which drafts and the second verifies: each has what it reads alone."""
+    kind, k = spec.drafting.of_kind, fused.k
+    keeping = tuple(p._replace(drawn=0) for p in kind.passes(k, spec.k)[: kind.keeps])
+    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=fused.bucket)
+    draft = replace(fused, outputs=tensor_specs(DRAFTED, B=spec.batch, N=fused.rows))
+    for part, graph in ((DRAFT, draft), (VERIFY, replace(fused, inputs=rows))):
+        tag = step_tag(k, spec.k, part)
+        prefixes = tuple(f"{role}_model." for role in roles_in(tag, kind))
+        weights = tuple(t for t in fused.weights if t.name.startswith(prefixes))
+        state = tuple(t for t in fused.state if t.name.startswith((*prefixes, KEPT)))
+        for ending in ("", UNFILTERED):
+            whole, second = (_collectives(spec, p, not ending) for p in (kind.passes(k, spec.k), keeping))
+            counts = second if part == VERIFY else {op: count - second[op] for op, count in whole.items()}
+            yield replace(graph, tag=tag + ending, weights=weights, state=state, collectives=counts)
+
+
+def _takes_masks(graph: GraphSpec, spec: BuildSpec) -> bool:
+    """Whether a graph has a twin that takes masks: where a step has halves, these have, for a mask is a row's."""
+    return kind_of(graph.tag) != FUSED or not spec.has_draft
 
 
 def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
     """A step's graph for any rows, and the one for rows that do not filter."""
-    passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.drafts else ()
+    passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.k else ()
     yield replace(graph, collectives=_collectives(spec, passes))
     yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
 
 
 def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
-    """The graph's twin that takes a mask and returns scores, which ranks with logits of their own gather twice for."""
-    batch, words = graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
+    """The graph's twin that takes masks, of each row where it has the drafts or makes them, and returns scores, which
+    ranks with logits of their own gather twice for; a draft has no scores."""
+    part, batch, words = kind_of(graph.tag), graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
+    allowed = ALLOWED_ROWS if part in (FUSED, DRAFT, VERIFY) else {"allowed": INPUTS["allowed"]}
+    inputs = graph.inputs + tensor_specs(allowed, B=batch, N=graph.rows, W=words)
+    if part == DRAFT:
+        return replace(graph, tag=graph.tag + MASKED, inputs=inputs)
     gathers = 2 * (backing_of(spec.kernels).sharded and spec.tp > 1)
     return replace(
         graph,
         tag=graph.tag + MASKED,
-        inputs=graph.inputs + tensor_specs({"allowed": INPUTS["allowed"]}, B=batch, W=words),
+        inputs=inputs,
         outputs=graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=graph.rows, C=2),
         collectives=graph.collectives | {"all-gather": graph.collectives["all-gather"] + gathers},
     )

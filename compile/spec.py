@@ -23,6 +23,7 @@ from model.nki.backing import NAMES, backing_of
 from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel, check_tp
+from model.tree import Tree, parse_tree
 
 # what has no meaning without a draft
 _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
@@ -51,6 +52,9 @@ class BuildSpec:
     draft_checkpoint: str = _flag("", "folder with the draft's weights", how=True)
     draft_tp: int = _flag(0, "ranks of the draft, 1, 2, 4 or 8 in groups inside of --tp; 0 means the same as --tp")
     drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: what the draft's config.json says, none with k 0")
+    tree: str = _flag(
+        "", "parents of a tree's rows 1, 2, ..., as 0,0,1,1: several candidates a position; empty: a chain"
+    )
     kv_shard: str = _flag("heads", "heads (a copy of a kv head a rank) or sequence (a slice of its positions a rank)")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (calls of the NKI kernels, simulated on this machine)")
@@ -62,8 +66,9 @@ class BuildSpec:
     )
     s3: str = _flag("", "push the finished bundle below s3://bucket/prefix, or a folder, under its own name", how=True)
     structured: bool = _flag(
-        False, "a graph more for each prompt and step, that takes masks and returns log-probabilities"
+        False, "graphs more for prompts and steps, that take masks, of drafts too, and return log-probabilities"
     )
+    separate: bool = _flag(False, "graphs more, which draft and verify one after the other: the reference mode")
     inline: bool = _flag(False, "inline every layer instead of calling a shared computation")
     dry_run: bool = _flag(False, "print the plan and build nothing", how=True)
     json: bool = _flag(False, "print a JSON object instead of lines for people", how=True)
@@ -80,6 +85,10 @@ class BuildSpec:
     def ks(self) -> tuple[int, ...]:
         """The k of every fused step, rising."""
         return (*self.fewer, self.k) if self.k else ()
+
+    def tree_of(self, k: int) -> Tree | None:
+        """The tree of a step of k drafts, if the build has one."""
+        return parse_tree(self.tree).cut(k) if self.tree and k else None
 
     @property
     def target_config(self) -> Qwen3Config:
@@ -150,7 +159,7 @@ class BuildSpec:
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
-        without = ("fewer",) if self.has_draft else ("fewer", *_OF_DRAFT)
+        without = ("fewer", *(("tree",) if not self.tree else ()), *(() if self.has_draft else _OF_DRAFT))
         what = [f.name for f in dataclasses.fields(self) if not f.metadata.get("how") and f.name not in without]
         fewer = {"fewer": ",".join(map(str, self.fewer))} if self.fewer else {}
         return {name: getattr(self, name) for name in what} | {"drafter": self.drafting.kind} | fewer
@@ -161,6 +170,8 @@ class BuildSpec:
         target = self.target_config
         check_tp(target, self.tp, "target")
         self._check_drafter()
+        if self.tree:
+            self._check_tree()
         if self.has_draft:
             self._check_pair(target, self.draft_config)
         if self.kv_shard == "sequence":
@@ -191,6 +202,9 @@ class BuildSpec:
             flags = ", ".join("--" + f.replace("_", "-") for f in given)
             why = f"the drafter {kind} has no model" if self.k else "k is 0, which builds the target alone"
             raise UserError(f"{why}, and {flags} was given; leave it out{'' if self.k else ', or raise k'}")
+        if self.separate and not self.has_draft:
+            why = f"the drafter {kind} has no graph of its own, its steps are the host's already"
+            raise UserError(f"separate was given and {why if self.k else 'k is 0, without drafts'}; leave it out")
         if (self.k > 0) != (kind != "none"):
             raise UserError(f"k is {self.k} and the drafter {kind}; k 0 goes with none, and none with k 0")
         if self.k > (most or self.k):
@@ -200,6 +214,24 @@ class BuildSpec:
                 f"the drafter is parallel and {self.draft} has {self.drafting.mask_id!r} as pard_token; give the "
                 "folder of a checkpoint whose config.json has the id of its mask token there, or --drafter chain"
             )
+
+    def _check_tree(self) -> None:
+        try:
+            tree = parse_tree(self.tree)
+        except ValueError as error:
+            raise UserError(f"tree {self.tree!r} cannot be built: {error}; give the parent of each row") from error
+        kind = self.drafting.kind
+        if clause := self.drafting.of_kind.refusal(tree.leaves_only):
+            raise UserError(f"the drafter {kind} {clause}; leave --tree out, or give a different one")
+        if tree.k != self.k:
+            raise UserError(f"the tree is {tree.k} deep and k is {self.k}; give --k {tree.k}")
+        if self.kernels != "reference":
+            raise UserError(
+                f"kernels {self.kernels} keep a row's bits only where its keys are at their own positions, which two "
+                "rows for one position cannot both be; use --kernels reference, or leave --tree out"
+            )
+        if self.kv_shard == "sequence":
+            raise UserError("a tree's rows are attended over whole caches; leave --kv-shard sequence out, or --tree")
 
     def _check_pair(self, target: Qwen3Config, draft: DraftConfig) -> None:
         check_tp(draft, self.draft_ranks, "draft")

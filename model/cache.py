@@ -18,6 +18,13 @@ class Cache(NamedTuple):
     v: Tensor
 
 
+class Paths(NamedTuple):
+    """A tree's J paths from the input id to a leaf, int32: the L rows of each, and where each of N rows is in these."""
+
+    rows_JL: Tensor
+    places_N: Tensor
+
+
 class Placement(NamedTuple):
     """Where the rows of a pass are.
 
@@ -33,6 +40,7 @@ class Placement(NamedTuple):
     slots_B: Tensor | None = None
     places_BN: Tensor | None = None
     slice_1: Tensor | None = None
+    paths: Paths | None = None
 
 
 class Layout(NamedTuple):

@@ -30,6 +30,9 @@ class Kept(NamedTuple):
     dtype: str = ""
 
 
+LEAVES, ANY_TREE = "leaves", "any"
+
+
 @dataclass(frozen=True)
 class Kind:
     """What is known of a kind of drafter.
@@ -45,6 +48,17 @@ class Kind:
     kept: tuple[Kept, ...] = ()
     # drafts a step at most, as many rows as the kernels take; 0 leaves it to them
     limit: int = 0
+    # the passes, the first ones, that keep what was verified: where a step is in halves, the second half's
+    keeps: int = 0
+    # the trees that it gives candidates for: none; those whose second best drafts are leaves, where a draft reads the
+    # best ones before it; or any
+    tree: str = ""
+
+    def refusal(self, leaves_only: bool) -> str:
+        """Why it cannot draft for a tree, of which second best drafts are leaves or not; nothing if it can."""
+        if not self.tree:
+            return "proposes one candidate a position"
+        return "" if leaves_only or self.tree == ANY_TREE else "reads its best drafts: others can have no children"
 
 
 def _chain(k: int, most: int) -> tuple[DraftPass, ...]:
@@ -69,9 +83,9 @@ def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
 
 
 KINDS = {
-    "chain": Kind(_chain, decoder=True, kept=(Kept("ids", "B 1 1", "int32"),)),
-    "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16),
-    "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),)),
+    "chain": Kind(_chain, decoder=True, kept=(Kept("ids", "B 1 1", "int32"),), tree=LEAVES),
+    "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16, tree=ANY_TREE),
+    "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),), keeps=1, tree=LEAVES),
     "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),)),
     "ngram": Kind(_nothing, has_model=False),
     "none": Kind(_nothing, has_model=False),

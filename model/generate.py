@@ -32,6 +32,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="64 bits; the output is a function of it")
     parser.add_argument("--stop", action="append", default=[], help="cut the text before this; may be repeated")
     parser.add_argument("--no-speculation", action="store_true", help="run the target alone")
+    parser.add_argument("--separate", action="store_true", help="draft and verify by two graphs: the reference mode")
     parser.add_argument("--k-limit", type=int, help="accept at most this many drafts a step")
     parser.add_argument("--tuning", type=Path, help="table that says when to speculate (default: the bundle's, if any)")
     parser.add_argument("--record", type=Path, help="append a JSON line for each speculative step to this file")
@@ -63,7 +64,8 @@ def _opened(options: argparse.Namespace) -> LLM:
     if not bundle["k"] and (options.compare or options.record):
         raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare and --record, or give a pair")
     record = recorder(options.record, bundle["models"]["draft"]["name"]) if options.record else None
-    return LLM(options.bundle, options.tuning, record, load=False, verify=not options.no_verify)
+    verify, separate = not options.no_verify, options.separate
+    return LLM(options.bundle, options.tuning, record, load=False, verify=verify, separate=separate)
 
 
 def main(arguments: list[str]) -> None:
@@ -85,6 +87,7 @@ def main(arguments: list[str]) -> None:
         asked["speculation"] = not speculation
         other = llm.generate(text, params, **asked) if options.compare else None
     report = _figures(output) | {"k": llm.shape.k, "ks": llm.bundle.ks, "speculation": speculation}
+    report["separate"] = options.separate and speculation
     report["switching"] = llm.table.source if llm.table and speculation else None
     if other:
         report["identical_to_target_alone"] = output.ids == other.ids

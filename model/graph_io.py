@@ -63,11 +63,9 @@ class StepInputs(NamedTuple):
     @property
     def ending(self) -> str:
         """What ends the tag of the graph that these need: a host's question, of numpy arrays."""
-        if self.allowed is not None:
-            return MASKED
         top_k, top_p, temperature = self.sampling_params.T
         filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
-        return "" if filtering.any() else UNFILTERED
+        return ("" if filtering.any() else UNFILTERED) + ("" if self.allowed is None else MASKED)
 
     @property
     def sampling(self) -> Sampling:
@@ -90,6 +88,11 @@ class StepOutputs(NamedTuple):
     target_caches: Sequence[Cache] = ()
     scores: Annotated[Any, Port("B N C", "float32")] = None
 
+    @property
+    def visible(self) -> tuple[Any, ...]:
+        """What the host sees, in the graph's order."""
+        return self[:4] if self.scores is None else (*self[:4], self.scores)
+
 
 class DraftOutputs(NamedTuple):
     """What a graph that only drafts returns: the input ids and k drafts after them; its state stays with the device."""
@@ -98,6 +101,13 @@ class DraftOutputs(NamedTuple):
     draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
 
+    @property
+    def visible(self) -> tuple[Any, ...]:
+        return self[:1]
+
+
+Outputs = StepOutputs | DraftOutputs
+
 
 def _ports(border: type[NamedTuple]) -> dict[str, Port]:
     hints = get_type_hints(border, include_extras=True).items()
@@ -105,7 +115,9 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 
 
 # field -> what is declared of it, in the graph's order
-INPUTS, OUTPUTS = _ports(StepInputs), _ports(StepOutputs)
+INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
+# where each row has a mask of its own
+ALLOWED_ROWS = {"allowed": Port("B N W")}
 
 
 def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model import attention, sampling, sequence
+from model import attention, sampling, sequence, tree_attention
 from model.cache import Cache, Placement
-from model.ops import Ops
+from model.ops import Ops, first_argmax
 from model.parallel import Shard
 from model.sampling import Draw, Draws, Join, Sampling
 
@@ -22,7 +22,10 @@ class Kernels:
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:
-        """See `model.attention.verify_attention`, and `model.sequence` for a cache that holds a slice."""
+        """See `model.attention.verify_attention`, `model.sequence` for a cache that holds a slice, and
+        `model.tree_attention` for a tree's rows."""
+        if placement.paths is not None:
+            return tree_attention.verify_attention(ops, q_BHND, new, cache, placement)
         if placement.slice_1 is not None:
             return sequence.verify_attention(ops, q_BHND, new, cache, placement)
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
@@ -39,8 +42,11 @@ class Kernels:
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""
-        ids_R = sampling.coupled_sample(ops, logits_RV, draw)
+        perturbed_RV = sampling.perturbed(ops, logits_RV, draw)
+        ids_R = first_argmax(perturbed_RV)
         draws = Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
+        if draw.others_J is not None:
+            draws = draws._replace(others=sampling.next_best(perturbed_RV, ids_R, len(draw.others_J)))
         return self.scored(ops, logits_RV, draw, draws)
 
     def scored(self, ops: Ops, logits_RV: Tensor, draw: Draw, draws: Draws) -> Draws:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, cast, overload
 
-import numpy as np
-
 from model.bundle.opening import open_bundle
 from model.errors import UserError
 from model.serving.engine import Engine, Event, SpecStep
+from model.serving.masks import Allowed
 from model.serving.ready import compile_graphs, shape_of
-from model.serving.request import Params, Request, Result, check
+from model.serving.request import Params, Request, Result, check, check_separate
 from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from model.serving.text import Pieces, load_tokenizer, stop_cut
@@ -34,15 +33,16 @@ class Options(TypedDict, total=False):
 
     `max_new_tokens`, 128 by default. `stop`: one string or several, before whose first the text is cut. `k_limit`: the
     most drafts to accept in a step, by default the bundle's k. `speculation`: False runs the target alone.
-    `allowed`: asked before each step with the new ids, returns the mask of the next one, int32 words of a bit an id;
-    one token a step. `logprobs`: True for `Output.logprobs`. Both need a bundle built with --structured.
+    `allowed`: a function of the new ids that returns the mask of the next one, int32 words of a bit an id, or None if
+    the text ends with them; it is asked with drafts behind them too, which may not come. `logprobs`: True for
+    `Output.logprobs`. Both need a bundle built with --structured.
     """
 
     max_new_tokens: int
     stop: str | Sequence[str]
     k_limit: int | None
     speculation: bool
-    allowed: Callable[[Sequence[int]], np.ndarray] | None
+    allowed: Allowed | None
     logprobs: bool
 
 
@@ -99,7 +99,8 @@ class LLM:
 
     `tuning` is a table that says when to speculate (by default the bundle's own, if it has one); `record` is told of
     every speculative step. Every file is held against the manifest before anything runs; `verify=False` leaves that
-    out, and damaged weights then answer. Tokens are a function of prompt, `Params` and bundle alone. UserError, one
+    out, and damaged weights then answer. `separate=True` drafts and verifies by two graphs, the reference of the fused
+    step, in a bundle built with --separate. Tokens are a function of prompt, `Params` and bundle alone. UserError, one
     sentence, if the folder holds no bundle that can run here. As a context manager it frees its memory at the end.
     """
 
@@ -110,12 +111,14 @@ class LLM:
         record: Callable[[SpecStep], None] | None = None,
         load: bool = True,
         verify: bool = True,
+        separate: bool = False,
     ) -> None:
         path = Path(bundle)
         self.bundle = open_bundle(path, verify)
         self.tokenizer = load_tokenizer(path)
         self.shape, self.table = shape_of(self.bundle), find_table(path, Path(tuning) if tuning else None)
-        self._record = record
+        check_separate(self.shape, separate)
+        self._record, self._separate = record, separate
         self._graphs: Graphs | None = None
         # by whether they speculate
         self._engines: dict[bool, Engine] = {}
@@ -128,7 +131,7 @@ class LLM:
         if self._graphs is None:
             self._graphs = graphs = Graphs(self.bundle)
             self._engines = {
-                True: Engine(graphs, self.shape, True, self.table, self._record),
+                True: Engine(graphs, self.shape, True, self.table, self._record, separate=self._separate),
                 False: Engine(graphs, self.shape, False),
             }
 

@@ -44,7 +44,7 @@ class Sampling(NamedTuple):
     def draw(self, positions_BN: Tensor) -> Draw:
         """What N rows of each sequence draw with, for the tokens at these positions."""
         asked_R = (None if t is None else t.repeat_interleave(positions_BN.shape[1], 0) for t in self)
-        return Draw._make([*asked_R, positions_BN.flatten(), None, None, None, None])
+        return Draw._make([*asked_R, positions_BN.flatten(), *(None,) * 5])
 
 
 class Draw(NamedTuple):
@@ -53,7 +53,7 @@ class Draw(NamedTuple):
     `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
     passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on. `guess_J` are the steps at which a
     draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are. `allowed_RV` are the
-    ids, of this rank, that a row may draw, where a graph takes masks.
+    ids, of this rank, that a row may draw, where a graph takes masks. `others_J` asks for the J next best ids too.
     """
 
     temperature_R: Tensor
@@ -66,6 +66,7 @@ class Draw(NamedTuple):
     start_11: Tensor | None = None
     guess_J: Tensor | None = None
     allowed_RV: Tensor | None = None
+    others_J: Tensor | None = None
 
     @property
     def filtering_R(self) -> Tensor | None:
@@ -88,6 +89,10 @@ class Draw(NamedTuple):
         """The first `count` of the `rows` rows of each sequence."""
         return self._of_rows(lambda t: t.unflatten(0, (-1, rows))[:, :count].flatten(0, 1))
 
+    def rows(self, index_N: Tensor, rows: int) -> Draw:
+        """Of the `rows` rows of each sequence those at these indexes, of which some may be the same."""
+        return self._of_rows(lambda t: t.unflatten(0, (-1, rows)).index_select(1, index_N).flatten(0, 1))
+
     def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
         return self._replace(**{n: taken(t) for n, t in self._asdict().items() if "_R" in n and t is not None})
 
@@ -95,12 +100,14 @@ class Draw(NamedTuple):
 class Draws(NamedTuple):
     """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32.
 
-    `scores`, where a graph returns them, are (2, ...): what `scores` says of the id that is drawn.
+    `scores`, where a graph returns them, are (2, ...): what `scores` says of the id that is drawn. `others`, (J, ...),
+    are the ids of the next best scores, best first.
     """
 
     values: Tensor
     ids: Tensor
     scores: Tensor | None = None
+    others: Tensor | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Draws:
         """The same change of each tensor."""
@@ -112,13 +119,32 @@ class Draws(NamedTuple):
             return self.ids[0]
         return torch.where(self.values == self.values.amax(0), self.ids, _PAST_IDS).amin(0)
 
+    def ranked(self) -> Tensor:
+        """(C, ...) the drawn ids and the others, best first."""
+        drawn = self.merged()[None]
+        return drawn if self.others is None else torch.cat((drawn, self.others))
+
 
 def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
-    """(R,) int32 token ids: argmax over the filtered logits / temperature + Gumbel noise.
+    """(R,) int32 token ids: those of the best perturbed scores; ties go to the smallest id."""
+    return first_argmax(perturbed(ops, logits_RV, draw))
+
+
+def next_best(scores_RV: Tensor, best_R: Tensor, count: int) -> Tensor:
+    """(count, R) int32 ids of the best scores below the best one's."""
+    ids_V, others = torch.arange(scores_RV.shape[-1], dtype=torch.int32, device=scores_RV.device), []
+    for _ in range(count):
+        scores_RV = torch.where(ids_V == best_R[:, None], float("-inf"), scores_RV)
+        best_R = first_argmax(scores_RV)
+        others.append(best_R)
+    return torch.stack(others)
+
+
+def perturbed(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
+    """(R, V) the scores whose argmax is drawn: filtered logits / temperature + Gumbel noise.
 
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
-    Temperature 0 takes the argmax of the logits; ties go to the smallest id. What a mask forbids is gone before the
-    filters look.
+    Temperature 0 takes the logits. What a mask forbids is gone before the filters look.
     """
     logits_RV = only_allowed(logits_RV, draw)
     scaled = logits_RV / draw.heat_R[:, None]
@@ -129,7 +155,7 @@ def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     noise = draw.noise_RV
     if noise is None:
         noise = gumbel(draw.seed_R2, draw.position_R, logits_RV.shape[-1])
-    return first_argmax(torch.where(draw.temperature_R[:, None] > 0, scaled + noise, logits_RV))
+    return torch.where(draw.temperature_R[:, None] > 0, scaled + noise, logits_RV)
 
 
 def only_allowed(logits_RV: Tensor, draw: Draw) -> Tensor:

@@ -8,7 +8,7 @@ Shapes: B sequences, k drafts, N = k + 1 candidate rows of a sequence, S cache p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.filters import GUESSED_STEPS
-from model.graph_io import DraftOutputs, StepInputs, StepOutputs
+from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota
 from model.qwen3 import Qwen3
 from model.rank_model import RankModel
 from model.sampling import Draw, Sampling, allowed_ids
+from model.tree import Tree
 from model.window import Window
-
-Outputs = TypeVar("Outputs", StepOutputs, DraftOutputs)
 
 
 class Pair(nn.Module):
-    """A target and its drafter, built on the same operations."""
+    """A target and its drafter, built on the same operations; with a tree its steps verify one, not a chain."""
 
-    def __init__(self, target: Qwen3, drafter: Drafter, ops: Ops) -> None:
+    def __init__(self, target: Qwen3, drafter: Drafter, ops: Ops, tree: Tree | None = None) -> None:
         super().__init__()
         self.target_model, self.draft_model, self.drafter, self.ops = target, drafter.model, drafter, ops
+        self.tree = tree
 
     def forward(self, stage: Callable[..., Outputs], *args: Any) -> Outputs:
         """Run a stage: `Pair.step`, its halves `Pair.draft` and `Pair.verify`, or `Pair.prefill`.
@@ -40,12 +40,6 @@ class Pair(nn.Module):
         and nothing else.
         """
         return stage(self, *args)
-
-    def unfiltered_step(
-        self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]
-    ) -> StepOutputs:
-        """`step` of sequences of which none filters: the host picks its graph, for no graph has a branch."""
-        return self.step(k, inputs, draft_state, target_caches, filters=False)
 
     def step(
         self,
@@ -57,17 +51,25 @@ class Pair(nn.Module):
     ) -> StepOutputs:
         """One step of every sequence: k drafts, N = k + 1 verified rows, 1 .. N emitted ids.
 
+        Where none of the sequences filters, the host picks a graph of a stage without `filters`: no graph has a branch.
         Drafter and target draw with the same noise at the same position. A draft is accepted while the two draws are
         equal; what is emitted is the target's own draw. So the text is the target's, whatever the drafter.
         """
-        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
+        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], self.tree)
         asked = inputs.sampling if filters else inputs.sampling.unfiltered()
         of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, of_draft, draft_state)
-        draw = _allowing(self.target_model, of_target, inputs.allowed)
+        draw = _allowing(self.target_model, window.target_draw(of_target), inputs.allowed)
         return self._verify(window, candidates_BN, draw, inputs.k_limits, draft_state, target_caches)
 
-    def draft(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> DraftOutputs:
+    def draft(
+        self,
+        k: int,
+        inputs: StepInputs,
+        draft_state: DraftState,
+        target_caches: list[Cache],
+        filters: bool = True,
+    ) -> DraftOutputs:
         """A step's first half alone, for a host that runs the second: the candidates.
 
         With masks, a row's draft is one that its mask allows.
@@ -75,16 +77,25 @@ class Pair(nn.Module):
         draft = self.draft_model
         assert draft is not None, "a drafter without a model has no graph of its own"
         window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
-        draw = draft.kernels.prepare(self.ops, inputs.sampling, window.placement.positions_BN + 1, draft.shard)
+        asked = inputs.sampling if filters else inputs.sampling.unfiltered()
+        draw = draft.kernels.prepare(self.ops, asked, window.placement.positions_BN + 1, draft.shard)
         draw = _allowing(draft, _guessing(draw), inputs.allowed)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, draw, draft_state)
         return DraftOutputs(candidates_BN, draft_state)
 
-    def verify(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> StepOutputs:
+    def verify(
+        self,
+        k: int,
+        inputs: StepInputs,
+        draft_state: DraftState,
+        target_caches: list[Cache],
+        filters: bool = True,
+    ) -> StepOutputs:
         """A step's second half alone: the input ids are its candidates, each row's draw one that its mask allows."""
         target = self.target_model
         window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
-        draw = target.kernels.prepare(self.ops, inputs.sampling, window.placement.positions_BN + 1, target.shard)
+        asked = inputs.sampling if filters else inputs.sampling.unfiltered()
+        draw = target.kernels.prepare(self.ops, asked, window.placement.positions_BN + 1, target.shard)
         draw = _allowing(target, draw, inputs.allowed)
         return self._verify(window, inputs.input_ids, draw, inputs.k_limits, draft_state, target_caches)
 
@@ -98,18 +109,20 @@ class Pair(nn.Module):
         target_caches: list[Cache],
     ) -> StepOutputs:
         """The target's pass over the candidates, and what it keeps of them."""
-        target, position_B1 = self.target_model, window.placement.positions_BN[:, :1]
-        draws, target_caches, features_BNF = self.ops.call(
-            target, window.padded(candidates_BN), target_caches, window.placement, draw
+        target = self.target_model
+        draws, written, features_BNF = self.ops.call(
+            target, window.padded(candidates_BN), target_caches, window.target_rows(), draw
         )
         draws, limit_B = window.cut(draws), window.limit(k_limits_B, target.length(target_caches))
-        accepted_BN, count_B1, next_B1 = target.kernels.accept(self.ops, candidates_BN[:, 1:], draws, limit_B)
-        features_BNF = None if features_BNF is None else features_BNF.narrow(1, 0, window.k + 1)
-        verified = Verified(window, candidates_BN, count_B1, next_B1, features_BNF)
+        walk = window.walk(target.kernels, self.ops, candidates_BN, draws, limit_B)
+        target_caches = window.written(self.ops, target_caches, written, walk)
+        features_BLF = None if features_BNF is None else walk.of(features_BNF)
+        verified = Verified(window, walk.of(candidates_BN), walk.count_B1, walk.next_B1, features_BLF)
         draft_state = self.drafter.keep(verified, draft_state)
-        next_pos = position_B1 + count_B1
-        scores = None if draws.scores is None else draws.scores.permute(1, 2, 0)
-        return StepOutputs(accepted_BN, next_B1, window.mask(next_pos), next_pos, draft_state, target_caches, scores)
+        next_pos = window.placement.positions_BN[:, :1] + walk.count_B1
+        scores = None if draws.scores is None else walk.of(draws.scores.permute(1, 2, 0))
+        emitted, next_mask = walk.accepted_BL, window.mask(next_pos)
+        return StepOutputs(emitted, walk.next_B1, next_mask, next_pos, draft_state, target_caches, scores)
 
     def _prepared(self, asked: Sampling, positions_BN: Tensor) -> tuple[Draw, Draw]:
         """What the target and the draft draw with at a step's positions: the same noise where their shards are the
@@ -118,7 +131,8 @@ class Pair(nn.Module):
         prepared = of_draft = target.kernels.prepare(self.ops, asked, positions_BN, target.shard)
         if draft is not None and (draft.shard.ids_V is not None or draft.shard.width != target.shard.width):
             of_draft = draft.kernels.prepare(self.ops, asked, positions_BN, draft.shard)
-        return prepared, _guessing(of_draft)
+        others_J = iota(self.tree.width - 1, positions_BN) if self.tree and self.tree.width > 1 else None
+        return prepared, _guessing(of_draft)._replace(others_J=others_J)
 
     def prefill(self, k: int, inputs: StepInputs, draft_state: DraftState, target_caches: list[Cache]) -> StepOutputs:
         """A prompt of one sequence into its slot of both models' state, and its first token."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from model.errors import UserError
+from model.serving.masks import Allowed
 from model.serving.request import Params, Request, Shape, check
 
 # the graphs serve these
@@ -27,6 +26,9 @@ _WHY = {
     "min_tokens": "the bundle's graphs cannot hold back an end token; ask for ignore_eos",
 }
 _LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids"
+
+
+_NO_MASK: Allowed = lambda ids: None  # noqa: E731
 
 
 class Refused(UserError):
@@ -52,13 +54,11 @@ def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any], structu
         raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}; leave it out")
 
 
-def engine_request(
-    shape: Shape, ids: tuple[int, ...], sampling: Any, mask: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int32)
-) -> Request:
+def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: Allowed | None = None) -> Request:
     """The engine's request for a prompt and vLLM's sampling parameters; Refused if the bundle cannot serve it.
 
-    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end. `mask` gives vLLM's mask of the
-    next id, where the request is structured.
+    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end. `allowed` are the masks of a
+    structured request; one that is only checked has none yet.
     """
     params = Params(
         float(sampling.temperature),
@@ -72,7 +72,7 @@ def engine_request(
         ids,
         params,
         shape.max_len,
-        allowed=(lambda ids: mask()) if structured else None,
+        allowed=(allowed or _NO_MASK) if structured else None,
         logprobs=getattr(sampling, "logprobs", None) is not None,
     )
     for parameter, part in (("sampling", Request((0,), params)), ("prompt", request)):

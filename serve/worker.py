@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
@@ -24,6 +23,7 @@ from model.serving.ready import shape_of
 from model.serving.runtime import Graphs
 from model.serving.switching import find_table
 from serve.allowed import engine_request
+from serve.grammar import Grammar, Grammars
 from serve.metrics import Metrics
 from serve.platform import graphs_platform, k_of_batch, served_bundle, speculates
 
@@ -50,7 +50,7 @@ class BundleWorker(WorkerBase):
         self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
-        self.masks: dict[str, np.ndarray] = {}
+        self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         # nothing is stored in it: a block is a slot
@@ -73,10 +73,10 @@ class BundleWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        tags = (PREFILL, *self._step_tags())
         # rows that filter, or have masks, have graphs of their own
-        endings = (UNFILTERED, "", *([MASKED] if self.shape.structured else []))
-        names = [(tag, bucket, ending) for bucket in self.shape.buckets for tag in tags for ending in endings]
+        endings = [e + mask for mask in ["", MASKED][: 1 + self.shape.structured] for e in (UNFILTERED, "")]
+        tags = [(tag, ending) for ending in endings for tag in (PREFILL, *self._step_tags(ending))]
+        names = [(tag, bucket, ending) for bucket in self.shape.buckets for tag, ending in tags]
         with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
             for tag, bucket, ending in names:
                 self.graphs.prepare(tag, bucket, ending)
@@ -85,13 +85,13 @@ class BundleWorker(WorkerBase):
         print(self._what_is_served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
-    def _step_tags(self) -> tuple[str, ...]:
+    def _step_tags(self, ending: str) -> tuple[str, ...]:
         """The graphs of steps: with a schedule by batch, those of its k."""
         schedule = k_of_batch(self.bundle, self.vllm_config) if self.engine.speculative else None
         ks = [k for *_, k in schedule] if schedule else [self.shape.k]
-        # structured requests take no drafts
-        ks += [0] * self.shape.structured
-        return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k)))
+        # without masks of each row, structured requests take no drafts
+        ks += [0] * (self.shape.structured and not self.shape.row_masks)
+        return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k, ending)))
 
     def _what_is_served(self, seconds: float) -> str:
         bundle = self.bundle
@@ -115,6 +115,7 @@ class BundleWorker(WorkerBase):
         # one that was given up in vLLM's queue never came here
         for name in scheduler_output.finished_req_ids & self.numbers.keys():
             self.engine.cancel(self.numbers.pop(name))
+            self.masked.pop(name, None)
         if not scheduler_output.num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
         if scheduler_output.has_structured_output_requests:
@@ -124,9 +125,9 @@ class BundleWorker(WorkerBase):
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """The step that waited for its masks, a row for each draft that vLLM counts with and one more."""
-        place, self.masks = 0, {}
+        place = 0
         for name in grammar_output.structured_output_request_ids if grammar_output else ():
-            self.masks[name] = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
+            self._grammar(name).next = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
             place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
         return self._serve(self.waiting)
 
@@ -138,7 +139,7 @@ class BundleWorker(WorkerBase):
             events += self._step(False, running, most)
         for data in scheduler_output.scheduled_new_reqs:
             ids, name = tuple(data.prompt_token_ids or ()), data.req_id
-            request = engine_request(self.shape, ids, data.sampling_params, functools.partial(self._mask, name))
+            request = engine_request(self.shape, ids, data.sampling_params, self.masked.get(name))
             self.numbers[name] = self.engine.add(request)
             events += self._step(True, running, most)
         of_number = {event.number: event for event in events}
@@ -153,8 +154,12 @@ class BundleWorker(WorkerBase):
             if (event := events.get(self.numbers[name]))
         }
 
-    def _mask(self, name: str) -> np.ndarray:
-        return self.masks[name]
+    def _grammar(self, name: str) -> Grammar:
+        """A request's grammar, made when its first mask comes."""
+        if name not in self.masked:
+            (data,) = (new for new in self.waiting.scheduled_new_reqs if new.req_id == name)
+            self.masked[name] = self.grammars.of(name, data.sampling_params)
+        return self.masked[name]
 
     def _output(self, names: list[str], events: dict[int, Event]) -> ModelRunnerOutput:
         nothing = Event(-1, [])

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from compile.graph import hlo
 from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import kind_of
+from model.bundle.schema import DRAFT, VERIFY, kind_of
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
@@ -26,6 +26,9 @@ CONSTANT_BYTES = 1024
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# the weights of a draft that a graph of this kind need not read: what draws, what takes in the target's states
+_HEAD = ("draft_model.norm.weight", "draft_model.lm_head.weight")
+_UNREAD = {PREFILL: _HEAD, VERIFY: _HEAD, DRAFT: ("draft_model.fc.weight",)}
 _MEDUSA_HEAD = re.compile(r"draft_model\.(?:blocks|lm_heads)\.([0-9]+)\.")
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
@@ -214,11 +217,11 @@ def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
 
 
 def _may_be_unread(graph: GraphSpec, name: str) -> bool:
-    """A prompt's pass of a draft only writes its cache; Medusa heads have none, and a step reads one a draft."""
-    prompt = kind_of(graph.tag) == PREFILL
+    """A pass that keeps only writes the draft's cache; Medusa heads have none, and a step reads one a draft."""
+    kind = kind_of(graph.tag)
     if (head := _MEDUSA_HEAD.match(name)) is not None:
-        return prompt or int(head[1]) >= graph.k
-    return prompt and name in ("draft_model.norm.weight", "draft_model.lm_head.weight")
+        return kind in (PREFILL, VERIFY) or int(head[1]) >= graph.k
+    return name in _UNREAD.get(kind, ())
 
 
 def _differences(what: str, found: tuple[TensorSpec, ...], wanted: list[TensorSpec]) -> Iterator[str]:

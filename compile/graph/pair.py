@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from compile.spec import BuildSpec
 from model.backing import Backing
-from model.bundle.manifest import PREFILL, GraphSpec
-from model.bundle.schema import UNFILTERED
+from model.bundle.manifest import DECODE, PREFILL, GraphSpec
+from model.bundle.schema import DRAFT, UNFILTERED, VERIFY, kind_of
 from model.cache import Cache
 from model.config import Qwen3Config
 from model.draft_config import Eagle3Config, MedusaConfig
@@ -21,7 +22,7 @@ from model.drafters.medusa import Medusa, MedusaHeads
 from model.drafters.parallel import Parallel as ParallelDrafter
 from model.dtypes import BY_FLAG
 from model.errors import UserError
-from model.graph_io import StepOutputs
+from model.graph_io import Outputs
 from model.ops import Ops
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
@@ -32,21 +33,21 @@ _CACHES = ("draft_model.kv.", "target_model.kv.")
 KEPT = "draft_model.kept."
 
 
-def stage_of(graph: GraphSpec) -> Callable[..., StepOutputs]:
+def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
     """What of a pair a graph runs."""
-    if graph.tag.startswith(PREFILL):
-        return Pair.prefill
-    return Pair.unfiltered_step if graph.tag.endswith(UNFILTERED) else Pair.step
+    parts: dict[str, Callable[..., Outputs]] = {PREFILL: Pair.prefill, DRAFT: Pair.draft, VERIFY: Pair.verify}
+    stage = parts.get(kind_of(graph.tag), Pair.step)
+    return functools.partial(stage, filters=False) if UNFILTERED in graph.tag else stage
 
 
 def make_pair(spec: BuildSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> Pair:
     """The target, and its drafter where the graph drafts, on the meta device: whoever runs it brings the weights."""
     of_target, of_draft = spec.parallel(ops)
     with torch.device("meta"):
-        drafter = _drafter(spec, of_draft, backing) if graph.drafts else Drafter()
+        drafter = _drafter(spec, of_draft, backing) if spec.has_draft and kind_of(graph.tag) != DECODE else Drafter()
         target = Qwen3(spec.target_config, of_target, backing)
         target.taps = drafter.taps
-        return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
+        return Pair(target, drafter, ops, spec.tree_of(graph.k)).to(BY_FLAG[spec.dtype].torch)
 
 
 def _drafter(spec: BuildSpec, parallel: Parallel, backing: Backing) -> Drafter:

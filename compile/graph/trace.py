@@ -20,7 +20,7 @@ from compile.graph.pair import grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
 from compile.plan import BuildPlan
 from model.bundle.manifest import GraphSpec, TensorSpec
-from model.graph_io import StepInputs, StepOutputs
+from model.graph_io import Outputs, StepInputs
 from model.nki.backing import backing_of
 from model.ops import Ops, State
 
@@ -82,14 +82,14 @@ def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
     ops = TracedOps(spec.tp, spec.inline)
     pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph))
     weight_names = spec.weight_names()
-    stored = {ours: weight_names[ours] for ours in pair.state_dict()}
+    held = {t.name for t in graph.weights}
+    stored = {ours: weight_names[ours] for ours in pair.state_dict() if weight_names[ours] in held}
     stage = stage_of(graph)
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument
     def step(named: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
-        out: StepOutputs = torch.func.functional_call(pair, named, (stage, graph.k, inputs, *state))
-        scores = () if out.scores is None else (out.scores,)
-        return (*out[:4], *scores, out.draft_state, out.target_caches)
+        out: Outputs = torch.func.functional_call(pair, named, (stage, graph.k, inputs, *state))
+        return (*out.visible, out.draft_state, out.target_caches)
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
         by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}

@@ -19,8 +19,8 @@ from compile.neuron.sdk import Found, Level, nxdi_tags
 from compile.plan import BuildPlan
 from compile.recipes import sources
 from compile.spec import BuildSpec
-from model.bundle.manifest import GraphSpec, canonical_hash
-from model.bundle.schema import kind_of
+from model.bundle.manifest import FUSED, GraphSpec, canonical_hash
+from model.bundle.schema import DRAFT, VERIFY, kind_of
 from model.errors import UserError
 
 MODEL = "model.pt"
@@ -70,8 +70,8 @@ def _work(plan: BuildPlan) -> Path:
 
 
 def _flagged(graph: GraphSpec) -> str:
-    """The tag whose flags a graph is compiled with: the same for every k, and for rows that filter or do not."""
-    return kind_of(graph.tag)
+    """The tag whose flags a graph is compiled with: the same for every k and every ending, and for halves of a step."""
+    return FUSED if (kind := kind_of(graph.tag)) in (DRAFT, VERIFY) else kind
 
 
 def _stem(graph: GraphSpec) -> str:

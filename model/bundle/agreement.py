@@ -11,10 +11,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from model.bundle.layer_shapes import differences
-from model.bundle.schema import MASKED, TAGS, UNFILTERED, Wrong, kind_of, shown, step_tag
+from model.bundle.schema import (
+    DECODE,
+    DRAFT,
+    FUSED,
+    MASKED,
+    PREFILL,
+    UNFILTERED,
+    VERIFY,
+    Wrong,
+    kind_of,
+    roles_in,
+    shown,
+    step_tag,
+)
 from model.drafting import KINDS, recorded
+from model.tree import parse_tree
 
-_PREFILL, _, _DECODE = TAGS
 _TENSOR = {"bf16": "bfloat16", "fp32": "float32"}
 # the vocabulary that ranks divide where it is not the target's
 _DRAWN = {"eagle3": "draft_vocab_size"}
@@ -49,6 +62,8 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
         yield f"neff is {m['neff']} and the toolchain {m['toolchain']}"
     if weights and (weights["ranks"], weights["dtype"], weights["draft_ranks"]) != (m["tp"], m["dtype"], m["draft_tp"]):
         yield "weights were cut for other ranks or another dtype than the bundle's"
+    if "tree" in spec and (clause := _tree(m)):
+        yield f"the tree is {shown(spec['tree'])}, and {clause}"
     yield from _models(m)
     yield from _graphs(m)
     yield from _files(m)
@@ -63,6 +78,17 @@ def _ks(m: dict[str, Any]) -> list[int]:
 def _fewer(spec: dict[str, Any]) -> list[int]:
     text = str(spec.get("fewer", ""))
     return [int(part) for part in text.split(",")] if re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text) else []
+
+
+def _tree(m: dict[str, Any]) -> str:
+    """What is wrong with the tree that the flags name, if anything."""
+    try:
+        tree = parse_tree(str(m["spec"]["tree"]))
+    except ValueError as error:
+        return str(error)
+    if clause := recorded(m).of_kind.refusal(tree.leaves_only):
+        return f"the drafter {recorded(m).kind} {clause}"
+    return "" if tree.k == m["k"] else f"k is {m['k']}"
 
 
 def _models(m: dict[str, Any]) -> Iterator[str]:
@@ -117,13 +143,7 @@ def _has_draft(m: dict[str, Any]) -> bool:
 
 
 def _graphs(m: dict[str, Any]) -> Iterator[str]:
-    # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
-    own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
-    k_of = {step_tag(k, m["k"]): k for k in _ks(m)}
-    unfiltered = {tag + UNFILTERED: k for tag, k in k_of.items()} if own else {}
-    k_of[_PREFILL] = m["k"]
-    masked = {tag + MASKED: k for tag, k in k_of.items()} if m["spec"].get("structured") is True else {}
-    k_of |= unfiltered | masked
+    k_of = _tags(m)
     wanted = {(tag, bucket) for tag in k_of for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
     if len(listed) != len(wanted) or set(listed) != wanted:
@@ -139,33 +159,50 @@ def _graphs(m: dict[str, Any]) -> Iterator[str]:
         yield from (f"{at}: {clause}" for clause in _inside(graph, m))
 
 
-def _alone(graph: dict[str, Any]) -> bool:
-    """Whether a graph is a step's of the target alone."""
-    return kind_of(graph["tag"]) == _DECODE
+def _tags(m: dict[str, Any]) -> dict[str, int]:
+    """The tag of every graph that a bundle has, and its k."""
+    # steps that filter nothing may have graphs of their own, which are faster; without them the others serve
+    own = any(graph["tag"].endswith(UNFILTERED) for graph in m["graphs"])
+    steps = {step_tag(k, m["k"]): k for k in _ks(m)}
+    unfiltered = {tag + UNFILTERED: k for tag, k in steps.items()} if own else {}
+    halves = {step_tag(k, m["k"], part): k for part in (DRAFT, VERIFY) for k in _ks(m) if k} if _has_draft(m) else {}
+    masked = steps
+    # those of an earlier build filter all, and fused steps are among them
+    if any(graph["tag"].endswith(UNFILTERED + MASKED) for graph in m["graphs"]):
+        masked = {tag: k for tag, k in (steps | halves).items() if kind_of(tag) != FUSED or not halves}
+        masked |= {tag + UNFILTERED: k for tag, k in masked.items()}
+    masked = masked | {PREFILL: m["k"]}
+    tags = {PREFILL: m["k"]} | steps | unfiltered
+    tags |= halves if m["spec"].get("separate") is True else {}
+    return tags | ({tag + MASKED: k for tag, k in masked.items()} if m["spec"].get("structured") is True else {})
 
 
 def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
-    prompt, masked = kind_of(graph["tag"]) == _PREFILL, graph["tag"].endswith(MASKED)
+    part, masked = kind_of(graph["tag"]), graph["tag"].endswith(MASKED)
+    prompt = part == PREFILL
     # a host that drafts brings the drafts of a step with its input ids
-    ids = 1 if _has_draft(m) else k + 1
+    ids = 1 if _has_draft(m) and part != VERIFY else k + 1
     batch, count = (1, graph["bucket"]) if prompt else (m["batch"], ids)
     mask = m["max_len"] if prompt else graph["bucket"]
-    words = -(-m["models"]["target"]["config"]["vocab_size"] // 32)
     inputs = {
         "input_ids": [batch, count],
         "attention_mask": [batch, graph["bucket"]],
         "position_ids": [batch, count],
         "seq_ids": [batch],
         "sampling_params": [batch, 3],
-        "allowed": [batch, words] if masked else None,
+        "allowed": _masks(graph, m, batch) if masked else None,
     }
-    outputs = {
-        "accepted_tokens": [batch, k + 1],
-        "next_input_ids": [batch, 1],
-        "next_attention_mask": [batch, mask],
-        "next_pos_ids": [batch, 1],
-        "scores": [batch, k + 1, 2] if masked else None,
-    }
+    outputs = (
+        {"candidates": [batch, k + 1]}
+        if part == DRAFT
+        else {
+            "accepted_tokens": [batch, k + 1],
+            "next_input_ids": [batch, 1],
+            "next_attention_mask": [batch, mask],
+            "next_pos_ids": [batch, 1],
+            "scores": [batch, k + 1, 2] if masked else None,
+        }
+    )
     for field, wanted in (("inputs", inputs), ("outputs", outputs)):
         shapes = {name: shape for name, shape, _ in graph[field]}
         for name, shape in wanted.items():
@@ -173,8 +210,18 @@ def _border(graph: dict[str, Any], m: dict[str, Any], k: int) -> Iterator[str]:
                 yield f"{name} has shape {shapes.get(name)}, the bundle's sizes ask for {shape}"
 
 
+def _masks(graph: dict[str, Any], m: dict[str, Any], batch: int) -> list[int]:
+    """The shape of a graph's masks: one a row where there are drafts, one a sequence elsewhere."""
+    words = -(-m["models"]["target"]["config"]["vocab_size"] // 32)
+    one, each = [batch, words], [batch, graph["k"] + 1, words]
+    part, shapes = kind_of(graph["tag"]), [shape for name, shape, _ in graph["inputs"] if name == "allowed"]
+    # a fused step of an earlier build has one too
+    return one if part in (PREFILL, DECODE) or (part == FUSED and one in shapes) else each
+
+
 def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
-    roles = _roles(m)[: 1 if _alone(graph) else None]
+    inside, alone = roles_in(graph["tag"], recorded(m).of_kind), kind_of(graph["tag"]) == DECODE
+    roles = [(role, ranks) for role, ranks in _roles(m) if role in inside]
     kinds = {"float32", "bfloat16"} - {_TENSOR[m["dtype"]]}
     if any(dtype in kinds for field in ("weights", "state") for _, _, dtype in graph[field]):
         yield f"a weight or cache is not of dtype {m['dtype']}"
@@ -187,7 +234,7 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
         kind = recorded(m).kind if role == "draft" else "chain"
         yield from differences(kind, shapes, prefix, config, ranks)
         layers += config.get("num_hidden_layers", of_kind.head_layers)
-    caches = 2 * layers + (0 if _alone(graph) else len(of_kind.kept))
+    caches = 2 * layers + (0 if alone else len(of_kind.kept))
     # a chain of an earlier build made a pass more and remembered no id
     earlier = 2 * layers if of_kind is KINDS["chain"] else caches
     if len(graph["state"]) not in (caches, earlier) or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):

@@ -26,7 +26,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _PIECE = 1 << 20
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-PREFILL, FUSED, DECODE = TAGS
+PREFILL, FUSED, DECODE = TAGS[:3]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ class GraphSpec:
         return self.k + 1
 
     @property
-    def drafts(self) -> bool:
-        """Whether a draft's weights and state are among the parameters."""
-        return any(t.name.startswith("draft_model.") for t in self.weights)
-
-    @property
     def file(self) -> str:
         return f"hlo/{self.tag}_bk{self.bucket}.hlo.pb"
 
@@ -90,6 +85,16 @@ class Bundle:
     def ks(self) -> tuple[int, ...]:
         """Every k that a step may have, rising, 0 among them: the target's own graph is in every bundle."""
         return tuple(self.manifest.get("ks", sorted({0, self["k"]})))
+
+    @property
+    def separate(self) -> bool:
+        """Whether steps have graphs that draft and verify one after the other."""
+        return bool(self["spec"].get("separate", False))
+
+    @property
+    def mask_axes(self) -> int:
+        """Axes of the masks of a step with drafts: 2 are one of a sequence, 3 one of each row, 0 is no mask."""
+        return max((len(t.shape) for g in self.graphs for t in g.inputs if t.name == "allowed"), default=0)
 
     def graph(self, tag: str, bucket: int) -> GraphSpec:
         return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))

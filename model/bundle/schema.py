@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from model.drafting import KINDS, recorded
+from model.drafting import KINDS, Kind, recorded
 from model.errors import UserError
 
 # a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
@@ -20,22 +20,37 @@ MAX_K = 31
 # the largest manifest that is read: one of 64 layers, 32 ranks and 4 buckets has 5 MB
 MANIFEST_BYTES = 64 << 20
 
-# a prompt's graph, a fused step's, and a step's of the target alone, as NxDI names them
-TAGS = ("context_encoding_model", "fused_speculation_model", "token_generation_model")
+# a prompt's graph, a fused step's, a step's of the target alone, and the halves of a step: as NxDI names them, but for
+# the first half, which is an application of its own there
+TAGS = (
+    "context_encoding_model", "fused_speculation_model", "token_generation_model", "drafting_model",
+    "speculation_model",
+)  # fmt: skip
+PREFILL, FUSED, DECODE, DRAFT, VERIFY = TAGS
 # ends the tag of a step's graph for sequences of which none filters
 UNFILTERED = "_unfiltered"
 # ends the tag of a graph that takes a mask of allowed ids and returns scores, whatever its rows filter
 MASKED = "_masked"
-_TAG = rf"{TAGS[0]}({MASKED})?|({TAGS[1]}(_k[1-9][0-9]?)?|{TAGS[2]})({UNFILTERED}|{MASKED})?"
+_TAG = (
+    rf"{PREFILL}({MASKED})?|({FUSED}(_k[1-9][0-9]?)?|{DECODE})({UNFILTERED})?({MASKED})?"
+    rf"|({DRAFT}|{VERIFY})(_k[1-9][0-9]?)?(({UNFILTERED})?{MASKED})?"
+)
 
 Check = Callable[[Any, str], None]
 
 
-def step_tag(k: int, largest: int) -> str:
-    """The tag of a step of k drafts: of a bundle's largest k, NxDI's; of 0, the target's alone."""
+def step_tag(k: int, largest: int, part: str = FUSED) -> str:
+    """The tag of a step of k drafts, or of a half of it: of a bundle's largest k, NxDI's; of 0, the target's alone."""
     if not k:
-        return TAGS[2]
-    return TAGS[1] if k == largest else f"{TAGS[1]}_k{k}"
+        return DECODE
+    return part if k == largest else f"{part}_k{k}"
+
+
+def roles_in(tag: str, kind: Kind) -> tuple[str, ...]:
+    """Whose weights and caches a graph of a bundle with this kind of drafter has."""
+    part = kind_of(tag)
+    drafts = kind.has_model and (part in (PREFILL, FUSED, DRAFT) or (part == VERIFY and kind.keeps > 0))
+    return (*(["target"] if part != DRAFT else []), *(["draft"] if drafts else []))
 
 
 def kind_of(tag: str) -> str:

@@ -35,11 +35,11 @@ class Chain(Drafter):
         x_B2E, caches = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
         _, of_first = window.row(0, draw)
         first = model.kernels.coupled_sample(ops, model.logits(x_B2E[:, 1]), of_first)
-        candidates = [ids_BT, first.merged().unsqueeze(-1)]
+        drafts_CB1 = [first.ranked().unsqueeze(-1)]
         for n in range(1, window.k):
-            draws, caches, _ = ops.call(model, candidates[-1], caches, *window.row(n, draw))
-            candidates.append(draws.merged())
-        return torch.cat(candidates, 1), DraftState(caches, state.kept)
+            draws, caches, _ = ops.call(model, drafts_CB1[-1][0], caches, *window.row(n, draw))
+            drafts_CB1.append(draws.ranked())
+        return window.candidates(ids_BT, torch.cat(drafts_CB1, -1)), DraftState(caches, state.kept)
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
         return state._replace(kept=(rows_of(verified.candidates_BN.unsqueeze(-1), verified.count_B1 - 1),))

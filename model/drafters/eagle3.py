@@ -20,6 +20,8 @@ outputs. Shapes: B sequences, N rows, E the head's hidden size, F the tapped sta
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -56,7 +58,7 @@ class HeadLayer(nn.Module):
         norms = (RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3))
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norms
         self.self_attn = JoinedAttention(config, parallel, backing.kernels)
-        self.mlp = backing.mlp(config, parallel)
+        self.mlp: Any = backing.mlp(config, parallel)
 
     def forward(
         self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement
@@ -118,14 +120,14 @@ class Eagle3Draft(RankModel):
         return logits
 
     def drawn(self, x_B1E: Tensor, draw: Draw) -> Tensor:
-        """(B, 1) the target's ids that are drawn after a row of each sequence."""
+        """(C, B, 1) the target's ids that are drawn after a row of each sequence, best first."""
         draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_B1E).flatten(0, 1), draw)
-        return self.target_ids_D.index_select(0, draws.merged())[:, None]
+        return self.target_ids_D[draws.ranked()].unsqueeze(-1)
 
     def forward(
         self, next_B1: Tensor, x_B1E: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Tensor, Tensor, list[Cache]]:
-        """A draft after the last one: its id, its row's output and the cache."""
+        """What is drawn after the last draft, its row's output and the cache."""
         x_B1E, caches = self.hidden(next_B1, x_B1E, caches, placement)
         return self.drawn(x_B1E, draw), x_B1E, caches
 
@@ -141,13 +143,15 @@ class Eagle3(Drafter):
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         model, caches, (x_B1E,) = self.model, state.caches, state.kept
         _, of_row = window.row(0, draw)
-        candidates = [ids_BT, model.drawn(x_B1E, of_row)]
+        drafts_CB1 = [model.drawn(x_B1E, of_row)]
         for n in range(1, window.k):
             # the row of a draft is at the position before it
             (placement, _), (_, of_row) = window.row(n - 1, draw), window.row(n, draw)
-            drafted_B1, x_B1E, caches = model.parallel.ops.call(model, candidates[-1], x_B1E, caches, placement, of_row)
-            candidates.append(drafted_B1)
-        return torch.cat(candidates, 1), DraftState(caches, state.kept)
+            drafted_CB1, x_B1E, caches = model.parallel.ops.call(
+                model, drafts_CB1[-1][0], x_B1E, caches, placement, of_row
+            )
+            drafts_CB1.append(drafted_CB1)
+        return window.candidates(ids_BT, torch.cat(drafts_CB1, -1)), DraftState(caches, state.kept)
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
         placement, rows = verified.window.placement, verified.window.k + 1

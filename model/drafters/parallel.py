@@ -40,8 +40,8 @@ class Parallel(Drafter):
         # a step has at least two rows to draw, of which these are the first
         of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
         draws = model.kernels.coupled_sample(model.parallel.ops, model.logits(x_BkE).flatten(0, 1), of_drafts)
-        drafts_Bk = draws.merged().unflatten(0, (-1, window.k))
-        return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, state.kept)
+        drafts_CBk = draws.ranked().unflatten(1, (-1, window.k))
+        return window.candidates(ids_BT, drafts_CBk), DraftState(caches, state.kept)
 
     def _rows(self, window: Window, ids_B1: Tensor, before_BK1: Tensor) -> tuple[Tensor, Placement, Tensor]:
         """The ids of a pass, where they are, and the row (B, 1) of the input id."""

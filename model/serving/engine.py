@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from model.bundle.manifest import PREFILL
-from model.bundle.schema import step_tag
+from model.bundle.schema import DRAFT, FUSED, MASKED, VERIFY, step_tag
 from model.errors import UserError
-from model.graph_io import StepInputs, StepOutputs
+from model.graph_io import StepInputs, StepOutputs, words_of
 from model.serving import ngram
-from model.serving.request import Request, Result, Shape, check
+from model.serving.masks import Walk, masks_of_rows
+from model.serving.request import Request, Result, Shape, check, check_separate
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.switching import Belief, Decision, Pause, Table, decide_graph
 
@@ -24,6 +25,8 @@ class Runner(Protocol):
     """What runs a graph: the compiled graphs, or eager torch in tests; numpy arrays in and out."""
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs: ...
+
+    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,21 @@ class Event:
 
 @dataclass(frozen=True)
 class _Work:
-    """One step: a graph and its k, whose requests it serves, each one's limit of drafts, whose draft caches to refresh
-    first."""
+    """One step: its k, or None for a prompt, whose requests it serves, each one's limit of drafts, whose draft caches
+    to refresh first."""
 
-    tag: str
+    k: int | None
     slots: list[Slot]
     limits: tuple[int, ...] = ()
     refresh: tuple[Slot, ...] = ()
-    k: int = 0
     # where the host drafts
     drafts: tuple[list[int], ...] = ()
+    # by slot, of those that have masks
+    walks: dict[int, Walk] = field(default_factory=dict)
+
+    @property
+    def masked(self) -> bool:
+        return any(slot.request.masked for slot in self.slots)
 
 
 Proposer = Callable[[Slot, int], list[int]]
@@ -78,7 +86,7 @@ class Engine:
 
     With a tuner's table, steps speculate only while that is expected to gain; `record` is told of every
     speculative step. Where the host drafts, `propose` gives at most so many drafts for a slot, by default from the
-    slot's own ids.
+    slot's own ids. With `separate`, a step drafts and verifies by two graphs, the reference for the fused one's.
     """
 
     def __init__(
@@ -89,26 +97,34 @@ class Engine:
         table: Table | None = None,
         record: Callable[[SpecStep], None] | None = None,
         propose: Proposer | None = None,
+        separate: bool = False,
     ) -> None:
+        check_separate(shape, separate)
         # a bundle of k 0 is the target alone
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self._use(table)
         self.pause, self.record = Pause(), record or (lambda step: None)
         self.slots = SlotTable(shape.batch)
         self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
+        self.separate, self.words = separate, words_of(shape.vocabulary)
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
 
     def _use(self, table: Table | None) -> None:
         self.table, self._tables = table, table.on_graphs(self.shape.ks) if table else {}
 
-    def tags(self, most: int) -> tuple[str, ...]:
-        """The graphs that steps of requests may run that take so many drafts at most."""
+    def tags(self, most: int, ending: str) -> tuple[str, ...]:
+        """The graphs that steps of requests may run that take so many drafts at most, with this ending or without."""
         if self.speculative and (self.table or self.propose):
             ks = (*self.shape.ks, 0)
         else:
             ks = (self.shape.graph_k(most if self.speculative else 0),)
-        return tuple(step_tag(k, self.shape.k) for k in ks)
+        parts = (DRAFT, VERIFY) if self._halves(ending.endswith(MASKED)) else (FUSED,)
+        return tuple(dict.fromkeys(step_tag(k, self.shape.k, part) for k in ks for part in parts))
+
+    def _halves(self, masked: bool) -> bool:
+        """Whether a step with drafts is two graphs: between them, the host asks what may follow each draft."""
+        return not self.shape.host_drafts and (self.separate or (masked and self.shape.row_masks))
 
     @property
     def busy(self) -> bool:
@@ -133,7 +149,7 @@ class Engine:
         `most` is the most drafts that a request may get in this step, for who knows more than the table does.
         """
         work = self._schedule(self.shape.k if most is None else most)
-        return self._postprocess(work, self._run(work)) if work else []
+        return self._postprocess(*self._run(work)) if work else []
 
     def run(
         self, requests: Iterable[Request], on_tokens: Callable[[int, list[int]], None] | None = None
@@ -161,20 +177,34 @@ class Engine:
     def _schedule(self, most: int) -> _Work | None:
         if self._waiting and not self.slots.full:
             number, request = self._waiting.popleft()
-            belief = Belief(request.most_drafts(self.shape.k))
-            return _Work(PREFILL, [self.slots.seat(number, request, belief)])
+            return _Work(None, [self.slots.seat(number, request, Belief(request.most_drafts(self.shape)))])
         seated = self.slots.seated
         if not seated:
             return None
         decision = self._decide(seated, most)
         limits = decision.limits or (0,) * len(seated)
+        walks = {
+            slot.index: Walk(slot.request.allowed, slot.result.ids, limit, self.words)
+            for slot, limit in zip(seated, limits, strict=True)
+            if slot.request.allowed
+        }
         if self.propose:
-            drafts = tuple(self.propose(slot, limit) for slot, limit in zip(seated, limits, strict=True))
+            drafts = tuple(self._proposed(s, n, walks.get(s.index)) for s, n in zip(seated, limits, strict=True))
             k = self.shape.graph_k(max(map(len, drafts)))
-            return _Work(step_tag(k, self.shape.k), seated, tuple(map(len, drafts)), (), k, drafts if k else ())
+            return _Work(k, seated, tuple(map(len, drafts)), (), drafts if k else (), walks)
         k = self.shape.graph_k(max(limits)) if decision.k is None else decision.k
         due = tuple(s for s, stale in zip(seated, decision.refresh, strict=True) if stale) if decision.refresh else ()
-        return _Work(step_tag(k, self.shape.k), seated, limits, due, k)
+        return _Work(k, seated, limits, due, walks=walks)
+
+    def _proposed(self, slot: Slot, most: int, walk: Walk | None) -> list[int]:
+        """The host's drafts: what a mask allows of them, and what it allows alone."""
+        assert self.propose is not None
+        drafts = self.propose(slot, most)
+        if walk is None:
+            return drafts
+        walk.along(drafts)
+        walk.force()
+        return walk.drafts
 
     def _decide(self, seated: list[Slot], most: int) -> Decision:
         if not self.speculative:
@@ -187,16 +217,44 @@ class Engine:
         self.pause = decision.pause
         return decision
 
-    def _run(self, work: _Work) -> StepOutputs:
-        if work.tag == PREFILL:
-            return self._prompt(work.slots[0], work.slots[0].request.ids)
+    def _run(self, work: _Work) -> tuple[_Work, StepOutputs]:
+        """Run a step's graphs; what is left of the work's limits under masks, and what came out."""
+        if work.k is None:
+            return work, self._prompt(work.slots[0], work.slots[0].request.ids)
         for slot in work.refresh:
             self._refresh(slot)
-        last = max(s.position for s in work.slots) + work.k
-        bucket = self.shape.bucket(last + 1)
+        bucket = self.shape.bucket(max(s.position for s in work.slots) + work.k + 1)
+        if work.k and self._halves(work.masked):
+            return self._run_halves(work, work.k, bucket)
         drafted = (work.drafts, work.k + 1) if self.propose else ()
-        inputs = self.slots.step_inputs(work.limits, bucket, self.shape.vocabulary, *drafted)
-        return self.runner.run(work.tag, bucket, inputs)
+        inputs = self.slots.step_inputs(work.limits, bucket, self._masks(work), *drafted)
+        return work, self.runner.run(step_tag(work.k, self.shape.k), bucket, inputs)
+
+    def _run_halves(self, work: _Work, k: int, bucket: int) -> tuple[_Work, StepOutputs]:
+        """Draft, follow the drafts as far as masks allow, verify."""
+        tag = step_tag(k, self.shape.k, DRAFT)
+        inputs = self.slots.step_inputs(work.limits, bucket, self._masks(work))
+        candidates_BN = self.runner.draft(tag, bucket, inputs)
+        for index, walk in work.walks.items():
+            walk.along(candidates_BN[index, 1:].tolist())
+        drafts = tuple(candidates_BN[slot.index, 1:].tolist() for slot in work.slots)
+        limits = (
+            min(limit, len(work.walks[s.index].drafts)) if s.index in work.walks else limit
+            for s, limit in zip(work.slots, work.limits, strict=True)
+        )
+        work = replace(
+            work, limits=tuple(limits), drafts=tuple(candidates_BN[s.index, 1:].tolist() for s in work.slots)
+        )
+        inputs = self.slots.step_inputs(work.limits, bucket, self._masks(work), drafts, k + 1)
+        return work, self.runner.run(step_tag(k, self.shape.k, VERIFY), bucket, inputs)
+
+    def _masks(self, work: _Work) -> np.ndarray | None:
+        """The masks of a step: of each row where its graphs take them, else of each sequence."""
+        if not work.masked:
+            return None
+        rows = 1 + (work.k or 0)
+        masks_BNW = masks_of_rows(work.walks, self.shape.batch, rows, self.words)
+        return masks_BNW if rows > 1 and self.shape.row_masks else masks_BNW[:, 0]
 
     def _prompt(self, slot: Slot, ids: tuple[int, ...]) -> StepOutputs:
         """Write ids into both caches; draws the id after them."""
@@ -212,7 +270,7 @@ class Engine:
             self._use(replace(self.table, refresh=None))
 
     def _postprocess(self, work: _Work, outputs: StepOutputs) -> list[Event]:
-        if work.tag == PREFILL:
+        if work.k is None:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
             token = int(outputs.accepted[0, 0])

@@ -71,18 +71,19 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
-    stablehlo: bytes | None = _jaxlib.mlir.hlo_to_stablehlo(proto)
+    stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
     if devices[0].platform == "cpu":
         options.env_option_overrides = list(SAME_BITS.items())
-        stablehlo = _as_held(stablehlo, graph, cut) if graph else stablehlo
-    if stablehlo is None:
-        return None
+        held = _as_held(stablehlo, graph, cut) if graph else stablehlo
+        if held is None:
+            return None
+        stablehlo = held
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     return client.compile_and_load(stablehlo, listed, options)
 
 
-def _as_held(stablehlo: bytes | None, graph: GraphSpec, cut: bool) -> bytes | None:
+def _as_held(stablehlo: bytes, graph: GraphSpec, cut: bool) -> bytes | None:
     """A module that takes weights and caches as the runtime holds them on a CPU."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(stablehlo)

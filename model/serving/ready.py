@@ -24,9 +24,16 @@ class Run:
 def shape_of(bundle: Bundle) -> Shape:
     """What the engine must know of a bundle."""
     vocabulary = bundle["models"]["target"]["config"]["vocab_size"]
-    fewer, structured = bundle.ks[1:-1], any(g.tag.endswith(MASKED) for g in bundle.graphs)
     sizes = (bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
-    return Shape(*sizes, vocabulary, fewer, structured, host_drafts=not bundle.drafting.of_kind.has_model)
+    return Shape(
+        *sizes,
+        vocabulary,
+        fewer=bundle.ks[1:-1],
+        structured=bundle.mask_axes > 0,
+        row_masks=bundle.mask_axes == 3,
+        separate=bundle.separate,
+        host_drafts=not bundle.drafting.of_kind.has_model,
+    )
 
 
 def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
@@ -35,14 +42,14 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     Only while no request is in the engine: a graph runs once on zeros, into the caches.
     """
     shape = shape_of(graphs.bundle)
-    ending = MASKED if request.allowed or request.logprobs else "" if request.params.filter else UNFILTERED
+    ending = ("" if request.params.filter else UNFILTERED) + (MASKED if request.masked else "")
     length = len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
     graphs.prepare(PREFILL, shape.bucket(length), ending)
     lower = 0
     for bucket in shape.buckets:
         if bucket > length and lower <= last:
-            for tag in engine.tags(request.most_drafts(shape.k)):
+            for tag in engine.tags(request.most_drafts(shape), ending):
                 graphs.prepare(tag, bucket, ending)
             if engine.table and engine.table.refresh is not None:
                 graphs.prepare(PREFILL, bucket, ending)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from model.errors import UserError
+from model.serving.masks import Allowed
 
 _WORD = 1 << 32
 # source: _SAMPLING_EPS of vllm/sampling_params.py (vllm-project/vllm)
@@ -27,8 +26,11 @@ class Shape:
     vocabulary: int = 1 << 31
     # the other k of fused graphs, rising
     fewer: tuple[int, ...] = ()
-    # whether there are graphs that take masks and return log-probabilities
+    # whether there are graphs that take masks and return log-probabilities, and whether a step takes one for each row
     structured: bool = False
+    row_masks: bool = False
+    # whether there are graphs that draft and verify one after the other
+    separate: bool = False
     # whether the host brings the drafts of a step
     host_drafts: bool = False
 
@@ -96,9 +98,10 @@ class Request:
     """A prompt as token ids, and how to continue it.
 
     `cut` is asked after each step with all new ids and returns how many of them to keep, or None to
-    go on: a stop string needs the text. `allowed` is asked before each step with all new ids and returns the mask of
-    the next one, int32 words of a bit an id (`model/graph_io.py`); such a request takes no drafts. `logprobs` asks for
-    the scores of its ids.
+    go on: a stop string needs the text. `allowed` is a function of new ids that gives the mask of the next one, or None
+    if the text ends with them (`model/serving/masks.py`); it is asked with drafts behind the new ids too, where the
+    bundle has masks of each row, and otherwise such a request takes no drafts. `logprobs` asks for the scores of its
+    ids.
     """
 
     ids: tuple[int, ...]
@@ -107,14 +110,19 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     k_limit: int | None = None
     cut: Callable[[Sequence[int]], int | None] | None = None
-    allowed: Callable[[Sequence[int]], np.ndarray] | None = None
+    allowed: Allowed | None = None
     logprobs: bool = False
 
-    def most_drafts(self, k: int) -> int:
-        """The most drafts that a step of a bundle of k may accept."""
-        if self.allowed:
+    @property
+    def masked(self) -> bool:
+        """Whether it needs graphs that take masks, which are those that return scores."""
+        return self.allowed is not None or self.logprobs
+
+    def most_drafts(self, shape: Shape) -> int:
+        """The most drafts that a step of a bundle may accept."""
+        if self.allowed and not shape.row_masks:
             return 0
-        return k if self.k_limit is None else self.k_limit
+        return shape.k if self.k_limit is None else self.k_limit
 
 
 def check(shape: Shape, request: Request) -> None:
@@ -135,8 +143,14 @@ def check(shape: Shape, request: Request) -> None:
     limit = request.k_limit
     if limit is not None and (type(limit) is not int or not 0 <= limit <= shape.k):
         raise UserError(f"k-limit is {limit!r}; this bundle drafts 0 to {shape.k} tokens")
-    if (request.allowed or request.logprobs) and not shape.structured:
+    if request.masked and not shape.structured:
         raise UserError("a mask or log-probabilities were asked for; this bundle was built without --structured")
+
+
+def check_separate(shape: Shape, separate: bool) -> None:
+    """Refuse to draft and verify by two graphs where a bundle has none; a host that drafts does so anyway."""
+    if separate and not (shape.separate or shape.host_drafts):
+        raise UserError("separate graphs were asked for; this bundle was built without --separate")
 
 
 @dataclass

@@ -62,11 +62,20 @@ class Graphs:
         if (graph.tag, bucket) not in self._executables:
             inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
             # a row filters when it samples: a top-p of 0 is below 1
-            inputs.sampling_params[:, 2] = not ending
-            self.run(tag, bucket, inputs)
+            inputs.sampling_params[:, 2] = UNFILTERED not in ending
+            self._run(tag, bucket, inputs)
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
+        accepted, next_ids, next_mask, next_pos, *scores = self._run(tag, bucket, inputs)
+        return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
+
+    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> np.ndarray:
+        """The candidates (B, N) of a graph that drafts alone."""
+        (candidates_BN,) = self._run(tag, bucket, inputs)
+        return candidates_BN
+
+    def _run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
         graph = self._picked(tag, bucket, inputs.ending)
         executable = self._executable(graph)
         self._fit(graph.bucket if self._cut else self.bundle["max_len"])
@@ -79,8 +88,7 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
-        accepted, next_ids, next_mask, next_pos, *scores = (np.asarray(parts[0]) for parts in results[:visible])
-        return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
+        return [np.asarray(parts[0]) for parts in results[:visible]]
 
     def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
         """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
@@ -102,8 +110,8 @@ class Graphs:
 
     def _picked(self, tag: str, bucket: int, ending: str) -> GraphSpec:
         """No graph has a branch: rows that do not filter have one without the search, in most bundles."""
-        if ending == UNFILTERED and (tag + ending, bucket) not in self._graphs:
-            ending = ""
+        if (tag + ending, bucket) not in self._graphs:
+            ending = ending.removeprefix(UNFILTERED)
         return self._graphs[tag + ending, bucket]
 
     def _executable(self, graph: GraphSpec) -> Any:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.errors import UserError
 from model.graph_io import StepInputs, words_of, zero_inputs
+from model.serving.masks import Walk, masks_of_rows
 from model.serving.request import Request, Result, Shape
 from model.serving.switching import Belief
 
@@ -88,11 +88,17 @@ class SlotTable:
             self._sampling = None
 
     def step_inputs(
-        self, limits: tuple[int, ...], bucket: int, vocabulary: int, drafts: Sequence[Sequence[int]] = (), rows: int = 1
+        self,
+        limits: tuple[int, ...],
+        bucket: int,
+        allowed: np.ndarray | None = None,
+        drafts: Sequence[Sequence[int]] = (),
+        rows: int = 1,
     ) -> StepInputs:
         """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
 
-        Where the host drafts, `rows` of each are the newest id and its `drafts`, filled up by zeros beyond the limit.
+        `allowed` are its masks, if it has some. Where the graph is given drafts, `rows` of each are the newest id and
+        its `drafts`, filled up by zeros.
         """
         if self._sampling is None:
             self._sampling = _sampling(self.seated, self.batch)
@@ -110,11 +116,10 @@ class SlotTable:
             ids_BT[slot, 1 : 1 + len(more)] = more
         positions_BT += np.arange(rows, dtype=np.int32)
         mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
-        allowed_BW = _allowed(slots, self.batch, vocabulary)
         return StepInputs(
             **self._sampling
             | {"input_ids": ids_BT, "position_ids": positions_BT, "k_limits": limits_B}
-            | {"attention_mask": mask_BS, "allowed": allowed_BW}
+            | {"attention_mask": mask_BS, "allowed": allowed}
         )
 
 
@@ -124,24 +129,11 @@ def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, shape: Shape) -
     inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
     inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, shape.k
     _ask(inputs, 0, slot.request)
-    return inputs._replace(allowed=_allowed({0: slot}, 1, shape.vocabulary))
-
-
-def _allowed(slots: dict[int, Slot], rows: int, vocabulary: int) -> np.ndarray | None:
-    """(B, W) the masks of the rows' next ids, if any row has a mask or wants scores; other rows are free."""
-    if not any(slot.request.allowed or slot.request.logprobs for slot in slots.values()):
-        return None
-    words_BW = np.full((rows, words_of(vocabulary)), -1, np.int32)
-    for row, slot in slots.items():
-        if slot.request.allowed:
-            mask = np.asarray(slot.request.allowed(slot.result.ids))
-            if mask.shape != words_BW[row].shape or mask.dtype != np.int32 or not mask.any():
-                raise UserError(
-                    f"a mask is {mask.dtype} of shape {mask.shape}, {'not ' if mask.any() else ''}empty; it must allow "
-                    f"an id and have {words_BW.shape[1]} int32 words"
-                )
-            words_BW[row] = mask
-    return words_BW
+    if not slot.request.masked:
+        return inputs
+    words, allowed = words_of(shape.vocabulary), slot.request.allowed
+    walks = {0: Walk(allowed, slot.result.ids, 0, words)} if allowed else {}
+    return inputs._replace(allowed=masks_of_rows(walks, 1, 1, words)[:, 0])
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:

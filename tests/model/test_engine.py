@@ -123,7 +123,7 @@ def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
     slots = [table.seat(n, Request((7,), Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n)), Belief(K)) for n in range(2)]
     table.leave(0)
     slots[1].token, slots[1].position = 8, 5
-    inputs = table.step_inputs((2,), 16, 64)
+    inputs = table.step_inputs((2,), 16)
     row = slots[1].index
     assert inputs.input_ids[:, 0].tolist() == [8 if i == row else 0 for i in range(3)]
     assert inputs.attention_mask.sum(-1).tolist() == [5 if i == row else 0 for i in range(3)]

@@ -31,8 +31,10 @@ from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import ONE_RANK, Shard
-from model.sampling import Draw, Draws, coupled_sample
+from model.sampling import Draw, Draws
 from model.speculative import Pair
+from model.tree import Tree
+from model.window import TreeWindow
 from tests.model.test_sampling import law_of_filter
 
 BOUND = 1e-3
@@ -98,15 +100,30 @@ class Table(nn.Module):
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
     ) -> tuple[Draws, list[Cache], Tensor]:
-        x_BNV, caches = self.hidden(ids_BN, caches, placement)
         count = ids_BN.shape[1]
-        drawn = [coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
-        ids_BN = torch.stack(drawn, 1)
-        # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
-        text_BS = caches[0].k[:, 0, :, 0].long().clamp(min=0)
-        seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
-        states_BNS = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
-        return Draws(torch.zeros(1, *ids_BN.shape), ids_BN[None]), caches, states_BNS
+        if placement.paths is None:
+            x_BNV, caches = self.hidden(ids_BN, caches, placement)
+        else:
+            x_BNV = torch.stack([self._after_path(ids_BN, caches, placement, n) for n in range(count)], 1)
+            # the rows alone, as a tree's attention returns them
+            caches = [Cache(*[ids_BN[:, None, :, None].float()] * 2)]
+        drawn = [self.kernels.coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
+        columns = zip(*drawn, strict=True)
+        # what heads read: EAGLE-3's none of it, for the ids are in its cache; Medusa's the text up to the row
+        states_BNS = ids_BN[..., None].float()
+        if placement.paths is None:
+            text_BS = caches[0].k[:, 0, :, 0].long().clamp(min=0)
+            seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
+            states_BNS = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
+        return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, states_BNS
+
+    def _after_path(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, n: int) -> Tensor:
+        """The logits of row n of a tree: those of the last row of the path to it."""
+        assert placement.paths is not None
+        length, place = placement.paths.rows_JL.shape[1], int(placement.paths.places_N[n])
+        rows = placement.paths.rows_JL[place // length, : place % length + 1]
+        along = placement._replace(positions_BN=placement.positions_BN[:, :1] + torch.arange(len(rows)), paths=None)
+        return self.hidden(ids_BN[:, rows], caches, along)[0][:, -1]
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -136,7 +153,7 @@ class HeadRows(nn.Module):
         return self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
 
     def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
-        return coupled_sample(EAGER, x_B1V[:, 0], draw)[:, None]
+        return self.kernels.coupled_sample(EAGER, x_B1V[:, 0], draw).ranked().unsqueeze(-1)
 
     def forward(
         self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
@@ -191,7 +208,9 @@ def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, 
     return found
 
 
-def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tuple[dict[tuple[int, ...], float], float]:
+def _emitted_law(
+    size: Size, models: list[Table], mix: Mix, drafter: str, tree: Tree | None
+) -> tuple[dict[tuple[int, ...], float], float]:
     """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
     cells = _cells(size, models, mix)
     index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)
@@ -205,7 +224,7 @@ def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tup
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER)  # type: ignore[arg-type]
+    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER, tree)  # type: ignore[arg-type]
     with mock.patch.object(sampling, "gumbel", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
@@ -271,9 +290,11 @@ def _target_law(size: Size, target: Table, mix: Mix) -> dict[tuple[int, ...], fl
     return law
 
 
-def _distance(size: Size, mix: Mix, drafter: str = "chain", seed: int = 0) -> tuple[float, float]:
+def _distance(
+    size: Size, mix: Mix, drafter: str = "chain", seed: int = 0, tree: Tree | None = None
+) -> tuple[float, float]:
     models = [Table(size, 10 + seed), Table(size, 20 + seed)]
-    found, tokens_per_step = _emitted_law(size, models, mix, drafter)
+    found, tokens_per_step = _emitted_law(size, models, mix, drafter, tree)
     expected = _target_law(size, models[0], mix)
     return max(abs(found[t] - expected[t]) for t in expected), tokens_per_step
 
@@ -297,6 +318,35 @@ def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
         distance, tokens_per_step = _distance(size, mix, drafter)
         assert distance < BOUND
         assert 1 < tokens_per_step < size.k + 1
+
+
+# of a size, the rows beside the best draft of each position
+TREES = [
+    (SIZES[0], Tree((0, 0, 1, 1))),
+    (SIZES[2], Tree((0, 0, 0, 1, 1))),
+    (SIZES[3], Tree((0, 0, 0, 1, 1, 4))),
+]
+
+
+@pytest.mark.parametrize("mix", [MIXES[0], MIXES[1], MIXES[-1]], ids=str)
+@pytest.mark.parametrize("drafter", ["chain", "parallel"])
+def test_the_law_of_a_tree_is_the_targets(drafter: str, mix: Mix) -> None:
+    for size, tree in TREES:
+        distance, tokens_per_step = _distance(size, mix, drafter, tree=tree)
+        assert distance < BOUND
+        assert tokens_per_step > _distance(size, mix, drafter)[1], "siblings must be accepted for this to mean anything"
+
+
+@pytest.mark.parametrize("drafter", ["chain", "parallel"])
+def test_a_wrong_branch_is_caught(drafter: str) -> None:
+    real = TreeWindow.walk
+
+    def last_path(self: TreeWindow, *args: Any) -> Any:
+        walk = real(self, *args)
+        return walk._replace(rows_BL=walk.rows_BL.flip(0))
+
+    with mock.patch.object(TreeWindow, "walk", last_path):
+        assert _distance(*TREES[0][:1], Mix(), drafter, tree=TREES[0][1])[0] > 10 * BOUND
 
 
 _ACCEPT = sampling.accept

@@ -175,11 +175,11 @@ def test_masked_rows_obey_and_their_neighbours_do_not_notice(graphs: Graphs, par
     masked = Engine(graphs, shape).run([free[0], bound, free[1]])
     assert [masked[0].ids, masked[2].ids] == [r.ids for r in alone]
     ids = masked[1].ids
-    # asked once for each id, with all before it
-    assert told == [tuple(ids[:n]) for n in range(20)]
+    # asked of all before each id, and of drafts that did not come
+    assert {tuple(ids[:n]) for n in range(20)} < {*told}
     assert all(some(V, hash((1, *ids[:n])) & 0xFFFF)[ids[n]] for n in range(20))
     assert ids == Engine(graphs, shape, False).run([bound])[0].ids
-    assert (masked[1].steps_of_k.get(3, 0) > 0, sum(masked[1].accepted)) == (True, 0)
+    assert masked[1].steps_of_k.get(3, 0) > 0
     assert sum(masked[0].accepted) > 0, "the neighbours go on speculating"
     # the control: without its mask it would have gone elsewhere
     unbound = Engine(graphs, shape).run([Request((4, 4), params, 20)])[0].ids
@@ -239,7 +239,8 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> N
 def test_a_bundle_with_masks_is_whole_and_one_without_refuses_them(base: Path) -> None:
     bundle = read_bundle(base / "bundle")
     assert findings(bundle) == []
-    assert sum(g.tag.endswith(MASKED) for g in bundle.graphs) == 4
+    # a prompt's, and with and without filters the target's alone and two halves of each k
+    assert sum(g.tag.endswith(MASKED) for g in bundle.graphs) == 11
     for request in (Request((1,), allowed=_by(1)), Request((1,), logprobs=True)):
         with pytest.raises(UserError, match="built without --structured"):
             check(Shape(3, 2, 128, (128,), V), request)

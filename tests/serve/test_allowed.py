@@ -48,7 +48,7 @@ def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
 def test_graphs_that_take_masks_serve_more(name: str, value: Any) -> None:
     refuse_others(DEFAULTS | {name: value}, DEFAULTS, structured=True)
     masked = replace(SHAPE, structured=True)
-    asked = engine_request(masked, (1,), sampling(**{name: value}), lambda: "the mask")  # type: ignore[arg-type,return-value]
+    asked = engine_request(masked, (1,), sampling(**{name: value}), lambda ids: "the mask")  # type: ignore[arg-type,return-value]
     assert (asked.allowed and asked.allowed([5]), asked.logprobs) == ("the mask" if value else None, not value)
     assert not engine_request(masked, (1,), sampling()).allowed
 

@@ -17,7 +17,8 @@ from model.errors import UserError
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS, graphs
-from tests.serve.server import NO_VLLM, Server, served
+from tests.serve.server import NO_VLLM, Server, sample, served
+from tests.serve.test_grammar import grammar_of
 from tests.serve.test_http import ask, ids_of
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -97,6 +98,22 @@ def test_the_same_seed_gives_the_same_structured_bytes(client: Any, name: str) -
     with ThreadPoolExecutor(4) as pool:
         texts = [pool.submit(ask, client, name, PROMPTS[4], **asked) for _ in range(4)]
     assert {t.result().choices[0].text for t in texts} == {alone}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafts_under_a_schema_change_no_id(
+    client: Any, name: str, server: Server, llm: LLM, temperature: float
+) -> None:
+    """With seven drafts a step, against one token a step offline."""
+    kept = sample(server, "trnspec_drafts_kept_total")
+    for seed, prompt in enumerate(PROMPTS[:3]):
+        asked = {"max_tokens": 60, "temperature": temperature, "seed": seed, "extra_body": FORMS["schema"][0]}
+        ids = ids_of(ask(client, name, prompt, **asked))
+        allowed = grammar_of(SCHEMA, llm.bundle.config("target").eos_token_ids)
+        params = Params(temperature, seed=seed)
+        offline = llm.generate(prompt, params, max_new_tokens=60, speculation=False, allowed=allowed)
+        assert ids == list(offline.ids)
+    assert sample(server, "trnspec_drafts_kept_total") > kept, "a test of drafts must keep some"
 
 
 def test_the_emitted_tokens_log_probabilities_are_the_offline_ones(client: Any, name: str, llm: LLM) -> None:

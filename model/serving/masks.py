@@ -1,0 +1,83 @@
+"""Masks of a step: what each row of a sequence may draw, as far as its drafts are known.
+
+A mask is int32 words of a bit an id (`model/graph_io.py`). Who has a grammar gives a function of ids: it is asked of
+the new ids with drafts after them that may never come, and it commits to none. A sequence's row n draws under the mask
+after n drafts, so what is emitted is what one token a step would emit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from model.errors import UserError
+
+# the mask of the id after these new ones; None if the text ends with them
+Allowed = Callable[[Sequence[int]], "np.ndarray | None"]
+
+
+class Walk:
+    """A sequence's way through its grammar in one step: at most so many drafts, and the masks of the rows."""
+
+    def __init__(self, allowed: Allowed, ids: Sequence[int], most: int, words: int) -> None:
+        self._allowed, self._ids, self._most, self._words = allowed, ids, most, words
+        self.drafts: list[int] = []
+        self.masks = [_checked(allowed(ids), words)]
+        self.force()
+
+    def along(self, drafts: Sequence[int]) -> None:
+        """Follow these drafts instead, to the first that the grammar refuses.
+
+        A draft that ends the text is not followed: the target draws it by itself.
+        """
+        same = next((n for n, (a, b) in enumerate(zip(self.drafts, drafts, strict=False)) if a != b), None)
+        same = min(len(self.drafts), len(drafts)) if same is None else same
+        del self.drafts[same:], self.masks[same + 1 :]
+        for draft in drafts[same : self._most]:
+            if not (allows(self.masks[-1], draft) and self._follow(draft)):
+                break
+
+    def force(self) -> None:
+        """Go on while a mask allows one id alone."""
+        while len(self.drafts) < self._most and (only := _only(self.masks[-1])) is not None and self._follow(only):
+            pass
+
+    def _follow(self, draft: int) -> bool:
+        mask = self._allowed([*self._ids, *self.drafts, draft])
+        if mask is None:
+            return False
+        self.masks.append(_checked(mask, self._words))
+        self.drafts.append(draft)
+        return True
+
+
+def masks_of_rows(walks: Mapping[int, Walk], batch: int, rows: int, words: int) -> np.ndarray:
+    """(B, N, W) the masks of a step's rows, those of slot b in row b; where none is known, every id is allowed."""
+    words_BNW = np.full((batch, rows, words), -1, np.int32)
+    for slot, walk in walks.items():
+        known = walk.masks[:rows]
+        words_BNW[slot, : len(known)] = known
+    return words_BNW
+
+
+def allows(mask_W: np.ndarray, token: int) -> bool:
+    """Whether a mask has the bit of an id."""
+    return bool(mask_W[token // 32] >> token % 32 & 1)
+
+
+def _only(mask_W: np.ndarray) -> int | None:
+    """The one id that a mask allows."""
+    (places,) = np.nonzero(mask_W)
+    bits = int(mask_W[places[0]]) & 0xFFFFFFFF
+    return int(places[0]) * 32 + bits.bit_length() - 1 if len(places) == 1 and not bits & (bits - 1) else None
+
+
+def _checked(mask: np.ndarray | None, words: int) -> np.ndarray:
+    mask = np.asarray(mask)
+    if mask.shape != (words,) or mask.dtype != np.int32 or not mask.any():
+        raise UserError(
+            f"a mask is {mask.dtype} of shape {mask.shape}, {'not ' if mask.any() else ''}empty; it must allow "
+            f"an id and have {words} int32 words"
+        )
+    return mask

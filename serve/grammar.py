@@ -1,0 +1,77 @@
+"""A request's grammar in the worker: what may follow ids that are drafts, by vLLM's own backends.
+
+vLLM gives the mask of the next id alone, for it validates drafts before a step and ours are made inside of one. So the
+worker has a matcher of its own beside vLLM's, from the same specification. The next id obeys vLLM's mask; ours looks
+ahead, goes back where drafts were not kept, and so follows what was emitted, as vLLM's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from model.errors import UserError
+
+
+class Grammars:
+    """The grammars of requests, compiled in vLLM's threads beside the steps."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = vllm_config
+        self._manager: Any = None
+
+    def of(self, name: str, sampling: Any) -> Grammar:
+        """A request's grammar; until it is compiled, it looks at no draft."""
+        # vLLM's modules ask for the platform while they are imported
+        from vllm.v1.structured_output import StructuredOutputManager  # noqa: PLC0415
+        from vllm.v1.structured_output.request import StructuredOutputRequest  # noqa: PLC0415
+
+        if self._manager is None:
+            self._manager = StructuredOutputManager(self._config)
+        structured = StructuredOutputRequest.from_sampling_params(sampling)
+        # with a reasoning parser a grammar begins somewhere in the text, where vLLM alone knows
+        if structured is not None and self._manager.reasoner_cls is None:
+            asked = SimpleNamespace(request_id=name, sampling_params=sampling, structured_output_request=structured)
+            self._manager.grammar_init(asked)
+        return Grammar(name, structured, self._manager)
+
+
+class Grammar:
+    """The masks of a request as a function of its new ids: vLLM's for the next one, its own matcher's behind drafts."""
+
+    def __init__(self, name: str, structured: Any, manager: Any) -> None:
+        self.name, self.structured, self.manager = name, structured, manager
+        # vLLM's mask of the next id, until it is asked for
+        self.next: np.ndarray | None = None
+        # the ids that the matcher has been moved by
+        self._ids: list[int] = []
+
+    def __call__(self, ids: Sequence[int]) -> np.ndarray | None:
+        if self.next is not None:
+            mask, self.next = self.next, None
+            return mask
+        matcher = self.structured.grammar if self.structured is not None else None
+        # not compiled yet; vLLM itself ends a request whose grammar fails
+        if matcher is None or isinstance(matcher, Exception) or not self._moved(matcher, list(ids)):
+            return None
+        words = self.manager.backend.allocate_token_bitmask(1)
+        matcher.fill_bitmask(words, 0)
+        return words[0].numpy()
+
+    def _moved(self, matcher: Any, ids: list[int]) -> bool:
+        """Move the matcher to these ids; False if the text ends with them or before."""
+        same = next((n for n, (a, b) in enumerate(zip(self._ids, ids, strict=False)) if a != b), None)
+        same = min(len(self._ids), len(ids)) if same is None else same
+        if back := len(self._ids) - same:
+            matcher.rollback(back)
+            del self._ids[same:]
+        for token in ids[same:]:
+            if matcher.is_terminated():
+                return False
+            if not matcher.accept_tokens(self.name, [token]):
+                raise UserError(f"the grammar of {self.name} refuses the id {token}, which a mask of it allowed")
+            self._ids.append(token)
+        return not matcher.is_terminated()

@@ -1,0 +1,209 @@
+"""Drafts under masks: the ids of one token a step and of an oracle, whoever drafts; what a walk asks a grammar."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from compile import plan
+from compile.build import build
+from compile.doctor import findings, summary
+from compile.spec import BuildSpec
+from model.bundle.manifest import read_bundle
+from model.bundle.schema import FUSED, MASKED, UNFILTERED
+from model.errors import UserError
+from model.graph_io import INPUTS
+from model.ops import EAGER
+from model.sampling import Sampling, coupled_sample
+from model.serving.engine import Engine, Proposer
+from model.serving.masks import Walk, allows
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request, Result
+from model.serving.runtime import Graphs
+from model.serving.slots import Slot
+from tests.compile.tiny import write_model
+from tests.model.heads import write_head
+from tests.model.test_masks import PARAMS, V, some, words
+
+SIZES = {"scale": 0.5, "eos_token_id": None}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "chain": {"draft": "chain"}, "parallel": {"draft": "parallel"}, "ngram": {"drafter": "ngram"},
+    "eagle3": {"draft": "eagle3"},
+}  # fmt: skip
+END = 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked_drafts")
+    target = write_model(folder / "target", 5, num_hidden_layers=4, **SIZES)
+    write_head(folder / "eagle3", target)
+    write_model(folder / "chain", 5, num_hidden_layers=1, **SIZES)
+    write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **SIZES)
+    return folder
+
+
+def _built(folder: Path, drafter: str, name: str) -> Graphs:
+    flags, target = dict(DRAFTERS[drafter]), str(folder / "target")
+    if "draft" in flags:
+        flags["draft"] = flags["draft_checkpoint"] = str(folder / flags["draft"])
+    values = {"target": target, "checkpoint": target, "tp": 1, "k": 3, "fewer": (1,), "batch": 3, "max_len": 128}
+    values |= {"dtype": "fp32", "structured": True, "out": str(folder / name)}
+    bundle = read_bundle(build(BuildSpec(**(values | flags))))
+    assert findings(bundle) == []
+    return Graphs(bundle)
+
+
+@functools.cache
+def _graphs(folder: Path, drafter: str) -> Graphs:
+    return _built(folder, drafter, f"of-{drafter}")
+
+
+def _run(
+    graphs: Graphs, requests: Sequence[Request], speculative: bool = True, propose: Proposer | None = None
+) -> list[Result]:
+    return Engine(graphs, shape_of(graphs.bundle), speculative, propose=propose).run(requests)
+
+
+def _mostly(requests: Sequence[Request], results: Sequence[Result]) -> Proposer:
+    """A host's drafts: a request's own text, of which every fifth id is a different one."""
+    texts = {(r.ids, r.params): result.ids for r, result in zip(requests, results, strict=True)}
+
+    def propose(slot: Slot, most: int) -> list[int]:
+        text, at = texts.get((slot.request.ids, slot.request.params), []), len(slot.result.ids)
+        return [(token + (n % 5 == 4)) % V for n, token in enumerate(text[at : at + most], at)]
+
+    return propose
+
+
+def _allowed(seed: int, ids: Sequence[int], share: float = 0.6) -> list[bool]:
+    return some(V, hash((seed, *ids)) & 0xFFFF, share)
+
+
+def _by(seed: int, share: float = 0.6) -> Callable[[Sequence[int]], np.ndarray | None]:
+    """Masks that hang on all ids so far; the text ends with an END."""
+    return lambda ids: None if ids and ids[-1] == END else words(_allowed(seed, ids, share))
+
+
+def _oracle(folder: Path, request: Request, seed: int) -> list[int]:
+    """transformers' logits and the law of a masked draw, one id after the other."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    p, ids = request.params, list[int]()
+    asked = Sampling(
+        torch.tensor([p.temperature]), torch.tensor([p.top_k]), torch.tensor([p.top_p]), torch.tensor([p.min_p]),
+        torch.tensor([p.seed_words], dtype=torch.int32),
+    )  # fmt: skip
+    while len(ids) < request.max_new_tokens and ids[-1:] != [END]:
+        with torch.no_grad():
+            logits_1V = theirs(torch.tensor([[*request.ids, *ids]])).logits[:, -1]
+        draw = asked.draw(torch.tensor([[len(request.ids) + len(ids)]], dtype=torch.int32))
+        allowed_1V = torch.tensor([_allowed(seed, ids)])
+        ids.append(int(coupled_sample(EAGER, logits_1V, draw._replace(allowed_RV=allowed_1V))))
+    return ids
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_ids_are_those_of_one_token_a_step_and_of_an_oracle(folder: Path, drafter: str) -> None:
+    """Greedy, drawn and filtered, alone and beside neighbours with and without masks, with every limit of drafts."""
+    graphs = _graphs(folder, drafter)
+    prompts = [(9, 2, 7), (4,), (3, 1, 3, 1, 3, 1)]
+    requests = [
+        Request(prompt, params, 24, (END,), allowed=_by(seed))
+        for seed, (prompt, params) in enumerate((p, q) for p in prompts for q in PARAMS)
+    ]
+    alone = _run(graphs, requests, speculative=False)
+    assert [r.ids for r in alone] == [_oracle(folder, request, seed) for seed, request in enumerate(requests)]
+    assert {r.reason for r in alone} == {"eos", "length"}
+    propose = _mostly(requests, alone) if drafter == "ngram" else None
+    drafted = [_run(graphs, [request], propose=propose)[0] for request in requests]
+    for results in (drafted, _run(graphs, requests, propose=propose)):
+        assert [(r.ids, r.reason) for r in results] == [(r.ids, r.reason) for r in alone]
+        assert 0 < sum(sum(r.accepted) for r in results) < sum(sum(r.drafted) for r in results)
+    free = [Request((5, 6), Params(0.8, seed=n), 24, logprobs=bool(n)) for n in range(2)]
+    limited = [Request(**{**vars(r), "k_limit": n % 4}) for n, r in enumerate(requests)]
+    mixed = [r for pair in zip(limited, (free * len(limited))[: len(limited)], strict=True) for r in pair]
+    results = _run(graphs, mixed, propose=propose)
+    assert [r.ids for r in results[::2]] == [r.ids for r in alone]
+    assert [r.ids for r in results[1:5:2]] == [r.ids for r in _run(graphs, free, speculative=False)]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_text_that_masks_force_takes_every_draft(folder: Path, drafter: str) -> None:
+    text = [(11 * n) % 50 + 8 for n in range(21)]
+
+    def allowed(ids: Sequence[int]) -> np.ndarray:
+        return words([i == text[len(ids) % 21] for i in range(V)])
+
+    (result,) = _run(_graphs(folder, drafter), [Request((3, 4), PARAMS[1], 21, allowed=allowed)])
+    # the prompt's graph draws the first, five steps four each
+    assert (result.ids, result.steps, result.accepted) == (text, 5, [5, 5, 5])
+
+
+def test_no_step_accepts_what_its_mask_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a walk that follows every draft, and so knows wrong masks, changes what is emitted."""
+    graphs = _graphs(folder, "chain")
+    requests = [Request((9, 2, n), PARAMS[n % 3], 30, (END,), allowed=_by(n, 0.3)) for n in range(6)]
+    expected = [r.ids for r in _run(graphs, requests, speculative=False)]
+
+    def all_follow(self: Walk, drafts: Sequence[int]) -> None:
+        self.drafts, self.masks = list(drafts), self.masks[:1] * (1 + len(drafts))
+
+    monkeypatch.setattr(Walk, "along", all_follow)
+    assert [r.ids for r in _run(graphs, requests)] != expected
+
+
+def test_a_bundle_of_an_earlier_build_takes_one_token_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fused steps have a mask of each sequence, and no halves."""
+    requests = [Request((9, 2, 7), p, 20, (END,), allowed=_by(n)) for n, p in enumerate(PARAMS)] + [
+        Request((5,), PARAMS[1])
+    ]
+    for drafter in ("chain", "ngram"):
+        expected = [r.ids for r in _run(_graphs(folder, drafter), requests)]
+        with monkeypatch.context() as patched:
+            patched.setattr(plan, "_halves", lambda fused, spec: iter(()))
+            patched.setattr(plan, "_takes_masks", lambda graph, spec: not graph.tag.endswith(UNFILTERED))
+            patched.setattr(plan, "ALLOWED_ROWS", {"allowed": INPUTS["allowed"]})
+            graphs = _built(folder, drafter, f"earlier-{drafter}")
+        assert len({t.name: t for t in graphs.bundle.graph(FUSED + MASKED, 128).inputs}["allowed"].shape) == 2
+        assert summary(graphs.bundle)["masks"] == "one token a step"
+        results = _run(graphs, requests)
+        assert [r.ids for r in results] == expected
+        assert [sum(r.accepted) for r in results[:3]] == [0, 0, 0]
+
+
+def _walk(masks: dict[tuple[int, ...], set[int]], most: int = 3) -> Walk:
+    """A walk from no ids on, whose grammar ends where it has no set."""
+    held = {ids: words([i in allowed for i in range(V)]) for ids, allowed in masks.items()}
+    return Walk(lambda ids: held.get(tuple(ids)), (), most, 2)
+
+
+def test_a_walk_follows_drafts_to_the_first_that_is_refused() -> None:
+    walk = _walk({(): {1, 2}, (1,): {3, 40}, (1, 40): {5, 6}, (1, 40, 5): {8, 9}, (2,): {4, 5}})
+    for drafts, followed in (([1, 40, 5, 8], 3), ([1, 40, 9], 2), ([9, 40, 5], 0), ([], 0), ([1, 3], 1)):
+        walk.along(drafts)
+        assert (walk.drafts, len(walk.masks)) == (drafts[:followed], followed + 1)
+    walk.along([2, 4])
+    assert walk.drafts == [2], "the text ends with 2 4"
+
+
+def test_a_walk_knows_what_is_forced_before_any_draft() -> None:
+    walk = _walk({(): {33}, (33,): {0}, (33, 0): {5, 6}, (33, 0, 5): {7}})
+    assert walk.drafts == [33, 0]
+    walk.along([33, 0, 5])
+    assert walk.drafts == [33, 0, 5]
+    assert _walk({(): {33}, (33,): {63}}).drafts == [33], "the draft that ends a text is the target's to draw"
+    assert _walk({(): {33}, (33,): {0}, (33, 0): {1}}, most=1).drafts == [33]
+
+
+def test_bits_and_masks_that_are_none() -> None:
+    mask = words([i in (0, 31, 32, 63) for i in range(V)])
+    assert [i for i in range(V) if allows(mask, i)] == [0, 31, 32, 63]
+    with pytest.raises(UserError, match="a mask is object"):
+        Walk(lambda ids: None, (), 0, 2)

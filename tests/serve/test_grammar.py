@@ -1,0 +1,82 @@
+"""A grammar in the worker: its masks are those of a fresh matcher, whatever drafts it was asked of before."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.serving.masks import Walk, allows
+from tests.model.demo_bundle import ROOT
+from tests.serve.server import NO_VLLM
+
+pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+SCHEMA = {
+    "type": "object", "additionalProperties": False, "required": ["name", "kind"],
+    "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,6}$"}, "kind": {"enum": ["odd", "even"]}},
+}  # fmt: skip
+K = 7
+
+
+def grammar_of(schema: dict[str, Any] = SCHEMA, stop_ids: tuple[int, ...] = ()) -> Any:
+    """A grammar for the demo's tokenizer with a matcher of vLLM's backend, and no mask of vLLM's."""
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions  # noqa: PLC0415
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend  # noqa: PLC0415
+
+    from serve.grammar import Grammar  # noqa: PLC0415
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(ROOT / "demo/target/tokenizer.json"))
+    config = SimpleNamespace(
+        structured_outputs_config=SimpleNamespace(disable_any_whitespace=True),
+        speculative_config=SimpleNamespace(num_speculative_tokens=K),
+        model_config=None,
+    )
+    vocabulary = json.loads((ROOT / "demo/target/config.json").read_text(encoding="utf-8"))["vocab_size"]
+    backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocabulary)
+    matcher = backend.compile_grammar(StructuredOutputOptions.JSON, json.dumps(schema), stop_token_ids={*stop_ids})
+    return Grammar("test", SimpleNamespace(grammar=matcher), SimpleNamespace(backend=backend))
+
+
+def _ids(mask: np.ndarray) -> list[int]:
+    return [i for i in range(32 * len(mask)) if allows(mask, i)]
+
+
+def test_masks_do_not_depend_on_what_was_asked_before() -> None:
+    """Steps of random drafts, of which some are kept, as a walk asks them."""
+    rng, stop = random.Random(1), (0,)
+    for _ in range(3):
+        grammar, kept = grammar_of(stop_ids=stop), list[int]()
+        for _ in range(30):
+            walk = Walk(grammar, kept, K, len(grammar.manager.backend.allocate_token_bitmask(1)[0]))
+            for _ in range(2):
+                walk.along([rng.choice([0, *range(1, 60), *_ids(walk.masks[-1])[:1]]) for _ in range(K)])
+            while len(walk.drafts) < K and walk._follow(rng.choice(_ids(walk.masks[-1]))):
+                pass
+            fresh = grammar_of(stop_ids=stop)
+            masks = [fresh([*kept, *walk.drafts[:n]]) for n in range(len(walk.masks))]
+            assert all((one == two).all() for one, two in zip(walk.masks, masks, strict=True))
+            count = rng.randint(0, len(walk.drafts))
+            # the target's own draw comes after what it kept
+            kept += [*walk.drafts[:count], rng.choice(_ids(walk.masks[count]))]
+            if kept[-1] in stop or grammar(kept) is None:
+                break
+
+
+def test_vllm_s_mask_holds_for_the_next_id_alone() -> None:
+    grammar = grammar_of()
+    grammar.next = np.full(4, 5, np.int32)
+    assert (grammar([]) == 5).all()
+    assert not np.array_equal(grammar([]), np.full(4, 5, np.int32))
+
+
+@pytest.mark.parametrize("compiled", [None, ValueError("no grammar")], ids=["not yet", "never"])
+def test_without_a_matcher_nothing_is_known_behind_a_draft(compiled: Any) -> None:
+    from serve.grammar import Grammar  # noqa: PLC0415
+
+    assert Grammar("test", SimpleNamespace(grammar=compiled), None)([1, 2]) is None
+    assert Grammar("test", None, None)([1, 2]) is None
