@@ -86,7 +86,7 @@ KINDS = {
     "chain": Kind(_chain, decoder=True, kept=(Kept("ids", "B 1 1", "int32"),), tree=LEAVES),
     "parallel": Kind(_parallel, decoder=True, kept=(Kept("ids", "B K 1", "int32"),), limit=16, tree=ANY_TREE),
     "eagle3": Kind(_eagle3, head_layers=1, kept=(Kept("state", "B 1 H"),), keeps=1, tree=LEAVES),
-    "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),)),
+    "medusa": Kind(_medusa, kept=(Kept("state", "B 1 H"),), tree=ANY_TREE),
     "ngram": Kind(_nothing, has_model=False),
     "none": Kind(_nothing, has_model=False),
 }

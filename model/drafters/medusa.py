@@ -82,7 +82,7 @@ class Medusa(Drafter):
         # a step has at least two rows to draw, of which these are the first
         of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
         draws = model.kernels.coupled_sample(model.parallel.ops, logits_BkV.flatten(0, 1), of_drafts)
-        return torch.cat((ids_BT, draws.merged().unflatten(0, (-1, window.k))), 1), state
+        return window.candidates(ids_BT, draws.ranked().unflatten(1, (-1, window.k))), state
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
         assert verified.features_BNF is not None

@@ -242,9 +242,7 @@ class Engine:
             min(limit, len(work.walks[s.index].drafts)) if s.index in work.walks else limit
             for s, limit in zip(work.slots, work.limits, strict=True)
         )
-        work = replace(
-            work, limits=tuple(limits), drafts=tuple(candidates_BN[s.index, 1:].tolist() for s in work.slots)
-        )
+        work = replace(work, limits=tuple(limits), drafts=drafts)
         inputs = self.slots.step_inputs(work.limits, bucket, self._masks(work), drafts, k + 1)
         return work, self.runner.run(step_tag(k, self.shape.k, VERIFY), bucket, inputs)
 

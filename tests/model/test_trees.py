@@ -33,7 +33,7 @@ from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.tree import Tree, parse_tree
 from model.window import TreeWindow
-from tests.compile.tiny import write_model
+from tests.compile.tiny import write_medusa, write_model
 from tests.model.heads import write_head
 
 MASK, LENGTH = 61, 256
@@ -146,6 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "chain", 3, **alike)
     write_model(folder / "parallel", 3, **alike, pard_token=MASK)
     write_head(folder / "eagle3", folder / "target", taps=(0, 1), num_key_value_heads=1)
+    write_medusa(folder / "medusa", 5)
     return folder
 
 
@@ -182,7 +183,7 @@ def _requests(count: int, seed: int) -> list[Request]:
 CASES = [
     {"draft": "parallel"}, {"draft": "chain"}, {"draft": "parallel", "dtype": "bf16"}, {"draft": "chain", "tp": 2},
     {"draft": "chain", "batch": 1, "dtype": "bf16"}, {"draft": "parallel", "tp": 2, "draft_tp": 1},
-    {"draft": "eagle3"},
+    {"draft": "eagle3"}, {"draft": "medusa"}, {"draft": "medusa", "dtype": "bf16"},
 ]  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def test_tokens_are_the_chains_and_the_targets(folder: Path, case: dict[str, Any
     requests = _requests(10, len(str(case)))
     of_target = {"dtype": case["dtype"]} if "dtype" in case else {}
     expected = [r.ids for r in _results(folder, requests, **of_target)]
-    results = _results(folder, requests, **case, tree=TREE if case["draft"] == "parallel" else LEAVES)
+    results = _results(folder, requests, **case, tree=TREE if case["draft"] in ("parallel", "medusa") else LEAVES)
     assert [r.ids for r in results] == expected
     chain = _results(folder, requests, **case)
     assert [r.ids for r in chain] == expected
