@@ -29,8 +29,8 @@ class Chain(Drafter):
         model, (before_B11,) = self.model, state.kept
         # a draft of other groups: its own operations, so that no trace of the target's is called for it
         ops, placement = model.parallel.ops, window.placement
-        # a prompt has at least one id: none begins before position 0
-        positions_B2 = placement.positions_BN[:, :1] - 1 + iota(2, ids_BT)
+        # a prompt has at least one id; a slot without a sequence is at position 0, and its rows are nobody's
+        positions_B2 = (placement.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
         x_B2E, caches = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
         _, of_first = window.row(0, draw)

@@ -234,8 +234,10 @@ class Engine:
         """Draft, follow the drafts as far as masks allow, verify."""
         tag = step_tag(k, self.shape.k, DRAFT)
         inputs = self.slots.step_inputs(work.limits, bucket, self._masks(work))
-        candidates_BN = self.runner.draft(tag, bucket, inputs)
+        candidates_BN = np.array(self.runner.draft(tag, bucket, inputs))
         for index, walk in work.walks.items():
+            # what a mask allows alone may be no id of the draft's vocabulary
+            candidates_BN[index, 1 : 1 + len(walk.drafts)] = walk.drafts
             walk.along(candidates_BN[index, 1:].tolist())
         drafts = tuple(candidates_BN[slot.index, 1:].tolist() for slot in work.slots)
         limits = (

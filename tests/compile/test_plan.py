@@ -122,8 +122,8 @@ def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pyte
     assert [(g.tag, g.k) for g in added] == [
         (f"{FUSED}_k{k}{ending}", k) for k in (3, 1) for ending in ("", UNFILTERED)
     ]
-    # two all-reduces a layer: 64 of the target's, and 28 of the draft's in each of its k + 1 passes
-    assert [g.collectives["all-reduce"] for g in added[::2]] == [2 * (64 + 4 * 28), 2 * (64 + 2 * 28)]
+    # two all-reduces a layer: 64 of the target's, and 28 of the draft's in each of its k passes
+    assert [g.collectives["all-reduce"] for g in added[::2]] == [2 * (64 + 3 * 28), 2 * (64 + 28)]
     build(["--k", "7,0,1,3", "--dry-run"])
     assert "or fewer by a graph of k 0, 1, 3" in capsys.readouterr().out
     build(["--k", "0,3", "--dry-run", "--json"])

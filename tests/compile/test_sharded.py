@@ -58,7 +58,7 @@ def test_tokens_are_the_default_ones(found: Found, name: str) -> None:
 def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
     """A draft in groups of 2 inside of 8 ranks writes the caches of a draft on 2 ranks, in every group."""
     alone, grouped, rotated = (found.caches(name) for name in ("two", "sliced", "draft rotated"))
-    names = [n for n in alone if n.startswith("draft_model")]
+    names = [n for n in alone if n.startswith("draft_model.kv.")]
     assert len(names) == 2
     for name in names:
         for rank in range(RANKS):

@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     changes: dict[str, Any] = {"tp": RANKS, "draft_tp": 4, "kv_shard": "sequence", "k": 3, "batch": 2}
     g = graphs(folder, **changes)
     results = Engine(g, shape_of(g.bundle)).run(requests(g))
-    slices = [g.bundle["max_len"] // t.shape[2] for t in g.bundle.graphs[0].state]
+    slices = [g.bundle["max_len"] // t.shape[2] for t in g.bundle.graphs[0].state if ".kv." in t.name]
     print(json.dumps({"ids": [r.ids for r in results], "slices": slices}))
 
 
