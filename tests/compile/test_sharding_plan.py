@@ -38,7 +38,7 @@ def test_full_pair_with_the_draft_on_four_ranks(capsys: pytest.CaptureFixture[st
     layer = 2 * 2048 * 512 + 2 * 2048 * 256 + 3 * 2048 * 1536 + 2 * 2048 + 2 * 128
     draft = 28 * layer + 151936 * 512 + 37984 * 2048 + 2048
     assert planned["bytes_per_rank"]["weights"] == 2 * (target + draft) + 2 * 4
-    # keys and values, bf16, batch 4, 1024 positions, D 128: one kv head of the target, two of the draft; an id a sequence
+    # keys and values, bf16, batch 4, 1024 positions, D 128: one kv head of the target, two of the draft, and ids
     assert planned["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 1024 * 128 * (64 + 2 * 28) + 4 * 4
     fused = planned["graphs"][1]
     assert fused["collectives"] == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 1 + 7 + 7}
