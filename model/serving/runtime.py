@@ -124,9 +124,11 @@ class Graphs:
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
             compiled = loaded or pjrt.compile_hlo(proto, self._devices, graph, self._cut)
             if compiled is None:
-                # one that needs whole caches: all get them
-                self._cut = False
+                # one that needs whole caches: all get them, those that are there already too
+                self._cut, before = False, [self._graphs[known] for known in self._executables]
                 self._executables.clear()
+                for other in before:
+                    self._executable(other)
                 return self._executable(graph)
             self._executables[key] = compiled
         return self._executables[key]
