@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError
+from model.serving.masks import shared
 
 
 class Grammars:
@@ -63,8 +64,7 @@ class Grammar:
 
     def _moved(self, matcher: Any, ids: list[int]) -> bool:
         """Move the matcher to these ids; False if the text ends with them or before."""
-        same = next((n for n, (a, b) in enumerate(zip(self._ids, ids, strict=False)) if a != b), None)
-        same = min(len(self._ids), len(ids)) if same is None else same
+        same = shared(self._ids, ids)
         if back := len(self._ids) - same:
             matcher.rollback(back)
             del self._ids[same:]

@@ -13,7 +13,6 @@ from model.backing import Backing
 from model.bundle.manifest import DECODE, PREFILL, GraphSpec
 from model.bundle.schema import DRAFT, UNFILTERED, VERIFY, kind_of
 from model.cache import Cache
-from model.config import Qwen3Config
 from model.draft_config import Eagle3Config, MedusaConfig
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
@@ -21,7 +20,6 @@ from model.drafters.eagle3 import Eagle3, Eagle3Draft
 from model.drafters.medusa import Medusa, MedusaHeads
 from model.drafters.parallel import Parallel as ParallelDrafter
 from model.dtypes import BY_FLAG
-from model.errors import UserError
 from model.graph_io import Outputs
 from model.ops import Ops
 from model.parallel import Parallel
@@ -56,8 +54,6 @@ def _drafter(spec: BuildSpec, parallel: Parallel, backing: Backing) -> Drafter:
         return Eagle3(Eagle3Draft(config, parallel, backing))
     if isinstance(config, MedusaConfig):
         return Medusa(MedusaHeads(config, parallel, backing), spec.target_config.num_hidden_layers)
-    if not isinstance(config, Qwen3Config):
-        raise UserError(f"the drafter {spec.drafting.kind} cannot be built yet")
     model = Qwen3(config, parallel, backing)
     if spec.drafting.mask_id is not None:
         return ParallelDrafter(model, spec.drafting.mask_id)

@@ -31,8 +31,7 @@ class Walk:
 
         A draft that ends the text is not followed: the target draws it by itself.
         """
-        same = next((n for n, (a, b) in enumerate(zip(self.drafts, drafts, strict=False)) if a != b), None)
-        same = min(len(self.drafts), len(drafts)) if same is None else same
+        same = shared(self.drafts, drafts)
         del self.drafts[same:], self.masks[same + 1 :]
         for draft in drafts[same : self._most]:
             if not (allows(self.masks[-1], draft) and self._follow(draft)):
@@ -50,6 +49,12 @@ class Walk:
         self.masks.append(_checked(mask, self._words))
         self.drafts.append(draft)
         return True
+
+
+def shared(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many ids two lists have in common from their beginning on."""
+    different = (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
+    return next(different, min(len(ids), len(others)))
 
 
 def masks_of_rows(walks: Mapping[int, Walk], batch: int, rows: int, words: int) -> np.ndarray:
