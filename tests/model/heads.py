@@ -1,4 +1,4 @@
-"""A small random EAGLE-3 head as a checkpoint folder of either format."""
+"""Small random EAGLE-3 heads as checkpoint folders of either format, and a family of drafts around one target."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from model.bundle.eagle3_weights import eagle3_shapes
 from model.config import load_config
 from model.draft_config import Eagle3Config, load_draft
+from tests.compile.tiny import write_model
 
 LAYER = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -57,4 +58,14 @@ def write_head(
         tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
+    return folder
+
+
+def write_family(folder: Path) -> Path:
+    """A target and drafts that begin as it does, so that they are right now and then: chain, parallel and EAGLE-3."""
+    sizes: dict[str, Any] = {"scale": 0.5, "eos_token_id": None}
+    target = write_model(folder / "target", 5, num_hidden_layers=4, **sizes)
+    write_head(folder / "eagle3", target)
+    write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
+    write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **sizes)
     return folder

@@ -28,11 +28,9 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from tests.compile.tiny import write_model
-from tests.model.heads import write_head
+from tests.model.heads import write_family
 from tests.model.test_masks import PARAMS, V, some, words
 
-SIZES = {"scale": 0.5, "eos_token_id": None}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "chain": {"draft": "chain"}, "parallel": {"draft": "parallel"}, "ngram": {"drafter": "ngram"},
     "eagle3": {"draft": "eagle3"},
@@ -42,12 +40,7 @@ END = 7
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("masked_drafts")
-    target = write_model(folder / "target", 5, num_hidden_layers=4, **SIZES)
-    write_head(folder / "eagle3", target)
-    write_model(folder / "chain", 5, num_hidden_layers=1, **SIZES)
-    write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **SIZES)
-    return folder
+    return write_family(tmp_path_factory.mktemp("masked_drafts"))
 
 
 def _built(folder: Path, drafter: str, name: str) -> Graphs:

@@ -19,10 +19,8 @@ from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
-from tests.compile.tiny import write_model
-from tests.model.heads import write_head
+from tests.model.heads import write_family
 
-SIZES = {"scale": 0.5, "eos_token_id": None}
 PARAMS = [Params(), Params(0.9, seed=3), Params(1.1, top_k=9, top_p=0.9, seed=4)]
 # of each drafter: its flags
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -35,12 +33,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("separate")
-    target = write_model(folder / "target", 5, num_hidden_layers=4, **SIZES)
-    write_head(folder / "eagle3", target)
-    write_model(folder / "chain", 5, num_hidden_layers=1, **SIZES)
-    write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **SIZES)
-    return folder
+    return write_family(tmp_path_factory.mktemp("separate"))
 
 
 def _bundle(folder: Path, drafter: str, **changes: Any) -> Bundle:
