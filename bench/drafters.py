@@ -72,13 +72,13 @@ class Case:
         return BuildSpec(target=target, checkpoint=target, drafter=self.drafter, out=str(out), **sizes)
 
 
-def cases(drafter: str, dtype: str) -> list[list[Case]]:
-    """Bundles that share the requests: of the drafter's chains, and of its trees if it has any."""
+def cases(drafter: str, dtype: str) -> list[Case]:
+    """The bundles that share a drafter's requests: of chains, and of a tree if it gives candidates for one."""
     chains = [Case(drafter, k, batch, dtype) for k, batch in SHAPES]
     if drafter not in TREES:
-        return [chains]
+        return chains
     tree = TREES[drafter]
-    return [chains, [Case(drafter, parse_tree(tree).k, batch, dtype, tree) for batch in TREE_BATCHES]]
+    return [*chains, *(Case(drafter, parse_tree(tree).k, batch, dtype, tree) for batch in TREE_BATCHES)]
 
 
 def requests(count: int, tokens: int, seed: int = 16) -> list[tuple[str, Request]]:
@@ -128,7 +128,7 @@ def run(drafters: Sequence[str], dtypes: Sequence[str], asked: list[tuple[str, R
                 # the target alone has no drafts to limit
                 results = served(alone, [replace(request, k_limit=None) for _, request in asked], folder)
             expected = [r.ids for r in results]
-            for sharing in (group for drafter in drafters for group in cases(drafter, dtype)):
+            for sharing in (cases(drafter, dtype) for drafter in drafters):
                 for n, case in enumerate(sharing):
                     part = slice(n, None, len(sharing))
                     with progress(f"{case.drafter}, k {case.k}, batch {case.batch}, {dtype}"):
@@ -148,7 +148,7 @@ def _compared(asked: list[tuple[str, Request]], results: list[Result], expected:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a bundle, and the requests and differences of each drafter's chains and trees in each dtype."""
+    """A line a bundle, and the requests and differences of each drafter in each dtype."""
     kinds = [f"{kind} {how}" for kind in KINDS for how in HOW]
     lines = [
         [r["drafter"], r["tree"] or "chain", str(r["k"]), str(r["batch"]), r["dtype"], str(r["requests"]),
@@ -158,7 +158,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     heads = ["drafter", "tree", "k", "batch", "dtype", "requests", "different", *(f"{k}, tokens a step" for k in kinds)]
     sums: dict[tuple[str, ...], list[int]] = {}
     for r in rows:
-        of = sums.setdefault((r["drafter"], "trees" if r["tree"] else "chains", r["dtype"]), [0, 0])
+        of = sums.setdefault((r["drafter"], r["dtype"]), [0, 0])
         of[0], of[1] = of[0] + r["requests"], of[1] + r["differences"]
     said = [f"{' '.join(key)}: {asked} requests, {different} different" for key, (asked, different) in sums.items()]
     return "\n".join([markdown(heads, lines), "", *said])
@@ -169,19 +169,20 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.drafters", description=__doc__)
     parser.add_argument("--drafters", nargs="+", default=list(MODELS), choices=MODELS, help="which (default: all)")
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="which (default: both)")
-    parser.add_argument("--requests", type=int, default=1000, help="of each drafter's chains, trees and dtype")
-    parser.add_argument("--tokens", type=int, default=20, help="new tokens of each (default: 20)")
+    parser.add_argument("--requests", type=int, default=1000, help="of each drafter and dtype (default: 1000)")
+    parser.add_argument("--tokens", type=int, default=16, help="new tokens of each (default: 16)")
     parser.add_argument("--out", type=Path, help="write the rows here, JSON")
     options = parser.parse_args(arguments)
-    if options.requests < len(SHAPES) or options.tokens < 1:
-        raise UserError(f"--requests is at least {len(SHAPES)} and --tokens at least 1; correct them")
-    rows = []
+    bundles = len(SHAPES) + len(TREE_BATCHES)
+    if options.requests < bundles or options.tokens < 2:
+        raise UserError(f"--requests is at least {bundles}, one a bundle, and --tokens at least 2; correct them")
+    about, rows = header("wall") | {"tokens": options.tokens}, []
     for row in run(options.drafters, options.dtypes, requests(options.requests, options.tokens)):
         rows.append(row)
         print(f"{row['drafter']} {row['tree'] or 'chain'}, k {row['k']}, batch {row['batch']}, {row['dtype']}: "
               f"{row['requests']} requests, {row['differences']} different", flush=True)  # fmt: skip
-    if options.out:
-        write_result(options.out, header("wall") | {"tokens": options.tokens, "rows": rows})
+        if options.out:
+            write_result(options.out, about | {"rows": rows})
     print(f"\n{table(rows)}")
     if any(row["differences"] for row in rows):
         raise SystemExit(1)
