@@ -46,7 +46,8 @@ def devices_of(platform: str, count: int) -> list[Any]:
         # once the devices are made, they must do; a device more than there are ranks is a thread more, and XLA hands
         # every product of a step over from one to the other
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", max(count, jax.config.jax_num_cpu_devices))
+            wanted = max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+            jax.config.update("jax_num_cpu_devices", wanted)
     try:
         devices = jax.devices(platform)
     except RuntimeError as error:
