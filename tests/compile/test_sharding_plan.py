@@ -106,7 +106,7 @@ def test_each_collective_joins_the_promised_ranks(base: Path, draft_tp: int, sli
     """k 3, a target of two layers in four slices on 8 ranks, a draft of one layer."""
     plan = make_plan(spec(base, tp=8, draft_tp=draft_tp, kv_shard="sequence", max_len=512))
     drafts = {PREFILL: (1, 0), FUSED: (3, 3), DECODE: (0, 0)}
-    for graph in plan.graphs[-5:]:
+    for graph in plan.graphs[-6:]:
         passes, heads = drafts[graph.tag.removesuffix(UNFILTERED)]
         expected = Counter({("all-reduce", _in(8)): 4, ("all-gather", _in(8)): 2, ("all-gather", _in(4)): 4})
         if draft_tp > 1:
