@@ -9,13 +9,15 @@ from pathlib import Path
 
 from nkisim import command
 from nkisim.accuracy.outcome import Outcome, Summary, outcome, summary
-from nkisim.accuracy.rows import ROWS, UNSEEN, Row
+from nkisim.accuracy.rows import ROWS, Row
+from nkisim.accuracy.unseen import UNSEEN
 from nkisim.command import Parser
 
 HEAD = """# Accuracy against measured kernels
 
-Written by `python -m nkisim.accuracy --out nkisim/accuracy/results.md`. Measured times are from the public record that
-`nkisim/accuracy/rows.py` names; modelled times are simulated by nkisim's timeline, launches included.
+Written by `python -m nkisim.accuracy --out nkisim/accuracy/results.md`. Measured times are from the public records that
+`nkisim/accuracy/rows.py` and `nkisim/accuracy/unseen.py` name; modelled times are simulated by nkisim's timeline,
+launches included.
 """
 NOT_SEEN = "Rows that were found after every constant had its value; none was changed for them."
 
@@ -67,7 +69,7 @@ def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print or write every measured kernel beside its simulated time (1 minute)."""
+    """Print or write every measured kernel beside its simulated time (3 minutes)."""
     parser = Parser(prog="nkisim accuracy", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")

@@ -45,6 +45,8 @@ class Machine:
         self.pe: dict[int, TensorClock] = {}
         self.generators: dict[tuple[int, str], float] = {}
         self.queues: dict[int, Queue] = {}
+        # when each engine takes the next transfer from the ring that software fills, by core
+        self.rings: dict[int, list[float]] = {}
         self.engines: dict[int, list[float]] = {}
         self.hbm_free: dict[int, float] = {}
 
@@ -236,7 +238,9 @@ class Machine:
             engines = self.engines[source.core] = [0.0] * len(queue.free)
         end, busy, own = now, 0.0, queue.free
         first, stop, time = cost.block
-        if stop:
+        if cost.pace:
+            end, busy = self._move_paced(cost, source.core, queue, now)
+        elif stop:
             held = engines[first:stop]
             latest = max(held)
             if latest <= now:
@@ -268,3 +272,15 @@ class Machine:
         engine_wait = end - data - busy - shared
         moving = end - shared - busy
         times.transfer[event] = Transfer(waited, engine_wait, fixed, busy, shared, moving)
+
+    def _move_paced(self, cost: DmaCost, core: int, queue: Queue, now: float) -> tuple[float, float]:
+        """Move data whose descriptors come faster than an engine takes transfers from its ring: end, and data phase."""
+        engines, end, busy = self.engines[core], now, 0.0
+        ring = self.rings.setdefault(core, [0.0] * len(engines))
+        for engine, time in cost.shares:
+            start = max(engines[engine], ring[engine], now)
+            ring[engine] = start + cost.pace
+            engines[engine] = queue.free[engine] = start + time
+            if start + time > end:
+                end, busy = start + time, time
+        return end, busy
