@@ -145,12 +145,9 @@ class Mamba:
         for total in sums:
             s.compute("vector", "memset", total.all(), engine="unknown")
         products = [self._product(delta[i], u[i]) for i in range(self.channels)] if self.hoisted else []
-        states, channels = range(self.states), range(self.channels)
-        order = (
-            [(i, n) for n in states for i in channels]
-            if self.shared_rows
-            else [(i, n) for i in channels for n in states]
-        )
+        order = list(itertools.product(range(self.channels), range(self.states)))
+        if self.shared_rows:
+            order.sort(key=lambda pair: pair[1])
         shared: tuple[View, View] | None = None
         for i, n in order:
             if shared is None or not self.shared_rows or i == 0:
