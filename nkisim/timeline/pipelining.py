@@ -123,71 +123,57 @@ class _ListSchedule:
         """Place every event."""
         for core in self.members:
             self._show(core)
-        heap, free, due, at, done = self.heap, self.free, self.due, self.at, self.done
+        heap, free, due, at, done, place = self.heap, self.free, self.due, self.at, self.done, self.place
         takes, load, queues, rank, core_of = self.takes, self.load, self.queues, self.rank, self.core_of
         while heap:
             time, lane = heappop(heap)
             if time != due[lane]:
                 continue
             due[lane] = _NEVER
-            position = self._take(lane, time)
-            if position < 0:
-                continue
-            pitch, latency = takes[position]
-            start, other = free[lane], at[position]
-            start = other if other > start else start
-            free[lane] = start + pitch
-            load[lane] -= pitch
-            done[position] = 1
-            queues[lane].append(position)
-            self._release(position, lane, start + latency)
-            core = core_of[lane]
-            if rank[position] == self.oldest[core]:
-                self._advance(core)
-            self._wake(lane)
+            # the first instruction in program order that is ready, or else the one that is ready next
+            ready, future = self.ready[lane], self.future[lane]
+            while future and future[0][0] <= time:
+                position = heappop(future)[1]
+                heappush(ready, (place[position], position))
+            if ready and free[lane] <= time:
+                position = heappop(ready)[1]
+                pitch, latency = takes[position]
+                start, other = free[lane], at[position]
+                start = other if other > start else start
+                free[lane] = start + pitch
+                load[lane] -= pitch
+                done[position] = 1
+                queues[lane].append(position)
+                if self.consumers[position]:
+                    self._release(position, lane, start + latency)
+                core = core_of[lane]
+                if rank[position] == self.oldest[core]:
+                    self._advance(core)
+            # look at the lane again when it can take what it has
+            if ready or future:
+                again = free[lane]
+                if not ready and future[0][0] > again:
+                    again = future[0][0]
+                if again < due[lane]:
+                    due[lane] = again
+                    heappush(heap, (again, lane))
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
 
-    def _take(self, lane: int, now: float) -> int:
-        """The first instruction in program order that is ready, or else the one that is ready next."""
-        ready, future = self.ready[lane], self.future[lane]
-        while future and future[0][0] <= now:
-            position = heappop(future)[1]
-            heappush(ready, (self.place[position], position))
-        if ready and self.free[lane] <= now:
-            return heappop(ready)[1]
-        self._wake(lane)
-        return -1
-
-    def _wake(self, lane: int) -> None:
-        """Look at a lane again when it can take what it has."""
-        time = self.free[lane]
-        if not self.ready[lane]:
-            future = self.future[lane]
-            if not future:
-                return
-            time = max(time, future[0][0])
-        if time < self.due[lane]:
-            self.due[lane] = time
-            heappush(self.heap, (time, lane))
-
     def _release(self, position: int, lane: int, end: float) -> None:
         """Tell the consumers; those that miss nothing more become candidates."""
-        consumers = self.consumers[position]
-        if not consumers:
-            return
         transfer = self.transfer[position]
         signalled = end + (self.dma_semaphore if transfer else self.semaphore)
-        at, missing, lane_of = self.at, self.missing, self.lane_of
-        for consumer in consumers:
+        at, missing, lane_of, rank = self.at, self.missing, self.lane_of, self.rank
+        for consumer in self.consumers[position]:
             home = lane_of[consumer]
             time = end if home == lane and not transfer else signalled
-            known = at[consumer]
-            at[consumer] = time if time > known else known
+            if time > at[consumer]:
+                at[consumer] = time
             left = missing[consumer] = missing[consumer] - 1
-            if not left and self.rank[consumer] < self.visible[self.core_of[home]]:
+            if not left and rank[consumer] < self.visible[self.core_of[home]]:
                 self._offer(consumer)
 
     def _offer(self, position: int) -> None:
@@ -226,23 +212,24 @@ class _ListSchedule:
 
     def _advance(self, core: int) -> None:
         """Move the window past events that are placed."""
-        members, oldest = self.members[core], self.oldest[core]
-        while oldest < len(members) and self.done[members[oldest]]:
+        members, done, oldest = self.members[core], self.done, self.oldest[core]
+        while oldest < len(members) and done[members[oldest]]:
             oldest += 1
-        if oldest != self.oldest[core]:
-            self.oldest[core] = oldest
-            self._show(core)
+        self.oldest[core] = oldest
+        self._show(core)
 
     def _show(self, core: int) -> None:
         """Extend what is visible: the window, up to the next event that keeps its place."""
         members, oldest, fixed = self.members[core], self.oldest[core], self.fixed[core]
-        while fixed and fixed[0] < oldest:
-            del fixed[0]
         limit = min(len(members), oldest + self.window)
         if fixed:
-            limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
-        for rank in range(self.visible[core], limit):
-            position = members[rank]
-            if not self.missing[position]:
-                self._offer(position)
-        self.visible[core] = max(limit, self.visible[core])
+            while fixed and fixed[0] < oldest:
+                del fixed[0]
+            if fixed:
+                limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
+        visible, missing = self.visible[core], self.missing
+        if limit > visible:
+            for position in members[visible:limit]:
+                if not missing[position]:
+                    self._offer(position)
+            self.visible[core] = limit

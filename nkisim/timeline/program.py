@@ -47,12 +47,13 @@ class Program:
     def connect(self) -> None:
         """Turn edges into links for the lanes as they are now."""
         signals = _signals(self)
-        self.links = [_links(signals, at, edges) for at, edges in enumerate(self.edges)]
+        self.links = [_links(signals, at, edges) if edges else () for at, edges in enumerate(self.edges)]
         self.weight_links = {at: _links(signals, at, edges) for at, edges in self.weights.items()}
-        self.latest = [max([link[0] for link in links]) if links else -1 for links in self.links]
+        # links are pairs first of all of their producer
+        self.latest = [max(links)[0] if links else -1 for links in self.links]
         for at, links in self.weight_links.items():
             if links:
-                self.latest[at] = max(self.latest[at], *[link[0] for link in links])
+                self.latest[at] = max(self.latest[at], max(links)[0])
 
     def lane(self, name: Lane) -> int:
         """The number of a lane, which is opened at its first use."""
@@ -237,8 +238,6 @@ def _links(signals: Signals, consumer: int, edges: Pairs) -> tuple[Link, ...]:
     An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait.
     """
-    if not edges:
-        return ()
     lane_of, transfer, between, tensor = signals
     lane, moves_too = lane_of[consumer], transfer[consumer]
     to = between[lane]
