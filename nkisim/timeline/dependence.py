@@ -216,13 +216,13 @@ class Dependence:
         self._owners: dict[tuple[str, int], Segments] = {}
 
     def edges(self, position: int, lane: int, event: Event, operands: Operands) -> tuple[Edges, Edges]:
-        """Return (edges of the first read operand, edges of everything else).
+        """Return (edges of a product's first read operand, edges of everything else).
 
         `operands` is what an earlier event with the same operands left there; empty, it is filled.
         """
-        first: Edges = {}
         rest: Edges = {}
-        target = first
+        first: Edges = {}
+        target = first if event.engine == "tensor" else rest
         if operands:
             for write, histories, span in operands:
                 own = histories[0].exact.get(span)

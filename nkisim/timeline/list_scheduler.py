@@ -8,12 +8,13 @@ order, and queues that compete for an engine alternate.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
-from nkisim.timeline.program import Program
+from nkisim.timeline.program import AnyCost, Program
 from nkisim.timeline.schedule_state import DATA, IN_ORDER, NOBODY, Queue, TensorClock, Times, Transfer
 
 
@@ -47,11 +48,15 @@ class Machine:
         self.tables: dict[int, list[str]] = {}
         self.clocks = {lane: TensorClock(n) for lane, (_, name) in enumerate(program.lanes) if name == "tensor"}
         self.generators: dict[tuple[int, str], float] = {}
-        self.queues: dict[int, Queue] = {}
+        # negative indices: the gpsimd engine's own dma and the links between chips
+        engines = [0.0] * (int(n.dma_engines) + 2)
+        self.cores = [core for core, _ in program.lanes]
+        self.queues = [Queue(engines[:]) for _ in range(lanes)]
         # when each engine takes the next transfer from the ring that software fills, by core
-        self.rings: dict[int, list[float]] = {}
-        self.engines: dict[int, list[float]] = {}
-        self.hbm_free: dict[int, float] = {}
+        self.rings = {core: list(engines) for core in self.cores}
+        self.engines = {core: list(engines) for core in self.cores}
+        self.stacks = {core: core // int(n.cores_per_hbm_stack) for core in self.cores}
+        self.hbm_free = dict.fromkeys(self.stacks.values(), 0.0)
 
     def run(self) -> Times:
         """Place every event.
@@ -60,19 +65,19 @@ class Machine:
             StuckSchedule: explicit edges form a circle.
         """
         heap, lane_of = self.heap, self.program.lane_of
-        self._advance(list(range(len(self.heads))))
+        advance = self._advancer()
+        advance(list(range(len(self.heads))))
         while heap:
             time, event = heappop(heap)
             self.order.append(event)
             lane = lane_of[event if event >= 0 else ~event]
             if event >= 0:
-                self._issue(event, time, self.costs[event])  # type: ignore[arg-type]
+                self.lane_free[lane] = self._place(event, lane, time, self.costs[event])
                 queue = self.queues[lane]
                 if len(queue.pending) == 1:
                     heappush(heap, (self._movable(queue), ~event))
-                self.lane_free[lane] = self.times.free[event]
                 self.heads[lane] += 1
-                self._advance([lane])
+                advance([lane])
                 continue
             self._move(~event, time)
             queue = self.queues[lane]
@@ -80,69 +85,62 @@ class Machine:
                 heappush(heap, (self._movable(queue), ~queue.pending[0][0]))
             self.done[~event] = 1
             if ~event in self.waiting:
-                self._advance(self.waiting.pop(~event))
+                advance(self.waiting.pop(~event))
         if not all(self.done):
             stuck = [self.program.events[i] for i, done in enumerate(self.done) if not done][:4]
             names = ", ".join(f"{e.op} on core {e.core} ({e.line[0]}:{e.line[1]})" for e in stuck)
             raise StuckSchedule(f"these events wait for each other: {names}; remove one `after` edge")
         return self.times
 
-    def _advance(self, lanes: list[int]) -> None:
-        """Place what can run in these lanes and in those that wait for it; offer the transfers at their heads."""
+    def _advancer(self) -> Callable[[list[int]], None]:
+        """A function that places what can run in some lanes and in those that wait for it, and offers transfers."""
         program, times, done, waiting, delays = self.program, self.times, self.done, self.waiting, self.delays
-        links, weights, latest, costs, order = (
-            program.links,
-            program.weight_links,
-            program.latest,
-            self.costs,
-            self.order,
-        )
-        start, free, end, blocker_of = times.start, times.free, times.end, times.blocker
-        while lanes:
-            lane = lanes.pop()
-            queue, at, lane_free = program.queues[lane], self.heads[lane], self.lane_free[lane]
-            stop = len(queue)
-            while at < stop:
-                event = queue[at]
-                missing = latest[event]
-                if missing < 0 or done[missing]:
-                    ready, blocker, missing = 0.0, NOBODY, NOBODY
-                    for other, early, signal in links[event]:
-                        if not done[other]:
-                            missing = other
-                            break
-                        time = (free if early else end)[other] + delays[signal]
-                        if time > ready:
-                            ready, blocker = time, other
-                    if event in weights and missing < 0:
-                        missing = next((other for other, _, _ in weights[event] if not done[other]), NOBODY)
-                if missing >= 0:
-                    waiting.setdefault(missing, []).append(lane)
-                    break
-                if ready > lane_free:
-                    blocker_of[event], times.reason[event] = blocker, DATA
-                else:
-                    ready = lane_free
-                    blocker_of[event] = queue[at - 1] if at else NOBODY
-                cost = costs[event]
-                if cost.__class__ is EngineCost:
-                    start[event] = ready
-                    lane_free = self._instruction(event, lane, ready, cost)  # type: ignore[arg-type]
-                elif cost.__class__ is MatmulCost:
-                    lane_free = self._multiply(event, ready, lane_free, cost)  # type: ignore[arg-type]
-                else:
-                    heappush(self.heap, (ready, event))
-                    break
-                order.append(event)
-                done[event] = 1
-                at += 1
-                if event in waiting:
-                    lanes += waiting.pop(event)
-            self.heads[lane], self.lane_free[lane] = at, lane_free
+        links, weights, latest, queues = program.links, program.weight_links, program.latest, program.queues
+        free, end, blockers, costs, order = times.free, times.end, times.blocker, self.costs, self.order
+        heads, lane_free, place = self.heads, self.lane_free, self._place
+
+        def advance(lanes: list[int]) -> None:
+            while lanes:
+                lane = lanes.pop()
+                queue, at = queues[lane], heads[lane]
+                while at < len(queue):
+                    event = queue[at]
+                    # the latest producer in program order is as a rule the last one
+                    missing = latest[event]
+                    if missing < 0 or done[missing]:
+                        ready, blocker, missing = 0.0, NOBODY, NOBODY
+                        for other, early, signal in links[event]:
+                            if not done[other]:
+                                missing = other
+                            time = (free if early else end)[other] + delays[signal]
+                            if time > ready:
+                                ready, blocker = time, other
+                        if event in weights:
+                            missing = next((other for other, _, _ in weights[event] if not done[other]), missing)
+                    if missing >= 0:
+                        waiting.setdefault(missing, []).append(lane)
+                        break
+                    if ready > lane_free[lane]:
+                        blockers[event], times.reason[event] = blocker, DATA
+                    else:
+                        ready = lane_free[lane]
+                        blockers[event] = queue[at - 1] if at else NOBODY
+                    if costs[event].__class__ is DmaCost:
+                        heappush(self.heap, (ready, event))
+                        break
+                    lane_free[lane] = place(event, lane, ready, costs[event])
+                    order.append(event)
+                    done[event] = 1
+                    at += 1
+                    if event in waiting:
+                        lanes += waiting.pop(event)
+                heads[lane] = at
+
+        return advance
 
     def replay(self, order: list[int]) -> float:
         """The latest end if every event is placed as in an earlier run, in its order, with different numbers."""
-        program, times, lane_free, costs = self.program, self.times, self.lane_free, self.costs
+        program, times, lane_free, costs, place = self.program, self.times, self.lane_free, self.costs, self._place
         lane_of, free, end, links, delays = program.lane_of, times.free, times.end, program.links, self.delays
         self.replaying = True
         for event in order:
@@ -150,42 +148,44 @@ class Machine:
                 self._move(~event, self._movable(self.queues[lane_of[~event]]))
                 continue
             lane = lane_of[event]
-            ready = since = lane_free[lane]
+            ready = lane_free[lane]
             # the producers are all placed
             for other, early, signal in links[event]:
                 time = (free if early else end)[other] + delays[signal]
-                if time > ready:
-                    ready = time
-            cost = costs[event]
-            if cost.__class__ is EngineCost:
-                lane_free[lane] = self._instruction(event, lane, ready, cost)  # type: ignore[arg-type]
-            elif cost.__class__ is MatmulCost:
-                lane_free[lane] = self._multiply(event, ready, since, cost)  # type: ignore[arg-type]
-            else:
-                self._issue(event, ready, cost)  # type: ignore[arg-type]
-                lane_free[lane] = free[event]
+                ready = time if time > ready else ready
+            lane_free[lane] = place(event, lane, ready, costs[event])
         return max(end, default=0.0)
 
-    def _instruction(self, event: int, lane: int, ready: float, cost: EngineCost) -> float:
-        """Run one instruction; when its engine is free again."""
+    def _place(self, event: int, lane: int, ready: float, cost: AnyCost) -> float:
+        """Start an instruction, or issue a transfer; when its lane is free again."""
         times = self.times
-        if cost.table:
-            tables = self.tables.setdefault(lane, [])
-            if cost.table in tables:
-                tables.remove(cost.table)
-            else:
-                ready += self.n.scalar_table_load_ns
-                times.table_loads.add(event)
-            tables.append(cost.table)
-            del tables[: -max(1, int(self.n.scalar_tables_resident))]
-        times.stream[event] = cost.stream
-        times.end[event] = ready + cost.latency
-        times.free[event] = free = ready + cost.pitch
-        return free
+        if cost.__class__ is EngineCost:
+            times.start[event] = ready
+            if cost.table:  # type: ignore[union-attr]
+                ready += self._table(event, lane, cost.table)  # type: ignore[union-attr]
+            times.stream[event] = cost.stream  # type: ignore[union-attr]
+            times.end[event] = ready + cost.latency  # type: ignore[union-attr]
+            times.free[event] = free = ready + cost.pitch  # type: ignore[union-attr]
+            return free
+        if cost.__class__ is MatmulCost:
+            return self._multiply(event, lane, ready, cost)  # type: ignore[arg-type]
+        return self._issue(event, lane, ready, cost)  # type: ignore[arg-type]
 
-    def _multiply(self, event: int, ready: float, lane_free: float, cost: MatmulCost) -> float:
-        """Load weights behind the running multiply if they are there in time, then multiply; when the engine is free."""
-        n, times, clock = self.n, self.times, self.clocks[self.program.lane_of[event]]
+    def _table(self, event: int, lane: int, name: str) -> float:
+        """The time to load a function's table, which is none if it is resident."""
+        tables, load = self.tables.setdefault(lane, []), 0.0
+        if name in tables:
+            tables.remove(name)
+        else:
+            load = self.n.scalar_table_load_ns
+            self.times.table_loads.add(event)
+        tables.append(name)
+        del tables[: -max(1, int(self.n.scalar_tables_resident))]
+        return load
+
+    def _multiply(self, event: int, lane: int, ready: float, cost: MatmulCost) -> float:
+        """Load weights behind the running multiply if they are there in time, then multiply."""
+        n, times, clock = self.n, self.times, self.clocks[lane]
         free, end, delays = times.free, times.end, self.delays
         weights_ready, producer = 0.0, NOBODY
         for other, early, signal in self.program.weight_links[event]:
@@ -194,7 +194,7 @@ class Machine:
                 weights_ready, producer = time, other
         # the load hides behind the running product; weights that come later are loaded in the open
         load = weights_ready if weights_ready > clock.multiply_start else clock.multiply_start
-        exposed = n.tensor_load_exposed_ns if weights_ready >= lane_free else 0.0
+        exposed = n.tensor_load_exposed_ns if weights_ready >= self.lane_free[lane] else 0.0
         loaded = load + cost.load + exposed
         begin = loaded if loaded > ready else ready
         stream = cost.stream * clock.slowdown(begin) * cost.passes
@@ -208,21 +208,18 @@ class Machine:
         clock.multiply(begin, done, cost.rows_share)
         return done
 
-    def _issue(self, event: int, ready: float, cost: DmaCost) -> None:
+    def _issue(self, event: int, lane: int, ready: float, cost: DmaCost) -> float:
         """Trigger a transfer and generate its descriptors."""
-        program, times, triggered = self.program, self.times, ready + cost.trigger
-        generator = (program.events[event].core, cost.generator)
+        times, triggered = self.times, ready + cost.trigger
+        generator = (self.cores[lane], cost.generator)
         begin = max(triggered, self.generators.get(generator, 0.0))
         self.generators[generator] = begin + cost.interval
         # a full generator holds the sequencer back
         behind = begin - self.n.dma_generator_depth * cost.interval
-        times.start[event], times.free[event] = ready, max(triggered, behind)
-        lane = program.lane_of[event]
-        queue = self.queues.get(lane)
-        if queue is None:
-            # negative indices: the gpsimd engine's own dma and the links between chips
-            queue = self.queues[lane] = Queue([0.0] * (int(self.n.dma_engines) + 2))
-        queue.pending.append((event, begin, begin + cost.lead))
+        times.start[event] = ready
+        times.free[event] = free = behind if behind > triggered else triggered
+        self.queues[lane].pending.append((event, begin, begin + cost.lead))
+        return free
 
     def _movable(self, queue: Queue) -> float:
         """When one of its engines can take the queue's first transfer."""
@@ -238,18 +235,15 @@ class Machine:
     def _move(self, event: int, now: float) -> None:
         """Move the data of one transfer through its engines and HBM."""
         cost: DmaCost = self.costs[event]  # type: ignore[assignment]
-        core, times = self.program.events[event].core, self.times
-        queue = self.queues[self.program.lane_of[event]]
+        lane, times = self.program.lane_of[event], self.times
+        core, queue = self.cores[lane], self.queues[lane]
         _, begin, data = queue.pending.popleft()
-        if core not in self.engines:
-            self.engines[core] = [0.0] * len(queue.free)
         end, busy = self._through_engines(cost, core, queue, now)
-        if end > queue.latest:
-            queue.latest = end
+        queue.latest = max(queue.latest, end)
         shared = 0.0
         if cost.hbm:
-            stack = core // int(self.n.cores_per_hbm_stack)
-            served = max(self.hbm_free.get(stack, 0.0), now) + cost.hbm
+            stack = self.stacks[core]
+            served = max(self.hbm_free[stack], now) + cost.hbm
             self.hbm_free[stack] = served
             if served > end:
                 shared, end = served - end, served
@@ -279,7 +273,7 @@ class Machine:
             engines[first:stop] = own[first:stop] = ends
             return (latest, time) if latest > now else (end, busy)
         # descriptors may come faster than an engine takes transfers from its ring
-        ring = self.rings.setdefault(core, [0.0] * len(engines)) if cost.pace else None
+        ring = self.rings[core] if cost.pace else None
         for engine, time in cost.shares:
             free = engines[engine]
             start = free if free > now else now

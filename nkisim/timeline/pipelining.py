@@ -170,8 +170,8 @@ class _ListSchedule:
         for consumer in self.consumers[position]:
             home = lane_of[consumer]
             time = end if home == lane and not transfer else signalled
-            if time > at[consumer]:
-                at[consumer] = time
+            known = at[consumer]
+            at[consumer] = time if time > known else known
             left = missing[consumer] = missing[consumer] - 1
             if not left and rank[consumer] < self.visible[self.core_of[home]]:
                 self._offer(consumer)

@@ -168,16 +168,6 @@ def _join_meetings(program: Program) -> None:
             program.edges[position] = tuple((other, kind) for other, kind in union.items() if other not in members)
 
 
-def _merged(first: Edges, rest: Edges) -> Edges:
-    """All edges of an event; that it reads a result outweighs that it overwrites it."""
-    if not first:
-        return rest
-    for other, kind in rest.items():
-        if kind == RESULT or other not in first:
-            first[other] = kind
-    return first
-
-
 def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES) -> Program:
     """Build lanes, edges and costs, in program order.
 
@@ -198,8 +188,6 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         first, rest = dependence.edges(position, lane, event, operands)
         if event.engine == "tensor":
             program.weights[position] = tuple(first.items())
-        else:
-            rest = _merged(first, rest)
         program.edges.append(tuple(rest.items()) if rest else ())
         program.lane_of.append(lane)
         program.queues[lane].append(position)
