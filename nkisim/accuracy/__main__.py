@@ -19,9 +19,9 @@ Written by `python -m nkisim.accuracy --out nkisim/accuracy/results.md`. Measure
 `nkisim/accuracy/rows.py` and `nkisim/accuracy/unseen.py` name; modelled times are simulated by nkisim's timeline,
 launches included.
 """
-NOT_SEEN = """Rows that were found after every nominal constant had its value; none was changed for them. The band is not as
-unseen: the slow end of the DMA engines' rate was then moved from 24.1 to 22 B/ns, which a profile beside the rows above
-shows. Before, 52 of these rows were inside."""
+NOT_SEEN = """Rows that were found after every nominal constant had its value; none was changed for them.
+Their bands are not as unseen: the slow end of the DMA engines' rate then moved from 24.1 to 22 B/ns, which a profile
+beside the rows above shows. Before that, 52 of these rows were inside."""
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
