@@ -55,6 +55,8 @@ class Machine:
         # when each engine takes the next transfer from the ring that software fills, by core
         self.rings = {core: list(engines) for core in self.cores}
         self.engines = {core: list(engines) for core in self.cores}
+        # when the last of a core's engines is done
+        self.latest = dict.fromkeys(self.cores, 0.0)
         self.stacks = {core: core // int(n.cores_per_hbm_stack) for core in self.cores}
         self.hbm_free = dict.fromkeys(self.stacks.values(), 0.0)
 
@@ -103,7 +105,8 @@ class Machine:
             while lanes:
                 lane = lanes.pop()
                 queue, at = queues[lane], heads[lane]
-                while at < len(queue):
+                stop = len(queue)
+                while at < stop:
                     event = queue[at]
                     # the latest producer in program order is as a rule the last one
                     missing = latest[event]
@@ -212,7 +215,8 @@ class Machine:
         """Trigger a transfer and generate its descriptors."""
         times, triggered = self.times, ready + cost.trigger
         generator = (self.cores[lane], cost.generator)
-        begin = max(triggered, self.generators.get(generator, 0.0))
+        begin = self.generators.get(generator, 0.0)
+        begin = max(begin, triggered)
         self.generators[generator] = begin + cost.interval
         # a full generator holds the sequencer back
         behind = begin - self.n.dma_generator_depth * cost.interval
@@ -224,9 +228,9 @@ class Machine:
     def _movable(self, queue: Queue) -> float:
         """When one of its engines can take the queue's first transfer."""
         event, _, data = queue.pending[0]
-        own = queue.free
         if queue.latest <= data:
             return data
+        own = queue.free
         cost: DmaCost = self.costs[event]  # type: ignore[assignment]
         first, stop, _ = cost.block
         free = min(own[first:stop]) if stop else min([own[engine] for engine, _ in cost.shares])
@@ -239,7 +243,9 @@ class Machine:
         core, queue = self.cores[lane], self.queues[lane]
         _, begin, data = queue.pending.popleft()
         end, busy = self._through_engines(cost, core, queue, now)
-        queue.latest = max(queue.latest, end)
+        if end > queue.latest:
+            queue.latest = end
+            self.latest[core] = max(self.latest[core], end)
         shared = 0.0
         if cost.hbm:
             stack = self.stacks[core]
@@ -262,13 +268,11 @@ class Machine:
         engines, own, end, busy = self.engines[core], queue.free, now, 0.0
         first, stop, time = cost.block
         if stop:
-            held = engines[first:stop]
-            latest = max(held)
-            if latest <= now:
+            if self.latest[core] <= now or (latest := max(engines[first:stop])) <= now:
                 latest = now + time
                 ends = [latest] * (stop - first)
             else:
-                ends = [(free if free > now else now) + time for free in held]
+                ends = [(free if free > now else now) + time for free in engines[first:stop]]
                 latest += time
             engines[first:stop] = own[first:stop] = ends
             return (latest, time) if latest > now else (end, busy)

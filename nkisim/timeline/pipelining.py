@@ -17,6 +17,7 @@ from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.dependence import RESULT
 from nkisim.timeline.program import AnyCost, Program
+from nkisim.timeline.schedule_state import NOBODY
 
 _NEVER = math.inf
 _FIXED = frozenset({"core_barrier", "sendrecv"})
@@ -58,6 +59,8 @@ class _ListSchedule:
         self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
         # how long each event keeps its lane, and when its result is there
         self.known: dict[int, tuple[float, float]] = {}
+        # where the nominal cost is in a list of costs by case
+        self.case = list(program.costs).index("nominal")
         costs = program.costs["nominal"]
         for cost in {id(c): c for c in costs}.values():
             self.known[id(cost)] = _estimate(cost, n.tensor_drain_ns)
@@ -75,15 +78,11 @@ class _ListSchedule:
         self.ready: list[list[tuple[int, int]]] = [[] for _ in program.queues]
         self.future: list[list[tuple[float, int]]] = [[] for _ in program.queues]
         self.heap: list[tuple[float, int]] = []
+        self.scalar_lane: dict[int, int] = {}
         # when each lane is looked at next
         self.due = [_NEVER] * len(program.queues)
         self._graph(count)
         self._windows()
-
-    @property
-    def case(self) -> int:
-        """Where the nominal cost is in a list of costs by case."""
-        return list(self.program.costs).index("nominal")
 
     def _graph(self, count: int) -> None:
         """Count the producers of each event and list its consumers."""
@@ -190,7 +189,10 @@ class _ListSchedule:
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""
-        scalar = self.program.lane((self.core_of[vector], "scalar"))
+        core = self.core_of[vector]
+        scalar = self.scalar_lane.get(core, NOBODY)
+        if scalar == NOBODY:
+            scalar = self.scalar_lane[core] = self.program.lane((core, "scalar"))
         if scalar == len(self.free):
             self.free.append(0.0)
             self.load.append(0.0)
@@ -198,15 +200,12 @@ class _ListSchedule:
             self.due.append(_NEVER)
             self.ready.append([])
             self.future.append([])
-            self.core_of.append(self.core_of[vector])
-        ends = []
-        takes = self.takes[position], self.known[id(self.program.choices[position][self.case])]
-        for lane, (_, latency) in zip((vector, scalar), takes, strict=True):
-            backlog = max(self.at[position], self.free[lane] + self.load[lane])
-            ends.append(backlog + latency)
-        if ends[0] <= ends[1]:
+            self.core_of.append(core)
+        at, there = self.at[position], self.known[id(self.program.choices[position][self.case])]
+        here = max(at, self.free[vector] + self.load[vector]) + self.takes[position][1]
+        if here <= max(at, self.free[scalar] + self.load[scalar]) + there[1]:
             return vector
-        self.lane_of[position], self.takes[position] = scalar, takes[1]
+        self.lane_of[position], self.takes[position] = scalar, there
         self.moved.append(position)
         return scalar
 
