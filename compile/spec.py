@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tokenizers import Tokenizer
-
+from compile.tokenizer import same_tokenizer
 from model.attention import KEY_TILE
 from model.bundle.schema import MAX_K, MAX_TP
 from model.bundle.weights import names
@@ -34,6 +33,8 @@ _CHOICES = {
     "drafter": (AUTO, *KINDS), "dtype": (*BY_FLAG,), "kv_shard": ("heads", "sequence"), "kernels": NAMES,
     "draft_head": ("all", "group"),
 }  # fmt: skip
+# most prompts of a chat's first turn; a pass over a tile of keys costs a CPU four times as much
+SHORT_PROMPT = 32
 
 
 def _flag(default: Any, help: str, how: bool = False) -> Any:
@@ -160,6 +161,11 @@ class BuildSpec:
             sizes.append(size)
             size *= 2
         return (*sizes, self.max_len)
+
+    @property
+    def short_prompts(self) -> tuple[int, ...]:
+        """Rows of the prompts' graphs below the buckets: kernels take whole tiles."""
+        return (SHORT_PROMPT,) if self.kernels == "reference" else ()
 
     def packing(self, model: PartModel) -> Packing:
         """The halves of a model's layers whose weights are packed, if the kernels ask for it: a decoder's, and the MLP
@@ -346,27 +352,6 @@ class PartModel:
 def _whole(value: Any) -> int:
     """A whole number as it is, and -1 for anything else that a config.json may hold."""
     return value if type(value) is int else -1
-
-
-def same_tokenizer(target: Path, draft: Path) -> None:
-    """Refuse a pair whose tokenizer.json differ; a folder without one is refused too."""
-    contents = []
-    for folder in (target, draft):
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise UserError(f"{folder} has no tokenizer.json; give a checkpoint folder with its tokenizer")
-        contents.append(file.read_bytes())
-    if contents[0] != contents[1] and _vocabulary(contents[0], target) != _vocabulary(contents[1], draft):
-        raise UserError(
-            f"the tokenizers of {target} and {draft} differ; a draft must propose ids of the target's tokenizer"
-        )
-
-
-def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
-    try:
-        return dict(Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True))
-    except Exception as error:  # the library raises bare Exception for a bad file
-        raise UserError(f"{folder}/tokenizer.json cannot be read ({error}); fetch the checkpoint again") from error
 
 
 def set_of_k(text: str) -> tuple[int, tuple[int, ...]]:
