@@ -127,7 +127,7 @@ def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
     names, dtype, packing = spec.weight_names(), BY_FLAG[spec.dtype].name, spec.packing(model)
-    shapes = local_shapes(model.config, model.ranks, packing)
+    shapes = local_shapes(model.config, model.ranks, packing, model.head_ranks)
     cut = (
         TensorSpec(names[f"{model.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype)
         for w in table(model.config, packing)
@@ -160,7 +160,8 @@ def _kept(spec: BuildSpec) -> tuple[TensorSpec, ...]:
 
 
 def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:
-    """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups.
+    """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups; its draws'
+    join the ranks of its head.
 
     Kernels that draw from shards search for what a target's row keeps, and guess it for a draft's.
     """
@@ -174,17 +175,18 @@ def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: b
         # the target's states come into an EAGLE-3 head once a step, projected by all ranks
         total["all-gather"] += isinstance(spec.draft_config, Eagle3Config) and bool(passes) and of_draft.tp > 1
     if filters and backing_of(spec.kernels).sharded:
-        total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.tp > 1)
+        total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.of_head.tp > 1)
     return total
 
 
 def _collectives_of(config: DraftConfig, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:
     """Two all-reduces a layer, one gather an embedding and a draw; two more a layer where slices are merged."""
+    draws = heads * (parallel.of_head.tp > 1)
     if parallel.tp == 1:
-        return {"all-reduce": 0, "all-gather": 0}
+        return {"all-reduce": 0, "all-gather": draws}
     if isinstance(config, MedusaConfig):
         # the heads' outputs behind each of their layers, and a draw
-        return {"all-reduce": 0, "all-gather": heads * (config.layers + 1)}
+        return {"all-reduce": 0, "all-gather": heads * config.layers + draws}
     merging = 2 if parallel.slices(config) > 1 else 0
     layers = passes * config.num_hidden_layers
-    return {"all-reduce": 2 * layers, "all-gather": passes + heads + merging * layers}
+    return {"all-reduce": 2 * layers, "all-gather": passes + draws + merging * layers}
