@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.drafters import MODELS, spec_of
+from bench.drafters import MODELS, Case
 from bench.provenance import header, said, write_result
 from bench.serving.plots import COLOURS, Bar, bars
 from bench.speedup import ENTROPIES, Way, theirs
@@ -49,8 +49,7 @@ def name_of(drafter: str, k: int) -> str:
 
 def ours(folder: Path, drafter: str, k: int) -> tuple[Graphs, Way]:
     """A bundle of one slot with a drafter, built if it is not there, and how it serves a request."""
-    spec = replace(spec_of(drafter, MODELS.get(drafter, ""), k, 1, folder), out=str(folder / f"{drafter}-k{k}"))
-    graphs = Graphs(read_bundle(build(spec)))
+    graphs = Graphs(read_bundle(build(Case(drafter, k, 1, "fp32").spec(folder / f"{drafter}-k{k}"))))
 
     def way(request: Request) -> tuple[list[int], float, float]:
         run = serve(graphs, request, k > 0)
@@ -211,7 +210,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for drafter in options.drafters:
         for k in options.ks:
-            spec_of(drafter, MODELS[drafter], k, 1, options.folder).check()
+            Case(drafter, k, 1, "fp32").spec(options.folder).check()
     return options
 
 

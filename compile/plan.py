@@ -54,12 +54,10 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
     batch = spec.batch
     graphs = []
     for bucket in spec.buckets:
-        prompt = tensor_specs(INPUTS, B=1, T=bucket, S=bucket)
-        first = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
         # a host that drafts brings the drafts with the input ids
         step = {k: tensor_specs(INPUTS, B=batch, T=1 if spec.has_draft else k + 1, S=bucket) for k in (0, *spec.ks)}
         emitted = {k: tensor_specs(OUTPUTS, B=batch, N=k + 1, S=bucket) for k in (0, *spec.ks)}
-        graphs += [GraphSpec(PREFILL, bucket, spec.k, both, prompt, state, first, _collectives(spec, passes=_PROMPT))]
+        graphs += [_prompt(spec, bucket, both, state)]
         halves: list[GraphSpec] = []
         for k in reversed(spec.ks):
             fused = GraphSpec(step_tag(k, spec.k), bucket, k, both, step[k], state, emitted[k], {})
@@ -69,7 +67,15 @@ def make_plan(spec: BuildSpec) -> BuildPlan:
         masked = [g for g in graphs if g.bucket == bucket and _takes_masks(g, spec)] + halves
         graphs += [g for g in halves if not g.tag.endswith(UNFILTERED)] if spec.separate else ()
         graphs += [_masked(g, spec) for g in masked] if spec.structured else ()
+    short = [_prompt(spec, rows, both, state) for rows in spec.short_prompts]
+    graphs += [*short, *([_masked(g, spec) for g in short] if spec.structured else ())]
     return BuildPlan(spec, tuple(graphs), target_weights, draft_weights, state)
+
+
+def _prompt(spec: BuildSpec, rows: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]) -> GraphSpec:
+    """The graph of a prompt of so many ids."""
+    inputs, outputs = tensor_specs(INPUTS, B=1, T=rows, S=rows), tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
+    return GraphSpec(PREFILL, rows, spec.k, weights, inputs, state, outputs, _collectives(spec, passes=_PROMPT))
 
 
 def _halves(fused: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:

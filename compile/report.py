@@ -38,7 +38,7 @@ def plan_as_text(plan: BuildPlan) -> str:
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ]
-    for graph in plan.graphs[: len(plan.graphs) // len(spec.buckets)]:
+    for graph in (g for g in plan.graphs if g.bucket == spec.max_len):
         counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
         lines.append(f"       {graph.tag}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)

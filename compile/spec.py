@@ -31,6 +31,8 @@ _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
 AUTO = "auto"
 DRAFT_GROUPS = (1, 2, 4, 8)
 KV_SHARDS = ("heads", "sequence")
+# most prompts of a chat's first turn; a pass over a tile of keys costs a CPU four times as much
+SHORT_PROMPT = 32
 
 
 def _flag(default: Any, help: str, how: bool = False) -> Any:
@@ -154,6 +156,11 @@ class BuildSpec:
             sizes.append(size)
             size *= 2
         return (*sizes, self.max_len)
+
+    @property
+    def short_prompts(self) -> tuple[int, ...]:
+        """Rows of the prompts' graphs below the buckets: kernels take whole tiles."""
+        return (SHORT_PROMPT,) if self.kernels == "reference" else ()
 
     def packing(self, model: PartModel) -> Packing:
         """The halves of a model's layers whose weights are packed, if the kernels ask for it: a decoder's, and the MLP

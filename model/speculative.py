@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model.attention import KEY_TILE
 from model.cache import Cache, Copies, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.filters import GUESSED_STEPS
@@ -142,8 +143,10 @@ class Pair(nn.Module):
         """A prompt of one sequence into its slot of both models' state, and its first token."""
         target, kernels = self.target_model, self.target_model.kernels
         length_B = inputs.attention_mask.sum(-1).to(torch.int32)
-        keys_S = iota(inputs.attention_mask.shape[1], length_B)
-        placement = Placement(keys_S[None], keys_S, inputs.seq_ids)
+        # a prompt shorter than a tile of keys has fewer rows, and sees one tile
+        rows = inputs.attention_mask.shape[1]
+        keys_S = iota(max(rows, KEY_TILE), length_B)
+        placement = Placement(keys_S[None, :rows], keys_S, inputs.seq_ids)
         one = placement._replace(slots_B=self.copies.one(inputs.seq_ids))
         x_BSE, target_caches, features_BSF = target.tapped(inputs.input_ids, target_caches, one)
         of_slot = (inputs.seq_ids, torch.zeros_like(inputs.seq_ids), placement.positions_BN)

@@ -15,6 +15,9 @@ from model.errors import UserError
 
 # tells the processes that vLLM starts which bundle the first one found
 BUNDLE_VARIABLE = "TRNSPEC_BUNDLE"
+# the folder in which the processes of a server share what they count
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+METRICS_PREFIX = "trnspec-metrics-"
 # a tokenizer without a chat template: the messages, a line each
 _PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 

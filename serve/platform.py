@@ -16,6 +16,7 @@ from model.bundle.manifest import Bundle, read_bundle
 from model.errors import UserError
 from model.serving.ready import shape_of
 from serve.allowed import Refused, engine_request, refuse_others
+from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, model_folder
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class BundlePlatform(Platform):
         from vllm.config import CompilationMode, SpeculativeConfig  # noqa: PLC0415
 
         bundle = served_bundle()
+        end_while_starting()
         _refuse_options(bundle, vllm_config)
         graphs_platform(vllm_config)
         vllm_config.parallel_config.worker_cls = "serve.worker.BundleWorker"

@@ -9,9 +9,7 @@ import sys
 import tempfile
 
 from model.errors import UserError
-from serve.folder import BUNDLE_VARIABLE, meant_bundle
-
-_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, meant_bundle
 
 
 def platform() -> str | None:
@@ -35,7 +33,7 @@ def platform() -> str | None:
 
 def _share_metrics() -> None:
     """Let /metrics, which the first process answers, show what the worker's process counts."""
-    if _METRICS_VARIABLE not in os.environ:
-        folder, owner = tempfile.mkdtemp(prefix="trnspec-metrics-"), os.getpid()
-        os.environ[_METRICS_VARIABLE] = folder
+    if METRICS_VARIABLE not in os.environ:
+        folder, owner = tempfile.mkdtemp(prefix=METRICS_PREFIX), os.getpid()
+        os.environ[METRICS_VARIABLE] = folder
         atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)

@@ -48,6 +48,8 @@ class BundleWorker(WorkerBase):
         self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
         table = find_table(bundle.path, None)
         self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
+        # who runs decides how many drafts the next step may have: it cannot begin before vLLM says so
+        self.schedule = k_of_batch(bundle, self.vllm_config) if speculative else None
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
         self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
@@ -76,7 +78,8 @@ class BundleWorker(WorkerBase):
         # rows that filter, or have masks, have graphs of their own
         endings = [e + mask for mask in ["", MASKED][: 1 + self.shape.structured] for e in (UNFILTERED, "")]
         tags = [(tag, ending) for ending in endings for tag in (PREFILL, *self._step_tags(ending))]
-        names = [(tag, bucket, ending) for bucket in self.shape.buckets for tag, ending in tags]
+        names = [(PREFILL, rows, ending) for rows in self.shape.short_prompts for ending in endings]
+        names += [(tag, bucket, ending) for bucket in self.shape.buckets for tag, ending in tags]
         with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
             for tag, bucket, ending in names:
                 self.graphs.prepare(tag, bucket, ending)
@@ -87,8 +90,7 @@ class BundleWorker(WorkerBase):
 
     def _step_tags(self, ending: str) -> tuple[str, ...]:
         """The graphs of steps: with a schedule by batch, those of its k."""
-        schedule = k_of_batch(self.bundle, self.vllm_config) if self.engine.speculative else None
-        ks = [k for *_, k in schedule] if schedule else [self.shape.k]
+        ks = [k for *_, k in self.schedule] if self.schedule else [self.shape.k]
         # without masks of each row, structured requests take no drafts
         ks += [0] * (self.shape.structured and not self.shape.row_masks)
         return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k, ending)))
@@ -144,7 +146,12 @@ class BundleWorker(WorkerBase):
             events += self._step(True, running, most)
         of_number = {event.number: event for event in events}
         self._uncount(scheduler_output, of_number)
-        return self._output(list(scheduler_output.num_scheduled_tokens), of_number)
+        output = self._output(list(scheduler_output.num_scheduled_tokens), of_number)
+        if not self.schedule:
+            # vLLM and the clients get what came out while the next step runs
+            self.metrics.begin(True)
+            self.engine.begin(most)
+        return output
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
         """Tell vLLM's counters which of its placeholders stood for no draft, as it counts drafts off a grammar."""
@@ -173,7 +180,8 @@ class BundleWorker(WorkerBase):
         )
 
     def _step(self, prompt: bool, running: bool, most: int) -> list[Event]:
-        self.metrics.begin(running)
+        if not self.engine.begun:
+            self.metrics.begin(running)
         events = self.engine.step(most)
         self.metrics.end(prompt, events)
         return events

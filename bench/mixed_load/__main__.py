@@ -80,9 +80,9 @@ def measure(
     """Every way on every load with each count of active sequences, in random order, after each graph has run once."""
     rows = list[Row]()
     for way in ways:
-        for bucket in way.graphs.bundle["buckets"]:
-            for tag in (PREFILL, DECODE, FUSED):
-                way.graphs.prepare(tag, bucket)
+        for graph in way.graphs.bundle.graphs:
+            if graph.tag in (PREFILL, DECODE, FUSED):
+                way.graphs.prepare(graph.tag, graph.bucket)
     alone = next(w for w in ways if not w.speculative)
     expected = {order: [r.ids for r in run(alone, requests, 1)[0]] for order, requests in loads.items()}
     cells = [(order, active, repeat) for repeat in range(repeats) for order in loads for active in counts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 BASELINE, SPECULATIVE = COLOURS[:2]
 _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 _GREY = "#5f6b76"
+_SIZE = re.compile(r'^<svg [^>]*width="(\d+)" height="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,17 @@ def lines(axes: Axes, series: Sequence[Series]) -> str:
         parts += _drawn(s, place)
     rows = [_legend(left, axes.height + 4 + 16 * i, *name) for i, name in enumerate(names)]
     return _svg(axes.width, axes.height + 16 * len(rows) + 2, parts + rows)
+
+
+def grid(plots: Sequence[str], columns: int) -> str:
+    """Plots of this module in rows of so many, each in a cell of the largest one's size."""
+    sizes = [tuple(map(int, _SIZE.findall(plot)[0])) for plot in plots]
+    width, height = (max(size) for size in zip(*sizes, strict=True))
+    parts = [
+        plot.replace("<svg ", f'<svg x="{n % columns * width}" y="{n // columns * height}" ', 1)
+        for n, plot in enumerate(plots)
+    ]
+    return _svg(width * columns, height * -(-len(plots) // columns), parts)
 
 
 def _drawn(series: Series, place: Callable[[float, float], tuple[float, float]]) -> list[str]:

@@ -151,6 +151,9 @@ def _graphs(m: dict[str, Any]) -> Iterator[str]:
     k_of = _tags(m)
     wanted = {(tag, bucket) for tag in k_of for bucket in m["buckets"]}
     listed = [(g["tag"], g["bucket"]) for g in m["graphs"]]
+    # prompts below the first bucket may have graphs of their own
+    short = {bucket for tag, bucket in listed if tag == PREFILL and bucket < m["buckets"][0]}
+    wanted |= {(tag, bucket) for tag in k_of if kind_of(tag) == PREFILL for bucket in short}
     if len(listed) != len(wanted) or set(listed) != wanted:
         yield f"graphs has {len(listed)}, expected one for each of {len(k_of)} tags and {len(m['buckets'])} buckets"
     for graph in m["graphs"]:

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from model.serving.switching import Belief, Decision, Pause, Table, decide_graph
 
 
 class Runner(Protocol):
-    """What runs a graph: the compiled graphs, or eager torch in tests; numpy arrays in and out."""
+    """What runs a graph: the compiled graphs, or eager torch in tests.
+
+    Numpy arrays go in, what numpy can read comes out: whoever reads it waits for the graph.
+    """
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs: ...
 
-    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> np.ndarray: ...
+    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ class Engine:
         self.separate, self.words = separate, words_of(shape.vocabulary)
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
+        # the step that runs already, if one does
+        self._begun: tuple[_Work, StepOutputs] | None = None
 
     def _use(self, table: Table | None) -> None:
         self.table, self._tables = table, table.on_graphs(self.shape.ks) if table else {}
@@ -148,8 +153,24 @@ class Engine:
 
         `most` is the most drafts that a request may get in this step, for who knows more than the table does.
         """
+        begun, self._begun = self._begun, None
+        if begun and any(map(self.slots.holds, begun[0].slots)):
+            return self._postprocess(*begun)
         work = self._schedule(self.shape.k if most is None else most)
         return self._postprocess(*self._run(work)) if work else []
+
+    @property
+    def begun(self) -> bool:
+        """Whether the next step runs already."""
+        return self._begun is not None
+
+    def begin(self, most: int) -> None:
+        """Begin the next step of those that are seated, while the host does something else; `step` then waits for it.
+
+        A request that is cancelled meanwhile has no event of it. With masks a step begins when they are there.
+        """
+        if self.slots.seated and not any(slot.request.masked for slot in self.slots.seated):
+            self._begun = self._run(self._work(self.slots.seated, most))
 
     def run(
         self, requests: Iterable[Request], on_tokens: Callable[[int, list[int]], None] | None = None
@@ -179,8 +200,9 @@ class Engine:
             number, request = self._waiting.popleft()
             return _Work(None, [self.slots.seat(number, request, Belief(request.most_drafts(self.shape)))])
         seated = self.slots.seated
-        if not seated:
-            return None
+        return self._work(seated, most) if seated else None
+
+    def _work(self, seated: list[Slot], most: int) -> _Work:
         decision = self._decide(seated, most)
         limits = decision.limits or (0,) * len(seated)
         walks = {
@@ -258,14 +280,14 @@ class Engine:
 
     def _prompt(self, slot: Slot, ids: tuple[int, ...]) -> StepOutputs:
         """Write ids into both caches; draws the id after them."""
-        bucket = self.shape.bucket(len(ids))
+        bucket = self.shape.prompt_bucket(len(ids))
         return self.runner.run(PREFILL, bucket, prompt_inputs(slot, ids, bucket, self.shape))
 
     def _refresh(self, slot: Slot) -> None:
         """Bring the draft's cache up to date: the prompt's graph over all that the caches should hold."""
         slot.result.refreshes += 1
         slot.belief = slot.belief.refreshed()
-        if int(self._prompt(slot, slot.cached).accepted[0, 0]) != slot.token and self.table:
+        if _first(self._prompt(slot, slot.cached)) != slot.token and self.table:
             # the prompt's graph computes other bits than the steps: leave the target's cache to the steps
             self._use(replace(self.table, refresh=None))
 
@@ -273,10 +295,11 @@ class Engine:
         if work.k is None:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
-            token = int(outputs.accepted[0, 0])
-            return [self._emit(slot, Event(slot.number, [token], scores=_scores(slot, outputs, 0, 1)))]
+            return [self._emit(slot, Event(slot.number, [_first(outputs)], scores=_scores(slot, outputs, 0, 1)))]
         events, accepted_BN = [], np.asarray(outputs.accepted).tolist()
         for slot, limit in zip(work.slots, work.limits, strict=True):
+            if not self.slots.holds(slot):
+                continue
             new = [token for token in accepted_BN[slot.index] if token >= 0]
             drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
             self._learn(slot, work.k, drafted, len(new) - 1)
@@ -306,8 +329,13 @@ class Engine:
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 
 
+def _first(outputs: StepOutputs) -> int:
+    """The id after a prompt."""
+    return int(np.asarray(outputs.accepted)[0, 0])
+
+
 def _scores(slot: Slot, outputs: StepOutputs, row: int, count: int) -> tuple[tuple[float, int], ...]:
     """Log-probability and rank of each new id of a row, if its request asks for them."""
     if not slot.request.logprobs:
         return ()
-    return tuple((float(logprob), int(rank)) for logprob, rank in outputs.scores[row, :count])
+    return tuple((float(logprob), int(rank)) for logprob, rank in np.asarray(outputs.scores)[row, :count])

@@ -78,11 +78,11 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return jax.core.ShapedArray(shape, dtype)
 
 
-def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: bool = False) -> Any:
+def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: int = 0) -> Any:
     """An executable of a graph's HLO proto, one replica a device; None if it cannot be cut.
 
     A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
-    `cut`: with caches of the bucket's length (`model.serving.prefixes`).
+    `cut`: with caches of this length, its bucket's (`model.serving.prefixes`).
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
@@ -98,12 +98,12 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
     return client.compile_and_load(stablehlo, listed, options)
 
 
-def _as_held(stablehlo: bytes, graph: GraphSpec, cut: bool) -> bytes | None:
+def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:
     """A module that takes weights and caches as the runtime holds them on a CPU."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(stablehlo)
         main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
-        if cut and not prefixes.cut_caches(main, graph):
+        if cut and not prefixes.cut_caches(main, graph, cut):
             return None
         columns.take_turned(main, graph.weights)
         prefixes.retype(module)

@@ -26,14 +26,14 @@ class _Unknown(Exception):
     """An operation whose reading of a cache is not known here."""
 
 
-def cut_caches(main: ir.Block, graph: GraphSpec) -> bool:
-    """Change a parsed module, by its entry block, to take and return caches of its bucket's length; False if it
+def cut_caches(main: ir.Block, graph: GraphSpec, length: int) -> bool:
+    """Change a parsed module, by its entry block, to take and return caches of this length, its bucket's; False if it
     reads a cache in a way that is not known here, and is then not to be used."""
     first = len(graph.weights) + len(graph.inputs)
     caches = [main.arguments[first + i] for i, t in enumerate(graph.state) if is_cache(t)]
     try:
         for cache in caches:
-            _follow(cache, graph.bucket)
+            _follow(cache, length)
     except _Unknown:
         return False
     return True

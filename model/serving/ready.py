@@ -33,6 +33,7 @@ def shape_of(bundle: Bundle) -> Shape:
         row_masks=bundle.mask_axes == 3,
         separate=bundle.separate,
         host_drafts=not bundle.drafting.of_kind.has_model,
+        short_prompts=tuple(sorted({g.bucket for g in bundle.graphs if g.bucket < bundle["buckets"][0]})),
     )
 
 
@@ -45,7 +46,7 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     ending = ("" if request.params.filter else UNFILTERED) + (MASKED if request.masked else "")
     length = len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
-    graphs.prepare(PREFILL, shape.bucket(length), ending)
+    graphs.prepare(PREFILL, shape.prompt_bucket(length), ending)
     lower = 0
     for bucket in shape.buckets:
         if bucket > length and lower <= last:

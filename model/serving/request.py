@@ -33,6 +33,8 @@ class Shape:
     separate: bool = False
     # whether the host brings the drafts of a step
     host_drafts: bool = False
+    # rows of the prompts' graphs below the buckets, rising
+    short_prompts: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -47,6 +49,10 @@ class Shape:
     def graph_k(self, drafts: int) -> int:
         """The k of the smallest graph that can accept so many drafts; 0 is the target's alone."""
         return next(k for k in (0, *self.ks) if k >= drafts)
+
+    def prompt_bucket(self, length: int) -> int:
+        """The bucket of the smallest graph that takes a prompt of so many ids."""
+        return next((b for b in self.short_prompts if length <= b), self.bucket(length))
 
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds so many positions, or the largest there is."""

@@ -65,22 +65,22 @@ class Graphs:
             inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
             # a row filters when it samples: a top-p of 0 is below 1
             inputs.sampling_params[:, 2] = UNFILTERED not in ending
-            self._run(tag, bucket, inputs)
+            jax.block_until_ready(self._run(tag, bucket, inputs))
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
-        """Run a graph on numpy inputs; returns its outputs, numpy too, and keeps the new state, so without caches."""
+        """Begin a run of a graph on numpy inputs; its outputs wait for its end when they are read. State stays here."""
         accepted, next_ids, next_mask, next_pos, *scores = self._run(tag, bucket, inputs)
         return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
 
-    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> np.ndarray:
-        """The candidates (B, N) of a graph that drafts alone."""
+    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> Any:
+        """The candidates (B, N) of a graph that drafts alone, as `run` has its outputs."""
         (candidates_BN,) = self._run(tag, bucket, inputs)
         return candidates_BN
 
-    def _run(self, tag: str, bucket: int, inputs: StepInputs) -> list[np.ndarray]:
+    def _run(self, tag: str, bucket: int, inputs: StepInputs) -> list[Any]:
         graph = self._picked(tag, bucket, inputs.ending)
         executable = self._executable(graph)
-        self._fit(graph.bucket if self._cut else self.bundle["max_len"])
+        self._fit(self._length(graph) if self._cut else self.bundle["max_len"])
         arguments = [self._weights[t.name] for t in graph.weights]
         arguments += self._placed([getattr(inputs, t.name) for t in graph.inputs])
         arguments += [self._state[t.name] for t in graph.state]
@@ -90,7 +90,7 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
-        return [np.asarray(parts[0]) for parts in results[:visible]]
+        return [parts[0] for parts in results[:visible]]
 
     def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
         """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
@@ -122,7 +122,7 @@ class Graphs:
             if TARGET.encode() in proto:
                 custom_calls.register()
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
-            compiled = loaded or pjrt.compile_hlo(proto, self._devices, graph, self._cut)
+            compiled = loaded or pjrt.compile_hlo(proto, self._devices, graph, self._length(graph) * self._cut)
             if compiled is None:
                 # one that needs whole caches: all get them, those that are there already too
                 self._cut, before = False, [self._graphs[known] for known in self._executables]
@@ -132,6 +132,10 @@ class Graphs:
                 return self._executable(graph)
             self._executables[key] = compiled
         return self._executables[key]
+
+    def _length(self, graph: GraphSpec) -> int:
+        """Positions that a graph reads: a short prompt's, those of the first bucket."""
+        return max(graph.bucket, self.bundle["buckets"][0])
 
     def _fit(self, length: int) -> None:
         if self._prefixes.length != length:

@@ -75,6 +75,10 @@ class SlotTable:
         """The occupied slots, in the order of their requests' arrival."""
         return list(self._slots.values())
 
+    def holds(self, slot: Slot) -> bool:
+        """Whether a slot's request is still there."""
+        return self._slots.get(slot.number) is slot
+
     def seat(self, number: int, request: Request, belief: Belief) -> Slot:
         """Give a request the next free slot."""
         slot = self._slots[number] = Slot(self._free.pop(), number, request, belief)

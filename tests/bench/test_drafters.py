@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from bench.tune import drafters as tuned
 from bench.tune.drafters import KNOWN, Known, draft_us
 from bench.tune.passes import Pass
 from model.drafting import KINDS
+from model.serving.engine import Engine
 from nkisim.timeline.trn2 import TRN2
 
 SETUP = choose.Setup("", 32, 32, 4)
@@ -89,17 +92,42 @@ def test_what_is_assumed_says_so() -> None:
     assert all(k.source and 1 < k.tokens <= k.k + 1 and k.drafter in KINDS for k in KNOWN)
 
 
-def test_the_bench_notices_a_different_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = bench.requests(4, 6)
-    (alone, row) = bench.run({"ngram": ""}, 2, asked, 2)
-    assert (alone["drafter"], alone["differences"], row["differences"]) == ("none", 0, 0)
-    real = bench.Engine.run
+def test_the_requests_are_of_every_kind() -> None:
+    asked = bench.requests(200, 4)
+    params = [request.params for _, request in asked]
+    assert {kind for kind, _ in asked} == set(bench.KINDS)
+    assert {request.k_limit for _, request in asked} == {None, 0, 1}
+    for values in ({p.temperature for p in params}, {p.top_k for p in params}, {p.min_p for p in params}):
+        assert len(values) > 1
+    assert {p.filter for p in params} == {True, False}
 
-    def forged(self: Any, requests: Any) -> Any:
+
+def test_the_bench_finds_the_one_id_that_differs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A few of the thousand requests: a tree's ids in bf16 are the target's, but for one that is forged."""
+    monkeypatch.setattr(bench, "cases", lambda drafter, dtype: [bench.Case(drafter, 2, 2, dtype, "0,0,1")])
+    real = Engine.run
+
+    def forged(self: Engine, requests: Any) -> Any:
         results = real(self, requests)
-        if self.propose:
+        if self.speculative:
             results[1].ids[-1] ^= 1
         return results
 
-    monkeypatch.setattr(bench.Engine, "run", forged)
-    assert list(bench.run({"ngram": ""}, 2, asked, 2))[1]["different"] == [1]
+    monkeypatch.setattr(Engine, "run", forged)
+    file, flags = tmp_path / "rows.json", ["--drafters", "medusa", "--dtypes", "bf16", "--tokens", "6"]
+    with pytest.raises(SystemExit):
+        bench.main([*flags, "--requests", "5", "--out", str(file)])
+    (row,) = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert (row["tree"], row["dtype"], row["requests"], row["different"]) == ("0,0,1", "bf16", 5, [1])
+    assert "medusa bf16: 5 requests, 1 different" in capsys.readouterr().out
+
+
+def test_every_drafter_shares_its_requests_between_bundles() -> None:
+    for drafter in bench.MODELS:
+        cases = bench.cases(drafter, "bf16")
+        assert {(c.k, c.batch) for c in cases if not c.tree} == set(bench.SHAPES)
+        assert any(c.tree for c in cases) == bool(KINDS[drafter].tree)
+        for case in cases:
+            case.spec(Path("out")).check()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bench import drafters_wall as wall
-from bench.drafters import main as bench_drafters
 from model.errors import UserError
 
 MS = {
@@ -54,14 +53,11 @@ def test_the_picture_has_a_bar_a_way() -> None:
     assert "k 7, 4.0" not in shown
 
 
-@pytest.mark.parametrize("main", [bench_drafters, wall.main])
-def test_a_k_that_no_build_takes_is_refused_before_anything_runs(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.drafters.build", None)
+def test_a_k_that_no_build_takes_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall, "build", None)
-    flag = "--ks" if main is wall.main else "--k"
     for k, why in ((99, "1 to 31 tokens"), (17, "at most 16")):
         with pytest.raises(UserError, match=why):
-            main([flag, str(k), "--drafters", "parallel"])
+            wall.main(["--ks", str(k), "--drafters", "parallel"])
 
 
 def test_rows_of_a_run_are_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,54 @@ def test_a_cancelled_request_is_not_heard_of_again(steps: int) -> None:
     engine.cancel(left)
     assert not engine.slots.seated
     assert not engine.slots.full
+
+
+def test_a_step_that_begins_early_changes_no_id() -> None:
+    engine, events, asked = _engine(), list[Event](), dict[int, Request]()
+
+    def add(seed: int, tokens: int) -> int:
+        request = _request(seed, tokens)
+        asked[number := engine.add(request)] = request
+        return number
+
+    def step() -> None:
+        events.extend(engine.step())
+        if not engine.slots.full:
+            return
+        engine.begin(K)
+        assert engine.begun
+
+    early, gone = add(1, 30), add(2, 30)
+    for _ in range(4):
+        step()
+    # while a step of both runs, one leaves, and a third one takes its slot after that step
+    engine.cancel(gone)
+    count, late = len(_ids(events, gone)), add(3, 12)
+    while engine.busy:
+        step()
+    assert count
+    assert len(_ids(events, gone)) == count
+    for number in (early, late):
+        assert _ids(events, number) == _engine().run([asked[number]])[0].ids
+
+
+def test_a_begun_step_of_nobody_is_forgotten() -> None:
+    engine = _engine()
+    gone = engine.add(_request(1, 30))
+    engine.step()
+    engine.begin(K)
+    engine.cancel(gone)
+    left = engine.add(_request(2))
+    assert {e.number for e in _drain(engine)} == {left}
+
+
+def test_with_masks_no_step_begins_early() -> None:
+    engine = _engine()
+    engine.shape = replace(engine.shape, structured=True, row_masks=True)
+    engine.add(_request(1, 30, allowed=lambda ids: None))
+    engine.slots.seat(0, engine._waiting.popleft()[1], Belief(K))
+    engine.begin(K)
+    assert not engine.begun
 
 
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:

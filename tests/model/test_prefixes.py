@@ -30,7 +30,7 @@ def _cut(body: str, result: str) -> str | None:
     graph = GraphSpec("tag", 128, 0, (), (), (_cache(),), (), {})
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(text)
-        if not prefixes.cut_caches(ir.SymbolTable(module.operation)["main"].regions[0].blocks[0], graph):
+        if not prefixes.cut_caches(ir.SymbolTable(module.operation)["main"].regions[0].blocks[0], graph, 128):
             return None
         prefixes.retype(module)
         assert module.operation.verify()

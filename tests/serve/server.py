@@ -67,6 +67,14 @@ def served(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server]:
     if known := os.environ.get(URL_VARIABLE):
         yield Server(known)
         return
+    with starting(bundle, folder, *options) as server:
+        _wait(server)
+        yield server
+
+
+@contextmanager
+def starting(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server]:
+    """The same before it is ready."""
     log, port = folder / "server.log", free_port()
     command = [*vllm_command(str(bundle)), "--port", str(port)]
     # ninja and the compiler's wrappers of this environment, whatever the shell's is
@@ -75,7 +83,6 @@ def served(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server]:
         process = subprocess.Popen([*command, *options], env=environment, stdout=out, stderr=out)
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
-        _wait(server)
         yield server
     finally:
         if process.poll() is None:
