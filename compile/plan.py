@@ -103,8 +103,18 @@ def _takes_masks(graph: GraphSpec, spec: BuildSpec) -> bool:
 def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
     """A step's graph for any rows, and the one for rows that do not filter."""
     passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.k else ()
-    yield replace(graph, collectives=_collectives(spec, passes))
-    yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
+    for ending in ("", UNFILTERED):
+        counts = _collectives(spec, passes, not ending)
+        counts["all-gather"] += _others(spec, graph.k, passes)
+        yield replace(graph, tag=graph.tag + ending, collectives=counts)
+
+
+def _others(spec: BuildSpec, k: int, passes: tuple[DraftPass, ...]) -> int:
+    """Gathers of the candidates beside the best ones of a tree: of ranks that draw from shards, one a rank of them."""
+    tree = spec.tree_of(k)
+    if not tree or spec.draft_ranks == 1 or not backing_of(spec.kernels).sharded:
+        return 0
+    return (tree.width - 1) * sum(p.drawn > 0 for p in passes)
 
 
 def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
@@ -136,7 +146,8 @@ def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
 
 
 def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(model.config, parallel, spec.batch, spec.max_len, backing_of(spec.kernels).layout)
+    caches = spec.batch * (spec.copies if model.role == "target" else 1)
+    shapes = cache_shapes(model.config, parallel, caches, spec.max_len, backing_of(spec.kernels).layout)
     return tuple(
         TensorSpec(f"{model.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
         for layer in range(model.config.num_hidden_layers)

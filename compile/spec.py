@@ -23,6 +23,7 @@ from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel, check_tp
 from model.tree import Tree, parse_tree
+from nki_kernels.limits import ROWS, SEQUENCES
 
 # what has no meaning without a draft
 _OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp", "draft_head")
@@ -95,6 +96,11 @@ class BuildSpec:
     def tree_of(self, k: int) -> Tree | None:
         """The tree of a step of k drafts, if the build has one."""
         return parse_tree(self.tree).cut(k) if self.tree and k else None
+
+    @property
+    def copies(self) -> int:
+        """The target's caches of each sequence: one, or one for each path of the tree."""
+        return len(parse_tree(self.tree).branches) if self.tree and self.k else 1
 
     @property
     def target_config(self) -> Qwen3Config:
@@ -244,10 +250,12 @@ class BuildSpec:
             raise UserError(f"the drafter {kind} {clause}; leave --tree out, or give a different one")
         if tree.k != self.k:
             raise UserError(f"the tree is {tree.k} deep and k is {self.k}; give --k {tree.k}")
-        if self.kernels != "reference":
+        sequences = self.batch * self.copies
+        if self.kernels != "reference" and (sequences > SEQUENCES or sequences * self.rows > ROWS):
             raise UserError(
-                f"kernels {self.kernels} keep a row's bits only where its keys are at their own positions, which two "
-                "rows for one position cannot both be; use --kernels reference, or leave --tree out"
+                f"the tree's {self.copies} paths of {self.rows} rows are {sequences} sequences and "
+                f"{sequences * self.rows} rows with --batch {self.batch}, kernels {self.kernels} take {SEQUENCES} and "
+                f"{ROWS}; lower --batch, or give a smaller tree"
             )
         if self.structured or self.separate:
             raise UserError("a step in halves drafts a chain; leave --tree out, or --structured and --separate")

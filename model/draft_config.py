@@ -135,6 +135,9 @@ def _eagle3(raw: Any, where: str) -> dict[str, Any]:
         ("fc_norm", raw.get("fc_norm"), False),
         ("norm_before_fc", raw.get("norm_before_fc"), False),
         ("norm_output", raw.get("norm_output"), False),
+        # a parallel head: one pass over rows of a mask token with a learned state
+        ("ptd_token_id", raw.get("ptd_token_id"), None),
+        ("mask_token_id", raw.get("mask_token_id"), None),
         ("num_hidden_layers", layer.get("num_hidden_layers"), 1),
         ("attention_bias", layer.get("attention_bias"), False),
         ("mlp_bias", layer.get("mlp_bias"), False),

@@ -76,12 +76,13 @@ class Attention(nn.Module):
 
     def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         def split(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return placement.by_path(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         q, k, v = (split(y) for y in self.qkv(x_BNE))
-        q_BHND, k_BGND, v_BGND = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
-        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, (k_BGND, v_BGND), cache, placement)
-        return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
+        angles = placement.by_path(angles)
+        q_BHND, new = rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
+        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, new, cache, placement.of_paths())
+        return self.out(placement.by_row(o_BHND.transpose(1, 2).flatten(2))), cache
 
 
 class MLP(nn.Module):

@@ -91,6 +91,11 @@ def _tree(m: dict[str, Any]) -> str:
     return "" if tree.k == m["k"] else f"k is {m['k']}"
 
 
+def _paths(m: dict[str, Any]) -> int:
+    """The caches that a sequence may have: one for each path of the tree."""
+    return len(parse_tree(m["spec"]["tree"]).branches) if "tree" in m["spec"] and not _tree(m) else 1
+
+
 def _models(m: dict[str, Any]) -> Iterator[str]:
     kind, mask = recorded(m).kind, recorded(m).mask_id
     if m["spec"].get("drafter", kind) != kind:
@@ -253,7 +258,12 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     caches = 2 * layers + (0 if alone else len(of_kind.kept))
     # a chain of an earlier build made a pass more and remembered no id
     earlier = 2 * layers if of_kind is KINDS["chain"] else caches
-    if len(graph["state"]) not in (caches, earlier) or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
+    # a tree of an earlier build had one cache of the target a sequence
+    sizes = {"target": ([m["batch"]], [m["batch"] * _paths(m)]), "draft": ([m["batch"]],)}
+    if len(graph["state"]) not in (caches, earlier) or any(
+        shape[:1] not in sizes["draft" if name.startswith("draft_model.") else "target"]
+        for name, shape, _ in graph["state"]
+    ):
         yield f"its caches are not {caches} of {m['batch']} sequences"
 
 
