@@ -10,12 +10,16 @@ from bench.serving.prompts import prompt_sets
 from compile.neuron.flags import LNC
 from compile.spec import BuildSpec
 from model.config import PRESETS
+from model.drafting import KINDS
 from model.errors import UserError
 
 if TYPE_CHECKING:
     from deploy.values import Values
 
 ENGINES = ("nxdi", "trnspec")
+DRAFTERS = tuple(name for name in KINDS if name != "none")
+# what stands for the draft and its folder where the drafter has no model
+NO_DRAFT = "none"
 ROUTERS = ("none", "gateway")
 # of the image that has NxDI and no plugin of ours
 _VENDOR_IMAGE = "public.ecr.aws/neuron/"
@@ -35,6 +39,7 @@ _IMAGE = re.compile(
     r"(?P<tag>:[\w][\w.-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
 )
 _DNS_LABEL = r"[a-z]([a-z0-9-]*[a-z0-9])?"
+_MODEL = r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?"
 _FOLDER = r"(?!.*(^|/)\.{1,2}(/|$))[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"
 # key of the values | what its whole text must match | in words
 _TEXTS = (
@@ -50,7 +55,7 @@ _TEXTS = (
     ("model.target_folder", _FOLDER, "a path without a slash at either end, of letters, digits, . _ and -"),
     ("model.draft_folder", _FOLDER, "a path without a slash at either end, of letters, digits, . _ and -"),
     ("model.target", "|".join(map(re.escape, PRESETS)), f"one of {', '.join(PRESETS)}"),
-    ("model.draft", "|".join(map(re.escape, PRESETS)), f"one of {', '.join(PRESETS)}"),
+    ("model.drafter", "|".join(DRAFTERS), f"one of {', '.join(DRAFTERS)}"),
     ("device.instance_type", "|".join(map(re.escape, INSTANCES)), f"one of {', '.join(INSTANCES)}"),
     ("server.engine", "|".join(ENGINES), " or ".join(ENGINES)),
     ("router.kind", "|".join(ROUTERS), " or ".join(ROUTERS)),
@@ -90,7 +95,8 @@ def check(values: Values) -> None:
         if not least <= leaves[where] <= most:
             wanted = str(least) if least == most else f"{least} to {most}"
             raise UserError(f"{where} is {leaves[where]}; it must be {wanted}")
-    for judge in (_check_images, _check_devices, _check_build, _check_servers, _check_engine, _check_load):
+    judges = (_check_images, _check_devices, _check_draft, _check_build, _check_servers, _check_engine, _check_load)
+    for judge in judges:
         judge(values)
 
 
@@ -129,11 +135,29 @@ def _check_devices(values: Values) -> None:
         )
 
 
-def _check_build(values: Values) -> None:
-    """What compile.build would refuse, hours earlier."""
+def _check_draft(values: Values) -> None:
+    """Whether the draft's name is one that the drafter can have."""
     m = values.model
+    if not m.has_draft and (m.draft, m.draft_folder) != (NO_DRAFT, NO_DRAFT):
+        raise UserError(
+            f"model.drafter is {m.drafter}, which has no model, and model.draft is {m.draft!r}; write {NO_DRAFT} there "
+            "and as model.draft_folder"
+        )
+    if m.drafter == "chain" and m.draft not in PRESETS:
+        raise UserError(f"model.draft is {m.draft!r}; it must be one of {', '.join(PRESETS)}")
+    if m.has_draft and (m.draft == NO_DRAFT or not re.fullmatch(_MODEL, m.draft)):
+        raise UserError(f"model.draft is {m.draft!r}; it must be the name of a checkpoint that drafts by {m.drafter}")
+
+
+def _check_build(values: Values) -> None:
+    """What compile.build would refuse, hours earlier; but for a chain the draft's shape is in its folder alone."""
+    m, limit = values.model, KINDS[values.model.drafter].limit
+    target = BuildSpec(m.target, tp=m.tp, k=m.k, batch=m.batch, max_len=m.max_len, dtype=m.dtype)
+    draft = {"draft": m.draft} if m.drafter == "chain" else {"drafter": "ngram"}
     try:
-        BuildSpec(m.target, m.draft, m.tp, m.k, m.batch, m.max_len, dtype=m.dtype).check()
+        dataclasses.replace(target, **draft).check()  # type: ignore[arg-type]
+        if limit and m.k > limit:
+            raise UserError(f"k is {m.k}; the drafter {m.drafter} drafts at most {limit} in a step, lower k")
     except UserError as error:
         raise UserError(f"model cannot be built: {error}") from error
 
@@ -148,6 +172,11 @@ def _check_servers(values: Values) -> None:
 
 def _check_engine(values: Values) -> None:
     engine, image = values.server.engine, values.images.server
+    if engine == "nxdi" and values.model.drafter != "chain":
+        raise UserError(
+            f"server.engine is nxdi and model.drafter is {values.model.drafter}, which NxDI's loader cannot load; set "
+            "server.engine to trnspec, or model.drafter to chain"
+        )
     if engine == "trnspec" and image.startswith(_VENDOR_IMAGE):
         raise UserError(
             f"server.engine is trnspec and images.server is {image!r}, which lacks our plugin; name an image that was "

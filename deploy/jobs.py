@@ -31,9 +31,10 @@ _EVERY_PROMPT = "pod,article,synthetic"
 def build_command(values: Values, variant: str) -> list[str]:
     """compile.build for the pair, or for the target alone, onto local disk; nothing else differs."""
     m = values.model
-    # the vendor's engine takes plain chains alone
-    of_chain = {"drafter": "chain", "draft": m.draft, "draft-checkpoint": f"{MOUNT}/{m.draft_folder}"}
-    drafted = of_chain if variant == SPECULATIVE else {}
+    folder = f"{MOUNT}/{m.draft_folder}"
+    # a chain's shape is a preset's; that of a different draft is in its folder
+    draft = {"draft": m.draft if m.drafter == "chain" else folder, "draft-checkpoint": folder} if m.has_draft else {}
+    drafted = {"drafter": m.drafter} | draft if variant == SPECULATIVE else {}
     flags = {
         "target": m.target,
         "checkpoint": f"{MOUNT}/{m.target_folder}",
@@ -112,7 +113,7 @@ def load_test(values: Values) -> Manifest:
         requests=t.requests,
         concurrency=t.concurrency,
         k=m.k,
-        draft=m.draft,
+        draft=m.draft_title,
         cloudwatch=t.cloudwatch_namespace,
     )
     mounts = [mount("results", RESULTS)]

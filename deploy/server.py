@@ -51,7 +51,8 @@ DRAIN_SECONDS, _END_SECONDS = 60, 20
 def expected(values: Values, variant: str) -> Expected:
     """What the variant's bundle must have been built for."""
     m = values.model
-    return Expected(m.tp, m.batch, m.max_len, m.k if variant == SPECULATIVE else 0, values.device.lnc)
+    k, drafter = (m.k, m.drafter) if variant == SPECULATIVE else (0, "none")
+    return Expected(m.tp, m.batch, m.max_len, k, values.device.lnc, drafter)
 
 
 def nxdi_arguments(values: Values, variant: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import yaml
 
 from deploy.checks import check
+from model.drafting import KINDS
 from model.errors import UserError
 
 
@@ -38,6 +39,7 @@ class ModelPair:
     """The pair and the shape it is built for; k counts draft tokens per step."""
 
     target: str
+    drafter: str
     draft: str
     target_folder: str
     draft_folder: str
@@ -46,6 +48,16 @@ class ModelPair:
     batch: int
     max_len: int
     dtype: str
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the drafter has a model."""
+        return KINDS[self.drafter].has_model
+
+    @property
+    def draft_title(self) -> str:
+        """What drafts, in words."""
+        return self.draft if self.has_draft else self.drafter
 
 
 @dataclass(frozen=True)
@@ -138,7 +150,7 @@ class Values:
         """The bundle's name says what it was built for and by what, so that an upgrade meets no older bundle."""
         m = self.model
         shape = f"tp{m.tp}-b{m.batch}-s{m.max_len}-{m.dtype}"
-        target, draft = (name.rsplit("/", 1)[-1].lower() for name in (m.target, m.draft))
+        target, draft = (name.rsplit("/", 1)[-1].lower() for name in (m.target, m.draft_title))
         named = f"{target}-{shape}" if variant == "baseline" else f"{target}-{draft}-{shape}-k{m.k}"
         return f"{named}-{self.version}"
 

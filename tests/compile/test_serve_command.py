@@ -22,7 +22,7 @@ from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
-from tests.compile.tiny import manifest_of, spec, write_medusa, write_pair
+from tests.compile.tiny import manifest_of, spec, write_pair
 from tests.deploy.rendered import FILLED
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -276,10 +276,3 @@ def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:
     _change(full, lambda manifest: manifest["files"].pop(shard))
     with pytest.raises(UserError, match=f"files lacks {shard}"):
         serve_command(["--bundle", str(full)])
-
-
-def test_a_drafter_that_is_no_plain_chain_is_not_loaded(base: Path) -> None:
-    heads = str(write_medusa(base / "heads", 3))
-    bundle = build(spec(base, "medusa", draft=heads, draft_checkpoint=heads))
-    with pytest.raises(UserError, match="its drafter is medusa, and NxDI's loaders bring plain chains alone"):
-        serve_command([str(bundle)])

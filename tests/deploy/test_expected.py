@@ -22,8 +22,8 @@ from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle
 from model.errors import UserError
 from tests.compile.tiny import manifest_of
 
-PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2)
-ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2)
+PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2, drafter="chain")
+ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2, drafter="none")
 
 
 def built(folder: Path, expected: Expected, **config: Any) -> Path:
@@ -79,7 +79,7 @@ WRONG = {
     "tp": ({"tp": 4}, "built for tp 4"),
     "batch": ({"batch": 1}, "built for batch 1"),
     "length": ({"max_len": 512}, "built for max_len 512"),
-    "k": ({"k": 15}, "built for k 15"),
+    "k": ({"k": 15, "drafter": "chain"}, "built for k 15"),
     "no-neff": ({"neff": "none", "toolchain": "cpu"}, "without the Neuron SDK"),
 }
 
@@ -94,10 +94,17 @@ def test_another_bundle_than_the_server_asks_for_is_refused_before_a_byte_is_cop
     assert not (tmp_path / "local").exists()
 
 
+def test_a_bundle_with_a_different_drafter_is_refused(tmp_path: Path) -> None:
+    manifest = read_bundle(built(tmp_path / "made", PAIR)).manifest
+    check_manifest(manifest, PAIR, "made")
+    with pytest.raises(UserError, match="made was built for drafter chain and the server is asked for medusa"):
+        check_manifest(manifest, dataclasses.replace(PAIR, drafter="medusa"), "made")
+
+
 def test_another_lnc_or_an_unsharded_checkpoint_is_refused(tmp_path: Path) -> None:
     address = stored(tmp_path)
     with pytest.raises(UserError, match="logical_nc_config 2 and the server needs 1"):
-        fetch(address, tmp_path / "local", Expected(2, 4, 256, 0, lnc=1))
+        fetch(address, tmp_path / "local", dataclasses.replace(ALONE, lnc=1))
     with pytest.raises(UserError, match="save_sharded_checkpoint"):
         check_config(built(tmp_path / "b", ALONE, save_sharded_checkpoint=False), ALONE)
     with pytest.raises(UserError, match="enable_fused_speculation"):

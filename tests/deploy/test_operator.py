@@ -43,7 +43,7 @@ def test_a_bundle_that_its_server_would_refuse_is_not_pushed(tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deploy.push.read_bundle", Read)
         with pytest.raises(UserError, match="without the Neuron SDK"):
-            push_servable(tmp_path, str(tmp_path / "store"), Expected(32, 4, 1024, 7, 2))
+            push_servable(tmp_path, str(tmp_path / "store"), Expected(32, 4, 1024, 7, 2, "chain"))
     assert not (tmp_path / "store").exists()
 
 
