@@ -2,19 +2,30 @@
 
 The values' path alone: the first transfer starts, the DMA engines move the cache and the rows without a pause, and
 after the last byte one product of the least width, one pass of the Vector Engine over a row's D numbers and one store
-remain. Keys, maxima and exponentials are taken to be hidden entirely, and the Tensor Engine to run at full clock.
+remain. Keys, maxima and exponentials are taken to be hidden entirely, and the Tensor Engine to run at full clock. Two
+cores halve the sequences, and their engines draw no more than the stack of HBM gives.
+
+The second table has what the committed run beside the vendor's kernel took, and how many times as fast as that a
+kernel on the bound would be.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+from bench.tune.text import markdown
 from model.errors import run_cli
 from nki_kernels.roofline import AttentionDims, verify_attention
 from nkisim.timeline.trn2 import TRN2
 
 # partitions that a transfer fills at most: keys have D of them, values one for every run of slots
 PARTITIONS = 128
+# the shard of Qwen3-32B at tp 32, as beside the vendor's kernel
+SHARD = AttentionDims(4, 2, 1, 8, 1024, 128, 2)
+_MEASURED = Path(__file__).parent / "results" / "against_vendor.json"
 
 
 class PathPart(NamedTuple):
@@ -24,10 +35,17 @@ class PathPart(NamedTuple):
     ns: float
 
 
-def value_path(d: AttentionDims) -> tuple[PathPart, ...]:
-    """The steps that follow each other whatever else the kernel does, on one core."""
+def _bytes_ns(d: AttentionDims, cores: int) -> float:
+    """The cache's bytes at the roofline's rate."""
     n = TRN2.at("nominal")
-    rate, groups = n.dma_engines * n.dma_bytes_per_ns, d.batch * d.kv_heads
+    return verify_attention(d).hbm_bytes / min(cores * n.dma_engines * n.dma_bytes_per_ns, n.hbm_bytes_per_ns)
+
+
+def value_path(d: AttentionDims, cores: int = 1) -> tuple[PathPart, ...]:
+    """The steps that follow each other whatever else the kernel does, each core with its part of the sequences."""
+    n, cache_ns = TRN2.at("nominal"), _bytes_ns(d, cores)
+    d = replace(d, batch=d.batch // cores)
+    groups = d.batch * d.kv_heads
     # a descriptor moves what lies together on both sides: a key dimension's slots, a partition's values
     cached = groups * (d.dim + min(PARTITIONS, d.slots))
     rows = d.batch * (d.heads + 2 * d.kv_heads) * d.candidates
@@ -35,7 +53,7 @@ def value_path(d: AttentionDims) -> tuple[PathPart, ...]:
     columns = n.tensor_min_cycles + n.tensor_issue_cycles
     return (
         PathPart("first transfer: trigger and lead", n.dma_trigger_ns + n.dma_load_lead_ns),
-        PathPart("bytes of the cache", verify_attention(d).hbm_bytes / rate),
+        PathPart("bytes of the cache", cache_ns),
         PathPart("their descriptors", cached * n.dma_descriptor_ns / n.dma_engines),
         PathPart("queries and new rows", small),
         PathPart("completion and semaphore", n.dma_tail_ns + n.dma_semaphore_ns),
@@ -46,26 +64,47 @@ def value_path(d: AttentionDims) -> tuple[PathPart, ...]:
     )  # fmt: skip
 
 
-def bound_ns(d: AttentionDims) -> float:
+def bound_ns(d: AttentionDims, cores: int = 1) -> float:
     """Nanoseconds that the path takes at least."""
-    return sum(step.ns for step in value_path(d))
+    return sum(step.ns for step in value_path(d, cores))
 
 
-def best_share(d: AttentionDims) -> float:
+def best_share(d: AttentionDims, cores: int = 1) -> float:
     """The share of the HBM roofline that a kernel on the bound would reach."""
-    n = TRN2.at("nominal")
-    return verify_attention(d).hbm_bytes / (n.dma_engines * n.dma_bytes_per_ns) / bound_ns(d)
+    return _bytes_ns(d, cores) / bound_ns(d, cores)
+
+
+def beside_the_vendor() -> list[list[str]]:
+    """A line a length and number of cores: the bound, what both kernels took, and the most that the bound leaves."""
+    lines = []
+    for row in json.loads(_MEASURED.read_text(encoding="utf-8"))["rows"]:
+        d, cores, ours, theirs = replace(SHARD, slots=row["slots"]), row["lnc"], row["ours"]["us"], row["vendor"]["us"]
+        bound_us = bound_ns(d, cores) / 1e3
+        shares = (f"{share:.0%}" for share in (best_share(d, cores), row["ours"]["roofline_share"]))
+        ratios = (f"{theirs / us:.2f}" for us in (ours, bound_us))
+        lines.append(
+            [f"{d.slots}", f"{cores}", f"{bound_us:.2f}", next(shares), f"{ours:.2f}", next(shares), f"{theirs:.2f}",
+             *ratios]
+        )  # fmt: skip
+    return lines
 
 
 def main() -> None:
-    """Print the path at S = 1024 step by step, then the bound over lengths."""
-    shard = AttentionDims(4, 2, 1, 8, 1024, 128, 2)
-    for step in value_path(shard):
-        print(f"{step.ns:8.0f} ns  {step.name}")
-    for slots in (1024, 2048, 4096, 8192, 16384):
-        d = AttentionDims(4, 2, 1, 8, slots, 128, 2)
-        least = f"S {slots}: at least {bound_ns(d) / 1e3:.2f} us (simulated)"
-        print(f"{least}, at most {best_share(d):.1%} of the roofline")
+    """Print the path at S = 1024 step by step on one core and two, then the bound over lengths."""
+    for one, two in zip(value_path(SHARD), value_path(SHARD, cores=2), strict=True):
+        print(f"{one.ns:8.0f} {two.ns:8.0f} ns  {one.name}")
+    heads = [
+        "S",
+        "cores",
+        "at least, us",
+        "roofline",
+        "ours, us",
+        "roofline",
+        "vendor's, us",
+        "times as fast",
+        "at most",
+    ]
+    print("\nAll simulated:\n\n" + markdown(heads, beside_the_vendor()))
 
 
 if __name__ == "__main__":

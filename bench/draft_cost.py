@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.kernels.layer import Shard
 from bench.tune.acceptance import at_rate
-from bench.tune.choose import TARGET, Setup, Simulated, best_k
+from bench.tune.choose import TARGET, Setup, Simulated, best_k, draft_pass
 from bench.tune.passes import chip_with, simulated_pass
 from model.errors import UserError, run_cli
 from model.progress import progress
@@ -46,10 +46,7 @@ def rows(batch: int, lnc: int, case: str = "nominal") -> list[dict[str, Any]]:
 
 
 def _row(at: Setup, chip: Chip) -> dict[str, Any]:
-    draft, target = (
-        simulated_pass(Shard(model, tp, at.batch, 1), at.lnc, chip)
-        for model, tp in ((at.draft, at.draft_tp), (TARGET, at.tp))
-    )
+    draft, target = draft_pass(at, chip), simulated_pass(Shard(TARGET, at.tp, at.batch, 1), at.lnc, chip)
     latency = Simulated(chip)
     chosen = {str(rate): best_k(latency, at, at_rate(rate, latency.longest(at))) for rate in RATES}
     return {

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from bench.kernels.__main__ import simulate
 from bench.kernels.case import Case, normal
 from bench.kernels.layer import Shard
-from bench.kernels.sampling import FP32, SHARD, THRESHOLDS, above_arguments
+from bench.kernels.sampling import FP32, THRESHOLDS, VOCABULARY, above_arguments
+from bench.tune.choose import Setup, draft_pass
 from bench.tune.passes import collective_us, simulated_pass
 from model.errors import UserError, run_cli
 from model.filters import GUESSED_STEPS
@@ -24,6 +25,7 @@ from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.progress import progress
 from nki_kernels import roofline
 from nki_kernels.sampling.weights_above import weights_above_kernel
+from nkisim.timeline.chip import Chip
 from nkisim.timeline.trn2 import TRN2
 
 TP, BATCH = 32, 4
@@ -43,19 +45,21 @@ class StepCost:
         return (self.target + draft) / self.unfiltered
 
 
-def above_us(rows: int, thresholds: int, lnc: int) -> float:
-    """One launch of weights_above on a rank's shard of the vocabulary."""
+@cache
+def above_us(rows: int, thresholds: int, lnc: int, ranks: int = TP) -> float:
+    """One launch of weights_above on the ids of one of so many ranks."""
+    columns = VOCABULARY // ranks
 
     def arguments() -> tuple[Any, ...]:
-        return *above_arguments(rows, SHARD)[:-1], normal((rows, thresholds), FP32)
+        return *above_arguments(rows, columns)[:-1], normal((rows, thresholds), FP32)
 
-    cost = partial(roofline.weights_above, rows, SHARD, itemsize=FP32)
+    cost = partial(roofline.weights_above, rows, columns, itemsize=FP32)
     row = simulate(Case(f"R{rows}-J{thresholds}", weights_above_kernel, arguments, cost, lnc))
     return float(row["us"])
 
 
-def _gather_us(rows: int, numbers: int, lnc: int) -> float:
-    return collective_us(TRN2, TP, lnc, rows * numbers * FP32)
+def _gather_us(rows: int, numbers: int, lnc: int, ranks: int = TP, chip: Chip = TRN2) -> float:
+    return collective_us(chip, ranks, lnc, rows * numbers * FP32)
 
 
 def exact_us(rows: int, lnc: int) -> float:
@@ -65,20 +69,20 @@ def exact_us(rows: int, lnc: int) -> float:
     return launch + searches * _gather_us(rows, THRESHOLDS, lnc) + 2 * _gather_us(rows, 1, lnc)
 
 
-def guessed_us(rows: int, lnc: int) -> float:
-    """A draft's guess: each row's best, then twice count and mass above the tried logits, as twice the rows."""
+def guessed_us(rows: int, lnc: int, ranks: int = TP, chip: Chip = TRN2) -> float:
+    """A draft's guess, its head on so many ranks: each row's best, then twice count and mass above the tried logits, as
+    twice the rows."""
     tried, launches = len(GUESSED_STEPS), GUESS_GATHERS - 1
-    each = above_us(2 * rows, tried, lnc) + _gather_us(2 * rows, tried, lnc)
-    return launches * each + _gather_us(rows, 1, lnc)
+    each = above_us(2 * rows, tried, lnc, ranks) + _gather_us(2 * rows, tried, lnc, ranks, chip)
+    return launches * each + _gather_us(rows, 1, lnc, ranks, chip)
 
 
 def step_cost(k: int, lnc: int) -> StepCost:
-    """A step of Qwen3-32B with Qwen3-1.7B; the draft's last pass only writes its cache."""
+    """A step of Qwen3-32B with Qwen3-1.7B."""
     target = simulated_pass(Shard("32B", TP, BATCH, k + 1), lnc)
-    draft = simulated_pass(Shard("1.7B", TP, BATCH, 1), lnc)
-    last = replace(draft, head=0.0, sampling=0.0)
+    draft = draft_pass(Setup("1.7B", TP, TP, BATCH, lnc))
     return StepCost(
-        target.total + k * draft.total + last.total,
+        target.total + k * draft.total,
         exact_us(BATCH * (k + 1), lnc),
         k * exact_us(BATCH, lnc),
         k * guessed_us(BATCH, lnc),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -39,16 +40,19 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     for folder in (options.folder, options.out):
         folder.mkdir(parents=True, exist_ok=True)
-    prompts = _prompts(options)
+    prompts, begun = _prompts(options), header("wall")
     with ExitStack() as stack:
         addresses = {
             way: stack.enter_context(serving(way, _BATCH, options)).removesuffix("/v1/completions")
             for way in (_BASELINE, _SPECULATIVE)
         }
         rows = [_public(way, kind, addresses[way], options) for kind in ("random", "demo") for way in addresses]
-        write_result(options.out / "vllm_bench_serve.json", header("wall") | {"rows": rows})
         print(table(rows))
-        _ours(addresses, prompts, options)
+        # results are tracked: whoever asks for the commit while they are written is told of a changed checkout
+        report = options.folder / "report"
+        _ours(addresses, prompts, report, options)
+    write_result(options.out / "vllm_bench_serve.json", begun | {"rows": rows})
+    shutil.copytree(report, options.out, dirs_exist_ok=True)
 
 
 def _prompts(options: argparse.Namespace) -> Path:
@@ -88,15 +92,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _ours(addresses: dict[Way, str], prompts: Path, options: argparse.Namespace) -> None:
+def _ours(addresses: dict[Way, str], prompts: Path, report: Path, options: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "bench.serving", "--baseline", addresses[_BASELINE], "--api", "completions"]
-    command += ["--speculative", addresses[_SPECULATIVE], "--prompts", str(prompts), "--out", str(options.out)]
+    command += ["--speculative", addresses[_SPECULATIVE], "--prompts", str(prompts), "--out", str(report)]
     # a round fills the batch
     rounds = max(1, options.each // _BATCH)
     command += ["--requests", str(options.each), "--rounds", str(rounds), "--concurrency", str(_BATCH)]
     command += ["--max-tokens", str(options.tokens), "--token-ids", "--ignore-eos", "--draft", "demo/draft"]
     if subprocess.run(command, check=False).returncode:
-        raise UserError(f"bench.serving failed or its answers differ; see {options.out}")
+        raise UserError(f"bench.serving failed or its answers differ; see {report}")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def _ignore(result: object) -> None:
 def _graph(plan: BuildPlan, graph: GraphSpec) -> StagedFile:
     spec = plan.spec
     configs = [dataclasses.asdict(m.config) for m in spec.models]
-    split = [spec.tp, spec.draft_ranks, spec.kv_shard]
+    split = [spec.tp, spec.draft_ranks, spec.draft_head_ranks, spec.kv_shard]
     drafter = spec.drafting.as_json()
     tree = str(spec.tree_of(graph.k) or "")
     recipe = graph_recipe(graph_as_json(graph), configs, drafter, tree, split, spec.dtype, spec.kernels, spec.inline)

@@ -103,8 +103,18 @@ def _takes_masks(graph: GraphSpec, spec: BuildSpec) -> bool:
 def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
     """A step's graph for any rows, and the one for rows that do not filter."""
     passes = spec.drafting.of_kind.passes(graph.k, spec.k) if graph.k else ()
-    yield replace(graph, collectives=_collectives(spec, passes))
-    yield replace(graph, tag=graph.tag + UNFILTERED, collectives=_collectives(spec, passes, filters=False))
+    for ending in ("", UNFILTERED):
+        counts = _collectives(spec, passes, not ending)
+        counts["all-gather"] += _others(spec, graph.k, passes)
+        yield replace(graph, tag=graph.tag + ending, collectives=counts)
+
+
+def _others(spec: BuildSpec, k: int, passes: tuple[DraftPass, ...]) -> int:
+    """Gathers of the candidates beside the best ones of a tree: of ranks that draw from shards, one a rank of them."""
+    tree = spec.tree_of(k)
+    if not tree or spec.draft_ranks == 1 or not backing_of(spec.kernels).sharded:
+        return 0
+    return (tree.width - 1) * sum(p.drawn > 0 for p in passes)
 
 
 def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
@@ -127,7 +137,7 @@ def _masked(graph: GraphSpec, spec: BuildSpec) -> GraphSpec:
 
 def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
     names, dtype, packing = spec.weight_names(), BY_FLAG[spec.dtype].name, spec.packing(model)
-    shapes = local_shapes(model.config, model.ranks, packing)
+    shapes = local_shapes(model.config, model.ranks, packing, model.head_ranks)
     cut = (
         TensorSpec(names[f"{model.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype)
         for w in table(model.config, packing)
@@ -136,7 +146,8 @@ def _weights(model: PartModel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
 
 
 def _caches(model: PartModel, parallel: Parallel, spec: BuildSpec) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(model.config, parallel, spec.batch, spec.max_len, backing_of(spec.kernels).layout)
+    caches = spec.batch * (spec.copies if model.role == "target" else 1)
+    shapes = cache_shapes(model.config, parallel, caches, spec.max_len, backing_of(spec.kernels).layout)
     return tuple(
         TensorSpec(f"{model.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
         for layer in range(model.config.num_hidden_layers)
@@ -160,7 +171,8 @@ def _kept(spec: BuildSpec) -> tuple[TensorSpec, ...]:
 
 
 def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:
-    """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups.
+    """Collectives of one execution, the target's inside of all ranks and the draft's inside of its groups; its draws'
+    join the ranks of its head.
 
     Kernels that draw from shards search for what a target's row keeps, and guess it for a draft's.
     """
@@ -174,17 +186,18 @@ def _collectives(spec: BuildSpec, passes: tuple[DraftPass, ...] = (), filters: b
         # the target's states come into an EAGLE-3 head once a step, projected by all ranks
         total["all-gather"] += isinstance(spec.draft_config, Eagle3Config) and bool(passes) and of_draft.tp > 1
     if filters and backing_of(spec.kernels).sharded:
-        total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.tp > 1)
+        total["all-gather"] += ALL_GATHERS * (of_target.tp > 1) + GUESS_GATHERS * drafted * (of_draft.of_head.tp > 1)
     return total
 
 
 def _collectives_of(config: DraftConfig, parallel: Parallel, passes: int, heads: int) -> dict[str, int]:
     """Two all-reduces a layer, one gather an embedding and a draw; two more a layer where slices are merged."""
+    draws = heads * (parallel.of_head.tp > 1)
     if parallel.tp == 1:
-        return {"all-reduce": 0, "all-gather": 0}
+        return {"all-reduce": 0, "all-gather": draws}
     if isinstance(config, MedusaConfig):
         # the heads' outputs behind each of their layers, and a draw
-        return {"all-reduce": 0, "all-gather": heads * (config.layers + 1)}
+        return {"all-reduce": 0, "all-gather": heads * config.layers + draws}
     merging = 2 if parallel.slices(config) > 1 else 0
     layers = passes * config.num_hidden_layers
-    return {"all-reduce": 2 * layers, "all-gather": passes + heads + merging * layers}
+    return {"all-reduce": 2 * layers, "all-gather": passes + draws + merging * layers}

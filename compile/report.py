@@ -34,7 +34,7 @@ def plan_as_text(plan: BuildPlan) -> str:
             for m in spec.models
         ),
         f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
-        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
+        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, {_head(spec)}kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ]
@@ -42,6 +42,10 @@ def plan_as_text(plan: BuildPlan) -> str:
         counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
         lines.append(f"       {graph.tag}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)
+
+
+def _head(spec: BuildSpec) -> str:
+    return f"its head on {spec.draft_head_ranks}, " if spec.draft_head_ranks > spec.draft_ranks else ""
 
 
 def _step(spec: BuildSpec) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tokenizers import Tokenizer
-
+from compile.tokenizer import same_tokenizer
 from model.attention import KEY_TILE
 from model.bundle.schema import MAX_K, MAX_TP
 from model.bundle.weights import names
@@ -24,12 +23,17 @@ from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel, check_tp
 from model.tree import Tree, parse_tree
+from nki_kernels.limits import ROWS, SEQUENCES
 
 # what has no meaning without a draft
-_OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp")
+_OF_DRAFT = ("draft", "draft_checkpoint", "draft_tp", "draft_head")
 AUTO = "auto"
 DRAFT_GROUPS = (1, 2, 4, 8)
-KV_SHARDS = ("heads", "sequence")
+# flags that are one of a few words
+_CHOICES = {
+    "drafter": (AUTO, *KINDS), "dtype": (*BY_FLAG,), "kv_shard": ("heads", "sequence"), "kernels": NAMES,
+    "draft_head": ("all", "group"),
+}  # fmt: skip
 # most prompts of a chat's first turn; a pass over a tile of keys costs a CPU four times as much
 SHORT_PROMPT = 32
 
@@ -53,6 +57,7 @@ class BuildSpec:
     checkpoint: str = _flag("", "folder with the target's weights and tokenizer", how=True)
     draft_checkpoint: str = _flag("", "folder with the draft's weights", how=True)
     draft_tp: int = _flag(0, "ranks of the draft, 1, 2, 4 or 8 in groups inside of --tp; 0 means the same as --tp")
+    draft_head: str = _flag("all", "ranks that split the draft's head: all of --tp, or group, those of --draft-tp")
     drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: what the draft's config.json says, none with k 0")
     tree: str = _flag(
         "", "parents of a tree's rows 1, 2, ..., as 0,0,1,1: several candidates a position; empty: a chain"
@@ -93,6 +98,11 @@ class BuildSpec:
         return parse_tree(self.tree).cut(k) if self.tree and k else None
 
     @property
+    def copies(self) -> int:
+        """The target's caches of each sequence: one, or one for each path of the tree."""
+        return len(parse_tree(self.tree).branches) if self.tree and self.k else 1
+
+    @property
     def target_config(self) -> Qwen3Config:
         return load_config(self.target)
 
@@ -120,11 +130,11 @@ class BuildSpec:
     @property
     def models(self) -> tuple[PartModel, ...]:
         """The target, and the draft if there is one."""
-        target = PartModel("target", self.target, self.checkpoint, self.target_config, self.tp)
+        target = PartModel("target", self.target, self.checkpoint, self.target_config, self.tp, self.tp)
         if not self.has_draft:
             return (target,)
-        draft = PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config, self.draft_ranks)
-        return (target, draft)
+        ranks = self.draft_ranks, self.draft_head_ranks
+        return (target, PartModel("draft", self.draft, self.draft_checkpoint, self.draft_config, *ranks))
 
     def weight_names(self) -> dict[str, str]:
         """Parameter of a pair -> its name in the bundle, for every weight of the build."""
@@ -136,11 +146,18 @@ class BuildSpec:
         """Ranks that hold one copy of the draft; 0 without one."""
         return (self.draft_tp or self.tp) if self.has_draft else 0
 
+    @property
+    def draft_head_ranks(self) -> int:
+        """Ranks that hold one copy of the draft's head; 0 without one."""
+        return self.tp if self.has_draft and self.draft_head == "all" else self.draft_ranks
+
     def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
         """How target and draft are split, on operations that join all ranks."""
         sequence, ranks = self.kv_shard == "sequence", self.draft_ranks or self.tp
-        of_draft = ops if ranks == self.tp else ops.grouped(ranks)
-        return Parallel(self.tp, ops, sequence), Parallel(ranks, of_draft, sequence)
+        of_target = Parallel(self.tp, ops, sequence)
+        if ranks == self.tp:
+            return of_target, of_target
+        return of_target, Parallel(ranks, ops.grouped(ranks), sequence, of_target if self.draft_head == "all" else None)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -166,7 +183,8 @@ class BuildSpec:
 
     def what_is_built(self) -> dict[str, Any]:
         """The fields that the bundle's content depends on."""
-        without = ("fewer", *(("tree",) if not self.tree else ()), *(() if self.has_draft else _OF_DRAFT))
+        idle = {"tree": not self.tree, "draft_head": self.draft_head_ranks == self.draft_ranks}
+        without = {"fewer", *(n for n in idle if idle[n]), *(() if self.has_draft else _OF_DRAFT)}
         what = [f.name for f in dataclasses.fields(self) if not f.metadata.get("how") and f.name not in without]
         fewer = {"fewer": ",".join(map(str, self.fewer))} if self.fewer else {}
         return {name: getattr(self, name) for name in what} | {"drafter": self.drafting.kind} | fewer
@@ -232,10 +250,12 @@ class BuildSpec:
             raise UserError(f"the drafter {kind} {clause}; leave --tree out, or give a different one")
         if tree.k != self.k:
             raise UserError(f"the tree is {tree.k} deep and k is {self.k}; give --k {tree.k}")
-        if self.kernels != "reference":
+        sequences = self.batch * self.copies
+        if self.kernels != "reference" and (sequences > SEQUENCES or sequences * self.rows > ROWS):
             raise UserError(
-                f"kernels {self.kernels} keep a row's bits only where its keys are at their own positions, which two "
-                "rows for one position cannot both be; use --kernels reference, or leave --tree out"
+                f"the tree's {self.copies} paths of {self.rows} rows are {sequences} sequences and "
+                f"{sequences * self.rows} rows with --batch {self.batch}, kernels {self.kernels} take {SEQUENCES} and "
+                f"{ROWS}; lower --batch, or give a smaller tree"
             )
         if self.structured or self.separate:
             raise UserError("a step in halves drafts a chain; leave --tree out, or --structured and --separate")
@@ -243,7 +263,7 @@ class BuildSpec:
             raise UserError("a tree's rows are attended over whole caches; leave --kv-shard sequence out, or --tree")
 
     def _check_pair(self, target: Qwen3Config, draft: DraftConfig) -> None:
-        check_tp(draft, self.draft_ranks, "draft")
+        check_tp(draft, self.draft_ranks, "draft", self.draft_head_ranks)
         if target.vocab_size != draft.vocab_size:
             raise UserError(
                 f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; "
@@ -305,14 +325,9 @@ class BuildSpec:
             )
         if self.rows >= self.max_len:
             raise UserError(f"k {self.k} leaves no room in max-len {self.max_len}; raise max-len")
-        if self.drafter not in (AUTO, *KINDS):
-            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *KINDS))}")
-        if self.dtype not in BY_FLAG:
-            raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(BY_FLAG)}")
-        if self.kv_shard not in KV_SHARDS:
-            raise UserError(f"kv-shard is {self.kv_shard!r}; it must be one of {', '.join(KV_SHARDS)}")
-        if self.kernels not in NAMES:
-            raise UserError(f"kernels is {self.kernels!r}; it must be one of {', '.join(NAMES)}")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(f"{name.replace('_', '-')} is {value!r}; it must be one of {', '.join(choices)}")
         if self.draft_tp not in (0, self.tp, *DRAFT_GROUPS):
             raise UserError(
                 f"draft-tp is {self.draft_tp}; the draft's groups have {', '.join(map(str, DRAFT_GROUPS))} ranks, "
@@ -327,13 +342,14 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class PartModel:
-    """One model of a build: role, preset or folder, folder of its weights (or nothing), sizes, ranks of a copy."""
+    """One model of a build: role, preset or folder, folder of its weights (or nothing), sizes, ranks, its head's."""
 
     role: str
     name: str
     checkpoint: str
     config: DraftConfig
     ranks: int
+    head_ranks: int
 
     @property
     def prefix(self) -> str:
@@ -344,27 +360,6 @@ class PartModel:
 def _whole(value: Any) -> int:
     """A whole number as it is, and -1 for anything else that a config.json may hold."""
     return value if type(value) is int else -1
-
-
-def same_tokenizer(target: Path, draft: Path) -> None:
-    """Refuse a pair whose tokenizer.json differ; a folder without one is refused too."""
-    contents = []
-    for folder in (target, draft):
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise UserError(f"{folder} has no tokenizer.json; give a checkpoint folder with its tokenizer")
-        contents.append(file.read_bytes())
-    if contents[0] != contents[1] and _vocabulary(contents[0], target) != _vocabulary(contents[1], draft):
-        raise UserError(
-            f"the tokenizers of {target} and {draft} differ; a draft must propose ids of the target's tokenizer"
-        )
-
-
-def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
-    try:
-        return dict(Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True))
-    except Exception as error:  # the library raises bare Exception for a bad file
-        raise UserError(f"{folder}/tokenizer.json cannot be read ({error}); fetch the checkpoint again") from error
 
 
 def set_of_k(text: str) -> tuple[int, tuple[int, ...]]:

@@ -61,31 +61,17 @@ def _seen(cache_BGSD: Tensor, placement: Placement) -> Tensor:
 
 
 def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scores = masked_scores(q_BGRD, k_BGSD, visible_BGRS)
-    best_BGR1 = scores.amax(-1, keepdim=True)
-    out, total = in_order(*tile_sums(scores, best_BGR1, v_BGSD))
-    return out, total, best_BGR1[..., 0]
-
-
-def masked_scores(q_BGRD: Tensor, k_BGSD: Tensor, visible_BGRS: Tensor) -> Tensor:
-    """(B, G, R, S) fp32, -inf where a row does not see a key."""
     # products of the cache's dtype, summed in fp32, as the matrix engine does
     scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
-    return torch.where(visible_BGRS, scores, float("-inf"))
-
-
-def tile_sums(scores_BGRS: Tensor, best_BGR1: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each tile of keys the values' weighted sum (B, G, T, R, D) and the weights' sum (B, G, R, T)."""
+    scores = torch.where(visible_BGRS, scores, float("-inf"))
+    best_BGR1 = scores.amax(-1, keepdim=True)
     # without a visible key -inf - (-inf) would be NaN: a finite lowest score gives weights of 0
-    weights = torch.exp(scores_BGRS - best_BGR1.clamp(min=_LOWEST)).unflatten(-1, (-1, KEY_TILE))
+    weights = torch.exp(scores - best_BGR1.clamp(min=_LOWEST)).unflatten(-1, (-1, KEY_TILE))
     tiles_v = v_BGSD.unflatten(2, (-1, KEY_TILE)).float()
     rounded = weights.to(v_BGSD.dtype).float()
-    return torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v), weights.sum(-1)
-
-
-def in_order(out_BGTRD: Tensor, sum_BGRT: Tensor, before: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """The tiles' sums added to what came `before`, in ascending order."""
-    out, total = before or (out_BGTRD[:, :, 0], sum_BGRT[..., 0])
-    for t in range(before is None, sum_BGRT.shape[-1]):
+    out_BGTRD = torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v)
+    sum_BGRT = weights.sum(-1)
+    out, total = out_BGTRD[:, :, 0], sum_BGRT[..., 0]
+    for t in range(1, sum_BGRT.shape[-1]):
         out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
-    return out, total
+    return out, total, best_BGR1[..., 0]

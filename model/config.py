@@ -29,8 +29,9 @@ class Qwen3Config:
     bos_token_id: int | None = 151643
     eos_token_ids: tuple[int, ...] = (151645, 151643)
 
-    # the sizes that ranks divide among themselves
-    split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size", "vocab_size")
+    # the sizes that ranks divide among themselves, and that of the head
+    split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size")
+    ids: ClassVar[str] = "vocab_size"
 
     @property
     def group(self) -> int:

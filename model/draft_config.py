@@ -35,8 +35,9 @@ class Eagle3Config:
     rms_norm_eps: float
     max_position_embeddings: int
     num_hidden_layers: ClassVar[int] = 1
-    # the sizes that ranks divide among themselves
-    split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size", "draft_vocab_size")
+    # the sizes that ranks divide among themselves, and that of the head
+    split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size")
+    ids: ClassVar[str] = "draft_vocab_size"
 
     @property
     def most_drafts(self) -> int:
@@ -70,7 +71,8 @@ class MedusaConfig:
     num_key_value_heads: ClassVar[int] = 1
     head_dim: ClassVar[int] = 0
     max_position_embeddings: ClassVar[int] = sys.maxsize
-    split: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size")
+    split: ClassVar[tuple[str, ...]] = ("hidden_size",)
+    ids: ClassVar[str] = "vocab_size"
 
     @property
     def target_hidden_size(self) -> int:
@@ -133,6 +135,9 @@ def _eagle3(raw: Any, where: str) -> dict[str, Any]:
         ("fc_norm", raw.get("fc_norm"), False),
         ("norm_before_fc", raw.get("norm_before_fc"), False),
         ("norm_output", raw.get("norm_output"), False),
+        # a parallel head: one pass over rows of a mask token with a learned state
+        ("ptd_token_id", raw.get("ptd_token_id"), None),
+        ("mask_token_id", raw.get("mask_token_id"), None),
         ("num_hidden_layers", layer.get("num_hidden_layers"), 1),
         ("attention_bias", layer.get("attention_bias"), False),
         ("mlp_bias", layer.get("mlp_bias"), False),

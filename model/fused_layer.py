@@ -94,16 +94,16 @@ class FusedLayer(Layer):
         return x + self.mlp.normed(self.post_attention_layernorm, x), cache
 
     def _attended(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
-        norm, half = self.input_layernorm, self.self_attn
-        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, placement):
+        norm, half, x_PLE = self.input_layernorm, self.self_attn, placement.by_path(x_BNE)
+        if not isinstance(half, PackedAttention) or not _few_rows(x_PLE) or not _fit(half, x_PLE, placement):
             attended, cache = half(norm(x_BNE), angles, cache, placement)
             return attended, cache
-        x_RE = x_BNE.flatten(0, 1)
+        x_RE, angles = x_PLE.flatten(0, 1), placement.by_path(angles)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
         weights, turns = (half.qkv_packed, half.out_packed), (angles.cos(), angles.sin())
-        arguments = (x_RE, norms, weights, turns, tuple(cache), placement.positions_BN, norm.eps)
+        arguments = (x_RE, norms, weights, turns, tuple(cache), placement.of_paths().positions_BN, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
-        return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
+        return self.ops.all_reduce(placement.by_row(part.reshape(x_PLE.shape))), Cache(keys, values)
 
 
 def _like(x: Tensor) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model import attention, sampling, sequence, tree_attention
+from model import attention, sampling, sequence
 from model.cache import Cache, Placement
 from model.ops import Ops, first_argmax
 from model.parallel import Shard
@@ -22,10 +22,7 @@ class Kernels:
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:
-        """See `model.attention.verify_attention`, `model.sequence` for a cache that holds a slice, and
-        `model.tree_attention` for a tree's rows."""
-        if placement.paths is not None:
-            return tree_attention.verify_attention(ops, q_BHND, new, cache, placement)
+        """See `model.attention.verify_attention`, and `model.sequence` for a cache that holds a slice."""
         if placement.slice_1 is not None:
             return sequence.verify_attention(ops, q_BHND, new, cache, placement)
         return attention.verify_attention(ops, q_BHND, new, cache, placement)

@@ -35,15 +35,18 @@ class Ops:
             state = body(state)
         return state
 
-    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
+    def append(
+        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor, axis: int = 2
+    ) -> Tensor:
         """The cache with row n of sequence b written at [slots[b], :, positions[b, n]].
 
-        Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing.
+        Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing. They are on an axis of
+        the cache, the last one in (B, G, D, S).
         """
         rows = slots_B.long()[:, None].expand_as(positions_BN)
-        inside = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[2])
+        inside = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[axis])
         updated = cache_BGSD.clone()
-        updated[rows[inside], :, positions_BN[inside].long()] = new_BGND.transpose(1, 2)[inside]
+        updated.movedim(axis, 2)[rows[inside], :, positions_BN[inside].long()] = new_BGND.transpose(1, 2)[inside]
         return updated
 
     def all_reduce(self, x: Tensor) -> Tensor:

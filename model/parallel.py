@@ -62,8 +62,8 @@ class HeadMap:
         ]
 
 
-def check_tp(config: DraftConfig, tp: int, what: str) -> None:
-    """Refuse a tp degree that the model's sizes cannot be split by."""
+def check_tp(config: DraftConfig, tp: int, what: str, head_tp: int = 0) -> None:
+    """Refuse a tp degree that the model's sizes cannot be split by, or its head by `head_tp`, `tp` if 0."""
     if tp < 1 or tp & (tp - 1):
         raise UserError(f"tp is {tp}; tensor parallelism needs a power of two (1, 2, 4, ... 64)")
     kv = config.num_key_value_heads
@@ -71,10 +71,11 @@ def check_tp(config: DraftConfig, tp: int, what: str) -> None:
         raise UserError(
             f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose another tp"
         )
-    for name in config.split:
-        if getattr(config, name) % tp:
+    for name, ranks in (*((name, tp) for name in config.split), (config.ids, head_tp or tp)):
+        if getattr(config, name) % ranks:
+            other = ", or --draft-head group" if ranks > tp else ""
             raise UserError(
-                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp"
+                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {ranks}; choose a smaller tp{other}"
             )
 
 
@@ -127,7 +128,7 @@ class Head(nn.Module):
 
 
 class Rank(nn.Module):
-    """This rank's number within its group, as a weight: the graph is the same for every rank."""
+    """This rank's number among those that split the model's head, as a weight: the graph is the same for every rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,12 +150,19 @@ class Shard(NamedTuple):
 class Parallel:
     """The tensor-parallel degree that a model is built for, and the operations it is built on.
 
-    With `sequence` the ranks that would hold copies of a kv head each hold a slice of the positions.
+    With `sequence` the ranks that would hold copies of a kv head each hold a slice of the positions. `wider` are more
+    ranks, among which a draft in groups splits its head: each of them then draws from ids of its own.
     """
 
     tp: int = 1
     ops: Ops = EAGER
     sequence: bool = False
+    wider: Parallel | None = None
+
+    @property
+    def of_head(self) -> Parallel:
+        """How the head is split, and the ranks that draw together."""
+        return self.wider or self
 
     def heads(self, config: DraftConfig) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)

@@ -76,12 +76,13 @@ class Attention(nn.Module):
 
     def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         def split(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return placement.by_path(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         q, k, v = (split(y) for y in self.qkv(x_BNE))
-        q_BHND, k_BGND, v_BGND = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
-        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, (k_BGND, v_BGND), cache, placement)
-        return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
+        angles = placement.by_path(angles)
+        q_BHND, new = rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
+        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, new, cache, placement.of_paths())
+        return self.out(placement.by_row(o_BHND.transpose(1, 2).flatten(2))), cache
 
 
 class MLP(nn.Module):
@@ -135,12 +136,12 @@ class Qwen3(RankModel):
 
     def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
         super().__init__(config, parallel, backing)
-        tp, ops = parallel.tp, parallel.ops
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // tp, ops)
+        of_head = parallel.of_head
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // parallel.tp, parallel.ops)
         layers = (backing.layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Head(config.hidden_size, config.vocab_size // tp, ops, backing.sharded)
+        self.lm_head = Head(config.hidden_size, config.vocab_size // of_head.tp, of_head.ops, backing.sharded)
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
@@ -172,5 +173,5 @@ class Qwen3(RankModel):
     ) -> tuple[Draws, list[Cache], Tensor | None]:
         """What is drawn after each row, (M, B, N), the updated caches and the states at the taps."""
         x_BNE, caches, features_BNF = self.tapped(ids_BN, caches, placement)
-        draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_BNE).flatten(0, 1), draw)
+        draws = self.kernels.coupled_sample(self.head_ops, self.logits(x_BNE).flatten(0, 1), draw)
         return draws.each(lambda t: t.unflatten(1, ids_BN.shape)), caches, features_BNF

@@ -9,6 +9,7 @@ from model.backing import Backing
 from model.cache import Cache, Placement
 from model.draft_config import DraftConfig
 from model.kernels import Kernels
+from model.ops import Ops
 from model.parallel import Parallel, Rank, Shard
 from model.sequence import sliced
 
@@ -28,6 +29,11 @@ class RankModel(nn.Module):
         return self.backing.kernels
 
     @property
+    def head_ops(self) -> Ops:
+        """The operations that join the ranks of the head."""
+        return self.parallel.of_head.ops
+
+    @property
     def shard(self) -> Shard:
         """The ids that this rank draws from: its own, or all of them where the logits are gathered."""
         return self.shard_of(self.config.vocab_size)
@@ -36,7 +42,7 @@ class RankModel(nn.Module):
         """What this rank holds of so many ids."""
         if not self.backing.sharded:
             return Shard(torch.zeros_like(self.rank_util.rank)[:, None], count)
-        width = count // self.parallel.tp
+        width = count // self.parallel.of_head.tp
         return Shard(self.rank_util.rank[:, None] * width, width)
 
     def length(self, caches: list[Cache]) -> int:

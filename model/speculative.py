@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention import KEY_TILE
-from model.cache import Cache, Placement
+from model.cache import Cache, Copies, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.filters import GUESSED_STEPS
 from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
@@ -27,12 +27,15 @@ from model.window import Window
 
 
 class Pair(nn.Module):
-    """A target and its drafter, built on the same operations; with a tree its steps verify one, not a chain."""
+    """A target and its drafter, built on the same operations; with a tree its steps verify one, not a chain.
 
-    def __init__(self, target: Qwen3, drafter: Drafter, ops: Ops, tree: Tree | None = None) -> None:
+    `copies` are the target's caches of each sequence: as many as the largest tree of the build has paths.
+    """
+
+    def __init__(self, target: Qwen3, drafter: Drafter, ops: Ops, tree: Tree | None = None, copies: int = 1) -> None:
         super().__init__()
         self.target_model, self.draft_model, self.drafter, self.ops = target, drafter.model, drafter, ops
-        self.tree = tree
+        self.tree, self.copies = tree, Copies(copies, target.backing.layout)
 
     def forward(self, stage: Callable[..., Outputs], *args: Any) -> Outputs:
         """Run a stage: `Pair.step`, its halves `Pair.draft` and `Pair.verify`, or `Pair.prefill`.
@@ -56,7 +59,8 @@ class Pair(nn.Module):
         Drafter and target draw with the same noise at the same position. A draft is accepted while the two draws are
         equal; what is emitted is the target's own draw. So the text is the target's, whatever the drafter.
         """
-        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], self.tree)
+        position_B1, bucket = inputs.position_ids[:, :1], inputs.attention_mask.shape[1]
+        window = Window.of(k, position_B1, bucket, self.tree, self.copies)
         asked = inputs.sampling if filters else inputs.sampling.unfiltered()
         of_target, of_draft = self._prepared(asked, window.placement.positions_BN + 1)
         candidates_BN, draft_state = self.drafter.propose(window, inputs.input_ids, of_draft, draft_state)
@@ -111,12 +115,12 @@ class Pair(nn.Module):
     ) -> StepOutputs:
         """The target's pass over the candidates, and what it keeps of them."""
         target = self.target_model
-        draws, written, features_BNF = self.ops.call(
+        draws, target_caches, features_BNF = self.ops.call(
             target, window.padded(candidates_BN), target_caches, window.target_rows(), draw
         )
         draws, limit_B = window.cut(draws), window.limit(k_limits_B, target.length(target_caches))
         walk = window.walk(target.kernels, self.ops, candidates_BN, draws, limit_B)
-        target_caches = window.written(self.ops, target_caches, written, walk)
+        target_caches = window.kept(self.ops, target_caches, walk)
         features_BLF = None if features_BNF is None else walk.of(features_BNF)
         verified = Verified(window, walk.of(candidates_BN), walk.count_B1, walk.next_B1, features_BLF)
         draft_state = self.drafter.keep(verified, draft_state)
@@ -143,7 +147,10 @@ class Pair(nn.Module):
         rows = inputs.attention_mask.shape[1]
         keys_S = iota(max(rows, KEY_TILE), length_B)
         placement = Placement(keys_S[None, :rows], keys_S, inputs.seq_ids)
-        x_BSE, target_caches, features_BSF = target.tapped(inputs.input_ids, target_caches, placement)
+        one = placement._replace(slots_B=self.copies.one(inputs.seq_ids))
+        x_BSE, target_caches, features_BSF = target.tapped(inputs.input_ids, target_caches, one)
+        of_slot = (inputs.seq_ids, torch.zeros_like(inputs.seq_ids), placement.positions_BN)
+        target_caches = [self.copies.alike(self.ops, cache, *of_slot) for cache in target_caches]
         last_BE = x_BSE[iota(1, length_B), length_B - 1]
         # the first token's position is the prompt's length
         draw = kernels.prepare(self.ops, inputs.sampling, length_B[:, None], target.shard)

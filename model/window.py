@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import Cache, Paths, Placement
+from model.cache import ONE_CACHE, Cache, Copies, Paths, Placement
 from model.kernels import Kernels
 from model.ops import Ops, first_argmax, iota
 from model.sampling import Draw, Draws
 from model.tree import Tree
-from model.tree_attention import write_kept
 
 # a matrix product of one row may be summed in another order than one of several rows
 MIN_TARGET_ROWS = 2
@@ -21,12 +20,13 @@ MIN_TARGET_ROWS = 2
 
 class Walk(NamedTuple):
     """What a step keeps: the emitted ids, padded with -1, their count and the last of them; and the rows (B, k + 1) of
-    the candidates before them, the kept ones first. None are the first k + 1 rows."""
+    the candidates before them, the kept ones first, on path `path` of a tree. None are the first k + 1 rows."""
 
     accepted_BL: Tensor
     count_B1: Tensor
     next_B1: Tensor
     rows_BL: Tensor | None = None
+    path_B: Tensor | None = None
 
     def of(self, x_BN: Tensor) -> Tensor:
         """(B, k + 1, ...): what belongs to these rows."""
@@ -45,13 +45,17 @@ class Window(NamedTuple):
     k: int
     placement: Placement
     tree: Tree | None = None
+    # caches of each sequence in the target's pass
+    copies: Copies = ONE_CACHE
 
     @classmethod
-    def of(cls, k: int, position_B1: Tensor, bucket: int, tree: Tree | None = None) -> Window:
+    def of(
+        cls, k: int, position_B1: Tensor, bucket: int, tree: Tree | None = None, copies: Copies = ONE_CACHE
+    ) -> Window:
         """The window of a step from these positions on, in a bucket of so many keys."""
         keys_S = iota(bucket, position_B1)
         rows_N = iota(max(k + 1, MIN_TARGET_ROWS), position_B1)
-        return (TreeWindow if tree else Window)(k, Placement(position_B1 + rows_N, keys_S), tree)
+        return (TreeWindow if tree else Window)(k, Placement(position_B1 + rows_N, keys_S), tree, copies)
 
     def row(self, n: int, draw: Draw) -> tuple[Placement, Draw]:
         """Where row n of each sequence is, alone in a pass of the draft, and what it draws with."""
@@ -63,8 +67,11 @@ class Window(NamedTuple):
         return torch.cat((ids_B1, drafts_CBk[0]), 1)
 
     def target_rows(self) -> Placement:
-        """Where the rows of the target's pass are."""
-        return self.placement
+        """Where the rows of the target's pass are: in each of a sequence's caches, if there are several."""
+        if self.copies.paths == 1:
+            return self.placement
+        rows_N = iota(self.placement.positions_BN.shape[1], self.placement.positions_BN)
+        return self.placement._replace(paths=Paths(rows_N.expand(self.copies.paths, -1), rows_N))
 
     def target_draw(self, draw: Draw) -> Draw:
         """What the rows of the target's pass draw with, from the draw of the window's positions."""
@@ -82,9 +89,9 @@ class Window(NamedTuple):
         """From the input id on to the candidate that the target draws, at most `limit` times."""
         return Walk(*kernels.accept(ops, candidates_BN[:, 1:], draws, limit_B))
 
-    def written(self, ops: Ops, before: list[Cache], after: list[Cache], walk: Walk) -> list[Cache]:
-        """The target's caches with the kept rows, from those before its pass and what the pass returned."""
-        return after
+    def kept(self, ops: Ops, caches: list[Cache], walk: Walk) -> list[Cache]:
+        """The target's caches after its pass, with the kept rows in all that a sequence has."""
+        return caches
 
     def mask(self, next_pos_B1: Tensor) -> Tensor:
         """(B, S) the attention mask of the next step."""
@@ -117,8 +124,10 @@ class TreeWindow(Window):
 
     def target_rows(self) -> Placement:
         assert self.tree is not None
-        position_B1 = self.placement.positions_BN[:, :1]
-        paths = Paths(self._constant(self.tree.paths), self._constant(self.tree.places))
+        position_B1, rows = self.placement.positions_BN[:, :1], self.tree.paths
+        # a smaller tree than the build's has fewer paths: the first fills the other caches
+        rows += rows[:1] * (self.copies.paths - len(rows))
+        paths = Paths(self._constant(rows), self._constant(self.tree.places))
         return self.placement._replace(positions_BN=position_B1 + self._constant(self.tree.depths), paths=paths)
 
     def target_draw(self, draw: Draw) -> Draw:
@@ -144,10 +153,9 @@ class TreeWindow(Window):
         best_B = first_argmax(accepted[1].unflatten(0, (batch, -1)).squeeze(-1))
         slots_B = iota(batch, best_B)
         accepted_BL, count_B1, next_B1 = (x.unflatten(0, (batch, -1))[slots_B, best_B] for x in accepted)
-        return Walk(accepted_BL, count_B1, next_B1, rows_JL[best_B])
+        return Walk(accepted_BL, count_B1, next_B1, rows_JL[best_B], best_B)
 
-    def written(self, ops: Ops, before: list[Cache], after: list[Cache], walk: Walk) -> list[Cache]:
-        assert walk.rows_BL is not None
-        places_BL = self.placement.positions_BN
-        pairs = zip(before, after, strict=True)
-        return [write_kept(ops, cache, rows, walk.rows_BL, places_BL) for cache, rows in pairs]
+    def kept(self, ops: Ops, caches: list[Cache], walk: Walk) -> list[Cache]:
+        assert walk.path_B is not None
+        slots_B, places_BL = iota(len(walk.path_B), walk.path_B), self.placement.positions_BN
+        return [self.copies.alike(ops, cache, slots_B, walk.path_B, places_BL) for cache in caches]

@@ -2,6 +2,8 @@
 
 # rows of noise, draws and layers: one a partition
 ROWS = 128
+# sequences of attention
+SEQUENCES = 32
 # rows of the sums above thresholds
 SUM_ROWS = 32
 # new rows of a sequence for attention

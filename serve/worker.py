@@ -149,8 +149,9 @@ class BundleWorker(WorkerBase):
         output = self._output(list(scheduler_output.num_scheduled_tokens), of_number)
         if not self.schedule:
             # vLLM and the clients get what came out while the next step runs
-            self.metrics.begin(True)
             self.engine.begin(most)
+            if self.engine.begun:
+                self.metrics.begin(True)
         return output
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from bench.kernels.layer import Shard
 from bench.tune import passes
 from bench.tune.acceptance import Acceptance, at_rate
+from compile.spec import BuildSpec
 from nkisim.timeline.chip import CASES, Chip
 from nkisim.timeline.trn2 import TRN2
 
@@ -19,13 +20,22 @@ CORES_PER_CHIP = 8
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fixed before compiling, k apart: `tp` and `draft_tp` are ranks, `lnc` cores per rank."""
+    """What is fixed before compiling, k apart: `tp` and `draft_tp` are ranks, `lnc` cores per rank.
+
+    The draft's head is split among `all` ranks or those of its `group`, as by a build's `--draft-head`.
+    """
 
     draft: str
     tp: int
     draft_tp: int
     batch: int
     lnc: int = 2
+    draft_head: str = BuildSpec.draft_head
+
+    @property
+    def head_tp(self) -> int:
+        """Ranks that split the draft's head."""
+        return self.tp if self.draft_head == "all" else self.draft_tp
 
     @property
     def chips(self) -> float:
@@ -54,6 +64,13 @@ class Latency(Protocol):
         ...
 
 
+def draft_pass(setup: Setup, chip: Chip = TRN2, rows: int = 1) -> passes.Pass:
+    """A pass of the draft over so many rows per sequence; with as many ids as the target on a rank, it draws with the
+    target's noise."""
+    shard = Shard(setup.draft, setup.draft_tp, setup.batch, rows)
+    return passes.simulated_pass(shard, setup.lnc, chip, setup.head_tp, noise=setup.head_tp != setup.tp)
+
+
 @dataclass(frozen=True)
 class Simulated:
     """The kernels' simulated times on a chip description; `host_us` is added to each step, with drafts or without."""
@@ -62,7 +79,7 @@ class Simulated:
     host_us: float = 0.0
 
     def draft(self, setup: Setup) -> float:
-        return passes.simulated_pass(Shard(setup.draft, setup.draft_tp, setup.batch, 1), setup.lnc, self.chip).total
+        return draft_pass(setup, self.chip).total
 
     def target(self, setup: Setup, rows: int) -> float:
         return passes.target_us(Shard(TARGET, setup.tp, setup.batch, rows), setup.lnc, self.chip) + self.host_us

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.kernels.layer import Shard
 from bench.provenance import header
 from bench.tune import choose, heads, passes, published
 from bench.tune.regimes import REGIMES
@@ -74,8 +73,7 @@ def draft_us(known: Known, setup: choose.Setup, chip: Chip) -> float:
         elif known.drafter == "eagle3":
             total += heads.eagle3_us(setup, chip, made.rows, first=not number)
         else:
-            shard = Shard(known.model, setup.draft_tp, setup.batch, made.rows)
-            took = passes.simulated_pass(shard, setup.lnc, chip)
+            took = choose.draft_pass(replace(setup, draft=known.model), chip, made.rows)
             total += took.total if made.drawn else took.total - took.head - took.sampling
     return total
 

@@ -19,13 +19,24 @@ _ROWS = (1, 2, 8, 16)
 
 def _target_pass(setup: Setup, chip: Chip, rows: int) -> passes.Pass:
     """The target's own pass on the ranks of the draft, over at least so many rows."""
-    billed = next(n for n in _ROWS if n >= rows)
-    return passes.simulated_pass(Shard(TARGET, setup.draft_tp, setup.batch, billed), setup.lnc, chip)
+    return passes.simulated_pass(Shard(TARGET, setup.draft_tp, setup.batch, _billed(rows)), setup.lnc, chip)
+
+
+def _billed(rows: int) -> int:
+    return next(n for n in _ROWS if n >= rows)
 
 
 def _streamed_us(setup: Setup, chip: Chip, features: int, inputs: int) -> float:
     """A rank's part of a matrix."""
     return passes.read_us(chip, setup.lnc, features * inputs * BF16 / setup.draft_tp)
+
+
+def _drawn_us(setup: Setup, chip: Chip, rows: int, ids: int, noise: bool) -> float:
+    """A projection to so many ids on the ranks of the head, and the draws."""
+    billed = Shard(TARGET, setup.draft_tp, setup.batch, _billed(rows))
+    draws = passes.simulated_pass(billed, setup.lnc, chip, setup.head_tp, noise).sampling
+    hidden = billed.config.hidden_size
+    return draws + passes.read_us(chip, setup.lnc, ids * hidden * BF16 / setup.head_tp)
 
 
 def _gather_us(setup: Setup, chip: Chip, rows: int, size: int) -> float:
@@ -43,7 +54,8 @@ def eagle3_us(setup: Setup, chip: Chip, rows: int, first: bool) -> float:
     total = layer + _streamed_us(setup, chip, wider, hidden) + _gather_us(setup, chip, rows, hidden)
     if first:
         total += _streamed_us(setup, chip, hidden, TAPS * hidden) + _gather_us(setup, chip, rows, hidden)
-    return total + _streamed_us(setup, chip, EAGLE3_IDS, hidden) + _target_pass(setup, chip, 1).sampling
+    # its ids are its own, and so is their noise
+    return total + _drawn_us(setup, chip, 1, EAGLE3_IDS, noise=True)
 
 
 def medusa_us(setup: Setup, chip: Chip, k: int) -> float:
@@ -51,4 +63,4 @@ def medusa_us(setup: Setup, chip: Chip, k: int) -> float:
     config = Shard(TARGET, setup.draft_tp, setup.batch, 1).config
     hidden = config.hidden_size
     blocks = _streamed_us(setup, chip, k * hidden, hidden) + _gather_us(setup, chip, k, hidden)
-    return blocks + _streamed_us(setup, chip, config.vocab_size, hidden) + _target_pass(setup, chip, k).sampling
+    return blocks + _drawn_us(setup, chip, k, config.vocab_size, noise=setup.head_tp != setup.tp)

@@ -2,7 +2,7 @@
 
 Every time is simulated; bench.tune and bench.draft_cost both read it here. A pass is all layers, the head, which
 streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
-choice, and one exchange between the ranks). The host, launches and the embedding's rows are not in it.
+choice, and one exchange between the ranks of the head). The host, launches and the embedding's rows are not in it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def chip_with(case: str, *names: str) -> Chip:
 CHIPS = {case: chip_at(case) for case in CASES}
 
 
-def _sampling_cases(shard: Shard, lnc: int) -> tuple[Case, Case]:
-    rows, columns = shard.rows, shard.config.vocab_size // shard.tp
+def _sampling_cases(rows: int, columns: int, lnc: int) -> tuple[Case, Case]:
     name = f"R{rows}-V{columns}"
     draw = partial(roofline.coupled_sample, rows, columns, itemsize=FP32)
     noise = partial(roofline.gumbel_noise, rows, columns)
@@ -75,7 +74,7 @@ def _sampling_cases(shard: Shard, lnc: int) -> tuple[Case, Case]:
 
 def _case(shard: Shard, part: str, lnc: int) -> Case:
     if part in ("noise", "draw"):
-        return _sampling_cases(shard, lnc)[part == "draw"]
+        return _sampling_cases(shard.rows, shard.config.vocab_size // shard.tp, lnc)[part == "draw"]
     return {"attention": attention_case, "mlp": mlp_case}[part](shard, lnc)
 
 
@@ -93,14 +92,19 @@ def _kernel_us(shard: Shard, part: str, lnc: int, chip: Chip) -> float:
 
 
 @cache
-def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2) -> Pass:
-    """One pass of a shard's model over its rows."""
-    layers, hidden = shard.config.num_hidden_layers, shard.config.hidden_size
-    attention, mlp, noise, draw = (_kernel_us(shard, part, lnc, chip) for part in ("attention", "mlp", "noise", "draw"))
-    head_bytes = shard.config.vocab_size // shard.tp * hidden * BF16
+def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2, head_tp: int = 0, noise: bool = True) -> Pass:
+    """One pass of a shard's model over its rows.
+
+    `head_tp` ranks split the head, those of the layers if 0. Without `noise` the rows draw with that of another pass.
+    """
+    layers, hidden, head = shard.config.num_hidden_layers, shard.config.hidden_size, head_tp or shard.tp
+    of_head = replace(shard, tp=head)
+    attention, mlp = (_kernel_us(shard, part, lnc, chip) for part in ("attention", "mlp"))
+    drawn = sum(_kernel_us(of_head, part, lnc, chip) for part in (("noise", "draw") if noise else ("draw",)))
+    head_bytes = shard.config.vocab_size // head * hidden * BF16
     read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in ("attention", "mlp")) + head_bytes
     reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
-    drawn = noise + draw + collective_us(chip, shard.tp, lnc, shard.rows * _WINNER)
+    drawn += collective_us(chip, head, lnc, shard.rows * _WINNER)
     return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read)
 
 

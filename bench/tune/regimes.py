@@ -18,10 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 import nkisim
+from bench.filter_cost import guessed_us
 from bench.kernels.cases import attention_arguments, merge_arguments
 from bench.tune import passes, published
 from bench.tune.acceptance import at_rate
-from bench.tune.choose import Choice, Setup, Simulated, best_k
+from bench.tune.choose import Choice, Setup, Simulated, best_k, draft_pass
 from bench.tune.text import markdown
 from model.errors import run_cli
 from model.progress import each
@@ -33,8 +34,13 @@ from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 
 TP, LNC = 32, 2
-DRAFT_DEGREES = (4, 8, 32)
 DRAFTS = ("1.7B", "0.6B")
+# ranks of a draft, and which ranks split its head
+SPLITS = tuple(
+    (draft, degree, head)
+    for draft in DRAFTS
+    for degree, head in ((4, "all"), (4, "group"), (8, "all"), (8, "group"), (TP, "all"))
+)
 DOCUMENTED_NS, MEASURED_NS = 5000.0, 44200.0
 # slices of a cache by --kv-shard sequence, and the lengths that docs/sharding.md compares
 SLICES = 4
@@ -53,17 +59,28 @@ REGIMES = {"documented": flat(DOCUMENTED_NS), "by hops": TRN2, "measured": flat(
 
 
 def drafts(chip: Chip, batch: int) -> list[dict[str, Any]]:
-    """Per draft and degree: c, the best k on MT-Bench, ms a token and the gain; the 0.6B at the 1.7B's acceptance."""
+    """Per draft, degree and place of its head: c, the best k on MT-Bench, ms a token, the gain, and what drawing a
+    draft takes, of rows that filter too; the 0.6B at the 1.7B's acceptance."""
     latency, record = Simulated(chip), published.workloads()[0]
     rows = []
-    for draft in DRAFTS:
-        for degree in DRAFT_DEGREES:
-            setup = Setup(draft, TP, degree, batch, LNC)
-            c = latency.draft(setup) / latency.target(setup, 1)
-            assumed = at_rate(record.rate, latency.longest(setup)) if draft != record.draft else record
-            found: Choice = best_k(latency, setup, assumed)
-            rows.append({"draft": draft, "draft_tp": degree, "c": c, "k": found.k, "ms": found.ms, "gain": found.gain})
+    for draft, degree, head in SPLITS:
+        setup = Setup(draft, TP, degree, batch, LNC, head)
+        c = latency.draft(setup) / latency.target(setup, 1)
+        assumed = at_rate(record.rate, latency.longest(setup)) if draft != record.draft else record
+        found: Choice = best_k(latency, setup, assumed)
+        one = draft_pass(setup, chip)
+        drawn = one.head + one.sampling
+        filtered = drawn + guessed_us(batch, LNC, setup.head_tp, chip)
+        rows.append(
+            {"draft": draft, "draft_tp": degree, "draft_head": head, "c": c, "k": found.k, "ms": found.ms,
+             "gain": found.gain, "drawn_us": drawn, "filtered_us": filtered}
+        )  # fmt: skip
     return rows
+
+
+def _ranks(row: dict[str, Any]) -> str:
+    """As in 8, or 8 with its head."""
+    return f"{row['draft_tp']}{'' if row['draft_head'] == 'all' else ' with its head'}"
 
 
 def _us(kernel: Any, arguments: tuple[Any, ...]) -> float:
@@ -111,15 +128,17 @@ def table(found: dict[str, Any]) -> str:
         for ranks in columns[0]["collective_us"]
     ]
     for at, row in enumerate(columns[0]["drafts"]):
-        name = f"{row['draft']} on {row['draft_tp']} ranks"
+        name = f"{row['draft']} on {_ranks(row)}"
         mine = [c["drafts"][at] for c in columns]
         rows.append([f"c of the {name}", *(f"{r['c']:.3f}" for r in mine)])
         rows.append(
             [f"best k, ms a token, gain: {name}", *(f"{r['k']}, {r['ms']:.2f}, {r['gain']:.2f}x" for r in mine)]
         )
+        drawn = (f"{r['drawn_us']:.0f}, {r['filtered_us']:.0f}" for r in mine)
+        rows.append([f"a draft's head and draw, with filters, us: {name}", *drawn])
     for draft in DRAFTS:
         best = [min((r for r in c["drafts"] if r["draft"] == draft), key=lambda r: r["ms"]) for c in columns]
-        rows.append([f"**ranks of the {draft} that are fastest**", *(str(r["draft_tp"]) for r in best)])
+        rows.append([f"**ranks of the {draft} that are fastest**", *map(_ranks, best)])
     for length in columns[0]["sequence_us"]:
         saved = [c["sequence_us"][length] for c in columns]
         rows.append([f"slices of the sequence save at {length}, us a layer", *(f"{us:+.1f}" for us in saved)])

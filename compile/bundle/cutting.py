@@ -37,7 +37,8 @@ _NOTE = "parts.json"
 
 def layout(spec: BuildSpec) -> dict[str, Any]:
     """How the weights are cut and laid out; every shard carries it."""
-    return {
+    wider = {"draft_head_ranks": spec.draft_head_ranks} if spec.draft_head_ranks != spec.draft_ranks else {}
+    return wider | {
         "ranks": spec.tp,
         "dtype": spec.dtype,
         "fused_qkv": False,
@@ -109,7 +110,7 @@ class Cutter:
             name = names[f"{model.prefix}.{RANK}"]
             for rank, writer in writers.items():
                 if name not in writer.kept:
-                    writer.write(name, torch.tensor([rank % model.ranks], dtype=torch.int32))
+                    writer.write(name, torch.tensor([rank % model.head_ranks], dtype=torch.int32))
         weights = [(model, w) for model in self.spec.models for w in table(model.config, self.spec.packing(model))]
         # whole numbers come first in a file
         for model, weight in sorted(weights, key=lambda w: w[1].dtype != "int32"):
@@ -127,10 +128,11 @@ class Cutter:
         """Have one weight written to these files; returns its bytes."""
         # groups of ranks hold a copy of the draft each
         holders: dict[int, list[int]] = {}
+        ranks = model.head_ranks if weight.of_head else model.ranks
         for rank in writers:
-            holders.setdefault(rank % model.ranks, []).append(rank)
+            holders.setdefault(rank % ranks, []).append(rank)
         dtype, count = (BY_NAME[weight.dtype] if weight.dtype else BY_FLAG[self.spec.dtype]).torch, 0
-        for piece in self._checkpoints[model.prefix].pieces(weight, sorted(holders), model.ranks, dtype):
+        for piece in self._checkpoints[model.prefix].pieces(weight, sorted(holders), ranks, dtype):
             for rank in holders[piece.rank]:
                 lanes.give(rank, piece.rows.nbytes, functools.partial(writers[rank].write, name, piece.rows))
                 count += piece.rows.nbytes

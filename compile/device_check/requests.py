@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compile.bundle.cutting import Cutter
 from compile.device_check.nxdi_host import Host, Sequence, Tensors
-from compile.neuron.sdk import nxdi_tags
+from compile.neuron.sdk import nxdi_graphs, nxdi_tags
 from compile.plan import BuildPlan
 from model.bundle.manifest import GraphSpec
 from model.bundle.weights import shard_file
@@ -34,9 +34,7 @@ Model = Callable[[str, list[Tensor]], list[np.ndarray]]
 
 def serve(plan: BuildPlan, model: Model) -> list[list[int]]:
     """The tokens of each request, served together as NxDI's host does, in batches that fill and empty."""
-    graphs = []
-    for tag in nxdi_tags(plan):
-        graphs += [g for g in plan.graphs if g.tag == tag]
+    graphs = [graph for tag in nxdi_tags(plan) for graph in nxdi_graphs(plan, tag)]
 
     def run(graph: GraphSpec, inputs: Tensors) -> list[np.ndarray]:
         return model(graph.tag, [torch.from_numpy(np.ascontiguousarray(x)) for x in inputs])

@@ -45,7 +45,7 @@ def make_pair(spec: BuildSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> 
         drafter = _drafter(spec, of_draft, backing) if spec.has_draft and kind_of(graph.tag) != DECODE else Drafter()
         target = Qwen3(spec.target_config, of_target, backing)
         target.taps = drafter.taps
-        return Pair(target, drafter, ops, spec.tree_of(graph.k)).to(BY_FLAG[spec.dtype].torch)
+        return Pair(target, drafter, ops, spec.tree_of(graph.k), spec.copies).to(BY_FLAG[spec.dtype].torch)
 
 
 def _drafter(spec: BuildSpec, parallel: Parallel, backing: Backing) -> Drafter:

@@ -53,11 +53,14 @@ class TracedOps(Ops):
         step = interop.jax_view(body)
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
-    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
+    def append(
+        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor, axis: int = 2
+    ) -> Tensor:
         def write(cache: jax.Array, new: jax.Array, slots: jax.Array, positions: jax.Array) -> jax.Array:
             # a negative index would count from the end: send it past the end, where it is dropped
-            positions = jnp.where(positions < 0, cache.shape[2], positions)
-            return cache.at[slots[:, None], :, positions].set(new.swapaxes(1, 2), mode="drop")
+            positions = jnp.where(positions < 0, cache.shape[axis], positions)
+            places = (slots[:, None], *(slice(None),) * (axis - 1), positions)
+            return cache.at[places].set(new.swapaxes(1, 2), mode="drop")
 
         return interop.call_jax(write, cache_BGSD, new_BGND, slots_B, positions_BN)
 

@@ -48,7 +48,8 @@ class SpecOfBundle(BuildSpec):
 def spec_of(bundle: Bundle) -> SpecOfBundle:
     """The spec of a bundle; UserError if this version of the project plans other graphs for it."""
     named = {f.name for f in dataclasses.fields(BuildSpec)}
-    values = {n: v for n, v in bundle["spec"].items() if n in named}
+    # where a bundle does not say, the draft's head is in its groups
+    values = {"draft_head": "group"} | {n: v for n, v in bundle["spec"].items() if n in named}
     values["fewer"] = bundle.ks[1:-1]
     spec = SpecOfBundle(**values, out=str(bundle.path), toolchain="neuron", bundle=bundle)
     planned = [json.loads(json.dumps(graph_as_json(g))) for g in make_plan(spec).graphs]

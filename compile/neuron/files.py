@@ -15,7 +15,7 @@ from typing import Any
 from compile.bundle.staging import StagedFile
 from compile.neuron import sdk as toolchain
 from compile.neuron.flags import LNC, TARGET, flags_of
-from compile.neuron.sdk import Found, Level, nxdi_tags
+from compile.neuron.sdk import Found, Level, nxdi_graphs, nxdi_tags
 from compile.plan import BuildPlan
 from compile.recipes import sources
 from compile.spec import BuildSpec
@@ -116,7 +116,7 @@ def _model(plan: BuildPlan, recipe: str, flags: dict[str, str]) -> list[StagedFi
     work = _work(plan)
     made = [StagedFile(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
     for tag in nxdi_tags(plan):
-        for index, graph in enumerate(g for g in plan.graphs if g.tag == tag):
+        for index, graph in enumerate(nxdi_graphs(plan, tag)):
             folder = work / tag / f"_tp0_bk{index}"
             made += [
                 StagedFile(f"logs/{_stem(graph)}.txt", recipe, _copy_of(folder / "log-neuron-cc.txt")),

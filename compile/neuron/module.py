@@ -41,8 +41,10 @@ class StaticOps(Ops):
     def grouped(self, ranks: int) -> Ops:
         return StaticOps(self.within, ranks)
 
-    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor) -> Tensor:
-        length = cache_BGSD.shape[2]
+    def append(
+        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor, axis: int = 2
+    ) -> Tensor:
+        cache_BGSD, length = cache_BGSD.movedim(axis, 2), cache_BGSD.shape[axis]
         inside = (positions_BN >= 0) & (positions_BN < length)
         # a slot more takes the rows that are dropped
         places_BN = torch.where(inside, positions_BN, length).long()
@@ -50,7 +52,7 @@ class StaticOps(Ops):
         slots_BN = slots_B.long()[:, None].expand_as(places_BN)
         # the indexed axes come first: (B, N, G, D)
         padded = padded.transpose(1, 2).index_put((slots_BN, places_BN), new_BGND.transpose(1, 2))
-        return padded.transpose(1, 2)[:, :, :length]
+        return padded.transpose(1, 2)[:, :, :length].movedim(2, axis)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else self.within(self.ranks)[0](x)

@@ -171,6 +171,11 @@ def nxdi_tags(plan: BuildPlan) -> tuple[str, ...]:
     return NXDI_TAGS if plan.spec.k else NXDI_TAGS_ALONE
 
 
+def nxdi_graphs(plan: BuildPlan, tag: str) -> list[GraphSpec]:
+    """The graphs of a tag in model.pt: none for shorter prompts, since NxDI's host fills prompts up to a bucket."""
+    return [g for g in plan.graphs if g.tag == tag and g.bucket in plan.spec.buckets]
+
+
 def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -> None:
     """Trace and compile the plan's graphs of a prompt and of a step with ModelBuilder; save them as NxDI's model.pt.
 
@@ -184,7 +189,7 @@ def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -
         compiler_workdir=str(work), logical_nc_config=LNC,
     )  # fmt: skip
     for tag in nxdi_tags(plan):
-        graphs = [g for g in plan.graphs if g.tag == tag]
+        graphs = nxdi_graphs(plan, tag)
         builder.add(
             key=tag, model_instance=_instance(plan, graphs[0], vendor.BaseModelInstance),
             example_inputs=[example_inputs(g) for g in graphs], compiler_args=flags[tag], bucket_config=None,

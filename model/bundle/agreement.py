@@ -60,7 +60,7 @@ def _differences(m: dict[str, Any], config_hash: str) -> Iterator[str]:
         yield f"buckets are {shown(m['buckets'])} that do not rise to max_len {m['max_len']}"
     if (m["neff"] == "none") != (m["toolchain"] == "cpu"):
         yield f"neff is {m['neff']} and the toolchain {m['toolchain']}"
-    if weights and (weights["ranks"], weights["dtype"], weights["draft_ranks"]) != (m["tp"], m["dtype"], m["draft_tp"]):
+    if weights and _cut_for(weights) != (m["tp"], m["dtype"], m["draft_tp"], _draft_head_ranks(m)):
         yield "weights were cut for other ranks or another dtype than the bundle's"
     if "tree" in spec and (clause := _tree(m)):
         yield f"the tree is {shown(spec['tree'])}, and {clause}"
@@ -91,6 +91,11 @@ def _tree(m: dict[str, Any]) -> str:
     return "" if tree.k == m["k"] else f"k is {m['k']}"
 
 
+def _paths(m: dict[str, Any]) -> int:
+    """The caches that a sequence may have: one for each path of the tree."""
+    return len(parse_tree(m["spec"]["tree"]).branches) if "tree" in m["spec"] and not _tree(m) else 1
+
+
 def _models(m: dict[str, Any]) -> Iterator[str]:
     kind, mask = recorded(m).kind, recorded(m).mask_id
     if m["spec"].get("drafter", kind) != kind:
@@ -103,10 +108,11 @@ def _models(m: dict[str, Any]) -> Iterator[str]:
     yield from _heads(m)
     if (mask is not None) != (kind == "parallel") or (mask or 0) >= m["models"]["target"]["config"]["vocab_size"]:
         yield f"the drafter is {kind} and its mask rows have the id {mask}"
-    for role, ranks in _roles(m):
+    for role, ranks, head_ranks in _roles(m):
         config = m["models"][role]["config"]
-        sizes = ("hidden_size", "intermediate_size", _DRAWN.get(kind if role == "draft" else "", "vocab_size"))
-        if not ranks or m["tp"] % ranks or any(config.get(size, ranks) % ranks for size in sizes):
+        ids = _DRAWN.get(kind if role == "draft" else "", "vocab_size")
+        sizes = {"hidden_size": ranks, "intermediate_size": ranks, ids: head_ranks}
+        if not ranks or m["tp"] % ranks or any(config.get(size, n) % n for size, n in sizes.items()):
             yield f"the {role}'s sizes cannot be cut for {ranks} of {m['tp']} ranks"
         if config.get("num_attention_heads", 0) % config.get("num_key_value_heads", 1):
             yield f"the {role}'s query heads are no multiple of its kv heads"
@@ -133,8 +139,20 @@ def _heads(m: dict[str, Any]) -> Iterator[str]:
         yield "the draft has more ids than the target"
 
 
-def _roles(m: dict[str, Any]) -> list[tuple[str, int]]:
-    return [("target", m["tp"]), ("draft", m["draft_tp"])][: 1 + _has_draft(m)]
+def _roles(m: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """Each model, the ranks that split it, and those that split its head."""
+    return [("target", m["tp"], m["tp"]), ("draft", m["draft_tp"], _draft_head_ranks(m))][: 1 + _has_draft(m)]
+
+
+def _draft_head_ranks(m: dict[str, Any]) -> int:
+    """The ranks that split the draft's head: all, where the flags say so, otherwise those of its groups."""
+    ranks: int = m["tp"] if m["spec"].get("draft_head") == "all" else m["draft_tp"]
+    return ranks
+
+
+def _cut_for(weights: dict[str, Any]) -> tuple[Any, ...]:
+    draft_ranks = weights["draft_ranks"]
+    return weights["ranks"], weights["dtype"], draft_ranks, weights.get("draft_head_ranks", draft_ranks)
 
 
 def _has_draft(m: dict[str, Any]) -> bool:
@@ -224,7 +242,7 @@ def _masks(graph: dict[str, Any], m: dict[str, Any], batch: int) -> list[int]:
 
 def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     inside, alone = roles_in(graph["tag"], recorded(m).of_kind), kind_of(graph["tag"]) == DECODE
-    roles = [(role, ranks) for role, ranks in _roles(m) if role in inside]
+    roles = [row for row in _roles(m) if row[0] in inside]
     kinds = {"float32", "bfloat16"} - {_TENSOR[m["dtype"]]}
     if any(dtype in kinds for field in ("weights", "state") for _, _, dtype in graph[field]):
         yield f"a weight or cache is not of dtype {m['dtype']}"
@@ -232,15 +250,20 @@ def _inside(graph: dict[str, Any], m: dict[str, Any]) -> Iterator[str]:
     if len(shapes) != len(graph["weights"]):
         yield "two weights have one name"
     of_kind, layers = recorded(m).of_kind, 0
-    for role, ranks in roles:
+    for role, ranks, head_ranks in roles:
         config, prefix = m["models"][role]["config"], f"{role}_model." if _has_draft(m) else ""
         kind = recorded(m).kind if role == "draft" else "chain"
-        yield from differences(kind, shapes, prefix, config, ranks)
+        yield from differences(kind, shapes, prefix, config, ranks, head_ranks)
         layers += config.get("num_hidden_layers", of_kind.head_layers)
     caches = 2 * layers + (0 if alone else len(of_kind.kept))
     # a chain of an earlier build made a pass more and remembered no id
     earlier = 2 * layers if of_kind is KINDS["chain"] else caches
-    if len(graph["state"]) not in (caches, earlier) or any(shape[:1] != [m["batch"]] for _, shape, _ in graph["state"]):
+    # a tree of an earlier build had one cache of the target a sequence
+    sizes = {"target": ([m["batch"]], [m["batch"] * _paths(m)]), "draft": ([m["batch"]],)}
+    if len(graph["state"]) not in (caches, earlier) or any(
+        shape[:1] not in sizes["draft" if name.startswith("draft_model.") else "target"]
+        for name, shape, _ in graph["state"]
+    ):
         yield f"its caches are not {caches} of {m['batch']} sequences"
 
 

@@ -72,7 +72,7 @@ class Checkpoint:
         return [self.path / name for name in self._names]
 
     def pieces(self, weight: Weight, ranks: Sequence[int], tp: int, dtype: torch.dtype) -> Iterator[Piece]:
-        """What these ranks take of a weight; each of its tensors is read once. UserError names one with NaN."""
+        """What these of `tp` ranks take of a weight; each of its tensors is read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
         if weight.plain:
             yield from self._cut(*weight.parts[0], ranks, heads, dtype)
@@ -183,7 +183,7 @@ def _ranges(size: int, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> li
     """What a rank takes of an axis, as (start, stop); (0, 0) is a head of zeros."""
     if cut.axis is None:
         return [(0, size)]
-    if cut.by == "even":
+    if cut.by in ("even", "id"):
         size = size // heads.tp
         return [(rank * size, (rank + 1) * size)]
     wanted = heads.queries_of(rank) if cut.by == "query" else heads.kv_of(rank)

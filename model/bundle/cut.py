@@ -20,6 +20,8 @@ class Cut:
 
 
 COPY, ROWS, COLUMNS = Cut(), Cut(0), Cut(1)
+# rows of a head, one an id: a draft in groups may split these among more ranks than the rest
+IDS = Cut(0, "id")
 
 
 def _first(tensor: Tensor, _: int) -> Tensor:
@@ -41,6 +43,11 @@ class Weight:
     def plain(self) -> bool:
         """Whether it is its one part as it is, so that rows of it are rows of that."""
         return self.join is _first
+
+    @property
+    def of_head(self) -> bool:
+        """Whether the ranks of the head share it."""
+        return self.parts[0][1] == IDS
 
 
 # by the half of a layer that is packed: ours and the bundle's name | its parts in a layer | how, given the head dim

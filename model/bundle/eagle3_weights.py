@@ -7,13 +7,13 @@ embeddings of its own has the target's.
 
 from __future__ import annotations
 
-from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight, layer_weights
+from model.bundle.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.draft_config import Eagle3Config
 from model.packing import Packing
 
 # what a head without it takes of its target's checkpoint: its name here and there
 LENT = ("embed_tokens.weight", "model.embed_tokens.weight")
-_OUTSIDE = (("embed_tokens", COLUMNS), ("fc", ROWS), ("norm", COPY), ("lm_head", ROWS))
+_OUTSIDE = (("embed_tokens", COLUMNS), ("fc", ROWS), ("norm", COPY), ("lm_head", IDS))
 # ours and the checkpoint's name in the layer | the bundle's name | cut
 _LAYER = (
     ("input_layernorm", "input_layernorm", COPY),

@@ -14,9 +14,14 @@ Shapes = Mapping[str, list[int]]
 Half = tuple[dict[str, list[int]], dict[str, list[int]]]
 
 
-def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int) -> Iterator[str]:
-    """A clause for each weight of a model that is missing or has not the shape that the configuration asks for."""
-    whole = _OF_HEADS[kind](config, ranks) if kind in _OF_HEADS else _outside(config, ranks)
+def differences(
+    kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], ranks: int, head_ranks: int = 0
+) -> Iterator[str]:
+    """A clause for each weight of a model that is missing or has not the shape that the configuration asks for.
+
+    `head_ranks` split the head, `ranks` if 0.
+    """
+    whole = _OF_HEADS.get(kind, _outside)(config, ranks, head_ranks or ranks)
     for name, shape in whole.items():
         if shapes.get(prefix + name) != shape:
             yield _clause(prefix + name, shapes, shape)
@@ -26,13 +31,13 @@ def differences(kind: str, shapes: Shapes, prefix: str, config: dict[str, Any], 
         yield from _of_layers(shapes, prefix, config, ranks)
 
 
-def _outside(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
+def _outside(config: dict[str, Any], ranks: int, head_ranks: int) -> dict[str, list[int]]:
     """The weights of a decoder that are in no layer."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     return {
         "embed_tokens.weight": [vocabulary, hidden // ranks],
         "norm.weight": [hidden],
-        "lm_head.weight": [vocabulary // ranks, hidden],
+        "lm_head.weight": [vocabulary // head_ranks, hidden],
     }
 
 
@@ -64,14 +69,14 @@ def _holds(there: list[int] | None, features: int, inputs: int) -> bool:
     return there is not None and len(there) == 3 and there[1] == inputs and math.prod(there) == features * inputs
 
 
-def _eagle3(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
+def _eagle3(config: dict[str, Any], ranks: int, head_ranks: int) -> dict[str, list[int]]:
     """The weights of an EAGLE-3 head but its MLP's; projections take an embedding and a feature beside each other."""
     hidden, own = config["hidden_size"], config["draft_vocab_size"]
     attention, _ = _halves(config, ranks)[0]
     joined = {name: [rows, 2 * hidden] for name, (rows, _) in attention.items() if "qkv_proj" in name}
     norms = {f"{name}.weight": [hidden] for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
     layer = norms | attention | joined
-    return _outside(config | {"vocab_size": own}, ranks) | {
+    return _outside(config | {"vocab_size": own}, ranks, head_ranks) | {
         "embed_tokens.weight": [config["vocab_size"], hidden // ranks],
         "fc.weight": [hidden // ranks, len(config["taps"]) * config["target_hidden_size"]],
         **({"d2t": [own]} if own < config["vocab_size"] else {}),
@@ -113,18 +118,19 @@ def _halves(config: dict[str, Any], ranks: int) -> list[Half]:
     ]
 
 
-def _medusa(config: dict[str, Any], ranks: int) -> dict[str, list[int]]:
+def _medusa(config: dict[str, Any], ranks: int, head_ranks: int) -> dict[str, list[int]]:
     """Medusa heads: every matrix is cut by rows."""
     hidden, heads = config["hidden_size"], range(config["heads"])
     shapes = {
         f"blocks.{h}.layers.{n}.weight": [hidden // ranks, hidden] for h in heads for n in range(config["layers"])
     }
     projections = heads[:1] if config["shared_head"] else heads
-    return shapes | {f"lm_heads.{h}.weight": [config["vocab_size"] // ranks, hidden] for h in projections}
+    return shapes | {f"lm_heads.{h}.weight": [config["vocab_size"] // head_ranks, hidden] for h in projections}
 
 
-# by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks
-_OF_HEADS: dict[str, Callable[[dict[str, Any], int], dict[str, list[int]]]] = {
+# by the kind of a drafter whose model is no decoder: name -> shape of every weight on one of so many ranks, of the
+# model and of its head
+_OF_HEADS: dict[str, Callable[[dict[str, Any], int, int], dict[str, list[int]]]] = {
     "eagle3": _eagle3,
     "medusa": _medusa,
 }

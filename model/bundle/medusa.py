@@ -5,7 +5,7 @@ Every matrix is cut by rows, so that a rank computes whole outputs.
 
 from __future__ import annotations
 
-from model.bundle.cut import ROWS, Weight
+from model.bundle.cut import IDS, ROWS, Weight
 from model.draft_config import MedusaConfig
 from model.packing import Packing
 
@@ -21,4 +21,5 @@ def medusa_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
 
 def medusa_table(config: MedusaConfig, _: Packing) -> list[Weight]:
     """Every weight of the heads."""
-    return [Weight(name, name, ((name, ROWS),)) for name in medusa_shapes(config)]
+    cuts = {name: IDS if name.startswith("lm_heads.") else ROWS for name in medusa_shapes(config)}
+    return [Weight(name, name, ((name, cut),)) for name, cut in cuts.items()]

@@ -202,7 +202,7 @@ _PACKED = named(record({"attention": _FLAG, "mlp": _FLAG}), 2, one_of("target_mo
 _WEIGHTS = record({
     "ranks": whole(1, MAX_TP), "dtype": _DTYPE, "fused_qkv": _FLAG, "transposed": _FLAG,
     "draft_ranks": whole(0, MAX_TP), "packed": _PACKED,
-})  # fmt: skip
+}, {"draft_head_ranks": whole(1, MAX_TP)})  # fmt: skip
 _MODELS = record({
     "target": record({"name": _NAME, "config": CONFIG}), "draft": record({"name": _NAME}),
 })  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.bundle.cut import COLUMNS, COPY, ROWS, Cut, Weight, layer_weights
+from model.bundle.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.bundle.eagle3_weights import LENT, eagle3_name, eagle3_shapes, eagle3_table
 from model.bundle.medusa import medusa_shapes, medusa_table
 from model.config import Qwen3Config
@@ -19,7 +19,7 @@ from model.draft_config import DraftConfig, Eagle3Config, MedusaConfig
 from model.packing import Packing
 from model.parallel import HeadMap
 
-# the one weight that no checkpoint has: int32 (1,), the rank's number; ours and the bundle's name
+# the one weight that no checkpoint has: int32 (1,), a rank's number among those of the head; ours and the bundle's name
 RANK = "rank_util.rank"
 
 
@@ -45,7 +45,7 @@ def _qwen3(config: Qwen3Config, packing: Packing) -> list[Weight]:
     rows = [
         Weight("embed_tokens.weight", "embed_tokens.weight", (("model.embed_tokens.weight", COLUMNS),)),
         Weight("norm.weight", "norm.weight", (("model.norm.weight", COPY),)),
-        Weight("lm_head.weight", "lm_head.weight", ((head, ROWS),)),
+        Weight("lm_head.weight", "lm_head.weight", ((head, IDS),)),
     ]
     for i in range(config.num_hidden_layers):
         rows += layer_weights(f"layers.{i}", "model.", _LAYER, packing)
@@ -100,8 +100,8 @@ def lent(config: DraftConfig) -> tuple[str, str] | None:
     return _LENT.get(type(config))
 
 
-def local_shapes(config: DraftConfig, tp: int, packing: Packing) -> dict[str, tuple[int, ...]]:
-    """Our name -> the shape of every weight of a rank but its number."""
+def local_shapes(config: DraftConfig, tp: int, packing: Packing, head_tp: int = 0) -> dict[str, tuple[int, ...]]:
+    """Our name -> the shape of every weight of a rank but its number; `head_tp` ranks split the head, `tp` if 0."""
     heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
     counted = {"query": heads.heads_per_rank * config.head_dim, "kv": heads.kv_per_rank * config.head_dim}
     whole = hf_shapes(config)
@@ -109,7 +109,8 @@ def local_shapes(config: DraftConfig, tp: int, packing: Packing) -> dict[str, tu
     def part(name: str, cut: Cut) -> Tensor:
         shape = list(whole[name])
         if cut.axis is not None:
-            shape[cut.axis] = counted.get(cut.by, shape[cut.axis] // tp)
+            ranks = (head_tp or tp) if cut == IDS else tp
+            shape[cut.axis] = counted.get(cut.by, shape[cut.axis] // ranks)
         return torch.empty(shape, device="meta")
 
     return {

@@ -34,7 +34,7 @@ class Chain(Drafter):
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
         x_B2E, caches = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
         _, of_first = window.row(0, draw)
-        first = model.kernels.coupled_sample(ops, model.logits(x_B2E[:, 1]), of_first)
+        first = model.kernels.coupled_sample(model.head_ops, model.logits(x_B2E[:, 1]), of_first)
         drafts_CB1 = [first.ranked().unsqueeze(-1)]
         for n in range(1, window.k):
             draws, caches, _ = ops.call(model, drafts_CB1[-1][0], caches, *window.row(n, draw))

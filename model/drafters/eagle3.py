@@ -14,8 +14,8 @@ write positions p', p' + 1, ... before they see them, and `keep` writes all of t
 not kept.
 
 The head's vocabulary is a part of the target's: it draws among its own D ids, with the noise of the target's ids that
-they stand for, and what it has drawn is looked up. Ranks hold D / tp rows of the projection and a part of fc's
-outputs. Shapes: B sequences, N rows, E the head's hidden size, F the tapped states, D the draft's ids.
+they stand for, and what it has drawn is looked up. Ranks hold a part of D, and of fc's outputs. Shapes: B sequences,
+N rows, E the head's hidden size, F the tapped states, D the draft's ids.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Eagle3Draft(RankModel):
         self.fc = ColumnLinear(len(config.taps) * config.target_hidden_size, hidden // tp)
         self.layers = nn.ModuleList([HeadLayer(config, parallel, backing)])
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.lm_head = Head(hidden, config.draft_vocab_size // tp, ops, backing.sharded)
+        of_head = parallel.of_head
+        self.lm_head = Head(hidden, config.draft_vocab_size // of_head.tp, of_head.ops, backing.sharded)
         if config.draft_vocab_size < config.vocab_size:
             # what to add to each of the draft's ids
             self.d2t = nn.Parameter(torch.zeros(config.draft_vocab_size, dtype=torch.int32), requires_grad=False)
@@ -119,7 +120,7 @@ class Eagle3Draft(RankModel):
 
     def drawn(self, x_B1E: Tensor, draw: Draw) -> Tensor:
         """(C, B, 1) the target's ids that are drawn after a row of each sequence, best first."""
-        draws = self.kernels.coupled_sample(self.parallel.ops, self.logits(x_B1E).flatten(0, 1), draw)
+        draws = self.kernels.coupled_sample(self.head_ops, self.logits(x_B1E).flatten(0, 1), draw)
         return self.target_ids_D[draws.ranked()].unsqueeze(-1)
 
     def forward(

@@ -47,11 +47,11 @@ class MedusaHeads(RankModel):
 
     def __init__(self, config: MedusaConfig, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
         super().__init__(config, parallel, backing)
-        size, tp, ops = config.hidden_size, parallel.tp, parallel.ops
-        self.blocks = nn.ModuleList(Block(config, tp) for _ in range(config.heads))
+        size, of_head = config.hidden_size, parallel.of_head
+        self.blocks = nn.ModuleList(Block(config, parallel.tp) for _ in range(config.heads))
         count = 1 if config.shared_head else config.heads
         # gathered for all heads at once, if at all
-        heads = (Head(size, config.vocab_size // tp, ops, sharded=True) for _ in range(count))
+        heads = (Head(size, config.vocab_size // of_head.tp, of_head.ops, sharded=True) for _ in range(count))
         self.lm_heads = nn.ModuleList(heads)
 
     def logits(self, last_B1E: Tensor, k: int) -> Tensor:
@@ -60,7 +60,7 @@ class MedusaHeads(RankModel):
         for layer in range(self.config.layers):
             x_BkE = x_BkE + F.silu(ops.all_gather(_each(self.blocks[:k], x_BkE, layer)))
         logits = self.lm_heads[0](x_BkE) if self.config.shared_head else _each(self.lm_heads[:k], x_BkE)
-        return logits if self.backing.sharded else ops.all_gather(logits)
+        return logits if self.backing.sharded else self.head_ops.all_gather(logits)
 
 
 def _each(modules: nn.ModuleList, x_BkE: Tensor, *more: int) -> Tensor:
@@ -81,7 +81,7 @@ class Medusa(Drafter):
         logits_BkV = model.logits(state.kept[0], window.k)
         # a step has at least two rows to draw, of which these are the first
         of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
-        draws = model.kernels.coupled_sample(model.parallel.ops, logits_BkV.flatten(0, 1), of_drafts)
+        draws = model.kernels.coupled_sample(model.head_ops, logits_BkV.flatten(0, 1), of_drafts)
         return window.candidates(ids_BT, draws.ranked().unflatten(1, (-1, window.k))), state
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:

@@ -39,7 +39,7 @@ class Parallel(Drafter):
         x_BkE = rows_of(x_BRE, own_B1 + iota(window.k, own_B1))
         # a step has at least two rows to draw, of which these are the first
         of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
-        draws = model.kernels.coupled_sample(model.parallel.ops, model.logits(x_BkE).flatten(0, 1), of_drafts)
+        draws = model.kernels.coupled_sample(model.head_ops, model.logits(x_BkE).flatten(0, 1), of_drafts)
         drafts_CBk = draws.ranked().unflatten(1, (-1, window.k))
         return window.candidates(ids_BT, drafts_CBk), DraftState(caches, state.kept)
 

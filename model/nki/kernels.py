@@ -16,7 +16,7 @@ from model.filters import guessed_floor
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor, over_ranks
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
-from model.ops import Ops
+from model.ops import Ops, iota
 from model.parallel import Shard
 from model.sampling import FORBIDDEN, GUMBEL_DOMAIN, Draw, Draws, Join, Sampling, only_allowed
 from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
@@ -51,10 +51,19 @@ class NkiKernels(Kernels):
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         assert draw.noise_RV is not None, "draws need what prepare gives"
-        logits_RV, parts = only_allowed(logits_RV, draw), list[Tensor]()
+        logits_RV = only_allowed(logits_RV, draw)
         floor = self._floor(ops, logits_RV, draw)
         if draw.allowed_RV is not None:
             floor = floor.clamp(min=FORBIDDEN / 2)
+        draws = self._drawn(ops, logits_RV, draw, floor)
+        if draw.others_J is not None:
+            draws = draws._replace(others=self._next_best(ops, logits_RV, draw, floor, draws.merged()))
+        return self.scored(ops, logits_RV, draw, draws)
+
+    def _drawn(self, ops: Ops, logits_RV: Tensor, draw: Draw, floor: Tensor) -> Draws:
+        """Each rank's best id of those whose logit reaches the floor, on all ranks."""
+        assert draw.noise_RV is not None
+        parts = list[Tensor]()
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
             rows = (logits_RV[part], draw.noise_RV[part], draw.temperature_R[part, None], floor[part, None])
@@ -64,7 +73,18 @@ class NkiKernels(Kernels):
             parts.append(torch.cat((values, ids.float())))
         # a collective for both: ids are exact in fp32
         best = _of_shards(ops, torch.cat(parts, 1))
-        return self.scored(ops, logits_RV, draw, Draws(best[:, 0], best[:, 1].to(torch.int32)))
+        return Draws(best[:, 0], best[:, 1].to(torch.int32))
+
+    def _next_best(self, ops: Ops, logits_RV: Tensor, draw: Draw, floor: Tensor, best_R: Tensor) -> Tensor:
+        """(J, R) the ids of the next best scores: each the best one where those before it are forbidden."""
+        assert draw.others_J is not None
+        assert draw.start_11 is not None
+        ids_V, others = draw.start_11[0] + iota(logits_RV.shape[1], best_R), list[Tensor]()
+        for _ in range(len(draw.others_J)):
+            logits_RV = torch.where(ids_V == best_R[:, None], FORBIDDEN, logits_RV)
+            best_R = self._drawn(ops, logits_RV, draw, floor).merged()
+            others.append(best_R)
+        return torch.stack(others)
 
     def joins(self, ops: Ops) -> tuple[Join, Join]:
         """Of the ranks, each of which has its own ids' logits."""

@@ -31,9 +31,6 @@ os.environ.setdefault("NPROC", "1")
 # sums stay with the code whose order does not depend on the number of rows
 SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 
-# enough for the tensor-parallel runs that one process may mix
-_MIN_DEVICES = 2
-
 
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: the platform is all that differs between a CPU and a Trainium.
@@ -46,9 +43,11 @@ def devices_of(platform: str, count: int) -> list[Any]:
                 "jax made its devices before model.serving.pjrt was imported, with a thread for every core; "
                 "import it first, or start the process with NPROC=1"
             )
-        # once the devices are made, they must do
+        # once the devices are made, they must do; a device more than there are ranks is a thread more, and XLA hands
+        # every product of a step over from one to the other
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", max(count, _MIN_DEVICES))
+            wanted = max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+            jax.config.update("jax_num_cpu_devices", wanted)
     try:
         devices = jax.devices(platform)
     except RuntimeError as error:

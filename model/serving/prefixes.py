@@ -78,6 +78,9 @@ def _made_of(op: Any, place: int, whole: Sequence[int], length: int) -> list[ir.
             sizes[_POSITIONS] = length
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(sizes)
             return list(op.results)
+        if sizes[_POSITIONS] == 1:
+            # single rows, of which those beyond the bucket are dropped where they are written
+            return []
     raise _Unknown(op.name)
 
 

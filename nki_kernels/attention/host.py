@@ -12,11 +12,10 @@ import numpy as np
 from nki_kernels.attention.paged import verify_attention_paged_kernel
 from nki_kernels.attention.rows import RUN
 from nki_kernels.attention.verify import verify_attention_kernel
-from nki_kernels.limits import CANDIDATES
+from nki_kernels.limits import CANDIDATES, SEQUENCES
 from nki_kernels.tiles import P
 
 DIMS = (64, 128)
-MAX_BATCH = 32
 MAX_SLOTS = 32768
 # addresses are computed in fp32, which is exact up to here
 MAX_ADDRESS = 1 << 24
@@ -99,8 +98,8 @@ def _check_dims(batch: int, count: int, dim: int) -> None:
         raise ValueError(f"head dim D is {dim}, the kernel serves 64 and 128: use the reference for this model")
     if not 1 <= count <= CANDIDATES:
         raise ValueError(f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
-    if not 1 <= batch <= MAX_BATCH:
-        raise ValueError(f"B is {batch} sequences, 1 to {MAX_BATCH} are served: split the batch")
+    if not 1 <= batch <= SEQUENCES:
+        raise ValueError(f"B is {batch} sequences, 1 to {SEQUENCES} are served: split the batch")
 
 
 def _check_dtypes(q: Any, others: tuple[Any, ...]) -> None:

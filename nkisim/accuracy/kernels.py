@@ -154,9 +154,9 @@ def _normalise(s: Sketch, tile: Tile, scale: View, target: View) -> None:
     s.dma_copy(target, result.all())
 
 
-def added(count: int, partitions: int, columns: int) -> list[Event]:
+def added(count: int, partitions: int, columns: int, dge: str = "unknown") -> list[Event]:
     """The sum of two fp32 vectors by tiles: of neighbours if a tile has one column, else of a row a partition."""
-    s, tall = Sketch(), columns == 1
+    s, tall = Sketch(dge=dge), columns == 1
     rows, width = (count, 1) if tall else (partitions, count // partitions)
     left, right, out = (s.array(rows, width, FP32) for _ in range(3))
     for i in range(count // (partitions * columns)):

@@ -55,7 +55,9 @@ def outcome(row: Row, chip: Chip = TRN2) -> Outcome:
     for kernel in row.launches:
         s = schedule(kernel(), chip)
         ends = zip((s.latency_ns, s.low_ns, s.high_ns), ("nominal", "low", "high"), strict=True)
-        totals = [total + (ns + chip.at(case).launch_ns) / 1e3 for total, (ns, case) in zip(totals, ends, strict=True)]
+        launches = ((ns, chip.at(case)) for ns, case in ends)
+        once = [ns + (n.profiled_launch_ns if row.profiled else n.launch_ns) for ns, n in launches]
+        totals = [total + ns / 1e3 for total, ns in zip(totals, once, strict=True)]
     return Outcome(row, *totals)
 
 

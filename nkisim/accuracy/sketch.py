@@ -76,8 +76,9 @@ class Array:
 class Sketch:
     """The instructions of one kernel on one core."""
 
-    def __init__(self, core: int = 0, first_number: int = 0) -> None:
-        self.core, self.first_number = core, first_number
+    def __init__(self, core: int = 0, first_number: int = 0, dge: str = "unknown") -> None:
+        # how descriptors are made: by the compiler's choice, or on the host ("none")
+        self.core, self.first_number, self.dge = core, first_number, dge
         self.log: list[tuple[str, str, tuple[View, ...], tuple[View, ...], dict[str, object]]] = []
         self.allocations: list[Allocation] = []
 
@@ -101,11 +102,11 @@ class Sketch:
         self.log.append((engine, op, reads, writes, work))
 
     def dma_copy(self, dst: View, src: View) -> None:
-        """A transfer that leaves descriptors and queue to the compiler; a row of it is what lies together."""
+        """A transfer that leaves its queue to the compiler; a row of it is what lies together."""
         sizes = [view.elements * INFO[view.dtype].itemsize for view in (dst, src)]
         row = min(dst.row_bytes, src.row_bytes)
         self.add("dma", "dma_copy", (src,), (dst,), bytes=max(sizes), rows=max(sizes) // row, row_bytes=row,
-                  dge="unknown", transpose=False, issuer="sync")  # fmt: skip
+                  dge=self.dge, transpose=False, issuer="sync")  # fmt: skip
 
     def nc_matmul(self, dst: View, stationary: View, moving: View, accumulate: bool) -> None:
         """A product of 128 rows; after the first one into a tile it adds."""
@@ -114,6 +115,17 @@ class Sketch:
         reads = (stationary, moving, dst) if accumulate else (stationary, moving)
         self.add("tensor", "nc_matmul", reads, (dst,), rows=moving.partitions[1] - moving.partitions[0],
                   cols_stationary=weights, cols_moving=columns, fp32=moving.dtype == "float32")  # fmt: skip
+
+    def transpose(self, dst: View, data: View, identity: View) -> None:
+        """A product with the identity that moves bits: `data` is the stationary operand."""
+        columns = data.elements // (data.partitions[1] - data.partitions[0])
+        self.add("tensor", "nc_matmul", (data, identity), (dst,), rows=data.partitions[1] - data.partitions[0],
+                  cols_stationary=columns, cols_moving=identity.partitions[1] - identity.partitions[0], fp32=False,
+                  dtype=data.dtype, transpose=True)  # fmt: skip
+
+    def activation(self, function: str, dst: View, /, *data: View) -> None:
+        """An activation over the columns of dst."""
+        self.compute("scalar", "activation", dst, *data, function=function)
 
     def compute(self, engine: str, op: str, dst: View, /, *data: View, **work: object) -> None:
         """An instruction of the vector or scalar engine over the columns of dst."""

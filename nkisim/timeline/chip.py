@@ -29,6 +29,8 @@ LNC = "about-neuron/arch/neuron-features/logical-neuroncore-config.rst"
 NO_SOURCE = "no published figure"
 COLLECTIVE_DOC = "neuron-runtime/explore/intranode-collective-comm.rst"
 CHIPBOOST = "github.com/yahavb/trainium-agent-labs, projects/03-chipboost (nkisim/accuracy/rows.py)"
+CS149 = "github.com/xaviergonzalez/asst4-trainium2, writeup.md (nkisim/accuracy/rows.py)"
+CS149_PROFILES = "github.com/rishic3/asst4-trainium2, part1/profile_view_*.txt"
 PUBLIC_PROFILES = "public trn2 profile records of about a hundred kernels"
 
 T = TypeVar("T")
@@ -148,6 +150,8 @@ class Quantities(Generic[T]):
     dma_swdge_start_ns: T
     dma_swdge_engine_ns: T
     dma_swdge_whole_share: T
+    dma_swdge_store_share: T
+    dma_ring_ns: T
     dma_generator_depth: T
     dma_transpose_hbm_share: T
     dma_transpose_sbuf_share: T
@@ -170,6 +174,8 @@ class Quantities(Generic[T]):
 
     # once per launch, outside of the kernel's own time
     launch_ns: T
+    # the same in a profile, which has the profiler's own start
+    profiled_launch_ns: T
     # the compiler's window
     compiler_window: T
     # what no law here covers, as a factor of the band's ends

@@ -76,6 +76,17 @@ class Segment:
         else:
             self.readers[lane] = event
 
+    def written(self, event: int, edges: Edges) -> None:
+        """Add the edges of a write to exactly this segment, and make it the latest access."""
+        writer = self.writer
+        if writer >= 0 and edges.get(writer) != RESULT:
+            edges[writer] = WRITE
+        if self.readers:
+            for reader in self.readers.values():
+                edges.setdefault(reader, READ)
+            self.readers = {}
+        self.writer = event
+
     def cut(self, start: int, stop: int) -> Segment:
         """The same history for a part of the bytes."""
         return Segment(start, stop, self.writer, dict(self.readers))
@@ -193,20 +204,8 @@ def _access(histories: list[Segments], span: tuple[int, int], access: tuple[bool
             segments.collect(span[0], span[1], write, edges)
         histories[0].record(span[0], span[1], write, position, lane)
         return
-    # Segment.collect and Segment.record, which most accesses come to
-    writer = own.writer
-    if not write:
-        if writer >= 0:
-            edges[writer] = RESULT
-        own.readers[lane] = position
-        return
-    if writer >= 0 and edges.get(writer) != RESULT:
-        edges[writer] = WRITE
-    if own.readers:
-        for reader in own.readers.values():
-            edges.setdefault(reader, READ)
-        own.readers = {}
-    own.writer = position
+    own.collect(write, edges)
+    own.record(write, position, lane)
 
 
 class Dependence:
@@ -217,16 +216,25 @@ class Dependence:
         self._owners: dict[tuple[str, int], Segments] = {}
 
     def edges(self, position: int, lane: int, event: Event, operands: Operands) -> tuple[Edges, Edges]:
-        """Return (edges of the first read operand, edges of everything else).
+        """Return (edges of a product's first read operand, edges of everything else).
 
         `operands` is what an earlier event with the same operands left there; empty, it is filled.
         """
-        first: Edges = {}
         rest: Edges = {}
-        target = first
+        first: Edges = {}
+        target = first if event.engine == "tensor" else rest
         if operands:
             for write, histories, span in operands:
-                _access(histories, span, (write, position, lane), rest if write else target)
+                own = histories[0].exact.get(span)
+                if own is None or len(histories) > 1:
+                    _access(histories, span, (write, position, lane), rest if write else target)
+                elif write:
+                    own.written(position, rest)
+                else:
+                    # Segment.collect and Segment.record, which most accesses come to
+                    if own.writer >= 0:
+                        target[own.writer] = RESULT
+                    own.readers[lane] = position
                 target = rest
         else:
             for extent in event.reads:
@@ -234,8 +242,10 @@ class Dependence:
                 target = rest
             for extent in event.writes:
                 operands.append((True, self._touch(extent, event.core, (True, position, lane), rest), extent.span))
-        first.pop(position, None)
-        rest.pop(position, None)
+        if position in first:
+            del first[position]
+        if position in rest:
+            del rest[position]
         for other in event.after:
             rest[other] = RESULT
         return first, rest

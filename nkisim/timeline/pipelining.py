@@ -17,6 +17,7 @@ from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.dependence import RESULT
 from nkisim.timeline.program import AnyCost, Program
+from nkisim.timeline.schedule_state import NOBODY
 
 _NEVER = math.inf
 _FIXED = frozenset({"core_barrier", "sendrecv"})
@@ -44,7 +45,7 @@ def _estimate(cost: AnyCost, drain: float) -> tuple[float, float]:
         return cost.pitch, cost.latency
     if isinstance(cost, DmaCost):
         busy = max([time for _, time in cost.shares])
-        return max(cost.trigger, cost.interval, busy), cost.interval + cost.lead + busy + cost.tail
+        return max(cost.trigger, cost.interval, cost.pace, busy), cost.interval + cost.lead + busy + cost.tail
     stream = cost.stream * cost.passes
     return stream, stream + drain
 
@@ -58,6 +59,8 @@ class _ListSchedule:
         self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
         # how long each event keeps its lane, and when its result is there
         self.known: dict[int, tuple[float, float]] = {}
+        # where the nominal cost is in a list of costs by case
+        self.case = list(program.costs).index("nominal")
         costs = program.costs["nominal"]
         for cost in {id(c): c for c in costs}.values():
             self.known[id(cost)] = _estimate(cost, n.tensor_drain_ns)
@@ -75,15 +78,11 @@ class _ListSchedule:
         self.ready: list[list[tuple[int, int]]] = [[] for _ in program.queues]
         self.future: list[list[tuple[float, int]]] = [[] for _ in program.queues]
         self.heap: list[tuple[float, int]] = []
+        self.scalar_lane: dict[int, int] = {}
         # when each lane is looked at next
         self.due = [_NEVER] * len(program.queues)
         self._graph(count)
         self._windows()
-
-    @property
-    def case(self) -> int:
-        """Where the nominal cost is in a list of costs by case."""
-        return list(self.program.costs).index("nominal")
 
     def _graph(self, count: int) -> None:
         """Count the producers of each event and list its consumers."""
@@ -123,71 +122,57 @@ class _ListSchedule:
         """Place every event."""
         for core in self.members:
             self._show(core)
-        heap, free, due, at, done = self.heap, self.free, self.due, self.at, self.done
+        heap, free, due, at, done, place = self.heap, self.free, self.due, self.at, self.done, self.place
         takes, load, queues, rank, core_of = self.takes, self.load, self.queues, self.rank, self.core_of
         while heap:
             time, lane = heappop(heap)
             if time != due[lane]:
                 continue
             due[lane] = _NEVER
-            position = self._take(lane, time)
-            if position < 0:
-                continue
-            pitch, latency = takes[position]
-            start, other = free[lane], at[position]
-            start = other if other > start else start
-            free[lane] = start + pitch
-            load[lane] -= pitch
-            done[position] = 1
-            queues[lane].append(position)
-            self._release(position, lane, start + latency)
-            core = core_of[lane]
-            if rank[position] == self.oldest[core]:
-                self._advance(core)
-            self._wake(lane)
+            # the first instruction in program order that is ready, or else the one that is ready next
+            ready, future = self.ready[lane], self.future[lane]
+            while future and future[0][0] <= time:
+                position = heappop(future)[1]
+                heappush(ready, (place[position], position))
+            if ready and free[lane] <= time:
+                position = heappop(ready)[1]
+                pitch, latency = takes[position]
+                start, other = free[lane], at[position]
+                start = other if other > start else start
+                free[lane] = start + pitch
+                load[lane] -= pitch
+                done[position] = 1
+                queues[lane].append(position)
+                if self.consumers[position]:
+                    self._release(position, lane, start + latency)
+                core = core_of[lane]
+                if rank[position] == self.oldest[core]:
+                    self._advance(core)
+            # look at the lane again when it can take what it has
+            if ready or future:
+                again = free[lane]
+                if not ready and future[0][0] > again:
+                    again = future[0][0]
+                if again < due[lane]:
+                    due[lane] = again
+                    heappush(heap, (again, lane))
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
 
-    def _take(self, lane: int, now: float) -> int:
-        """The first instruction in program order that is ready, or else the one that is ready next."""
-        ready, future = self.ready[lane], self.future[lane]
-        while future and future[0][0] <= now:
-            position = heappop(future)[1]
-            heappush(ready, (self.place[position], position))
-        if ready and self.free[lane] <= now:
-            return heappop(ready)[1]
-        self._wake(lane)
-        return -1
-
-    def _wake(self, lane: int) -> None:
-        """Look at a lane again when it can take what it has."""
-        time = self.free[lane]
-        if not self.ready[lane]:
-            future = self.future[lane]
-            if not future:
-                return
-            time = max(time, future[0][0])
-        if time < self.due[lane]:
-            self.due[lane] = time
-            heappush(self.heap, (time, lane))
-
     def _release(self, position: int, lane: int, end: float) -> None:
         """Tell the consumers; those that miss nothing more become candidates."""
-        consumers = self.consumers[position]
-        if not consumers:
-            return
         transfer = self.transfer[position]
         signalled = end + (self.dma_semaphore if transfer else self.semaphore)
-        at, missing, lane_of = self.at, self.missing, self.lane_of
-        for consumer in consumers:
+        at, missing, lane_of, rank = self.at, self.missing, self.lane_of, self.rank
+        for consumer in self.consumers[position]:
             home = lane_of[consumer]
             time = end if home == lane and not transfer else signalled
             known = at[consumer]
             at[consumer] = time if time > known else known
             left = missing[consumer] = missing[consumer] - 1
-            if not left and self.rank[consumer] < self.visible[self.core_of[home]]:
+            if not left and rank[consumer] < self.visible[self.core_of[home]]:
                 self._offer(consumer)
 
     def _offer(self, position: int) -> None:
@@ -204,7 +189,10 @@ class _ListSchedule:
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""
-        scalar = self.program.lane((self.core_of[vector], "scalar"))
+        core = self.core_of[vector]
+        scalar = self.scalar_lane.get(core, NOBODY)
+        if scalar == NOBODY:
+            scalar = self.scalar_lane[core] = self.program.lane((core, "scalar"))
         if scalar == len(self.free):
             self.free.append(0.0)
             self.load.append(0.0)
@@ -212,37 +200,35 @@ class _ListSchedule:
             self.due.append(_NEVER)
             self.ready.append([])
             self.future.append([])
-            self.core_of.append(self.core_of[vector])
-        ends = []
-        takes = self.takes[position], self.known[id(self.program.choices[position][self.case])]
-        for lane, (_, latency) in zip((vector, scalar), takes, strict=True):
-            backlog = max(self.at[position], self.free[lane] + self.load[lane])
-            ends.append(backlog + latency)
-        if ends[0] <= ends[1]:
+            self.core_of.append(core)
+        at, there = self.at[position], self.known[id(self.program.choices[position][self.case])]
+        here = max(at, self.free[vector] + self.load[vector]) + self.takes[position][1]
+        if here <= max(at, self.free[scalar] + self.load[scalar]) + there[1]:
             return vector
-        self.lane_of[position], self.takes[position] = scalar, takes[1]
+        self.lane_of[position], self.takes[position] = scalar, there
         self.moved.append(position)
         return scalar
 
     def _advance(self, core: int) -> None:
         """Move the window past events that are placed."""
-        members, oldest = self.members[core], self.oldest[core]
-        while oldest < len(members) and self.done[members[oldest]]:
+        members, done, oldest = self.members[core], self.done, self.oldest[core]
+        while oldest < len(members) and done[members[oldest]]:
             oldest += 1
-        if oldest != self.oldest[core]:
-            self.oldest[core] = oldest
-            self._show(core)
+        self.oldest[core] = oldest
+        self._show(core)
 
     def _show(self, core: int) -> None:
         """Extend what is visible: the window, up to the next event that keeps its place."""
         members, oldest, fixed = self.members[core], self.oldest[core], self.fixed[core]
-        while fixed and fixed[0] < oldest:
-            del fixed[0]
         limit = min(len(members), oldest + self.window)
         if fixed:
-            limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
-        for rank in range(self.visible[core], limit):
-            position = members[rank]
-            if not self.missing[position]:
-                self._offer(position)
-        self.visible[core] = max(limit, self.visible[core])
+            while fixed and fixed[0] < oldest:
+                del fixed[0]
+            if fixed:
+                limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
+        visible, missing = self.visible[core], self.missing
+        if limit > visible:
+            for position in members[visible:limit]:
+                if not missing[position]:
+                    self._offer(position)
+            self.visible[core] = limit

@@ -47,12 +47,13 @@ class Program:
     def connect(self) -> None:
         """Turn edges into links for the lanes as they are now."""
         signals = _signals(self)
-        self.links = [_links(signals, at, edges) for at, edges in enumerate(self.edges)]
+        self.links = [_links(signals, at, edges) if edges else () for at, edges in enumerate(self.edges)]
         self.weight_links = {at: _links(signals, at, edges) for at, edges in self.weights.items()}
-        self.latest = [max([link[0] for link in links]) if links else -1 for links in self.links]
+        # links are pairs first of all of their producer
+        self.latest = [max(links)[0] if links else -1 for links in self.links]
         for at, links in self.weight_links.items():
             if links:
-                self.latest[at] = max(self.latest[at], *[link[0] for link in links])
+                self.latest[at] = max(self.latest[at], max(links)[0])
 
     def lane(self, name: Lane) -> int:
         """The number of a lane, which is opened at its first use."""
@@ -167,16 +168,6 @@ def _join_meetings(program: Program) -> None:
             program.edges[position] = tuple((other, kind) for other, kind in union.items() if other not in members)
 
 
-def _merged(first: Edges, rest: Edges) -> Edges:
-    """All edges of an event; that it reads a result outweighs that it overwrites it."""
-    if not first:
-        return rest
-    for other, kind in rest.items():
-        if kind == RESULT or other not in first:
-            first[other] = kind
-    return first
-
-
 def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES) -> Program:
     """Build lanes, edges and costs, in program order.
 
@@ -197,8 +188,6 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         first, rest = dependence.edges(position, lane, event, operands)
         if event.engine == "tensor":
             program.weights[position] = tuple(first.items())
-        else:
-            rest = _merged(first, rest)
         program.edges.append(tuple(rest.items()) if rest else ())
         program.lane_of.append(lane)
         program.queues[lane].append(position)
@@ -237,8 +226,6 @@ def _links(signals: Signals, consumer: int, edges: Pairs) -> tuple[Link, ...]:
     An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait.
     """
-    if not edges:
-        return ()
     lane_of, transfer, between, tensor = signals
     lane, moves_too = lane_of[consumer], transfer[consumer]
     to = between[lane]

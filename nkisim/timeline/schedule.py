@@ -122,7 +122,7 @@ def _band(best: Machine, written: Machine, chip: Chip) -> tuple[float, float]:
     """The low and the high latency: both orders as they ran, with the constants at their ends."""
     ends = []
     for machine, case in ((best, "low"), (written, "high")):
-        end = max(Machine(machine.program, chip, case).replay(machine.order).end, default=0.0)
+        end = Machine(machine.program, chip, case).replay(machine.order)
         ends.append(end * chip.at(case).unmodelled_share)
     return ends[0], ends[1]
 

@@ -42,12 +42,14 @@ class Times:
 class Queue:
     """A DMA queue: issued transfers in order, and when each engine is done with the last one."""
 
-    __slots__ = ("free", "pending")
+    __slots__ = ("free", "latest", "pending")
 
     def __init__(self, free: list[float]) -> None:
         # (event, start of descriptor generation, earliest start of data)
         self.pending: deque[tuple[int, float, float]] = deque()
         self.free = free
+        # when the last of them is done
+        self.latest = 0.0
 
 
 class TensorClock:

@@ -14,7 +14,7 @@ from bench.kernels.layer import Shard, attention_case, mlp_case
 from bench.tune import passes
 from bench.tune.__main__ import _options
 from bench.tune.acceptance import at_rate, tokens
-from bench.tune.choose import Choice, Setup, Simulated, best_k
+from bench.tune.choose import Choice, Setup, Simulated, best_k, draft_pass
 from bench.tune.passes import Pass, chip_with, collective_us, simulated_pass
 from model.errors import UserError
 from nkisim.timeline.chip import Chip
@@ -79,11 +79,23 @@ def test_a_row_is_made_of_passes() -> None:
     assert low.mlp == found.mlp == high.mlp
 
 
+def test_a_draft_whose_head_all_ranks_split_draws_with_the_target_s_noise() -> None:
+    """Its head has a 32nd of the bytes and no noise of its own; its winners join 32 ranks. The layers stay the same."""
+    everywhere, group = (draft_pass(Setup("0.6B", 32, 8, 1, draft_head=where)) for where in ("all", "group"))
+    assert everywhere.head == pytest.approx(group.head / 4)
+    for part in ("attention", "mlp", "collectives"):
+        assert getattr(everywhere, part) == getattr(group, part)
+    alone = simulated_pass(Shard("0.6B", 32, 1, 1), 2, noise=False)
+    assert everywhere.sampling == alone.sampling < simulated_pass(Shard("0.6B", 32, 1, 1), 2).sampling
+    assert group.sampling == simulated_pass(Shard("0.6B", 8, 1, 1), 2).sampling
+    assert Setup("0.6B", 32, 8, 1).head_tp == 32, "as a build has it"
+
+
 def test_the_table_and_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a stand-in for the simulator, whose pass costs a microsecond per model size."""
     sizes, cores = {"32B": 64.0, "1.7B": 8.0, "0.6B": 4.0}, set()
 
-    def stand_in(shard: Shard, lnc: int, chip: Chip) -> Pass:
+    def stand_in(shard: Shard, lnc: int, chip: Chip, *_: object, **__: object) -> Pass:
         cores.add(lnc)
         return Pass(sizes[shard.model], 0.0, 1.0 / shard.tp, 0.0, 0.0, 0.0)
 

@@ -26,7 +26,7 @@ def billed(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
     """The passes that are billed, each of 100 us of layers, 10 of a head and 1 of drawing."""
     shards: list[Shard] = []
 
-    def simulated(shard: Shard, *_: Any) -> Pass:
+    def simulated(shard: Shard, *_: Any, **__: Any) -> Pass:
         shards.append(shard)
         return Pass(60, 20, 20, 10, 1, 0)
 

@@ -63,7 +63,7 @@ def test_the_row_says_how_many_tokens_a_step_are_lost() -> None:
 def test_launches_and_collectives_of_a_filtered_pass_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
-    def above(rows: int, thresholds: int, lnc: int) -> float:
+    def above(rows: int, thresholds: int, lnc: int, *_: int) -> float:
         asked.append((rows, thresholds))
         return 10.0
 

@@ -33,11 +33,12 @@ def test_what_slices_save_by_hand() -> None:
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass of kernels that more ranks shorten, and 57 collectives; attention by length."""
 
-    def stand_in(shard: Shard, lnc: int, chip: Chip = TRN2) -> Pass:
+    def stand_in(shard: Shard, lnc: int, chip: Chip = TRN2, *_: object, **__: object) -> Pass:
         size = {"32B": 160_000.0, "1.7B": 40_000.0, "0.6B": 8_000.0}[shard.model]
         return Pass(size / shard.tp, 0.0, 57 * collective_us(chip, shard.tp, lnc, 0), 0.0, 0.0, 0.0)
 
     monkeypatch.setattr(passes, "simulated_pass", stand_in)
+    monkeypatch.setattr(regimes, "guessed_us", lambda rows, lnc, ranks, chip: 3 * collective_us(chip, ranks, lnc, 0))
     monkeypatch.setattr(regimes, "attention_us", lambda length: (length / 128, length / 512, 8.0))
 
 
@@ -51,6 +52,11 @@ def test_conclusions_turn_with_the_regime(capsys: pytest.CaptureFixture[str]) ->
     assert rows["a small collective of 32 ranks, us"] == ["5.0", "24.0", "44.2"]
     assert rows["**ranks of the 0.6B that are fastest**"][0] == "32"
     assert rows["**ranks of the 0.6B that are fastest**"][1] != "32"
+    drawn = [
+        tuple(map(float, cell.split(", "))) for cell in rows["a draft's head and draw, with filters, us: 1.7B on 8"]
+    ]
+    assert [round(filtered - alone) for alone, filtered in drawn] == [15, 72, 133]
+    assert "c of the 1.7B on 8 with its head" in rows
     saved = [float(cell) for cell in rows["slices of the sequence save at 8192, us a layer"]]
     assert saved[2] < saved[0] < saved[1]
     assert rows["**slices pay from a length of**"] == ["4096", "4096", "none"]
@@ -61,4 +67,4 @@ def test_programs_get_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     regimes.main(["--json", "--batch", "1"])
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["documented", "by hops", "measured"]
-    assert all(len(regime["drafts"]) == 6 for regime in found.values())
+    assert all(len(regime["drafts"]) == 10 for regime in found.values())

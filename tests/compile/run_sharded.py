@@ -28,6 +28,7 @@ BUNDLES: dict[str, dict[str, Any]] = {
     "default": {"k": 1, "batch": 1},
     "two": {"tp": 2},
     "sliced": {"draft_tp": 2, "kv_shard": "sequence"},
+    "head in groups": {"draft_tp": 2, "draft_head": "group", "kv_shard": "sequence"},
     "both": {"draft_tp": 4, "kv_shard": "sequence"},
 }
 # weights of "sliced" that each rank takes from the next one in groups of so many

@@ -56,9 +56,11 @@ def run(bundle: Path, count: int = COUNT) -> list[list[int]]:
     return ids
 
 
-def built(base: Path, kernels: str, tp: int) -> Path:
-    out = f"{kernels}{tp}"
-    return base / out if (base / out).exists() else build(spec(base, out, kernels=kernels, tp=tp, k=1, batch=3))
+def built(base: Path, kernels: str, tp: int, **split: object) -> Path:
+    out = f"{kernels}{tp}" + "".join(f"-{value}" for value in split.values())
+    return (
+        base / out if (base / out).exists() else build(spec(base, out, kernels=kernels, tp=tp, k=1, batch=3, **split))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,14 @@ def expected(base: Path) -> list[list[int]]:
 @pytest.mark.parametrize("tp", [2, 4])
 def test_tokens_are_the_reference_s_on_one_rank(base: Path, expected: list[list[int]], tp: int) -> None:
     assert run(built(base, "nki", tp)) == expected
+
+
+@pytest.mark.parametrize("split", [{"draft_tp": 2}, {"draft_tp": 2, "draft_head": "group"}], ids=str)
+def test_a_draft_in_groups_draws_from_the_shards_of_all_ranks(
+    base: Path, expected: list[list[int]], split: dict[str, object]
+) -> None:
+    """Wherever its head is: the same tokens, by the drafts of one rank."""
+    assert run(built(base, "nki", 4, **split)) == expected
 
 
 def test_a_wrong_first_id_gives_other_tokens(base: Path, expected: list[list[int]]) -> None:

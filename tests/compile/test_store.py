@@ -121,6 +121,7 @@ def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -
     files = read_bundle(other)["files"]
     assert {n for n, e in files.items() if e["sha256"] in sent} == {
         "neuron_config.json",
+        "hlo/context_encoding_model_bk32.hlo.pb",
         "hlo/context_encoding_model_bk128.hlo.pb",
         "hlo/fused_speculation_model_bk128.hlo.pb",
         "hlo/fused_speculation_model_unfiltered_bk128.hlo.pb",

@@ -86,6 +86,7 @@ EDITS: list[tuple[str, Any]] = [
     *[("graphs", v) for v in ([], None, {}, "x", [[]], [{}])],
     *[("files", v) for v in ({}, [], None, "x", {"a": {}}, {"a": {"sha256": "x", "bytes": 1}}, {"a": []})],
     *[("weights.ranks", v) for v in (0, 2, HUGE, "1")],
+    *[("weights.draft_head_ranks", v) for v in (0, 2, HUGE, "1")],
     *[("models.target.config.vocab_size", v) for v in (5, 0, -64, "64", HUGE)],
     *[("models.target.config.hidden_size", v) for v in (0, 64, -32, "32", HUGE)],
     *[("models.target.config.num_hidden_layers", v) for v in (0, 1, 3, HUGE)],

@@ -69,6 +69,7 @@ def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
     ("kind", "raw", "said"),
     [
         ("eagle3", EAGLE3 | {"norm_before_fc": True}, "norm_before_fc"),
+        ("eagle3", EAGLE3 | {"ptd_token_id": 7}, "ptd_token_id"),
         ("eagle3", EAGLE3 | {"speculators_model_type": "dflash"}, "no EAGLE-3 head"),
         ("eagle3", EAGLE3 | {"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
         ("eagle3", EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [1, -3]}, "taps"),

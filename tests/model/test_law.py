@@ -31,6 +31,7 @@ from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import ONE_RANK, Shard
+from model.qwen3 import REFERENCE
 from model.sampling import Draw, Draws
 from model.speculative import Pair
 from model.tree import Tree
@@ -74,7 +75,7 @@ class Table(nn.Module):
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
         self.size, self.kind, self.kernels = size, seed, Kernels()
-        self.parallel = ONE_RANK
+        self.parallel, self.backing = ONE_RANK, REFERENCE
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
         self.of_length = [
@@ -108,21 +109,12 @@ class Table(nn.Module):
             seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
             states = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
         else:
-            x_BNV = torch.stack([self._after_path(ids_BN, caches, placement, n) for n in range(count)], 1)
-            # the rows alone, as a tree's attention returns them
-            caches = [Cache(*[ids_BN[:, None, :, None].float()] * 2)]
+            x_PLV, caches = self.hidden(placement.by_path(ids_BN), caches, placement.of_paths())
+            x_BNV = placement.by_row(x_PLV)
             states = ids_BN[..., None]
         drawn = [self.kernels.coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
         columns = zip(*drawn, strict=True)
         return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, states
-
-    def _after_path(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, n: int) -> Tensor:
-        """The logits of row n of a tree: those of the last row of the path to it."""
-        assert placement.paths is not None
-        length, place = placement.paths.rows_JL.shape[1], int(placement.paths.places_N[n])
-        rows = placement.paths.rows_JL[place // length, : place % length + 1]
-        along = placement._replace(positions_BN=placement.positions_BN[:, :1] + torch.arange(len(rows)), paths=None)
-        return self.hidden(ids_BN[:, rows], caches, along)[0][:, -1]
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -223,7 +215,8 @@ def _emitted_law(
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER, tree)  # type: ignore[arg-type]
+    copies = len(tree.branches) if tree else 1
+    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER, tree, copies)  # type: ignore[arg-type]
     with mock.patch.object(sampling, "gumbel", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
@@ -236,8 +229,8 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     def column(value: float) -> Tensor:
         return torch.full((batch,), float(value))
 
-    def cache() -> list[Cache]:
-        return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
+    def cache(count: int = batch) -> list[Cache]:
+        return [Cache(torch.full((count, 1, length, 1), -1.0), torch.zeros(count, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch, 1), BEGIN, dtype=torch.int32)
     kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
@@ -246,7 +239,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     if isinstance(pair.draft_model, TableHeads):
         # the state of the row before the first input id
         kept = torch.where(torch.arange(length) < BEGIN, 0, NOT_SEEN).expand(batch, 1, -1)
-    drafts, targets = DraftState(cache(), (kept,)), cache()
+    drafts, targets = DraftState(cache(), (kept,)), cache(batch * pair.copies.paths)
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
@@ -340,11 +333,11 @@ def test_the_law_of_a_tree_is_the_targets(drafter: str, mix: Mix) -> None:
 def test_a_wrong_branch_is_caught(drafter: str) -> None:
     real = TreeWindow.walk
 
-    def last_path(self: TreeWindow, *args: Any) -> Any:
+    def others_path(self: TreeWindow, *args: Any) -> Any:
         walk = real(self, *args)
-        return walk._replace(rows_BL=walk.rows_BL.flip(0))
+        return walk._replace(path_B=walk.path_B.flip(0))
 
-    with mock.patch.object(TreeWindow, "walk", last_path):
+    with mock.patch.object(TreeWindow, "walk", others_path):
         assert _distance(*TREES[0][:1], Mix(), drafter, tree=TREES[0][1])[0] > 10 * BOUND
 
 

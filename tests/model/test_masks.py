@@ -239,8 +239,8 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> N
 def test_a_bundle_with_masks_is_whole_and_one_without_refuses_them(base: Path) -> None:
     bundle = read_bundle(base / "bundle")
     assert findings(bundle) == []
-    # a prompt's, and with and without filters the target's alone and two halves of each k
-    assert sum(g.tag.endswith(MASKED) for g in bundle.graphs) == 11
+    # two prompts', and with and without filters the target's alone and two halves of each k
+    assert sum(g.tag.endswith(MASKED) for g in bundle.graphs) == 12
     for request in (Request((1,), allowed=_by(1)), Request((1,), logprobs=True)):
         with pytest.raises(UserError, match="built without --structured"):
             check(Shape(3, 2, 128, (128,), V), request)

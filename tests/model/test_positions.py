@@ -19,7 +19,7 @@ from model.packing import Packing
 from model.qwen3 import Qwen3
 from model.sampling import Sampling, coupled_sample
 from model.serving.engine import Engine
-from model.serving.request import Params, Request
+from model.serving.request import Params, Request, Shape
 from model.serving.runtime import Graphs
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
@@ -102,8 +102,8 @@ def test_the_page_has_first_draws() -> None:
 class Watched:
     """A runner that holds every run's bucket: each row sees the key of its own position, in the smallest there is."""
 
-    def __init__(self, inner: Graphs, buckets: tuple[int, ...]) -> None:
-        self.inner, self.buckets = inner, buckets
+    def __init__(self, inner: Graphs, shape: Shape) -> None:
+        self.inner, self.buckets, self.short_prompts = inner, shape.buckets, shape.short_prompts
         self.edges: set[tuple[str, int]] = set()
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
@@ -111,7 +111,8 @@ class Watched:
         drafts = self.inner.bundle.graph(tag, bucket).k
         # a prompt's rows beyond the mask are padding
         positions = inputs.attention_mask.sum() if tag == PREFILL else inputs.position_ids.max() + drafts + 1
-        assert bucket == next((b for b in self.buckets if positions <= b), self.buckets[-1]), (tag, positions)
+        buckets = (*(self.short_prompts if tag == PREFILL else ()), *self.buckets)
+        assert bucket == next((b for b in buckets if positions <= b), buckets[-1]), (tag, positions)
         self.edges.add((tag, int(positions)))
         return self.inner.run(tag, bucket, inputs)
 
@@ -121,9 +122,10 @@ def test_every_row_is_inside_of_the_smallest_bucket(base: Path, speculative: boo
     """Prompts that fill a bucket to the last place, leave one free, and go one beyond; steps the same."""
     g = graphs(base)
     shape = shape_of(g.bundle)
-    watched, rows = Watched(g, shape.buckets), shape.rows if speculative else 1
+    watched, rows = Watched(g, shape), shape.rows if speculative else 1
     edge = shape.buckets[0]
-    for length in (edge - 1, edge, edge + 1, edge - rows, edge - rows + 1):
+    (short,) = shape.short_prompts
+    for length in (short - 1, short, short + 1, edge - 1, edge, edge + 1, edge - rows, edge - rows + 1):
         Engine(watched, shape, speculative).run([Request(tuple(range(1, length + 1)), max_new_tokens=3)])
     tags = {tag for tag, _ in watched.edges}
     assert len(tags) == 2

@@ -87,7 +87,6 @@ def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder])
     """Short answers beside long ones: the bucket grows with the long ones and shrinks when they have left."""
     lengths = (150, 140, 150, 140, 8, 8, 8, 8, 150, 8, 8, 8)
     ids: list[list[list[int]]] = []
-    states: list[dict[str, np.ndarray]] = []
     for g in both:
         asked = [request(g, PROMPTS[i], Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
         asked = [dataclasses.replace(a, stop_ids=()) for a in asked]
@@ -95,9 +94,28 @@ def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder])
         changes = [b for a, b in itertools.pairwise(g.buckets) if a != b]
         # it grew and shrank again, more than once
         assert min(changes.count(128), changes.count(256)) > 1
-        g._fit(g.bundle["max_len"])
-        states.append({name: np.asarray(array) for name, array in g._state.items()})
     assert both[0]._cut
     assert ids[0] == ids[1]
-    for name, cache in states[0].items():
-        assert np.array_equal(cache, states[1][name]), name
+    _same_states(both)
+
+
+def test_a_short_prompts_graph_has_the_bits_of_a_long_ones(both: tuple[Recorder, Recorder]) -> None:
+    """Prompts of up to 32 ids by their own graph, and by the one of a whole tile."""
+    asked = [request(both[0], PROMPTS[i], Params(0.8 * (i % 2), seed=i), 20) for i in range(8)]
+    assert max(len(a.ids) for a in asked) <= 32
+    ids: list[list[list[int]]] = []
+    for g, short in zip(both, ((32,), ()), strict=True):
+        assert shape_of(g.bundle).short_prompts == (32,)
+        g.buckets.clear()
+        shape = dataclasses.replace(shape_of(g.bundle), short_prompts=short)
+        ids.append([r.ids for r in Engine(g, shape).run(asked)])
+        assert (g.buckets.count(32) == len(asked)) == bool(short)
+    assert ids[0] == ids[1]
+    _same_states(both)
+
+
+def _same_states(both: tuple[Recorder, Recorder]) -> None:
+    for g in both:
+        g._fit(g.bundle["max_len"])
+    for name, state in both[0]._state.items():
+        assert np.array_equal(np.asarray(state), np.asarray(both[1]._state[name])), name

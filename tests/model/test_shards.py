@@ -142,17 +142,19 @@ CONFIG = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("draft_tp", [1, 2])
-def test_noise_is_shared_by_models_of_the_same_shards(draft_tp: int) -> None:
-    target, draft = (Qwen3(CONFIG, Parallel(tp), NKI) for tp in (2, draft_tp))
+@pytest.mark.parametrize("of_draft", [Parallel(1), Parallel(2), Parallel(1, wider=Parallel(2))], ids=str)
+def test_noise_is_shared_by_models_of_the_same_shards(of_draft: Parallel) -> None:
+    """A draft alone in its group has the target's ids if its head is split as the target's."""
+    target, draft = (Qwen3(CONFIG, parallel, NKI) for parallel in (Parallel(2), of_draft))
+    head_tp = of_draft.of_head.tp
     target.rank_util.rank.data += 1
-    draft.rank_util.rank.data += draft_tp - 1
+    draft.rank_util.rank.data += head_tp - 1
     off = torch.zeros(3)
     params = Sampling(off + 1, off, off + 1, off, torch.arange(6, dtype=torch.int32).view(3, 2))
     positions = torch.arange(6, dtype=torch.int32).view(3, 2)
-    of_target, of_draft = Pair(target, Chain(draft), EAGER)._prepared(params, positions)
+    of_target, drafts = Pair(target, Chain(draft), EAGER)._prepared(params, positions)
     assert of_target.noise_RV is not None
-    assert of_draft.noise_RV is not None
-    assert (of_target.start_11.item(), of_draft.start_11.item()) == (48, 48 * (draft_tp - 1))  # type: ignore[union-attr]
-    assert torch.equal(of_target.noise_RV, of_draft.noise_RV[..., -48:])
-    assert (of_target.noise_RV is of_draft.noise_RV) == (draft_tp == 2)
+    assert drafts.noise_RV is not None
+    assert (of_target.start_11.item(), drafts.start_11.item()) == (48, 48 * (head_tp - 1))  # type: ignore[union-attr]
+    assert torch.equal(of_target.noise_RV, drafts.noise_RV[..., -48:])
+    assert (of_target.noise_RV is drafts.noise_RV) == (head_tp == 2)

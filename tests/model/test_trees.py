@@ -21,7 +21,7 @@ from compile.doctor import findings
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from compile.spec import BuildSpec
-from model import attention, tree_attention
+from model import attention
 from model.bundle.manifest import canonical_hash, manifest_digest, parse_manifest, read_bundle
 from model.cache import Cache, Paths, Placement
 from model.errors import UserError
@@ -80,8 +80,10 @@ def _of_tree(tree: Tree) -> Any:
             torch.tensor(t, dtype=torch.int32, device=q.device) for t in (tree.paths, tree.places, tree.depths)
         )
         placement = Placement(position_B1 + depths, iota(LENGTH, q), paths=Paths(rows, places))
+        q, k, v = (placement.by_path(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
         cache = Cache(cached_k, cached_v)
-        return tree_attention.verify_attention(TracedOps(1), q, (k, v), cache, placement)[0]
+        out, _ = attention.verify_attention(TracedOps(1), q, (k, v), cache, placement.of_paths())
+        return placement.by_row(out.transpose(1, 2)).transpose(1, 2)
 
     return jax.jit(lambda *arrays: interop.call_torch(run, *arrays), compiler_options=SAME_BITS)
 
@@ -98,7 +100,9 @@ def _of_chain(length: int) -> Any:
 
 
 def _attended(tree: Tree, arrays: list[Any]) -> np.ndarray:
-    return np.asarray(_of_tree(tree)(*arrays).astype(jnp.float32))
+    """Each path has a cache of its own."""
+    caches = (jnp.repeat(x, len(tree.branches), 0) for x in arrays[3:5])
+    return np.asarray(_of_tree(tree)(*arrays[:3], *caches, arrays[5]).astype(jnp.float32))
 
 
 def _attended_as_chain(branch: tuple[int, ...], arrays: list[Any]) -> np.ndarray:
@@ -213,10 +217,14 @@ def test_a_smaller_k_has_a_smaller_tree(folder: Path) -> None:
         assert [ids[n] for n in numbers] == expected
 
 
-def _spoiled_rows(window: TreeWindow, ops: Any, before: Any, after: Any, walk: Any) -> Any:
-    """Keys and values of the first rows, whatever was kept: what a chain's would be."""
-    first = walk._replace(rows_BL=torch.zeros_like(walk.rows_BL) + iota(window.k + 1, walk.rows_BL))
-    return _WRITTEN(window, ops, before, after, first)
+def _keys_of_one_path(window: TreeWindow, ops: Any, caches: Any, walk: Any) -> Any:
+    """Keys and values of the first path's rows, whatever was kept."""
+    return _KEPT(window, ops, caches, walk._replace(path_B=torch.zeros_like(walk.path_B)))
+
+
+def _keys_of_each_path(window: TreeWindow, ops: Any, caches: Any, walk: Any) -> Any:
+    """Each path's own keys and values: the caches of a sequence no longer hold the same."""
+    return caches
 
 
 def _noise_of_next_position(window: TreeWindow, draw: Any) -> Any:
@@ -226,16 +234,16 @@ def _noise_of_next_position(window: TreeWindow, draw: Any) -> Any:
     return draw.rows(window._constant(later), window.k + 1)
 
 
-_WRITTEN = TreeWindow.written
-FAULTS = {"written": _spoiled_rows, "target_draw": _noise_of_next_position}
+_KEPT = TreeWindow.kept
+FAULTS = [("kept", _keys_of_one_path), ("kept", _keys_of_each_path), ("target_draw", _noise_of_next_position)]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_changes_tokens(folder: Path, fault: str) -> None:
+@pytest.mark.parametrize(("stage", "fault"), FAULTS, ids=lambda f: getattr(f, "__name__", ""))
+def test_a_fault_changes_tokens(folder: Path, stage: str, fault: Any) -> None:
     requests = _requests(8, 3)
-    with mock.patch.object(TreeWindow, fault, FAULTS[fault]):
+    with mock.patch.object(TreeWindow, stage, fault):
         # a name of its own: what is built with the fault serves nobody else
-        results = _results(folder, requests, draft="chain", tree=LEAVES, out=str(folder / fault))
+        results = _results(folder, requests, draft="chain", tree=LEAVES, out=str(folder / fault.__name__))
     assert [r.ids for r in results] != [r.ids for r in _results(folder, requests)]
 
 
@@ -244,7 +252,7 @@ def test_a_fault_changes_tokens(folder: Path, fault: str) -> None:
     [
         ({"tree": "0,3"}, "row 2 hangs from row 3"),
         ({"tree": "0,0,1"}, "the tree is 2 deep and k is 3; give --k 2"),
-        ({"kernels": "nki"}, "kernels nki keep a row's bits only where"),
+        ({"kernels": "nki", "batch": 16}, "5 paths of 4 rows are 80 sequences and 320 rows"),
         ({"kv_shard": "sequence", "tp": 2, "max_len": 256}, "leave --kv-shard sequence out"),
         ({"drafter": "ngram", "draft": ""}, "the drafter ngram proposes one candidate a position"),
         ({"tree": TREE}, "the drafter chain reads its best drafts"),

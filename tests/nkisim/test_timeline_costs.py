@@ -195,6 +195,21 @@ def test_software_descriptors_cost_by_the_engines_that_take_part(dge: str) -> No
         assert part.trigger == (part.interval if dge == "swdge" else N.dma_trigger_ns)
 
 
+def test_a_store_takes_longer_than_a_load_into_part_of_a_tile() -> None:
+    tape = Tape()
+    tile, array = tape.tile("sbuf", 64), tape.tile("hbm", 64)
+    load, store = (dma_cost(tape.transfer(*ends, "unknown"), N) for ends in ((array, tile), (tile, array)))
+    assert store.interval == pytest.approx(load.interval * N.dma_swdge_store_share)
+
+
+def test_only_software_descriptors_for_few_engines_meet_the_ring() -> None:
+    tape = Tape()
+    for partitions, dge in ((8, "unknown"), (8, "swdge"), (8, "none"), (8, "hwdge"), (128, "unknown")):
+        tile, source = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
+        software = partitions == 8 and dge in {"unknown", "swdge"}
+        assert dma_cost(tape.transfer(source, tile, dge), N).pace == (N.dma_ring_ns if software else 0.0)
+
+
 def test_hardware_has_a_generator_at_each_of_two_engines() -> None:
     tape = Tape()
     tile, source = tape.tile("sbuf", 64), tape.tile("hbm", 64)

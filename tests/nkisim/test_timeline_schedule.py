@@ -57,6 +57,33 @@ def test_result_on_another_engine_adds_a_semaphore() -> None:
     assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns + N.semaphore_ns)
 
 
+def pace(dge: str, engines: int) -> float:
+    """Nanoseconds from one small load to the next, by turns on so many DMA engines."""
+    tape, count = Tape(), 33
+    for i in range(count):
+        first = i % engines * int(N.dma_partitions_per_engine)
+        tile = tape.tile("sbuf", 1, start=first, stop=first + 1)
+        tape.transfer(tape.tile("hbm", 1), tile, dge)
+    s = run(tape)
+    return (max(s.end) - min(s.end)) / (count - 1)
+
+
+def test_small_transfers_that_meet_on_one_engine_take_turns_on_its_ring() -> None:
+    """One engine takes a transfer every 450 ns, 16 engines take them as their descriptors come."""
+    interval = N.dma_swdge_start_ns + N.dma_swdge_engine_ns
+    assert pace("unknown", 1) == pytest.approx(N.dma_ring_ns)
+    assert pace("unknown", 16) == pytest.approx(interval * N.dma_swdge_whole_share, rel=0.01)
+    # descriptors that the host made do not pass the ring
+    assert pace("none", 1) < interval
+
+
+def test_one_small_transfer_does_not_wait_for_the_ring() -> None:
+    tape = Tape()
+    tape.transfer(tape.tile("hbm", 1), tape.tile("sbuf", 1, stop=1), "unknown")
+    fixed = N.dma_trigger_ns + N.dma_load_lead_ns + N.dma_tail_ns
+    assert run(tape).latency_ns == pytest.approx(fixed + N.dma_descriptor_ns, rel=0.01)
+
+
 def test_other_engines_run_at_the_same_time() -> None:
     tape = Tape()
     a, b, c, d = tiles(tape, 4)

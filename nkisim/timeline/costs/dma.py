@@ -41,6 +41,8 @@ class DmaCost:
     moved: float = 0.0
     # where equal shares lie on neighbouring engines: first, last + 1, ns; all zero where they do not
     block: tuple[int, int, float] = (0, 0, 0.0)
+    # the least time from one transfer to the next on each engine's ring, where descriptors come faster than that
+    pace: float = 0.0
 
 
 def extent_bytes(extent: Extent) -> int:
@@ -93,8 +95,9 @@ def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[flo
     """Trigger, interval and name of the generator that makes a transfer's descriptors.
 
     The hardware's two generators take a fixed time per transfer. Software takes a start and a time for every
-    DMA engine that it feeds, less where transfers fill whole tiles and need no order among them. What the kernel
-    leaves to the compiler (`unknown`) runs as software does, without keeping the GpSimd engine from its work.
+    DMA engine that it feeds, less where loads fill whole tiles and need no order among them, and more where HBM has
+    to acknowledge what was stored. What the kernel leaves to the compiler (`unknown`) runs as software does, without
+    keeping the GpSimd engine from its work.
     """
     dge = event.work.get("dge")
     if dge == "none":
@@ -102,7 +105,10 @@ def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[flo
     if dge == "hwdge":
         return n.dma_trigger_ns, n.dma_hwdge_interval_ns, f"hwdge {event.work.get('issuer')}"
     interval = n.dma_swdge_start_ns + engines * n.dma_swdge_engine_ns
-    interval *= n.dma_swdge_whole_share if whole else 1.0
+    if whole:
+        interval *= n.dma_swdge_whole_share
+    elif is_store(event):
+        interval *= n.dma_swdge_store_share
     return (interval if dge == "swdge" else n.dma_trigger_ns), interval, "swdge"
 
 
@@ -118,6 +124,8 @@ def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
     shares = tuple((engine, busy * share) for engine, share in _engine_shares(event, n))
     lead = n.dma_store_lead_ns if is_store(event) else n.dma_load_lead_ns
     trigger, interval, generator = generation(event, n, len(shares), whole)
+    if generator == "swdge" and interval < n.dma_ring_ns:
+        return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, pace=n.dma_ring_ns)
     return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, _block(shares))
 
 

@@ -1,0 +1,268 @@
+"""Sketches of published kernels around products: fp32 products and their bf16 splits, softmax, RMSNorm, attention.
+
+On one core, written from the descriptions in their records; no code of theirs. A split product takes the high and
+the low bf16 part of each operand and adds three products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nkisim.accuracy.sketch import Array, Sketch, Tile, View
+from nkisim.event import Event
+
+P, BANK = 128, 512
+FP32, BF16 = "float32", "bfloat16"
+
+
+def _copy(s: Sketch, dst: View, src: View) -> None:
+    s.compute("vector", "tensor_copy", dst, src, engine="unknown")
+
+
+def _load(s: Sketch, array: Array, rows: tuple[int, int], columns: tuple[int, int], dtype: str = FP32) -> Tile:
+    tile = s.tile(columns[1] - columns[0], dtype, partitions=rows[1] - rows[0])
+    s.dma_copy(tile.all(), array.block(rows, columns))
+    return tile
+
+
+def _identity(s: Sketch, dtype: str = FP32) -> View:
+    return _load(s, s.array(P, P, dtype), (0, P), (0, P), dtype).all()
+
+
+def _transposed(s: Sketch, dst: View, data: View, identity: View) -> None:
+    """Through PSUM, which takes a copy."""
+    rows = data.partitions[1] - data.partitions[0]
+    bank = s.tile(rows, data.dtype, "psum", partitions=dst.partitions[1] - dst.partitions[0])
+    s.transpose(bank.all(), data, identity)
+    _copy(s, dst, bank.all())
+
+
+class Limbs:
+    """An operand of (128, columns) in fp32, or as a high and a low part in bf16."""
+
+    def __init__(self, s: Sketch, columns: int, split: bool) -> None:
+        self.s = s
+        self.tiles = [s.tile(columns, BF16 if split else FP32) for _ in range(2 if split else 1)]
+
+    def take(self, start: int, source: View) -> None:
+        """Store fp32 columns: as they are (which the caller does not need for loads), or both parts."""
+        stop = start + source.elements // P
+        views = [tile.part(start, stop) for tile in self.tiles]
+        _copy(self.s, views[0], source)
+        if len(views) > 1:
+            self.s.compute("vector", "tensor_tensor", views[1], source, views[0], inputs=2)
+
+    def load(self, start: int, array: Array, rows: tuple[int, int], columns: tuple[int, int]) -> None:
+        """Load fp32 columns, split where this is split."""
+        stop = start + columns[1] - columns[0]
+        if len(self.tiles) == 1:
+            self.s.dma_copy(self.tiles[0].part(start, stop), array.block(rows, columns))
+        else:
+            self.take(start, _load(self.s, array, rows, columns).all())
+
+    def parts(self, start: int, stop: int) -> list[View]:
+        """The same columns of each part."""
+        return [tile.part(start, stop) for tile in self.tiles]
+
+
+def _accumulate(s: Sketch, bank: View, pairs: Iterable[tuple[list[View], list[View]]]) -> None:
+    """Add the products of (stationary, moving) pairs; of two parts each, all but low with low."""
+    first = True
+    for stationary, moving in pairs:
+        for i, weights in enumerate(stationary):
+            for data in moving[: len(moving) - i]:
+                s.nc_matmul(bank, weights, data, not first)
+                first = False
+
+
+def transposed_left(block: int, split: bool) -> list[Event]:
+    """left.T @ right of (2048, 4096) and (2048, 10944): `block` x 128 rows stay, `right` streams in chunks of 456."""
+    s, depths, width, n = Sketch(dge="none"), 16, 456, 10944
+    left, right, out = s.array(P, depths * 4096, FP32), s.array(P, depths * n, FP32), s.array(4096, n, FP32)
+    for first in range(0, 32, block):
+        rows = block * P
+        stays = Limbs(s, depths * rows, split)
+        for i in range(depths):
+            stays.load(i * rows, left, (0, P), (i * 4096 + first * P, i * 4096 + first * P + rows))
+        for start in range(0, n, width):
+            moving = Limbs(s, depths * width, split)
+            for i in range(depths):
+                moving.load(i * width, right, (0, P), (i * n + start, i * n + start + width))
+            for row in range(block):
+                bank = s.tile(width, FP32, "psum")
+                _accumulate(s, bank.all(), (
+                    (stays.parts(i * rows + row * P, i * rows + row * P + P), moving.parts(i * width, (i + 1) * width))
+                    for i in range(depths)
+                ))  # fmt: skip
+                result = s.tile(width, FP32)
+                _copy(s, result.all(), bank.all())
+                at = (first + row) * P
+                s.dma_copy(out.block((at, at + P), (start, start + width)), result.all())
+    return s.events()
+
+
+def batched(block: int, softmax: bool = False, dtype: str = FP32) -> list[Event]:
+    """16 products of (4096, 64) and (64, 4096): `block` row tiles are transposed before their products run."""
+    s, k, n = Sketch(dge="none"), 64, 4096
+    left, right, out = s.array(16 * n, k, FP32), s.array(16 * k, n, FP32), s.array(16 * n, n, FP32)
+    identity = _identity(s)
+    for b in range(16):
+        moving = _load(s, right, (b * k, b * k + k), (0, n))
+        if dtype != FP32:
+            narrow = s.tile(n, dtype, partitions=k)
+            _copy(s, narrow.all(), moving.all())
+            moving = narrow
+        for first in range(0, 32, block):
+            packed = s.tile(block * P, dtype, partitions=k)
+            for i in range(block):
+                row = b * n + (first + i) * P
+                _transposed(s, packed.part(i * P, i * P + P), _load(s, left, (row, row + P), (0, k)).all(), identity)
+            for i in range(block):
+                row = b * n + (first + i) * P
+                weights = packed.part(i * P, i * P + P)
+                if softmax:
+                    _softmax_row(s, weights, moving, out.block((row, row + P), (0, n)))
+                else:
+                    _product_row(s, weights, moving, out, row)
+    return s.events()
+
+
+def _product_row(s: Sketch, weights: View, moving: Tile, out: Array, row: int) -> None:
+    for start in range(0, moving.columns, BANK):
+        bank, result = s.tile(BANK, FP32, "psum"), s.tile(BANK, FP32)
+        s.nc_matmul(bank.all(), weights, moving.part(start, start + BANK), False)
+        _copy(s, result.all(), bank.all())
+        s.dma_copy(out.block((row, row + P), (start, start + BANK)), result.all())
+
+
+def _softmax_row(s: Sketch, weights: View, moving: Tile, target: View) -> None:
+    n = moving.columns
+    score, powers, result = (s.tile(n, FP32) for _ in range(3))
+    for start in range(0, n, BANK):
+        bank = s.tile(BANK, FP32, "psum")
+        s.nc_matmul(bank.all(), weights, moving.part(start, start + BANK), False)
+        _copy(s, score.part(start, start + BANK), bank.all())
+    most, total, inverse = (s.tile(1, FP32) for _ in range(3))
+    s.compute("vector", "tensor_reduce", most.all(), score.all(), elements=n)
+    s.activation("exp", powers.all(), score.all(), most.all())
+    s.compute("vector", "tensor_reduce", total.all(), powers.all(), elements=n)
+    s.compute("vector", "reciprocal", inverse.all(), total.all())
+    s.compute("vector", "tensor_scalar", result.all(), powers.all(), inverse.all(), scalar_operands=1)
+    s.dma_copy(target, result.all())
+
+
+def normed_product(split: bool, scale_after: bool) -> list[Event]:
+    """RMSNorm of (4096, 1024), then a product with (1024, 2048), which stays on chip."""
+    s, k, n = Sketch(dge="none"), 1024, 2048
+    source, weight, out = s.array(4096, k, FP32), s.array(k, n, FP32), s.array(4096, n, FP32)
+    identity, stays = _identity(s), [Limbs(s, n, split) for _ in range(k // P)]
+    for i, part in enumerate(stays):
+        part.load(0, weight, (i * P, i * P + P), (0, n))
+    for row in range(0, 4096, P):
+        data = _load(s, source, (row, row + P), (0, k))
+        squares, total, root = s.tile(k, FP32), s.tile(1, FP32), s.tile(1, FP32)
+        s.activation("square", squares.all(), data.all())
+        s.compute("vector", "tensor_reduce", total.all(), squares.all(), elements=k)
+        s.activation("rsqrt", root.all(), total.all())
+        if not scale_after:
+            scaled = s.tile(k, FP32)
+            s.compute("vector", "tensor_scalar", scaled.all(), data.all(), root.all(), scalar_operands=1)
+            data = scaled
+        turned = [Limbs(s, P, split) for _ in stays]
+        for i, part in enumerate(turned):
+            _turn(s, part, data.part(i * P, i * P + P), identity)
+        for start in range(0, n, BANK):
+            bank, result = s.tile(BANK, FP32, "psum"), s.tile(BANK, FP32)
+            pairs = ((a.parts(0, P), b.parts(start, start + BANK)) for a, b in zip(turned, stays, strict=True))
+            _accumulate(s, bank.all(), pairs)
+            if scale_after:
+                s.compute("vector", "tensor_scalar", result.all(), bank.all(), root.all(), scalar_operands=1)
+            else:
+                _copy(s, result.all(), bank.all())
+            s.dma_copy(out.block((row, row + P), (start, start + BANK)), result.all())
+    return s.events()
+
+
+def _turn(s: Sketch, part: Limbs, data: View, identity: View) -> None:
+    """Transpose 128 columns; parts are taken from a copy in SBUF."""
+    turned = part.tiles[0].all() if len(part.tiles) == 1 else s.tile(P, FP32).all()
+    _transposed(s, turned, data, identity)
+    if len(part.tiles) > 1:
+        part.take(0, turned)
+
+
+def product(block: int) -> list[Event]:
+    """(4096, 5120) @ (5120, 12288) in fp32: `block` transposed row tiles stay while `right` streams."""
+    s, depths, n = Sketch(dge="none"), 40, 12288
+    left, right, out = s.array(4096, depths * P, FP32), s.array(depths * P, n, FP32), s.array(4096, n, FP32)
+    identity = _identity(s)
+    for first in range(0, 32, block):
+        stays = [[s.tile(P, FP32).all() for _ in range(depths)] for _ in range(block)]
+        for i, tiles in enumerate(stays):
+            row = (first + i) * P
+            for j, tile in enumerate(tiles):
+                _transposed(s, tile, _load(s, left, (row, row + P), (j * P, j * P + P)).all(), identity)
+        for start in range(0, n, BANK):
+            banks = [s.tile(BANK, FP32, "psum") for _ in stays]
+            for j in range(depths):
+                moving = _load(s, right, (j * P, j * P + P), (start, start + BANK))
+                for tiles, bank in zip(stays, banks, strict=True):
+                    s.nc_matmul(bank.all(), tiles[j], moving.all(), j > 0)
+            for i, bank in enumerate(banks):
+                result, row = s.tile(BANK, FP32), (first + i) * P
+                _copy(s, result.all(), bank.all())
+                s.dma_copy(out.block((row, row + P), (start, start + BANK)), result.all())
+    return s.events()
+
+
+def attention(length: int, dtype: str) -> list[Event]:
+    """Attention of one head of 128: scores, softmax and sums stay on chip, a tile of 128 queries at a time."""
+    s = Sketch()
+    q, k, v = (_load(s, s.array(P, length, dtype), (0, P), (0, length), dtype) for _ in range(3))
+    out, identity, turned = s.array(length, P, dtype), _identity(s), s.tile(length, FP32)
+    for at in range(0, length, P):
+        _transposed(s, turned.part(at, at + P), v.part(at, at + P), identity)
+    for row in range(0, length, P):
+        _attend(s, q.part(row, row + P), (k, turned), identity, out.block((row, row + P), (0, P)))
+    return s.events()
+
+
+def _attend(s: Sketch, query: View, cached: tuple[Tile, Tile], identity: View, target: View) -> None:
+    keys, values = cached
+    length, chunks = keys.columns, keys.columns // BANK
+    score, powers, turned = (s.tile(length, FP32) for _ in range(3))
+    peaks, totals = s.tile(chunks, FP32), s.tile(chunks, FP32)
+    most, total, inverse = (s.tile(1, FP32) for _ in range(3))
+    spans = [(i * BANK, i * BANK + BANK) for i in range(chunks)]
+    for span in spans:
+        bank = s.tile(BANK, FP32, "psum")
+        s.nc_matmul(bank.all(), query, keys.part(*span), False)
+        _copy(s, score.part(*span), bank.all())
+    for i, span in enumerate(spans):
+        s.compute("vector", "tensor_reduce", peaks.part(i, i + 1), score.part(*span), elements=BANK)
+    s.compute("vector", "tensor_reduce", most.all(), peaks.all(), elements=chunks)
+    for i, span in enumerate(spans):
+        s.activation("exp", powers.part(*span), score.part(*span), most.all())
+        s.compute("vector", "tensor_reduce", totals.part(i, i + 1), powers.part(*span), elements=BANK)
+    s.compute("vector", "tensor_reduce", total.all(), totals.all(), elements=chunks)
+    s.compute("vector", "reciprocal", inverse.all(), total.all())
+    for at in range(0, length, P):
+        _transposed(s, turned.part(at, at + P), powers.part(at, at + P), identity)
+    bank, result = s.tile(P, FP32, "psum"), s.tile(P, target.dtype)
+    for at in range(0, length, P):
+        s.nc_matmul(bank.all(), turned.part(at, at + P), values.part(at, at + P), at > 0)
+    s.compute("vector", "tensor_scalar", result.all(), bank.all(), inverse.all(), scalar_operands=1)
+    s.dma_copy(target, result.all())
+
+
+def turned(rows: int, columns: int) -> list[Event]:
+    """The transpose of an fp32 matrix by tiles of 128 x 128, each loaded, turned, copied and stored."""
+    s = Sketch()
+    source, out, identity = s.array(rows, columns, FP32), s.array(columns, rows, FP32), s.tile(P, FP32).all()
+    for row in range(0, rows, P):
+        for column in range(0, columns, P):
+            result = s.tile(P, FP32)
+            tile = _load(s, source, (row, row + P), (column, column + P))
+            _transposed(s, result.all(), tile.all(), identity)
+            s.dma_copy(out.block((column, column + P), (row, row + P)), result.all())
+    return s.events()
