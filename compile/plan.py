@@ -112,7 +112,7 @@ def _steps(graph: GraphSpec, spec: BuildSpec) -> Iterator[GraphSpec]:
 def _others(spec: BuildSpec, k: int, passes: tuple[DraftPass, ...]) -> int:
     """Gathers of the candidates beside the best ones of a tree: of ranks that draw from shards, one a rank of them."""
     tree = spec.tree_of(k)
-    if not tree or spec.draft_ranks == 1 or not backing_of(spec.kernels).sharded:
+    if not tree or spec.parallel()[1].of_head.tp == 1 or not backing_of(spec.kernels).sharded:
         return 0
     return (tree.width - 1) * sum(p.drawn > 0 for p in passes)
 

@@ -200,15 +200,13 @@ class Machine:
         exposed = n.tensor_load_exposed_ns if weights_ready >= self.lane_free[lane] else 0.0
         loaded = load + cost.load + exposed
         begin = loaded if loaded > ready else ready
-        stream = cost.stream * clock.slowdown(begin) * cost.passes
         if weights_ready > ready:
             times.blocker[event], times.reason[event] = producer, DATA
         # a load that did not fit behind the previous multiply belongs to this event
         times.start[event] = max(ready, load) if begin > ready else begin
-        times.stream[event] = stream
+        times.stream[event] = stream = clock.multiply(begin, cost.stream * cost.passes, cost.rows_share)
         free[event] = done = begin + stream
         end[event] = done + n.tensor_drain_ns
-        clock.multiply(begin, done, cost.rows_share)
         return done
 
     def _issue(self, event: int, lane: int, ready: float, cost: DmaCost) -> float:

@@ -9,6 +9,7 @@ exchanges, registers and explicit edges keep their place.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -20,6 +21,7 @@ from nkisim.timeline.program import AnyCost, Program
 from nkisim.timeline.schedule_state import NOBODY
 
 _NEVER = math.inf
+Offer = Callable[[int], None]
 _FIXED = frozenset({"core_barrier", "sendrecv"})
 
 
@@ -120,72 +122,89 @@ class _ListSchedule:
 
     def run(self) -> None:
         """Place every event."""
-        for core in self.members:
-            self._show(core)
         heap, free, due, at, done, place = self.heap, self.free, self.due, self.at, self.done, self.place
         takes, load, queues, rank, core_of = self.takes, self.load, self.queues, self.rank, self.core_of
+        lanes_ready, lanes_future, consumers, oldest = self.ready, self.future, self.consumers, self.oldest
+        offer = self._offerer()
+        release = self._releaser(offer)
+        for core in self.members:
+            self._show(core, offer)
         while heap:
             time, lane = heappop(heap)
             if time != due[lane]:
                 continue
             due[lane] = _NEVER
             # the first instruction in program order that is ready, or else the one that is ready next
-            ready, future = self.ready[lane], self.future[lane]
+            ready, future = lanes_ready[lane], lanes_future[lane]
             while future and future[0][0] <= time:
                 position = heappop(future)[1]
                 heappush(ready, (place[position], position))
-            if ready and free[lane] <= time:
+            start = free[lane]
+            if ready and start <= time:
                 position = heappop(ready)[1]
                 pitch, latency = takes[position]
-                start, other = free[lane], at[position]
+                other = at[position]
                 start = other if other > start else start
                 free[lane] = start + pitch
                 load[lane] -= pitch
                 done[position] = 1
                 queues[lane].append(position)
-                if self.consumers[position]:
-                    self._release(position, lane, start + latency)
+                if consumers[position]:
+                    release(position, lane, start + latency)
                 core = core_of[lane]
-                if rank[position] == self.oldest[core]:
-                    self._advance(core)
+                if rank[position] == oldest[core]:
+                    self._advance(core, offer)
+                start = free[lane]
             # look at the lane again when it can take what it has
             if ready or future:
-                again = free[lane]
-                if not ready and future[0][0] > again:
-                    again = future[0][0]
-                if again < due[lane]:
-                    due[lane] = again
-                    heappush(heap, (again, lane))
+                if not ready and future[0][0] > start:
+                    start = future[0][0]
+                if start < due[lane]:
+                    due[lane] = start
+                    heappush(heap, (start, lane))
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
 
-    def _release(self, position: int, lane: int, end: float) -> None:
-        """Tell the consumers; those that miss nothing more become candidates."""
-        transfer = self.transfer[position]
-        signalled = end + (self.dma_semaphore if transfer else self.semaphore)
-        at, missing, lane_of, rank = self.at, self.missing, self.lane_of, self.rank
-        for consumer in self.consumers[position]:
-            home = lane_of[consumer]
-            time = end if home == lane and not transfer else signalled
-            known = at[consumer]
-            at[consumer] = time if time > known else known
-            left = missing[consumer] = missing[consumer] - 1
-            if not left and rank[consumer] < self.visible[self.core_of[home]]:
-                self._offer(consumer)
+    def _releaser(self, offer: Offer) -> Callable[[int, int, float], None]:
+        """What tells the consumers of an event that it has an end; those that miss nothing more become candidates."""
+        transfers, consumers, at, missing = self.transfer, self.consumers, self.at, self.missing
+        lane_of, rank, core_of, visible = self.lane_of, self.rank, self.core_of, self.visible
+        semaphore, dma_semaphore = self.semaphore, self.dma_semaphore
 
-    def _offer(self, position: int) -> None:
-        lane = self.lane_of[position]
-        if position in self.program.choices:
-            lane = self._choose(position, lane)
-        self.load[lane] += self.takes[position][0]
-        at, free = self.at[position], self.free[lane]
-        heappush(self.future[lane], (at, position))
-        time = at if at > free else free
-        if time < self.due[lane]:
-            self.due[lane] = time
-            heappush(self.heap, (time, lane))
+        def release(position: int, lane: int, end: float) -> None:
+            transfer = transfers[position]
+            signalled = end + (dma_semaphore if transfer else semaphore)
+            for consumer in consumers[position]:
+                home = lane_of[consumer]
+                time = end if home == lane and not transfer else signalled
+                known = at[consumer]
+                at[consumer] = time if time > known else known
+                left = missing[consumer] = missing[consumer] - 1
+                if not left and rank[consumer] < visible[core_of[home]]:
+                    offer(consumer)
+
+        return release
+
+    def _offerer(self) -> Offer:
+        """What gives an event to its lane, as a candidate from the time at which its operands are there."""
+        lane_of, choices, load, takes, heap = self.lane_of, self.program.choices, self.load, self.takes, self.heap
+        at, free, future, due = self.at, self.free, self.future, self.due
+
+        def offer(position: int) -> None:
+            lane = lane_of[position]
+            if position in choices:
+                lane = self._choose(position, lane)
+            load[lane] += takes[position][0]
+            time = at[position]
+            heappush(future[lane], (time, position))
+            time = max(time, free[lane])
+            if time < due[lane]:
+                due[lane] = time
+                heappush(heap, (time, lane))
+
+        return offer
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""
@@ -209,15 +228,15 @@ class _ListSchedule:
         self.moved.append(position)
         return scalar
 
-    def _advance(self, core: int) -> None:
+    def _advance(self, core: int, offer: Offer) -> None:
         """Move the window past events that are placed."""
         members, done, oldest = self.members[core], self.done, self.oldest[core]
         while oldest < len(members) and done[members[oldest]]:
             oldest += 1
         self.oldest[core] = oldest
-        self._show(core)
+        self._show(core, offer)
 
-    def _show(self, core: int) -> None:
+    def _show(self, core: int, offer: Offer) -> None:
         """Extend what is visible: the window, up to the next event that keeps its place."""
         members, oldest, fixed = self.members[core], self.oldest[core], self.fixed[core]
         limit = min(len(members), oldest + self.window)
@@ -230,5 +249,5 @@ class _ListSchedule:
         if limit > visible:
             for position in members[visible:limit]:
                 if not missing[position]:
-                    self._offer(position)
+                    offer(position)
             self.visible[core] = limit

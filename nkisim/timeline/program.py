@@ -11,7 +11,7 @@ from nkisim.timeline.chip import CASES, Chip, Numbers
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
-from nkisim.timeline.dependence import READ, RESULT, Dependence, Edges, Operands
+from nkisim.timeline.dependence import READ, RESULT, WRITE, Dependence, Edges, Operands
 
 AnyCost = EngineCost | MatmulCost | DmaCost
 # (core, name): an in-order stream of instructions
@@ -20,6 +20,8 @@ Lane = tuple[int, str]
 Pairs = tuple[tuple[int, int], ...]
 # (producer, whether its end of reading is enough, which signal says so)
 Link = tuple[int, bool, int]
+# links, and the latest producer in program order
+Linked = tuple[tuple[Link, ...], int]
 # no signal, one between cores, one of a transfer, one between engines
 SAME, CORE, DMA, ENGINE = 0, 1, 2, 3
 
@@ -46,14 +48,14 @@ class Program:
 
     def connect(self) -> None:
         """Turn edges into links for the lanes as they are now."""
-        signals = _signals(self)
-        self.links = [_links(signals, at, edges) if edges else () for at, edges in enumerate(self.edges)]
-        self.weight_links = {at: _links(signals, at, edges) for at, edges in self.weights.items()}
-        # links are pairs first of all of their producer
-        self.latest = [max(links)[0] if links else -1 for links in self.links]
-        for at, links in self.weight_links.items():
-            if links:
-                self.latest[at] = max(self.latest[at], max(links)[0])
+        # an event's kind: its lane, and whether it is a transfer
+        kinds = [2 * lane + (event.engine == "dma") for lane, event in zip(self.lane_of, self.events, strict=True)]
+        signals = _signals(self.lanes)
+        pairs = [_links(signals[kind], kinds, edges) for kind, edges in zip(kinds, self.edges, strict=True)]
+        self.links, self.latest = [links for links, _ in pairs], [last for _, last in pairs]
+        for at, edges in self.weights.items():
+            self.weight_links[at], last = _links(signals[kinds[at]], kinds, edges)
+            self.latest[at] = max(self.latest[at], last)
 
     def lane(self, name: Lane) -> int:
         """The number of a lane, which is opened at its first use."""
@@ -178,6 +180,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     laws, dependence = _Laws(events, [chip.at(case) for case in cases]), Dependence()
     looks: dict[tuple[object, ...], Look] = {}
     costs: list[list[AnyCost]] = []
+    edges, lanes, queues = program.edges, program.lane_of, program.queues
     for position, event in enumerate(events):
         # a loop's instructions name the same objects again and again
         key = (event.op, event.engine, event.core, id(event.work), *map(id, event.reads), *map(id, event.writes))
@@ -188,9 +191,9 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         first, rest = dependence.edges(position, lane, event, operands)
         if event.engine == "tensor":
             program.weights[position] = tuple(first.items())
-        program.edges.append(tuple(rest.items()) if rest else ())
-        program.lane_of.append(lane)
-        program.queues[lane].append(position)
+        edges.append(tuple(rest.items()) if rest else ())
+        lanes.append(lane)
+        queues[lane].append(position)
         costs.append(cost)
         if choice is not None:
             program.choices[position] = choice
@@ -207,34 +210,39 @@ def _look(program: Program, laws: _Laws, event: Event) -> Look:
     return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
 
 
-# per event: its lane, and whether it is a transfer; per pair of lanes: the signal; per lane: is it the tensor engine
-Signals = tuple[list[int], list[bool], list[list[int]], list[bool]]
+# by kind of event, consumer and producer, and by kind of edge: whether the end of reading is enough, and the signal
+Signals = list[list[tuple[tuple[bool, int] | None, ...]]]
 
 
-def _signals(program: Program) -> Signals:
-    """How an event of one lane learns of one of another; a transfer always signals."""
-    lanes = range(len(program.lanes))
-    cores = [core for core, _ in program.lanes]
-    between = [[SAME if a == b else (ENGINE if cores[a] == cores[b] else CORE) for b in lanes] for a in lanes]
-    tensor = [name == "tensor" for _, name in program.lanes]
-    return program.lane_of, [event.engine == "dma" for event in program.events], between, tensor
-
-
-def _links(signals: Signals, consumer: int, edges: Pairs) -> tuple[Link, ...]:
-    """The edges with their signals; an engine that only read frees its operand early.
+def _signals(lanes: list[Lane]) -> Signals:
+    """How an event of one lane learns of one of another, if it has to; a transfer always signals.
 
     An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait.
+    An engine that only read frees its operand early.
     """
-    lane_of, transfer, between, tensor = signals
-    lane, moves_too = lane_of[consumer], transfer[consumer]
-    to = between[lane]
+
+    def signal(consumer: int, producer: int, edge: int) -> tuple[bool, int] | None:
+        (lane, moves_too), (source, moves) = divmod(consumer, 2), divmod(producer, 2)
+        if source == lane and not moves_too and (edge != RESULT or lanes[lane][1] == "tensor"):
+            return None
+        if lanes[source][0] != lanes[lane][0]:
+            return edge == READ and not moves, CORE
+        return edge == READ and not moves, DMA if moves else SAME if source == lane else ENGINE
+
+    kinds, edges = range(2 * len(lanes)), (RESULT, READ, WRITE)
+    return [[tuple([signal(a, b, edge) for edge in edges]) for b in kinds] for a in kinds]
+
+
+def _links(signals: list[tuple[tuple[bool, int] | None, ...]], kinds: list[int], edges: Pairs) -> Linked:
+    """The edges with their signals, and the latest producer; `signals` are those of the consumer."""
+    if not edges:
+        return (), -1
     links: list[Link] = []
-    for producer, kind in edges:
-        source = lane_of[producer]
-        if source == lane and not moves_too and (kind != RESULT or tensor[lane]):
-            continue
-        moves = transfer[producer]
-        signal = to[source]
-        links.append((producer, kind == READ and not moves, DMA if moves and signal != CORE else signal))
-    return tuple(links)
+    last = -1
+    for producer, edge in edges:
+        signal = signals[kinds[producer]][edge]
+        if signal is not None:
+            links.append((producer, signal[0], signal[1]))
+            last = producer if producer > last else last
+    return tuple(links), last

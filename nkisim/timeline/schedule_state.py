@@ -67,20 +67,21 @@ class TensorClock:
         # more than the half, so that 64 rows without a pause stay slow
         self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns * (1 + 1e-9)
 
-    def slowdown(self, now: float) -> float:
-        """How many times longer a multiply takes that starts now."""
-        if self.share >= 1.0:
-            return 1.0
-        since = now - self.window
+    def multiply(self, start: float, stream: float, rows: float) -> float:
+        """How long a multiply streams that starts now, needs `stream` at full clock and keeps a share of rows busy."""
         spans = self.spans
-        while spans and spans[0][1] <= since:
-            start, stop, rows = spans.popleft()
-            self.work -= (stop - start) * rows
-        partial = max(0.0, since - spans[0][0]) * spans[0][2] if spans else 0.0
-        return 1.0 if self.work - partial >= self.needed else 1.0 / self.share
-
-    def multiply(self, start: float, stop: float, rows: float) -> None:
-        """Record one multiply that kept a share of the rows busy."""
-        self.spans.append((start, stop, rows))
+        if self.share < 1.0:
+            since = start - self.window
+            while spans and spans[0][1] <= since:
+                first, last, busy = spans.popleft()
+                self.work -= (last - first) * busy
+            work = self.work
+            if spans and spans[0][0] < since:
+                work -= (since - spans[0][0]) * spans[0][2]
+            if work < self.needed:
+                stream *= 1.0 / self.share
+        stop = start + stream
+        spans.append((start, stop, rows))
         self.work += (stop - start) * rows
         self.multiply_start = start
+        return stream

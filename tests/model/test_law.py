@@ -75,7 +75,7 @@ class Table(nn.Module):
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
         self.size, self.kind, self.kernels = size, seed, Kernels()
-        self.parallel, self.backing = ONE_RANK, REFERENCE
+        self.parallel, self.backing, self.head_ops = ONE_RANK, REFERENCE, EAGER
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
         self.of_length = [
@@ -155,6 +155,8 @@ class HeadRows(nn.Module):
 
 class TableHeads(nn.Module):
     """A table as Medusa heads: each knows the text of the last kept row's state, and takes what follows for id 0."""
+
+    head_ops = EAGER
 
     def __init__(self, table: Table) -> None:
         super().__init__()

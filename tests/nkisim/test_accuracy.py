@@ -14,8 +14,10 @@ import pytest
 
 from nkisim import launch
 from nkisim.accuracy import __main__ as command
+from nkisim.accuracy.elementwise import silu
 from nkisim.accuracy.kernels import added, blocked_matmul, plain_matmul, rms_norm, tiled_copy
 from nkisim.accuracy.outcome import Outcome, outcome, summary
+from nkisim.accuracy.products import attention
 from nkisim.accuracy.rows import ROWS, Row
 from nkisim.accuracy.unseen import UNSEEN
 from nkisim.event import Event
@@ -128,8 +130,66 @@ def summed(left: Any, right: Any) -> Any:
     return out
 
 
+def gated(source: Any) -> Any:
+    """SiLU as a kernel, 256 columns at a time."""
+    out = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.shared_hbm)
+    for start in range(0, source.shape[1], 256):
+        tiles = [nl.ndarray((128, 256), dtype=source.dtype, buffer=nl.sbuf) for _ in range(2)]
+        where = slice(0, 128), slice(start, start + 256)
+        nisa.dma_copy(dst=tiles[0], src=source[where], dge_mode=nisa.dge_mode.none)
+        nisa.activation(dst=tiles[1], op=nl.silu, data=tiles[0])
+        nisa.dma_copy(dst=out[where], src=tiles[1], dge_mode=nisa.dge_mode.none)
+    return out
+
+
+def attended(q: Any, k: Any, v: Any) -> Any:
+    """Attention of one head as a kernel, operands (128, length)."""
+    length, fp32 = q.shape[1], {"dtype": nl.float32}
+    out = nl.ndarray((length, 128), dtype=q.dtype, buffer=nl.shared_hbm)
+    loaded = [nl.ndarray((128, length), dtype=q.dtype, buffer=nl.sbuf) for _ in range(3)]
+    for tile, source in zip(loaded, (q, k, v), strict=True):
+        nisa.dma_copy(dst=tile, src=source)
+    identity = nl.ndarray((128, 128), dtype=q.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=identity, src=nl.shared_constant(np.identity(128, np.float32)))
+    values = nl.ndarray((128, length), **fp32, buffer=nl.sbuf)
+    for at in range(0, length, 128):
+        _turn(values[:, at : at + 128], loaded[2][:, at : at + 128], identity)
+    for row in range(0, length, 128):
+        score, powers, turned_ = (nl.ndarray((128, length), **fp32, buffer=nl.sbuf) for _ in range(3))
+        peaks, totals = (nl.ndarray((128, length // 512), **fp32, buffer=nl.sbuf) for _ in range(2))
+        most, total, inverse = (nl.ndarray((128, 1), **fp32, buffer=nl.sbuf) for _ in range(3))
+        spans = [slice(i, i + 512) for i in range(0, length, 512)]
+        for span in spans:
+            bank = nl.ndarray((128, 512), **fp32, buffer=nl.psum)
+            nisa.nc_matmul(dst=bank, stationary=loaded[0][:, row : row + 128], moving=loaded[1][:, span])
+            nisa.tensor_copy(dst=score[:, span], src=bank)
+        for i, span in enumerate(spans):
+            nisa.tensor_reduce(dst=peaks[:, i : i + 1], op=nl.maximum, data=score[:, span], axis=1)
+        nisa.tensor_reduce(dst=most, op=nl.maximum, data=peaks, axis=1, negate=True)
+        for i, span in enumerate(spans):
+            nisa.activation(dst=powers[:, span], op=nl.exp, data=score[:, span], bias=most)
+            nisa.tensor_reduce(dst=totals[:, i : i + 1], op=nl.add, data=powers[:, span], axis=1)
+        nisa.tensor_reduce(dst=total, op=nl.add, data=totals, axis=1)
+        nisa.reciprocal(dst=inverse, data=total)
+        for at in range(0, length, 128):
+            _turn(turned_[:, at : at + 128], powers[:, at : at + 128], identity)
+        bank, result = (nl.ndarray((128, 128), **fp32, buffer=where) for where in (nl.psum, nl.sbuf))
+        for at in range(0, length, 128):
+            where = slice(at, at + 128)
+            nisa.nc_matmul(dst=bank, stationary=turned_[:, where], moving=values[:, where], accumulate=at > 0)
+        nisa.tensor_scalar(dst=result, data=bank, op0=nl.multiply, operand0=inverse)
+        nisa.dma_copy(dst=out[row : row + 128, :], src=result)
+    return out
+
+
+def _turn(dst: Any, data: Any, identity: Any) -> None:
+    bank = nl.ndarray((128, 128), dtype=data.dtype, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=data, moving=identity, is_transpose=True)
+    nisa.tensor_copy(dst=dst, src=bank)
+
+
 def recorded(kernel: Any, *shapes: tuple[int, int]) -> list[Event]:
-    dtype = np.float32 if kernel is summed else ml_dtypes.bfloat16
+    dtype = np.float32 if kernel in {summed, gated, attended} else ml_dtypes.bfloat16
     arrays = tuple(np.ones(shape, dtype) for shape in shapes)
     return launch.run(kernel, arrays, policy=replace(STRICT, recording=True)).recording.events
 
@@ -143,8 +203,10 @@ def recorded(kernel: Any, *shapes: tuple[int, int]) -> list[Event]:
         (normed, ((256, 256), (1, 256)), lambda: rms_norm((256, 256))),
         (summed, ((512, 1), (512, 1)), lambda: added(512, 128, 1)),
         (summed, ((128, 8), (128, 8)), lambda: added(1024, 128, 2)),
+        (gated, ((128, 1024),), lambda: silu((256,) * 4)),
+        (attended, ((128, 1024),) * 3, lambda: attention(1024, "float32")),
     ],
-    ids=["plain", "blocked", "copy", "RMSNorm", "sum of columns", "sum of rows"],
+    ids=["plain", "blocked", "copy", "RMSNorm", "sum of columns", "sum of rows", "SiLU", "attention"],
 )
 def test_a_sketch_is_what_its_kernel_records(kernel: Any, shapes: Any, sketch: Any) -> None:
     real, drawn = recorded(kernel, *shapes), sketch()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,8 +59,15 @@ def test_same_order_as_comparing_every_pair(accesses: list[Access], shared: bool
 def test_kinds_of_edges() -> None:
     dependence = Dependence()
     dependence.edges(0, 0, event(0, (True, 0, 8, 2)), [])
-    assert dependence.edges(1, 1, event(1, (False, 0, 8, 2)), []) == ({0: RESULT}, {})
+    assert dependence.edges(1, 1, event(1, (False, 0, 8, 2)), []) == ({}, {0: RESULT})
     assert set(dependence.edges(2, 2, event(2, (True, 0, 8, 2)), [])[1]) == {0, 1}
+
+
+def test_the_weights_of_a_product_are_apart() -> None:
+    dependence = Dependence()
+    dependence.edges(0, 0, event(0, (True, 0, 8, 2)), [])
+    product = replace(event(1, (False, 0, 8, 2)), engine="tensor")
+    assert dependence.edges(1, 1, product, []) == ({0: RESULT}, {})
 
 
 def strided(column: int, width: int) -> Extent:
