@@ -142,7 +142,10 @@ CONFIG = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("of_draft", [Parallel(1), Parallel(2), Parallel(1, wider=Parallel(2))], ids=str)
+_DRAFTS = {"group": Parallel(1), "all": Parallel(2), "head on all": Parallel(1, wider=Parallel(2))}
+
+
+@pytest.mark.parametrize("of_draft", _DRAFTS.values(), ids=_DRAFTS)
 def test_noise_is_shared_by_models_of_the_same_shards(of_draft: Parallel) -> None:
     """A draft alone in its group has the target's ids if its head is split as the target's."""
     target, draft = (Qwen3(CONFIG, parallel, NKI) for parallel in (Parallel(2), of_draft))
