@@ -56,10 +56,8 @@ def devices_of(platform: str, count: int) -> list[Any]:
             "machine with Trainium2, or use cpu"
         ) from error
     if len(devices) < count:
-        raise UserError(
-            f"this process has {len(devices)} {platform} devices, the bundle needs {count}; start a new process, or "
-            "build for fewer ranks"
-        )
+        more = f"start a new process with JAX_NUM_CPU_DEVICES={count}" if platform == "cpu" else "build for fewer ranks"
+        raise UserError(f"this process has {len(devices)} {platform} devices, the bundle needs {count}; {more}")
     return list(devices[:count])
 
 
