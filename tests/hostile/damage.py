@@ -162,6 +162,7 @@ def _put(value: Any, where: str, new: Any) -> bool:
     for step in path:
         value = value[int(step)] if isinstance(value, list) else value[step]
     key: Any = int(last) if isinstance(value, list) else last
-    same = type(value[key]) is type(new) and value[key] == new
+    # a field that need not be there may be added
+    same = (isinstance(value, list) or key in value) and type(value[key]) is type(new) and value[key] == new
     value[key] = new
     return same
