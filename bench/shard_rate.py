@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.provenance import header, write_result
-from compile.build import build_and_count
+from compile.build import build_and_count, peak_bytes
 from compile.bundle.remote import free_space
 from compile.spec import BuildSpec
 from model.bundle.weights import hf_shapes
@@ -152,12 +152,6 @@ def cut(checkpoint: str, out: str) -> dict[str, float]:
         "before_bytes": before,
         "load_average": os.getloadavg()[0],
     }
-
-
-def peak_bytes() -> int:
-    """The most that this process held; getrusage would count what its parent held when it was started."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
 def measure(folder: Path, scale: float) -> dict[str, Any]:

@@ -55,11 +55,11 @@ class Built:
     def cost(self) -> dict[str, Any]:
         """What it took on this machine; the peak counts the pages of the checkpoint's files that were looked at."""
         cost = {"made": self.made, "kept": self.kept, "wall_seconds": round(self.seconds, 2)}
-        return cost | {"peak_bytes": _peak_bytes()}
+        return cost | {"peak_bytes": peak_bytes()}
 
 
-def _peak_bytes() -> int:
-    """The most memory that this process had. What getrusage says begins with that of the process which started it."""
+def peak_bytes() -> int:
+    """The most memory that this process held; getrusage would count what its parent held when it was started."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) << 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,21 @@ def test_a_build_of_full_widths_holds_no_weights(drafter: str, tmp_path: Path) -
     bundle = read_bundle(tmp_path / "bundle")
     assert (bundle.drafting.kind, bundle["tp"], bundle["weights"]) == (drafter, 32, None)
     assert (bundle.config("target").hidden_size, bundle.config("target").num_hidden_layers) == (5120, 7)
+
+
+# a process with a gigabyte starts one that says what it held itself, and what getrusage says
+_LARGE_PARENT = """
+import subprocess, sys
+held = b"1" * (1 << 30)
+child = "import resource; from compile.build import peak_bytes as p; print(p()); print(resource.getrusage(0)[2] << 10)"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+def test_a_build_s_peak_is_not_that_of_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", _LARGE_PARENT], capture_output=True, text=True, check=True)
+    own, told = map(int, done.stdout.split())
+    assert own < 1 << 30 < told
 
 
 def test_the_heads_have_the_published_shapes() -> None:
