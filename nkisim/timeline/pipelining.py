@@ -93,18 +93,15 @@ class _ListSchedule:
         self.at = [0.0] * count
         # loads go in the order in which their data are used first
         self.place = list(range(count))
-        first_use: dict[int, int] = {}
-        events, weights = self.program.events, self.program.weights
+        transfer, place, missing, consumers = self.transfer, self.place, self.missing, self.consumers
+        weights = self.program.weights
         for position, edges in enumerate(self.program.edges):
-            pairs = edges + weights[position] if position in weights else edges
-            self.missing[position] = len(pairs)
+            pairs = [*edges.items(), *weights[position].items()] if position in weights else edges.items()
+            missing[position] = len(pairs)
             for producer, kind in pairs:
-                self.consumers[producer].append(position)
-                if kind == RESULT and producer not in first_use:
-                    first_use[producer] = position
-        for position, use in first_use.items():
-            if events[position].engine == "dma":
-                self.place[position] = use
+                consumers[producer].append(position)
+                if kind == RESULT and transfer[producer] and place[producer] == producer:
+                    place[producer] = position
 
     def _windows(self) -> None:
         """Per core: its events in program order, the oldest that is not placed, and how far is visible."""

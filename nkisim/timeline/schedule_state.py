@@ -1,27 +1,20 @@
-"""The state that scheduling keeps: times per event, DMA queues, and the tensor engine's clock."""
+"""The state that scheduling keeps: times per event, cores, DMA queues, and the tensor engine's clock."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from nkisim.timeline.chip import Numbers
 
 NOBODY = -1
-# who made an event wait: nobody or its lane's previous event, or a producer
-IN_ORDER, DATA = 0, 1
+# the end of what has none yet
+NEVER = math.inf
 
-
-class Transfer(NamedTuple):
-    """Where the nanoseconds of one transfer go, and when its last share of data starts to move."""
-
-    generator: float
-    engines: float
-    fixed: float
-    data: float
-    shared: float
-    moving: float
+# of a transfer: when its descriptors start, when its data may move at the earliest, how long they stream on the last
+# engine, how long that waits for HBM, and when all is moved
+Moved = tuple[float, float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -32,22 +25,43 @@ class Times:
     # the engine can take its next instruction
     free: list[float]
     end: list[float]
-    stream: list[float]
+    # its lane's previous event, or a producer if that held it back longer
     blocker: list[int]
-    reason: list[int]
-    transfer: dict[int, Transfer]
-    table_loads: set[int]
+    held: list[bool]
+    # how long a product streams, which its engine's clock decides
+    stream: dict[int, float] = field(default_factory=dict)
+    moved: dict[int, Moved] = field(default_factory=dict)
+    table_loads: set[int] = field(default_factory=set)
+
+
+class Core:
+    """What the queues of one core share: generators of descriptors, DMA engines, and the HBM stack."""
+
+    __slots__ = ("engines", "generators", "latest", "rings", "stack")
+
+    def __init__(self, engines: int, stack: list[float]) -> None:
+        # when each generator is free, by name
+        self.generators: dict[str, float] = {}
+        # negative indices: the gpsimd engine's own dma and the links between chips
+        self.engines = [0.0] * (engines + 2)
+        # when the last of the engines is done
+        self.latest = 0.0
+        # when each engine takes the next transfer from the ring that software fills
+        self.rings = self.engines[:]
+        # when the stack is free: one number, which all its cores hold
+        self.stack = stack
 
 
 class Queue:
     """A DMA queue: issued transfers in order, and when each engine is done with the last one."""
 
-    __slots__ = ("free", "latest", "pending")
+    __slots__ = ("core", "free", "latest", "pending")
 
-    def __init__(self, free: list[float]) -> None:
+    def __init__(self, core: Core) -> None:
+        self.core = core
         # (event, start of descriptor generation, earliest start of data)
         self.pending: deque[tuple[int, float, float]] = deque()
-        self.free = free
+        self.free = [0.0] * len(core.engines)
         # when the last of them is done
         self.latest = 0.0
 
