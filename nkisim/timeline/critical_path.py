@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from nkisim.timeline.chip import Numbers
@@ -27,20 +28,22 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
     """
     if not times.end:
         return ()
-    event = max(range(len(times.end)), key=times.end.__getitem__)
-    until = times.end[event]
-    labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
-    steps: list[PathEvent] = []
     starts, ends, frees, blockers, held = times.start, times.end, times.free, times.blocker, times.held
     streams, loads, costs, lane_of = times.stream, times.table_loads, program.costs["nominal"], program.lane_of
+    labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
+    until = max(ends)
+    event = ends.index(until)
+    steps: list[PathEvent] = []
     while event != NOBODY:
         start, blocker, cost = starts[event], blockers[event], costs[event]
         if type(cost) is DmaCost:
             parts = _transfer_parts(cost, times, event, until - start)
         else:
-            table = n.scalar_table_load_ns if event in loads else 0.0
             stream = cost.stream if type(cost) is EngineCost else streams[event]
-            parts = _own_parts(labels[lane_of[event]], stream, table, until - start)
+            table = min(until - start, n.scalar_table_load_ns) if event in loads else 0.0
+            parts = _own_parts(labels[lane_of[event]], stream, until - start - table)
+            if table:
+                parts.insert(0, ("scalar table load", table))
         until = 0.0
         if blocker != NOBODY:
             # an instruction that only had to be read from frees its operand early
@@ -54,19 +57,11 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
     return tuple(steps)
 
 
-def _own_parts(labels: tuple[str, str], stream: float, table: float, span: float) -> list[tuple[str, float]]:
-    """Split the time that the path spends in one instruction: table load, stream, the rest."""
-    parts: list[tuple[str, float]] = []
-    if table:
-        table = min(span, table)
-        parts.append(("scalar table load", table))
-        span -= table
-    stream = stream if stream < span else span
-    if stream > 0:
-        parts.append((labels[0], stream))
-    if span > stream:
-        parts.append((labels[1], span - stream))
-    return parts
+def _own_parts(labels: tuple[str, str], stream: float, span: float) -> list[tuple[str, float]]:
+    """Split the time that the path spends in one instruction: its data, the rest."""
+    if 0.0 < stream < span:
+        return [(labels[0], stream), (labels[1], span - stream)]
+    return [(labels[stream <= 0.0], span)] if span > 0.0 else []
 
 
 def _transfer_parts(cost: DmaCost, times: Times, event: int, span: float) -> list[tuple[str, float]]:
@@ -89,8 +84,8 @@ def _transfer_parts(cost: DmaCost, times: Times, event: int, span: float) -> lis
 
 def waits_by_cause(path: tuple[PathEvent, ...]) -> dict[str, float]:
     """Nanoseconds of the path per cause, largest first."""
-    totals: dict[str, float] = {}
+    totals: defaultdict[str, float] = defaultdict(float)
     for _, parts in path:
         for cause, time in parts:
-            totals[cause] = totals.get(cause, 0.0) + time
+            totals[cause] += time
     return dict(sorted(totals.items(), key=lambda item: -item[1]))

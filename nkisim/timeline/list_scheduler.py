@@ -52,7 +52,7 @@ class Machine:
         cores: dict[int, Core] = {}
         for core, _ in program.lanes:
             stack = stacks.setdefault(core // int(n.cores_per_hbm_stack), [0.0])
-            cores.setdefault(core, Core(int(n.dma_engines), stack))
+            cores.setdefault(core, Core(program.dma_engines, stack))
         self.queues = [Queue(cores[core]) for core, _ in program.lanes]
 
     def run(self) -> Times:
@@ -227,8 +227,7 @@ class Machine:
             return data
         own = queue.free
         cost: DmaCost = self.costs[event]  # type: ignore[assignment]
-        first, stop, _ = cost.block
-        free = min(own[first:stop]) if stop else min([own[engine] for engine, _ in cost.shares])
+        free = min([own[engine] for engine, _ in cost.shares])
         return free if free > data else data
 
     def _move(self, event: int, queue: Queue, now: float) -> Moved:
@@ -239,7 +238,6 @@ class Machine:
         end, busy = _through_engines(cost, core, queue, now)
         if end > queue.latest:
             queue.latest = end
-            core.latest = end if end > core.latest else core.latest
         shared = 0.0
         if cost.hbm:
             free = core.stack[0]
@@ -253,16 +251,6 @@ class Machine:
 def _through_engines(cost: DmaCost, core: Core, queue: Queue, now: float) -> tuple[float, float]:
     """Occupy the engines that serve a transfer: when the last of them is done, and how long its data took it."""
     engines, own, end, busy = core.engines, queue.free, now, 0.0
-    first, stop, time = cost.block
-    if stop:
-        if core.latest <= now or (latest := max(engines[first:stop])) <= now:
-            latest = now + time
-            ends = [latest] * (stop - first)
-        else:
-            ends = [(free if free > now else now) + time for free in engines[first:stop]]
-            latest += time
-        engines[first:stop] = own[first:stop] = ends
-        return (latest, time) if latest > now else (end, busy)
     # descriptors may come faster than an engine takes transfers from its ring
     ring = core.rings if cost.pace else None
     for engine, time in cost.shares:

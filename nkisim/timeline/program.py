@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nkisim.event import Event
@@ -41,6 +41,8 @@ class Program:
     # the latest producer in program order, which as a rule is done last; -1 without one
     latest: list[int] = field(default_factory=list)
     costs: dict[str, list[AnyCost]] = field(default_factory=dict)
+    # how many DMA engines there are, one for all that every transfer uses alike
+    dma_engines: int = 0
     # copies whose engine the compiler chooses: position to the costs on the other engine, by case
     choices: dict[int, list[AnyCost]] = field(default_factory=dict)
 
@@ -136,6 +138,23 @@ class _Laws:
         return other
 
 
+def _merge_engines(costs: list[list[AnyCost]]) -> int:
+    """Let one DMA engine serve for all that every transfer uses alike, as they are never apart; return their number."""
+    transfers = [(column, at, cost) for column in costs for at, cost in enumerate(column) if isinstance(cost, DmaCost)]
+    uses: dict[int, list[tuple[int, float]]] = {}
+    for number, (_, _, cost) in enumerate(transfers):
+        for engine, time in cost.shares:
+            uses.setdefault(engine, []).append((number, time))
+    first: dict[tuple[tuple[int, float], ...], int] = {}
+    for engine, use in uses.items():
+        first.setdefault(tuple(use), engine)
+    merged = {engine: number for number, engine in enumerate(first.values())}
+    for column, at, cost in transfers:
+        shares = tuple([(merged[engine], time) for engine, time in cost.shares if engine in merged])
+        column[at] = replace(cost, shares=shares)
+    return len(merged)
+
+
 def _tile_bounds(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, int, int, int]]:
     """What transfers touch of each tensor on chip: its partitions and bytes."""
     # a loop's transfers name the same operands again and again
@@ -195,6 +214,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         costs.append(cost)
         if choice is not None:
             program.choices[position] = choice
+    program.dma_engines = _merge_engines(list(laws.by_look.values()))
     program.costs = {case: [cost[i] for cost in costs] for i, case in enumerate(cases)}
     _join_meetings(program)
     program.connect()

@@ -165,9 +165,10 @@ def _compute(program: Program) -> tuple[float, float]:
 def _busy(program: Program, times: Times, moving: dict[int, float], latency: float) -> dict[str, float]:
     """Busy share per lane; a transfer counts on its queue as the union of its data phases."""
     shares: dict[str, float] = {}
+    start, free, end = times.start, times.free, times.end
     for (core, name), queue in zip(program.lanes, program.queues, strict=True):
-        compute = [(times.start[i], times.free[i]) for i in queue if i not in moving]
-        data = [(moving[i], times.end[i]) for i in queue if i in moving]
+        compute = [(start[i], free[i]) for i in queue if i not in moving]
+        data = [(moving[i], end[i]) for i in queue if i in moving]
         for label, part in ((f"core {core} {name}", compute), (f"core {core} dma {name}", data)):
             if part:
                 shares[label.replace("dma sync", "dma")] = union(part) / latency if latency else 0.0

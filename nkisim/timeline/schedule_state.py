@@ -37,15 +37,13 @@ class Times:
 class Core:
     """What the queues of one core share: generators of descriptors, DMA engines, and the HBM stack."""
 
-    __slots__ = ("engines", "generators", "latest", "rings", "stack")
+    __slots__ = ("engines", "generators", "rings", "stack")
 
     def __init__(self, engines: int, stack: list[float]) -> None:
         # when each generator is free, by name
         self.generators: dict[str, float] = {}
-        # negative indices: the gpsimd engine's own dma and the links between chips
-        self.engines = [0.0] * (engines + 2)
-        # when the last of the engines is done
-        self.latest = 0.0
+        # when each DMA engine is free
+        self.engines = [0.0] * engines
         # when each engine takes the next transfer from the ring that software fills
         self.rings = self.engines[:]
         # when the stack is free: one number, which all its cores hold
