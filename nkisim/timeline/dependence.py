@@ -14,6 +14,7 @@ from nkisim.event import Event, Extent
 
 # kinds of edge: the consumer reads the producer's result, overwrites what it read, or overwrites its result
 RESULT, READ, WRITE = 0, 1, 2
+KINDS_OF_EDGES = 3
 
 Edges = dict[int, int]
 Span = tuple[int, int]
@@ -233,13 +234,13 @@ class Dependence:
         self._owners: dict[tuple[str, int], Segments] = {}
 
     def edges(self, position: int, lane: int, event: Event, operands: list[Operand]) -> tuple[Edges, Edges]:
-        """Return (edges of a product's first read operand, edges of everything else).
+        """Return (edges of a product's first read operand, edges of everything else); of others, all edges twice.
 
         `operands` is what an earlier event with the same operands left there, reads first; empty, it is filled.
         """
         rest: Edges = {}
-        first: Edges = {}
-        target = first if event.engine == "tensor" else rest
+        first: Edges = {} if event.engine == "tensor" else rest
+        target = first
         for operand in operands:
             write, own = operand.write, operand.own
             target = rest if write else target
@@ -258,7 +259,7 @@ class Dependence:
                     other.collect(write, target)
             target = rest
         if not operands:
-            operands += self._touch_all(event, (position, lane), target, rest)
+            operands += self._touch_all(event, (position, lane), first, rest)
         if position in first:
             del first[position]
         if position in rest:

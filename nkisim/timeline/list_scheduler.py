@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
-from nkisim.timeline.program import Program
+from nkisim.timeline.program import Links, Program
 from nkisim.timeline.schedule_state import NEVER, NOBODY, Core, Moved, Queue, TensorClock, Times
 
 # when the weights of a product are there, and who wrote them last
@@ -62,7 +62,7 @@ class Machine:
             StuckSchedule: explicit edges form a circle.
         """
         heap, lane_of, queues, waiting = self.heap, self.program.lane_of, self.queues, self.waiting
-        moved, order = self.times.moved, self.order
+        moved, order, costs = self.times.moved, self.order, self.costs
         advance = self._advancer()
         advance(list(range(len(queues))))
         while heap:
@@ -71,17 +71,18 @@ class Machine:
             if event >= 0:
                 lane = lane_of[event]
                 queue = queues[lane]
-                self.lane_free[lane] = self._issue(event, queue, time)
+                cost: DmaCost = costs[event]  # type: ignore[assignment]
+                self.lane_free[lane] = self._issue(event, cost, queue, time)
                 if len(queue.pending) == 1:
-                    heappush(heap, (self._movable(queue), ~event))
+                    heappush(heap, (_movable(queue), ~event))
                 self.heads[lane] += 1
                 advance([lane])
                 continue
             event = ~event
             queue = queues[lane_of[event]]
-            moved[event] = self._move(event, queue, time)
+            moved[event] = self._move(queue, time)
             if queue.pending:
-                heappush(heap, (self._movable(queue), ~queue.pending[0][0]))
+                heappush(heap, (_movable(queue), ~queue.pending[0][0]))
             if event in waiting:
                 advance(waiting.pop(event))
         if NEVER in self.times.end:
@@ -93,9 +94,10 @@ class Machine:
     def _advancer(self) -> Callable[[list[int]], None]:
         """A function that places what can run in some lanes and in those that wait for it, and offers transfers."""
         program, times, waiting, delays, ends = self.program, self.times, self.waiting, self.delays, self.ends
-        links, latest, queues, costs = program.links, program.latest, program.queues, self.costs
+        links, weight_links, latest = program.links, program.weight_links, program.latest
         start, free, end, blockers, held = times.start, times.free, times.end, times.blocker, times.held
         heads, lane_free, heap, placed = self.heads, self.lane_free, self.heap, self.order.append
+        queues, costs = program.queues, self.costs
 
         def advance(lanes: list[int]) -> None:
             while lanes:
@@ -114,7 +116,9 @@ class Machine:
                             time = ends[signal][other] + delays[signal]
                             if time > ready:
                                 ready, blocker = time, other
-                    weights = self._weights(event) if type(cost) is MatmulCost and ready < NEVER else NO_WEIGHTS
+                    weights = (
+                        self._weights(weight_links[event]) if type(cost) is MatmulCost and ready < NEVER else NO_WEIGHTS
+                    )
                     if ready == NEVER or weights[0] == NEVER:
                         waiting.setdefault(blocker if ready == NEVER else weights[1], []).append(lane)
                         break
@@ -141,12 +145,13 @@ class Machine:
 
     def replay(self, order: list[int]) -> float:
         """The latest end if every event is placed as in an earlier run, in its order, with different numbers."""
-        lane_of, links, costs, queues = self.program.lane_of, self.program.links, self.costs, self.queues
+        program, costs, queues = self.program, self.costs, self.queues
+        lane_of, links, weight_links = program.lane_of, program.links, program.weight_links
         free, end, lane_free, delays, ends = self.times.free, self.times.end, self.lane_free, self.delays, self.ends
         for event in order:
             if event < 0:
                 queue = queues[lane_of[~event]]
-                self._move(~event, queue, self._movable(queue))
+                self._move(queue, _movable(queue))
                 continue
             lane = lane_of[event]
             ready = lane_free[lane]
@@ -161,9 +166,9 @@ class Machine:
                 end[event] = ready + cost.latency
                 free[event] = lane_free[lane] = ready + cost.pitch
             elif type(cost) is DmaCost:
-                lane_free[lane] = self._issue(event, queues[lane], ready)
+                lane_free[lane] = self._issue(event, cost, queues[lane], ready)
             else:
-                lane_free[lane] = self._multiply(event, lane, ready, self._weights(event))
+                lane_free[lane] = self._multiply(event, lane, ready, self._weights(weight_links[event]))
         return max(end, default=0.0)
 
     def _table(self, event: int, lane: int, name: str) -> float:
@@ -178,11 +183,11 @@ class Machine:
         del tables[: -max(1, int(self.n.scalar_tables_resident))]
         return load
 
-    def _weights(self, event: int) -> Weights:
-        """The weights of a product."""
-        ready, producer = 0.0, NOBODY
-        for other, signal in self.program.weight_links[event]:
-            time = self.ends[signal][other] + self.delays[signal]
+    def _weights(self, links: Links) -> Weights:
+        """The weights of a product, by the links to those who write them."""
+        ready, producer, ends, delays = 0.0, NOBODY, self.ends, self.delays
+        for other, signal in links:
+            time = ends[signal][other] + delays[signal]
             if time > ready:
                 ready, producer = time, other
         return ready, producer
@@ -206,38 +211,34 @@ class Machine:
         times.end[event] = done + n.tensor_drain_ns
         return done
 
-    def _issue(self, event: int, queue: Queue, ready: float) -> float:
+    def _issue(self, event: int, cost: DmaCost, queue: Queue, ready: float) -> float:
         """Trigger a transfer and generate its descriptors; when its lane is free again."""
-        cost: DmaCost = self.costs[event]  # type: ignore[assignment]
         triggered, generators = ready + cost.trigger, queue.core.generators
         begin = generators.get(cost.generator, 0.0)
         begin = triggered if triggered > begin else begin
         generators[cost.generator] = begin + cost.interval
         # a full generator holds the sequencer back
         behind = begin - self.n.dma_generator_depth * cost.interval
-        free = behind if behind > triggered else triggered
-        self.times.free[event] = free
-        queue.pending.append((event, begin, begin + cost.lead))
+        self.times.free[event] = free = behind if behind > triggered else triggered
+        queue.pending.append((event, cost, begin, begin + cost.lead))
         return free
 
-    def _movable(self, queue: Queue) -> float:
-        """When one of its engines can take the queue's first transfer."""
-        event, _, data = queue.pending[0]
-        if queue.latest <= data:
-            return data
-        own = queue.free
-        cost: DmaCost = self.costs[event]  # type: ignore[assignment]
-        free = min([own[engine] for engine, _ in cost.shares])
-        return free if free > data else data
-
-    def _move(self, event: int, queue: Queue, now: float) -> Moved:
-        """Move the data of one transfer through its engines and HBM."""
-        cost: DmaCost = self.costs[event]  # type: ignore[assignment]
-        core = queue.core
-        _, begin, data = queue.pending.popleft()
-        end, busy = _through_engines(cost, core, queue, now)
-        if end > queue.latest:
-            queue.latest = end
+    def _move(self, queue: Queue, now: float) -> Moved:
+        """Move the data of a queue's first transfer through DMA engines and HBM."""
+        event, cost, begin, data = queue.pending.popleft()
+        core, own, end, busy = queue.core, queue.free, now, 0.0
+        # descriptors may come faster than an engine takes transfers from its ring
+        engines, ring = core.engines, core.rings if cost.pace else None
+        for engine, time in cost.shares:
+            free = engines[engine]
+            start = free if free > now else now
+            if ring:
+                start = max(start, ring[engine])
+                ring[engine] = start + cost.pace
+            engines[engine] = own[engine] = done = start + time
+            if done > end:
+                end, busy = done, time
+        queue.latest = end if end > queue.latest else queue.latest
         shared = 0.0
         if cost.hbm:
             free = core.stack[0]
@@ -248,18 +249,11 @@ class Machine:
         return begin, data, busy, shared, end
 
 
-def _through_engines(cost: DmaCost, core: Core, queue: Queue, now: float) -> tuple[float, float]:
-    """Occupy the engines that serve a transfer: when the last of them is done, and how long its data took it."""
-    engines, own, end, busy = core.engines, queue.free, now, 0.0
-    # descriptors may come faster than an engine takes transfers from its ring
-    ring = core.rings if cost.pace else None
-    for engine, time in cost.shares:
-        free = engines[engine]
-        start = free if free > now else now
-        if ring:
-            start = max(start, ring[engine])
-            ring[engine] = start + cost.pace
-        engines[engine] = own[engine] = done = start + time
-        if done > end:
-            end, busy = done, time
-    return end, busy
+def _movable(queue: Queue) -> float:
+    """When one of its engines can take the queue's first transfer."""
+    _, cost, _, data = queue.pending[0]
+    if queue.latest <= data:
+        return data
+    own = queue.free
+    free = min([own[engine] for engine, _ in cost.shares])
+    return free if free > data else data

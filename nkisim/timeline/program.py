@@ -11,7 +11,7 @@ from nkisim.timeline.chip import CASES, Chip, Numbers
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
-from nkisim.timeline.dependence import READ, RESULT, WRITE, Dependence, Edges, Operand
+from nkisim.timeline.dependence import KINDS_OF_EDGES, READ, RESULT, Dependence, Edges, Operand
 
 AnyCost = EngineCost | MatmulCost | DmaCost
 # (core, name): an in-order stream of instructions
@@ -50,9 +50,9 @@ class Program:
         """Turn edges into links for the lanes as they are now."""
         # an event's kind: its lane, and whether it is a transfer
         kinds = [2 * lane + (event.engine == "dma") for lane, event in zip(self.lane_of, self.events, strict=True)]
-        signals = _signals(self.lanes)
-        self.links, self.latest = _linked(kinds, [signals[kind] for kind in kinds], self.edges)
-        weights = _linked(kinds, [signals[kinds[at]] for at in self.weights], self.weights.values())
+        signals, offsets = _signals(self.lanes), [KINDS_OF_EDGES * kind for kind in kinds]
+        self.links, self.latest = _linked(offsets, [signals[kind] for kind in kinds], self.edges)
+        weights = _linked(offsets, [signals[kinds[at]] for at in self.weights], self.weights.values())
         self.weight_links = dict(zip(self.weights, weights[0], strict=True))
         for at, last in zip(self.weights, weights[1], strict=True):
             self.latest[at] = max(self.latest[at], last)
@@ -194,19 +194,18 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     """
     program = Program(events)
     laws, dependence = _Laws(events, [chip.at(case) for case in cases]), Dependence()
-    looks: dict[tuple[object, ...], Look] = {}
+    looks: dict[tuple[str, str, int, int, int, int], Look] = {}
     costs: list[list[AnyCost]] = []
     edges, lanes, queues = program.edges, program.lane_of, program.queues
     for position, event in enumerate(events):
         # a loop's instructions name the same objects again and again
-        reads = event.reads
-        key = (event.op, event.engine, event.core, id(event.work), len(reads), *map(id, reads + event.writes))
+        key = event.op, event.engine, event.core, id(event.work), id(event.reads), id(event.writes)
         look = looks.get(key)
         if look is None:
             look = looks[key] = _look(program, laws, event)
         lane, cost, choice, operands = look
         first, rest = dependence.edges(position, lane, event, operands)
-        if event.engine == "tensor":
+        if first is not rest:
             program.weights[position] = first
         edges.append(rest)
         lanes.append(lane)
@@ -228,8 +227,8 @@ def _look(program: Program, laws: _Laws, event: Event) -> Look:
     return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
 
 
-# by kind of producer and of edge: the signal that a consumer waits for, if it has to
-Signals = list[tuple[int | None, ...]]
+# by kind of producer, and for each by kind of edge: the signal that a consumer waits for, if it has to
+Signals = list[int | None]
 
 
 def _signals(lanes: list[Lane]) -> list[Signals]:
@@ -249,19 +248,22 @@ def _signals(lanes: list[Lane]) -> list[Signals]:
             return CORE + early
         return (DMA if moves else SAME if source == lane else ENGINE) + early
 
-    kinds, edges = range(2 * len(lanes)), (RESULT, READ, WRITE)
-    return [[tuple([signal(a, b, edge) for edge in edges]) for b in kinds] for a in kinds]
+    kinds, edges = range(2 * len(lanes)), range(KINDS_OF_EDGES)
+    return [[signal(a, b, edge) for b in kinds for edge in edges] for a in kinds]
 
 
-def _linked(kinds: list[int], signals: list[Signals], edges: Iterable[Edges]) -> tuple[list[Links], list[int]]:
-    """Per consumer, the edges that need a signal, and the latest producer among them; `signals` are the consumers'."""
+def _linked(offsets: list[int], signals: list[Signals], edges: Iterable[Edges]) -> tuple[list[Links], list[int]]:
+    """Per consumer, the edges that need a signal, and the latest producer among them.
+
+    `signals` are the consumers', `offsets` say where in them each producer is.
+    """
     linked: list[Links] = []
     latest: list[int] = []
     for known, waits in zip(signals, edges, strict=True):
         links: Links = []
         last = -1
         for producer, edge in waits.items():
-            signal = known[kinds[producer]][edge]
+            signal = known[offsets[producer] + edge]
             if signal is not None:
                 links.append((producer, signal))
                 last = producer if producer > last else last

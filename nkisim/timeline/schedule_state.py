@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from nkisim.timeline.chip import Numbers
+from nkisim.timeline.costs.dma import DmaCost
 
 NOBODY = -1
 # the end of what has none yet
@@ -57,8 +58,8 @@ class Queue:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        # (event, start of descriptor generation, earliest start of data)
-        self.pending: deque[tuple[int, float, float]] = deque()
+        # (event, its cost, start of descriptor generation, earliest start of data)
+        self.pending: deque[tuple[int, DmaCost, float, float]] = deque()
         self.free = [0.0] * len(core.engines)
         # when the last of them is done
         self.latest = 0.0
@@ -67,7 +68,7 @@ class Queue:
 class TensorClock:
     """The tensor engine's power throttle: slow until half of the last window's rows were busy."""
 
-    __slots__ = ("multiply_start", "needed", "share", "spans", "window", "work")
+    __slots__ = ("multiply_start", "needed", "slowdown", "spans", "window", "work")
 
     def __init__(self, n: Numbers) -> None:
         # (start, stop, share of the rows)
@@ -75,25 +76,25 @@ class TensorClock:
         self.work = 0.0
         self.multiply_start = 0.0
         self.window: float = n.tensor_throttle_window_ns
-        self.share: float = n.tensor_throttle_share
+        self.slowdown = 1.0 / n.tensor_throttle_share
         # more than the half, so that 64 rows without a pause stay slow
         self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns * (1 + 1e-9)
 
     def multiply(self, start: float, stream: float, rows: float) -> float:
         """How long a multiply streams that starts now, needs `stream` at full clock and keeps a share of rows busy."""
-        spans = self.spans
-        if self.share < 1.0:
+        spans, work = self.spans, self.work
+        if self.slowdown > 1.0:
             since = start - self.window
             while spans and spans[0][1] <= since:
                 first, last, busy = spans.popleft()
-                self.work -= (last - first) * busy
-            work = self.work
+                work -= (last - first) * busy
+            seen = work
             if spans and spans[0][0] < since:
-                work -= (since - spans[0][0]) * spans[0][2]
-            if work < self.needed:
-                stream *= 1.0 / self.share
+                seen -= (since - spans[0][0]) * spans[0][2]
+            if seen < self.needed:
+                stream *= self.slowdown
         stop = start + stream
         spans.append((start, stop, rows))
-        self.work += (stop - start) * rows
+        self.work = work + (stop - start) * rows
         self.multiply_start = start
         return stream
