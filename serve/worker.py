@@ -138,21 +138,23 @@ class BundleWorker(WorkerBase):
         running = bool(scheduler_output.scheduled_cached_reqs.req_ids)
         # first those that run: whoever has arrived has a mask for one token
         if running:
+            if not self.schedule and not scheduler_output.scheduled_new_reqs:
+                # nobody waits for a prompt: the devices get the step after the one that runs before that one ends
+                self.engine.follow(most)
             events += self._step(False, running, most)
         for data in scheduler_output.scheduled_new_reqs:
             ids, name = tuple(data.prompt_token_ids or ()), data.req_id
             request = engine_request(self.shape, ids, data.sampling_params, self.masked.get(name))
             self.numbers[name] = self.engine.add(request)
             events += self._step(True, running, most)
-        of_number = {event.number: event for event in events}
-        self._uncount(scheduler_output, of_number)
-        output = self._output(list(scheduler_output.num_scheduled_tokens), of_number)
-        if not self.schedule:
+        if not self.schedule and not self.engine.begun:
             # vLLM and the clients get what came out while the next step runs
             self.engine.begin(most)
             if self.engine.begun:
                 self.metrics.begin(True)
-        return output
+        of_number = {event.number: event for event in events}
+        self._uncount(scheduler_output, of_number)
+        return self._output(list(scheduler_output.num_scheduled_tokens), of_number)
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
         """Tell vLLM's counters which of its placeholders stood for no draft, as it counts drafts off a grammar."""
@@ -184,7 +186,7 @@ class BundleWorker(WorkerBase):
         if not self.engine.begun:
             self.metrics.begin(running)
         events = self.engine.step(most)
-        self.metrics.end(prompt, events)
+        self.metrics.end(prompt, events, followed=self.engine.begun)
         return events
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
