@@ -37,9 +37,9 @@ class Metrics:
         _DRAFTED.inc(step.drafted)
         _KEPT.inc(step.accepted)
 
-    def begin(self, running: bool) -> None:
-        """A step begins; `running` says that a request was running when the last one ended."""
-        if running and self._ended is not None:
+    def begin(self) -> None:
+        """A step begins, of requests that waited since the last one ended."""
+        if self._ended is not None:
             self._gap(time.perf_counter() - self._ended)
 
     def _gap(self, gap_s: float) -> None:
@@ -47,8 +47,8 @@ class Metrics:
         _GAP.observe(gap_s)
 
     def end(self, prompt: bool, events: list[Event], followed: bool) -> None:
-        """A step has ended; a prompt's is not one of the target's steps. One that is followed left no gap: the next one
-        was handed over before."""
+        """A step has ended; a prompt's is not one of the target's steps. One that is followed left no gap: what comes
+        next was handed over before."""
         self._ended = time.perf_counter()
         if followed:
             self.followed += 1

@@ -113,7 +113,7 @@ class Engine:
         self.separate, self.words = separate, words_of(shape.vocabulary)
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
-        # the step that runs already, if one does, and the one after it, if it is handed over too
+        # what runs already and what is handed over behind it: a step and the one after it, or prompts
         self._begun: deque[tuple[_Work, StepOutputs]] = deque()
 
     def _use(self, table: Table | None) -> None:
@@ -166,24 +166,33 @@ class Engine:
         """Whether the next step runs already."""
         return bool(self._begun)
 
-    def begin(self, most: int) -> None:
+    def begin(self, most: int, masks: bool = False) -> None:
         """Begin the next step of those that are seated, while the host does something else; `step` then waits for it.
 
-        A request that is cancelled meanwhile has no event of it. With masks a step begins when they are there.
+        A request that is cancelled meanwhile has no event of it. `masks` says that those of the next ids are there.
         """
-        if not self._begun and self.slots.seated and not any(slot.request.masked for slot in self.slots.seated):
-            self._begun.append(self._run(self._work(self.slots.seated, most)))
+        seated = self.slots.seated
+        if not self._begun and seated and (masks or not any(slot.request.masked for slot in seated)):
+            self._begun.append(self._run(self._work(seated, most)))
+
+    def admit(self) -> None:
+        """Begin the prompts of all that wait and have a free slot, behind what runs; `step` reads each in turn."""
+        while self._waiting and not self.slots.full:
+            self._begun.append(self._run(self._seat()))
 
     def follow(self, most: int) -> None:
         """Hand over the step after the one that runs before the host has read that one: its inputs are on the devices.
 
         Only where nothing that is read could change what the step is: the same requests in the same bucket, of which
-        one needs it for certain unless it writes an end; and neither a table nor the host decides about drafts.
+        one needs it for certain unless it writes an end; and no table, host or mask decides about drafts.
         """
-        if len(self._begun) != 1 or self._waiting or self.propose or self.separate or (self.speculative and self.table):
+        decides = self._waiting or self.propose or self.separate or (self.speculative and self.table)
+        if decides or len(self._begun) != 1:
             return
         (work, outputs), seated = self._begun[0], self.slots.seated
-        ahead, bucket = (work.k or 0) + 1, self._bucket(work)
+        if work.k is None or work.masked:
+            return
+        ahead, bucket = work.k + 1, self._bucket(work)
         within = max(s.position for s in work.slots) + 2 * ahead <= bucket
         same = [s.number for s in work.slots] == [s.number for s in seated]
         if within and same and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
@@ -216,10 +225,14 @@ class Engine:
 
     def _schedule(self, most: int) -> _Work | None:
         if self._waiting and not self.slots.full:
-            number, request = self._waiting.popleft()
-            return _Work(None, [self.slots.seat(number, request, Belief(request.most_drafts(self.shape)))])
+            return self._seat()
         seated = self.slots.seated
         return self._work(seated, most) if seated else None
+
+    def _seat(self) -> _Work:
+        """The prompt of the request that has waited longest."""
+        number, request = self._waiting.popleft()
+        return _Work(None, [self.slots.seat(number, request, Belief(request.most_drafts(self.shape)))])
 
     def _work(self, seated: list[Slot], most: int) -> _Work:
         decision = self._decide(seated, most)

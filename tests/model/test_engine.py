@@ -1,8 +1,8 @@
 """The engine's loop and its slot table, on a runner that computes nothing: slots, events, cancellation."""
 
+import itertools
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +115,30 @@ def test_a_step_that_begins_early_changes_no_id() -> None:
         assert _ids(events, number) == _engine().run([asked[number]])[0].ids
 
 
+def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
+    engine = _engine(batch=3)
+    numbers = [engine.add(_request(1, 30))]
+    events = engine.step()
+    engine.begin(K)
+    numbers += [engine.add(_request(seed, 9)) for seed in (2, 3, 4)]
+    engine.admit()
+    # the step that ran, and the two prompts that a slot was free for
+    assert engine.runner.runs[-2:] == [PREFILL] * 2  # type: ignore[attr-defined]
+    told = [engine.step() for _ in range(3)]
+    assert [[e.number for e in some] for some in told] == [[n] for n in numbers[:3]]
+    assert not engine.begun
+    events += [*itertools.chain(*told), *_drain(engine)]
+    for seed, number in enumerate(numbers, 1):
+        assert _ids(events, number) == _engine().run([_request(seed, 30 if seed == 1 else 9)])[0].ids
+
+
+def test_no_step_follows_a_prompt() -> None:
+    engine = _engine()
+    engine.add(_request(1, 40))
+    engine.admit()
+    assert not _follows(engine)
+
+
 def test_a_begun_step_of_nobody_is_forgotten() -> None:
     engine = _engine()
     gone = engine.add(_request(1, 30))
@@ -125,14 +149,18 @@ def test_a_begun_step_of_nobody_is_forgotten() -> None:
     assert {e.number for e in _drain(engine)} == {left}
 
 
-def test_with_masks_no_step_begins_early() -> None:
-    engine = _engine()
-    engine.shape = replace(engine.shape, structured=True, row_masks=True)
-    engine.add(_request(1, 30, allowed=lambda ids: None))
-    engine.slots.seat(0, engine._waiting.popleft()[1], Belief(K))
+def test_with_masks_a_step_begins_when_they_are_there() -> None:
+    shape = Shape(K, BATCH, MAX_LEN, (32, MAX_LEN), vocabulary=64, structured=True)
+    engine = Engine(_engine().runner, shape)
+    engine.add(_request(1, 30, allowed=lambda ids: np.full(2, -1, np.int32)))
+    engine.admit()
+    engine.step()
     engine.begin(K)
-    engine.follow(K)
     assert not engine.begun
+    engine.begin(K, masks=True)
+    assert engine.begun
+    # what it may emit next is known when it was read
+    assert not _follows(engine)
 
 
 def test_steps_that_follow_unread_ones_change_no_id() -> None:
