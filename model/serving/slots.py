@@ -104,16 +104,13 @@ class SlotTable:
         its `drafts`, filled up by zeros.
         """
         # new arrays: a device may read from the old ones
-        ids_BT, positions_BT = (np.zeros((self.batch, rows), np.int32) for _ in range(2))
-        slots = {slot.index: slot for slot in self._slots.values()}
-        seated = list(slots)
-        ids_BT[seated, 0], positions_BT[seated] = (
-            [s.token for s in slots.values()],
-            [[s.position] for s in slots.values()],
-        )
-        for slot, more in zip(seated, drafts, strict=False):
-            ids_BT[slot, 1 : 1 + len(more)] = more
-        positions_BT += np.arange(rows, dtype=np.int32)
+        ids_BT, positions_BT = np.zeros((self.batch, rows), np.int32), np.zeros((self.batch, rows), np.int32)
+        for slot in self._slots.values():
+            ids_BT[slot.index, 0], positions_BT[slot.index] = slot.token, slot.position
+        for slot, more in zip(self._slots.values(), drafts, strict=False):
+            ids_BT[slot.index, 1 : 1 + len(more)] = more
+        if rows > 1:
+            positions_BT += np.arange(rows, dtype=np.int32)
         mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
         return StepInputs(
             **self._asked(limits)
