@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkisim.accuracy.products import BANK, FP32, Limbs, P, accumulate, copy, identity_matrix, load, transposed
+from nkisim.accuracy.products import (
+    BANK,
+    FP32,
+    Limbs,
+    P,
+    accumulate,
+    copy,
+    identity_matrix,
+    load,
+    transposed,
+    turned_together,
+)
 from nkisim.accuracy.sketch import Array, Sketch, Tile, View, static_sketch
 from nkisim.event import Event
 
@@ -57,8 +68,9 @@ class GroupedAttention:
 
     def _keys(self, head: int) -> Limbs:
         whole = self.s.tile(self.length, FP32)
-        for at in range(self.length // P):
-            transposed(self.s, whole.part(at * P, at * P + P), self._tile(self.k, head, at).all(), self.identity)
+        for at in range(0, self.length, BANK):
+            parts = [self._tile(self.k, head, (at + i) // P).all() for i in range(0, BANK, P)]
+            copy(self.s, whole.part(at, at + BANK), turned_together(self.s, parts, self.identity))
         return self._limbs(whole, self.variant.split)
 
     def _values(self, head: int) -> Limbs:
@@ -82,10 +94,10 @@ class GroupedAttention:
             powers, inverse = self._powers(head, first + i, keys)
             inverses.append(inverse)
             bank = s.tile(P, FP32, "psum") if self.variant.block == 0 else None
-            for at in range(0, self.length, P):
-                scratch = s.tile(P, FP32, "psum")
-                s.transpose(scratch.all(), powers.part(at, at + P), self.identity)
-                powers_turned.take(at, scratch.all())
+            width = P if bank is not None else BANK
+            for at in range(0, self.length, width):
+                parts = [powers.part(i, i + P) for i in range(at, at + width, P)]
+                powers_turned.take(at, turned_together(s, parts, self.identity))
                 if bank is not None:
                     s.nc_matmul(bank.all(), powers_turned.parts(at, at + P)[0], values.parts(at, at + P)[0], at > 0)
             sums.append(bank)

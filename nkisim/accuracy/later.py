@@ -1,6 +1,7 @@
-"""Measured rows that were found after those of `unseen.py`: no law, constant or sketch was changed for them.
+"""Measured rows that were found after those of `unseen.py`: no law or constant was changed for them.
 
-They are of the same two records, with the same conditions and the same reading of medians.
+They are of the same two records, with the same conditions and the same reading of medians. Their sketches were
+corrected once, by the record's counts of copies out of PSUM (`products.turned_together`).
 """
 
 from __future__ import annotations

@@ -38,6 +38,21 @@ def transposed(s: Sketch, dst: View, data: View, identity: View) -> None:
     copy(s, dst, bank.all())
 
 
+def turned_together(s: Sketch, parts: list[View], identity: View) -> View:
+    """Transposes of 128 rows into neighbouring columns of one bank, from where one copy takes them.
+
+    The compiler does so for four of them where nothing comes between. Their record counts copies out of PSUM: 21,568 in
+    grouped attention where each part is weighed as it is turned and 9,280 where all are turned first, 4,608 and 4,224
+    in batches, 132 in the product before an RMSNorm.
+    """
+    first, last = parts[0].partitions
+    columns = parts[0].elements // (last - first)
+    bank = s.tile(len(parts) * P, FP32, "psum", partitions=columns)
+    for i, part in enumerate(parts):
+        s.transpose(bank.part(i * P, i * P + P), part, identity)
+    return bank.all()
+
+
 class Limbs:
     """An operand of (128, columns) in fp32, or as a high and a low part in bf16; `whole` is its tile in fp32."""
 
@@ -115,9 +130,11 @@ def batched(block: int, softmax: bool = False, copies: tuple[str, ...] = ("unkno
         moving = load(s, right, (b * k, b * k + k), (0, n))
         for first in range(0, 32, block):
             packed = s.tile(block * P, FP32, partitions=k)
-            for i in range(block):
-                row = b * n + (first + i) * P
-                transposed(s, packed.part(i * P, i * P + P), load(s, left, (row, row + P), (0, k)).all(), identity)
+            together = min(block, BANK // P)
+            for i in range(0, block, together):
+                rows = [b * n + (first + i + j) * P for j in range(together)]
+                parts = [load(s, left, (row, row + P), (0, k)).all() for row in rows]
+                copy(s, packed.part(i * P, (i + together) * P), turned_together(s, parts, identity))
             for i in range(block):
                 row = b * n + (first + i) * P
                 weights = packed.part(i * P, i * P + P)
@@ -188,12 +205,10 @@ def normed_product(split: bool, scale_after: bool, residual: bool = False) -> li
             if residual:
                 s.compute("vector", "tensor_tensor", scaled.all(), scaled.all(), gain.all(), inputs=2)
             data = scaled
-        turned = [Limbs(s, P, split) for _ in stays]
-        for i, part in enumerate(turned):
-            _turn(s, part, data.part(i * P, i * P + P), identity)
+        turned = _turn(s, data, split, identity)
         for start in range(0, n, BANK):
             bank, result = s.tile(BANK, FP32, "psum"), s.tile(BANK, FP32)
-            pairs = ((a.parts(0, P), b.parts(start, start + BANK)) for a, b in zip(turned, stays, strict=True))
+            pairs = ((turned.parts(i * P, i * P + P), b.parts(start, start + BANK)) for i, b in enumerate(stays))
             accumulate(s, bank.all(), pairs)
             if scale_after:
                 s.compute("vector", "tensor_scalar", result.all(), bank.all(), root.all(), scalar_operands=1)
@@ -203,12 +218,17 @@ def normed_product(split: bool, scale_after: bool, residual: bool = False) -> li
     return s.events()
 
 
-def _turn(s: Sketch, part: Limbs, data: View, identity: View) -> None:
-    """Transpose 128 columns; parts are taken from a copy in SBUF."""
-    turned = part.tiles[0].all() if len(part.tiles) == 1 else s.tile(P, FP32).all()
-    transposed(s, turned, data, identity)
-    if len(part.tiles) > 1:
-        part.take(0, turned)
+def _turn(s: Sketch, data: Tile, split: bool, identity: View) -> Limbs:
+    """Transpose each 128 columns, four to a bank; parts are taken from a copy in SBUF."""
+    turned = Limbs(s, data.columns, split)
+    for start in range(0, data.columns, BANK):
+        source = turned_together(s, [data.part(i, i + P) for i in range(start, start + BANK, P)], identity)
+        if split:
+            scratch = s.tile(BANK, FP32).all()
+            copy(s, scratch, source)
+            source = scratch
+        turned.take(start, source)
+    return turned
 
 
 def product_normed(split: bool, by_parts: bool) -> list[Event]:
@@ -229,12 +249,10 @@ def product_normed(split: bool, by_parts: bool) -> list[Event]:
         part.load(0, weight, (i * P, i * P + P), (0, n))
     for row in range(0, 4096, P):
         rows, sums = (row, row + P), s.tile(n, FP32)
-        data, turned = load(s, source, rows, (0, n)), [Limbs(s, P, split) for _ in stays]
-        for i, part in enumerate(turned):
-            _turn(s, part, data.part(i * P, i * P + P), identity)
+        turned = _turn(s, load(s, source, rows, (0, n)), split, identity)
         for start in range(0, n, BANK):
             span, bank = (start, start + BANK), s.tile(BANK, FP32, "psum")
-            pairs = ((a.parts(0, P), b.parts(*span)) for a, b in zip(turned, stays, strict=True))
+            pairs = ((turned.parts(i * P, i * P + P), b.parts(*span)) for i, b in enumerate(stays))
             accumulate(s, bank.all(), pairs)
             more = load(s, other, rows, span).all()
             s.compute("vector", "tensor_tensor", sums.part(*span), bank.all(), more, inputs=2)
