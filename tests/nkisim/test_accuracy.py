@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ import pytest
 from nkisim import launch
 from nkisim.accuracy import __main__ as command
 from nkisim.accuracy.elementwise import silu
-from nkisim.accuracy.heads import stored_attention
+from nkisim.accuracy.heads import Variant, grouped_attention, stored_attention
 from nkisim.accuracy.kernels import added, blocked_matmul, plain_matmul, rms_norm, tiled_copy
 from nkisim.accuracy.later import LATER
 from nkisim.accuracy.outcome import Outcome, misordered, outcome, summary
-from nkisim.accuracy.products import attention
+from nkisim.accuracy.products import attention, batched
 from nkisim.accuracy.rows import ROWS, Row
 from nkisim.accuracy.sketch import Sketch, static_sketch
 from nkisim.accuracy.unseen import UNSEEN
@@ -326,6 +327,22 @@ def test_a_pair_within_its_records_spread_is_not_decided() -> None:
     assert command.wrong_pairs(noisy) == ""
 
 
+@pytest.mark.parametrize(
+    ("sketch", "count"),
+    [
+        (partial(grouped_attention, Variant()), 21568),
+        (partial(grouped_attention, Variant(block=1)), 9280),
+        (partial(batched, 1), 4608),
+        (partial(batched, 32), 4224),
+    ],
+    ids=["weighed at once", "turned first", "1 row tile", "32 row tiles"],
+)
+def test_sketches_copy_out_of_psum_as_often_as_their_record_counts(
+    sketch: Callable[[], list[Event]], count: int
+) -> None:
+    assert sum(e.op == "tensor_copy" and e.reads[0].space == "psum" for e in sketch()) == count
+
+
 def test_what_a_core_took_is_twice_a_median_less_an_empty_run() -> None:
     """As the record's own distribution: median 0.9625 ms, 90th percentile 1.9141; one median is of a real run."""
     assert row_of_operators("any", "any", 0.9625, lambda: []).us == pytest.approx(1914.1, rel=1e-3)
@@ -335,7 +352,7 @@ def test_what_a_core_took_is_twice_a_median_less_an_empty_run() -> None:
 
 def test_a_compiler_leaves_bytes_of_each_partition() -> None:
     """Two tiles of 112 KiB fit in the memory, but not in what neuronx-cc uses, so that loads wait for stores."""
-    free, used = (silu_of_wide_tiles(make) for make in (Sketch, static_sketch))
+    free, used = (silu_of_wide_tiles(make) for make in (partial(Sketch, dge="none"), static_sketch))
     assert used > 1.3 * free
 
 
