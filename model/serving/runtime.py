@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-from model.serving import columns, pjrt, prefixes
+from model.serving import columns, memory_maps, pjrt, prefixes
 
 
 class Graphs:
@@ -121,6 +121,8 @@ class Graphs:
             proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
+            if self._platform == "cpu":
+                memory_maps.check_room()
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
             compiled = loaded or pjrt.compile_hlo(proto, self._devices, graph, self._length(graph) * self._cut)
             if compiled is None:
