@@ -26,7 +26,7 @@ class Metrics:
     def __init__(self, drafter: str) -> None:
         self.drafter = drafter
         _DRAFTER.info({"kind": drafter})
-        self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = 0
+        self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = self.followed = 0
         self.gap_s = 0.0
         self.of_k = collections.Counter[int]()
         self._ended: float | None = None
@@ -37,16 +37,22 @@ class Metrics:
         _DRAFTED.inc(step.drafted)
         _KEPT.inc(step.accepted)
 
-    def begin(self, running: bool) -> None:
-        """A step begins; `running` says that a request was running when the last one ended."""
-        if running and self._ended is not None:
-            gap_s = time.perf_counter() - self._ended
-            self.gaps, self.gap_s = self.gaps + 1, self.gap_s + gap_s
-            _GAP.observe(gap_s)
+    def begin(self) -> None:
+        """A step begins, of requests that waited since the last one ended."""
+        if self._ended is not None:
+            self._gap(time.perf_counter() - self._ended)
 
-    def end(self, prompt: bool, events: list[Event]) -> None:
-        """A step has ended; a prompt's is not one of the target's steps."""
+    def _gap(self, gap_s: float) -> None:
+        self.gaps, self.gap_s = self.gaps + 1, self.gap_s + gap_s
+        _GAP.observe(gap_s)
+
+    def end(self, prompt: bool, events: list[Event], followed: bool) -> None:
+        """A step has ended; a prompt's is not one of the target's steps. One that is followed left no gap: what comes
+        next was handed over before."""
         self._ended = time.perf_counter()
+        if followed:
+            self.followed += 1
+            self._gap(0.0)
         if prompt:
             return
         emitted = sum(len(event.ids) for event in events)
@@ -65,5 +71,5 @@ class Metrics:
             f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept "
             f"(drafter {self.drafter}), "
             f"steps of k {', '.join(f'{k}: {n}' for k, n in sorted(self.of_k.items()))}, "
-            f"host gap {gap_ms:.2f} ms (mean, wall)"
+            f"host gap {gap_ms:.2f} ms (mean of {self.gaps}, wall; {self.followed} steps were handed over before)"
         )

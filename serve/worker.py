@@ -28,7 +28,7 @@ from serve.metrics import Metrics
 from serve.platform import graphs_platform, k_of_batch, served_bundle, speculates
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 
 
 class BundleWorker(WorkerBase):
@@ -134,25 +134,43 @@ class BundleWorker(WorkerBase):
         return self._serve(self.waiting)
 
     def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        events, most = list[Event](), scheduler_output.num_spec_tokens_to_schedule
-        running = bool(scheduler_output.scheduled_cached_reqs.req_ids)
-        # first those that run: whoever has arrived has a mask for one token
-        if running:
-            events += self._step(False, running, most)
-        for data in scheduler_output.scheduled_new_reqs:
-            ids, name = tuple(data.prompt_token_ids or ()), data.req_id
-            request = engine_request(self.shape, ids, data.sampling_params, self.masked.get(name))
-            self.numbers[name] = self.engine.add(request)
-            events += self._step(True, running, most)
-        of_number = {event.number: event for event in events}
-        self._uncount(scheduler_output, of_number)
-        output = self._output(list(scheduler_output.num_scheduled_tokens), of_number)
-        if not self.schedule:
+        most, arrived = scheduler_output.num_spec_tokens_to_schedule, scheduler_output.scheduled_new_reqs
+        if scheduler_output.scheduled_cached_reqs.req_ids and not self.engine.begun:
+            self.metrics.begin()
+            self.engine.begin(most, masks=True)
+        # what comes after the step that runs is handed over before that one ends
+        prompts = {self._add(data) for data in arrived}
+        if prompts:
+            self.engine.admit()
+        elif not self.schedule:
+            self.engine.follow(most)
+        events = self._end(prompts)
+        while prompts and self.engine.begun:
+            events += self._end(prompts)
+        if not self.schedule and not self.engine.begun:
             # vLLM and the clients get what came out while the next step runs
             self.engine.begin(most)
             if self.engine.begun:
-                self.metrics.begin(True)
-        return output
+                self.metrics.begin()
+        of_number = {event.number: event for event in events}
+        self._uncount(scheduler_output, of_number)
+        return self._output(list(scheduler_output.num_scheduled_tokens), of_number)
+
+    def _add(self, data: NewRequestData) -> int:
+        """The engine's number of a request that has arrived."""
+        ids, name = tuple(data.prompt_token_ids or ()), data.req_id
+        request = engine_request(self.shape, ids, data.sampling_params, self.masked.get(name))
+        self.numbers[name] = self.engine.add(request)
+        return self.numbers[name]
+
+    def _end(self, prompts: set[int]) -> list[Event]:
+        """Read what runs: a step, or one of these requests' prompts."""
+        if not self.engine.begun:
+            return []
+        events = self.engine.step()
+        prompt = any(event.number in prompts for event in events)
+        self.metrics.end(prompt, events, followed=self.engine.begun)
+        return events
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
         """Tell vLLM's counters which of its placeholders stood for no draft, as it counts drafts off a grammar."""
@@ -179,13 +197,6 @@ class BundleWorker(WorkerBase):
             sampled_token_ids=ids,
             logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
         )
-
-    def _step(self, prompt: bool, running: bool, most: int) -> list[Event]:
-        if not self.engine.begun:
-            self.metrics.begin(running)
-        events = self.engine.step(most)
-        self.metrics.end(prompt, events)
-        return events
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Placeholders: vLLM counts with them, the fused graph drafts by itself."""

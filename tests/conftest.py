@@ -1,9 +1,12 @@
 """Two CPU devices for every test process, made before anything traces."""
 
+from collections.abc import Iterator
+
 import jax
 import pytest
 
 import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
+from model.serving import memory_maps
 
 # the plugin also where nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
@@ -13,3 +16,11 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--witness", action="store_true", help="run nkisim's tests on the vendor's nki too")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_graphs_are_given_back() -> Iterator[None]:
+    """A module whose tests hold too many graphs fails by name: at the end of its memory maps XLA ends the process."""
+    yield
+    held, most = memory_maps.used(), memory_maps.limit()
+    assert held < most / 2, f"this process holds {held} memory maps of {most}: some test keeps its compiled graphs"

@@ -24,7 +24,8 @@ from model.serving.switching import Belief, Decision, Pause, Table, decide_graph
 class Runner(Protocol):
     """What runs a graph: the compiled graphs, or eager torch in tests.
 
-    Numpy arrays go in, what numpy can read comes out: whoever reads it waits for the graph.
+    Numpy arrays go in, what numpy can read comes out: whoever reads it waits for the graph. The next ids, mask and
+    positions of the last run may go in unread.
     """
 
     def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs: ...
@@ -112,8 +113,8 @@ class Engine:
         self.separate, self.words = separate, words_of(shape.vocabulary)
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
-        # the step that runs already, if one does
-        self._begun: tuple[_Work, StepOutputs] | None = None
+        # what runs already and what is handed over behind it: a step and the one after it, or prompts
+        self._begun: deque[tuple[_Work, StepOutputs]] = deque()
 
     def _use(self, table: Table | None) -> None:
         self.table, self._tables = table, table.on_graphs(self.shape.ks) if table else {}
@@ -153,24 +154,51 @@ class Engine:
 
         `most` is the most drafts that a request may get in this step, for who knows more than the table does.
         """
-        begun, self._begun = self._begun, None
-        if begun and any(map(self.slots.holds, begun[0].slots)):
-            return self._postprocess(*begun)
-        work = self._schedule(self.shape.k if most is None else most)
-        return self._postprocess(*self._run(work)) if work else []
+        while self._begun:
+            work, outputs = self._begun.popleft()
+            if any(map(self.slots.holds, work.slots)):
+                return self._postprocess(work, outputs)
+        scheduled = self._schedule(self.shape.k if most is None else most)
+        return self._postprocess(*self._run(scheduled)) if scheduled else []
 
     @property
     def begun(self) -> bool:
         """Whether the next step runs already."""
-        return self._begun is not None
+        return bool(self._begun)
 
-    def begin(self, most: int) -> None:
+    def begin(self, most: int, masks: bool = False) -> None:
         """Begin the next step of those that are seated, while the host does something else; `step` then waits for it.
 
-        A request that is cancelled meanwhile has no event of it. With masks a step begins when they are there.
+        A request that is cancelled meanwhile has no event of it. `masks` says that those of the next ids are there.
         """
-        if self.slots.seated and not any(slot.request.masked for slot in self.slots.seated):
-            self._begun = self._run(self._work(self.slots.seated, most))
+        seated = self.slots.seated
+        if not self._begun and seated and (masks or not any(slot.request.masked for slot in seated)):
+            self._begun.append(self._run(self._work(seated, most)))
+
+    def admit(self) -> None:
+        """Begin the prompts of all that wait and have a free slot, behind what runs; `step` reads each in turn."""
+        while self._waiting and not self.slots.full:
+            self._begun.append(self._run(self._seat()))
+
+    def follow(self, most: int) -> None:
+        """Hand over the step after the one that runs before the host has read that one: its inputs are on the devices.
+
+        Only where nothing that is read could change what the step is: the same requests in the same bucket, of which
+        one needs it for certain unless it writes an end; and no table, host or mask decides about drafts.
+        """
+        decides = self._waiting or self.propose or self.separate or (self.speculative and self.table)
+        if decides or len(self._begun) != 1:
+            return
+        (work, outputs), seated = self._begun[0], self.slots.seated
+        if work.k is None or work.masked:
+            return
+        ahead, bucket = work.k + 1, self._bucket(work)
+        within = max(s.position for s in work.slots) + 2 * ahead <= bucket
+        same = [s.number for s in work.slots] == [s.number for s in seated]
+        if within and same and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
+            after = self._work(seated, most)
+            inputs = self.slots.inputs_after(outputs, after.limits)
+            self._begun.append((after, self.runner.run(step_tag(after.k or 0, self.shape.k), bucket, inputs)))
 
     def run(
         self, requests: Iterable[Request], on_tokens: Callable[[int, list[int]], None] | None = None
@@ -197,10 +225,14 @@ class Engine:
 
     def _schedule(self, most: int) -> _Work | None:
         if self._waiting and not self.slots.full:
-            number, request = self._waiting.popleft()
-            return _Work(None, [self.slots.seat(number, request, Belief(request.most_drafts(self.shape)))])
+            return self._seat()
         seated = self.slots.seated
         return self._work(seated, most) if seated else None
+
+    def _seat(self) -> _Work:
+        """The prompt of the request that has waited longest."""
+        number, request = self._waiting.popleft()
+        return _Work(None, [self.slots.seat(number, request, Belief(request.most_drafts(self.shape)))])
 
     def _work(self, seated: list[Slot], most: int) -> _Work:
         decision = self._decide(seated, most)
@@ -245,12 +277,16 @@ class Engine:
             return work, self._prompt(work.slots[0], work.slots[0].request.ids)
         for slot in work.refresh:
             self._refresh(slot)
-        bucket = self.shape.bucket(max(s.position for s in work.slots) + work.k + 1)
+        bucket = self._bucket(work)
         if work.k and self._halves(work.masked):
             return self._run_halves(work, work.k, bucket)
         drafted = (work.drafts, work.k + 1) if self.propose else ()
         inputs = self.slots.step_inputs(work.limits, bucket, self._masks(work), *drafted)
         return work, self.runner.run(step_tag(work.k, self.shape.k), bucket, inputs)
+
+    def _bucket(self, work: _Work) -> int:
+        """The bucket of a step: of all positions that it may write."""
+        return self.shape.bucket(max(s.position for s in work.slots) + (work.k or 0) + 1)
 
     def _run_halves(self, work: _Work, k: int, bucket: int) -> tuple[_Work, StepOutputs]:
         """Draft, follow the drafts as far as masks allow, verify."""

@@ -22,7 +22,7 @@ from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
 from model.bundle.manifest import Bundle, GraphSpec
 from model.errors import UserError
-from model.serving import columns, prefixes
+from model.serving import columns, prefixes, quicker
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -96,7 +96,7 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
 
 
 def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:
-    """A module that takes weights and caches as the runtime holds them on a CPU."""
+    """A module that takes weights and caches as the runtime holds them on a CPU, and says its slow parts quicker."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(stablehlo)
         main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
@@ -104,6 +104,7 @@ def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:
             return None
         columns.take_turned(main, graph.weights)
         prefixes.retype(module)
+        quicker.rewrite(module)
         return bytes(mlir.module_to_bytecode(module))
 
 

@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-from model.serving import columns, pjrt, prefixes
+from model.serving import columns, memory_maps, pjrt, prefixes
 
 
 class Graphs:
@@ -39,8 +39,8 @@ class Graphs:
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
         self._graphs = {(graph.tag, graph.bucket): graph for graph in bundle.graphs}
-        # read-only inputs of the last run, and where they are on the devices
-        self._kept: list[tuple[np.ndarray, Any]] = []
+        # read-only inputs of the last run and what it returned, and where they are on the devices
+        self._kept: list[tuple[Any, Any]] = []
         self._executables: dict[tuple[str, int], Any] = {}
         # read now: a build may exchange the folder while a server runs, and its graphs go with its weights
         self._protos = {graph.file: (bundle.path / graph.file).read_bytes() for graph in bundle.graphs}
@@ -90,15 +90,17 @@ class Graphs:
         for tensor, parts in zip(graph.state, results[visible:], strict=True):
             self._state[tensor.name] = self._join(parts)
         custom_calls.check(results)
+        self._kept += [(parts[0], self._join(parts)) for parts in results[:visible]]
         return [parts[0] for parts in results[:visible]]
 
-    def _placed(self, inputs: list[np.ndarray]) -> list[Any]:
-        """Inputs on the devices; those that nobody may write to are there from the last run, if they were its too."""
+    def _placed(self, inputs: list[Any]) -> list[Any]:
+        """Inputs on the devices; what the last run returned is there, and its inputs that nobody may write to."""
         held = {id(array): on_devices for array, on_devices in self._kept}
         for array in inputs:
             if id(array) not in held:
                 held[id(array)] = pjrt.replicated(array, self._sharding, self._devices)
-        self._kept = [(array, held[id(array)]) for array in inputs if not array.flags.writeable]
+        fixed = (array for array in inputs if isinstance(array, np.ndarray) and not array.flags.writeable)
+        self._kept = [(array, held[id(array)]) for array in fixed]
         return [held[id(array)] for array in inputs]
 
     def close(self) -> None:
@@ -121,6 +123,8 @@ class Graphs:
             proto = self._protos[graph.file]
             if TARGET.encode() in proto:
                 custom_calls.register()
+            if self._platform == "cpu":
+                memory_maps.check_room()
             loaded = pjrt.load(self.bundle, graph, self._platform, self._devices)
             compiled = loaded or pjrt.compile_hlo(proto, self._devices, graph, self._length(graph) * self._cut)
             if compiled is None:

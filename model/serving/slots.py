@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.graph_io import StepInputs, words_of, zero_inputs
+from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
 from model.serving.masks import Walk, masks_of_rows
 from model.serving.request import Request, Result, Shape
 from model.serving.switching import Belief
-
-# inputs of a step that are new in each: a row's id, its position, its limit of drafts
 
 
 @dataclass
@@ -65,6 +63,7 @@ class SlotTable:
         self._slots: dict[int, Slot] = {}
         # what the seated ask of the sampling; made again when the seats change
         self._sampling: dict[str, np.ndarray] | None = None
+        self._limits: tuple[int, ...] | None = None
 
     @property
     def full(self) -> bool:
@@ -104,27 +103,42 @@ class SlotTable:
         `allowed` are its masks, if it has some. Where the graph is given drafts, `rows` of each are the newest id and
         its `drafts`, filled up by zeros.
         """
-        if self._sampling is None:
-            self._sampling = _sampling(self.seated, self.batch)
         # new arrays: a device may read from the old ones
-        ids_BT, positions_BT = (np.zeros((self.batch, rows), np.int32) for _ in range(2))
-        limits_B = np.zeros(self.batch, np.int32)
-        slots = {slot.index: slot for slot in self._slots.values()}
-        seated = list(slots)
-        ids_BT[seated, 0], positions_BT[seated] = (
-            [s.token for s in slots.values()],
-            [[s.position] for s in slots.values()],
-        )
-        limits_B[seated] = limits
-        for slot, more in zip(seated, drafts, strict=False):
-            ids_BT[slot, 1 : 1 + len(more)] = more
-        positions_BT += np.arange(rows, dtype=np.int32)
+        ids_BT, positions_BT = np.zeros((self.batch, rows), np.int32), np.zeros((self.batch, rows), np.int32)
+        for slot in self._slots.values():
+            ids_BT[slot.index, 0], positions_BT[slot.index] = slot.token, slot.position
+        for slot, more in zip(self._slots.values(), drafts, strict=False):
+            ids_BT[slot.index, 1 : 1 + len(more)] = more
+        if rows > 1:
+            positions_BT += np.arange(rows, dtype=np.int32)
         mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
         return StepInputs(
-            **self._sampling
-            | {"input_ids": ids_BT, "position_ids": positions_BT, "k_limits": limits_B}
-            | {"attention_mask": mask_BS, "allowed": allowed}
+            **self._asked(limits)
+            | {"input_ids": ids_BT, "attention_mask": mask_BS, "position_ids": positions_BT, "allowed": allowed}
         )
+
+    def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...]) -> StepInputs:
+        """The inputs of the step after one of the same requests, in its bucket: what it returns, unread."""
+        return StepInputs(
+            **self._asked(limits)
+            | {
+                "input_ids": outputs.next_ids,
+                "attention_mask": outputs.next_mask,
+                "position_ids": outputs.next_pos,
+            }
+        )
+
+    def _asked(self, limits: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """What the seated ask of the sampling, and each one's limit of drafts."""
+        if self._sampling is None:
+            self._sampling, self._limits = _sampling(self.seated, self.batch), None
+        if self._limits != limits:
+            limits_B = np.zeros(self.batch, np.int32)
+            limits_B[[slot.index for slot in self._slots.values()]] = limits
+            limits_B.flags.writeable = False
+            self._limits = limits
+            self._sampling["k_limits"] = limits_B
+        return self._sampling
 
 
 def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, shape: Shape) -> StepInputs:

@@ -5,8 +5,8 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import RUN, columns
-from nki_kernels.tiles import P, move, transposed
+from nki_kernels.attention.rows import CHUNK, RUN, columns, is_short
+from nki_kernels.tiles import BANK, P, move, transposed
 
 
 class Cache(nl.NKIObject):
@@ -41,7 +41,11 @@ class Cache(nl.NKIObject):
 
     def load_keys(self, chunk):
         """Transposed keys of one chunk, the new ones over the stale ones: (D, groups, N + W + N)."""
-        chunk.keys_DGW = load_key_tile(self.keys_BGDS, chunk, self.t)
+        span = CHUNK
+        if is_short(self.t):
+            # the first bank of all groups comes first: it is masked while the second travels
+            span = BANK
+        chunk.keys_DGW = load_key_tile(self.keys_BGDS, chunk, self.t, span)
         chunk.margin = self.t.candidates
         self.merge(chunk)
 
@@ -92,15 +96,18 @@ class Cache(nl.NKIObject):
                 move(values_TGRD[0:whole, i, :, :], source)
 
 
-def load_key_tile(keys_BGDS, chunk, t):
-    """Transposed keys with room for the candidates on both sides: (D, groups, N + W + N)."""
+def load_key_tile(keys_BGDS, chunk, t, span=CHUNK):
+    """Transposed keys with room for the candidates on both sides, (D, groups, N + W + N), by `span` slots."""
     n, pack, size = t.candidates, chunk.pack, chunk.size
     width = math.ceil(size / RUN) * RUN
     keys_DGW = nl.ndarray((t.dim, pack.count, width + 2 * n), dtype=keys_BGDS.dtype)
     if width != size:
         nisa.memset(dst=keys_DGW[:, :, n + size : n + width], value=0.0)
-    for back in range(pack.count):
-        i = pack.count - 1 - back
-        offset = (pack.group + i) * t.dim * t.slots + chunk.start
-        move(keys_DGW[:, i, n : n + size], keys_BGDS.ap([[t.slots, t.dim], [1, size]], offset=offset))
+    for start in range(0, size, span):
+        stop = min(start + span, size)
+        for back in range(pack.count):
+            i = pack.count - 1 - back
+            offset = (pack.group + i) * t.dim * t.slots + chunk.start + start
+            source = keys_BGDS.ap([[t.slots, t.dim], [1, stop - start]], offset=offset)
+            move(keys_DGW[:, i, n + start : n + stop], source)
     return keys_DGW

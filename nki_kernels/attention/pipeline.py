@@ -8,7 +8,7 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import CHUNK, columns, hidden_candidates, row_limits
+from nki_kernels.attention.rows import CHUNK, columns, hidden_candidates, is_short, row_limits
 from nki_kernels.attention.softmax import (
     add_sums,
     add_values,
@@ -42,12 +42,15 @@ def chunks_of(q_DR, t, first, last):
 
 
 def plan(q, t, first, last):
-    """The chunks of the groups `first` to `last` of q in HBM; the one that ends the launch is weighed in halves.
+    """The chunks of the groups `first` to `last` of q in HBM; the one that ends the launch is weighed in parts.
 
-    The queries travel through partitions whose DMA engines other small loads leave free.
+    Parts are halves of a bank, in a short launch single groups. The queries travel through partitions whose DMA
+    engines other small loads leave free.
     """
     chunks = chunks_of(transposed(q, first * t.queries, (last - first) * t.queries, P // 2), t, first, last)
     final, per = chunks[len(chunks) - 1], max(1, BANK // 2 // t.dim)
+    if is_short(t):
+        per = 1
     final.spans = []
     for stop in range(final.pack.count, 0, -per):
         final.spans.append((max(0, stop - per), stop))

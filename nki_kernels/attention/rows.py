@@ -67,6 +67,11 @@ def tiling(shape, kv_heads, slots, gathered=False):
     return Tiling(groups, kv_heads, rows, candidates, slots, dim, pack, ahead, turn, weigh, halves)
 
 
+def is_short(t):
+    """Whether one or two packs of one chunk each are all there is, so that latency counts and not the memory's rate."""
+    return t.halves and t.slots <= CHUNK
+
+
 def groups_of_core(t):
     """This core's groups, first and last: of two cores about half each, in whole sequences if there are several."""
     unit = 1

@@ -12,9 +12,6 @@ from nkisim.timeline.chip import Chip
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 
-# two measurements are told apart if they differ by more than this: the same kernel differed by 2 % between runs
-DECIDED = 1.02
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -24,6 +21,9 @@ class Outcome:
     us: float
     low: float
     high: float
+    # by nominal constants: as the kernel is written, and as a pipelining compiler might order it
+    program: float
+    pipelined: float
 
     @property
     def ratio(self) -> float:
@@ -51,10 +51,12 @@ class Summary:
 
 def outcome(row: Row, chip: Chip = TRN2) -> Outcome:
     """Sketch and schedule a row's kernels."""
-    totals = [0.0, 0.0, 0.0]
+    totals = [0.0] * 5
+    cases = ("nominal", "low", "high", "nominal", "nominal")
     for kernel in row.launches:
         s = schedule(kernel(), chip)
-        ends = zip((s.latency_ns, s.low_ns, s.high_ns), ("nominal", "low", "high"), strict=True)
+        times = s.latency_ns, s.low_ns, s.high_ns, s.program_order_ns, s.pipelined_ns
+        ends = zip(times, cases, strict=True)
         launches = ((ns, chip.at(case)) for ns, case in ends)
         once = [ns + (n.profiled_launch_ns if row.profiled else n.launch_ns) for ns, n in launches]
         totals = [total + ns / 1e3 for total, ns in zip(totals, once, strict=True)]
@@ -64,12 +66,20 @@ def outcome(row: Row, chip: Chip = TRN2) -> Outcome:
 def summary(outcomes: Sequence[Outcome]) -> Summary:
     """Error, band and order over some rows."""
     error = math.expm1(sum(abs(math.log(o.ratio)) for o in outcomes) / len(outcomes))
-    decided = list(_decided(outcomes))
-    ordered = sum((a.us < b.us) == (a.row.us < b.row.us) for a, b in decided)
-    return Summary(len(outcomes), error, sum(o.inside for o in outcomes), len(decided), ordered)
+    pairs = len(list(decided(outcomes)))
+    inside = sum(o.inside for o in outcomes)
+    return Summary(len(outcomes), error, inside, pairs, pairs - len(misordered(outcomes)))
 
 
-def _decided(outcomes: Iterable[Outcome]) -> Iterable[tuple[Outcome, Outcome]]:
+def misordered(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Outcome]]:
+    """Decided pairs in the wrong order, what is slower on the chip first."""
+    wrong = [(a, b) for a, b in decided(outcomes) if (a.us < b.us) != (a.row.us < b.row.us)]
+    return [(a, b) if a.row.us > b.row.us else (b, a) for a, b in wrong]
+
+
+def decided(outcomes: Iterable[Outcome]) -> Iterable[tuple[Outcome, Outcome]]:
+    """Pairs of one group whose measurements differ by more than repeats of one kernel do in their records."""
     for a, b in itertools.combinations(outcomes, 2):
-        if a.row.group == b.row.group and abs(math.log(a.row.us / b.row.us)) > math.log(DECIDED):
+        spread = max(a.row.spread, b.row.spread)
+        if a.row.group == b.row.group and abs(math.log(a.row.us / b.row.us)) > math.log(spread):
             yield a, b

@@ -28,6 +28,8 @@ Shape = tuple[int, int, int]
 GATE_UP, Q_PROJ = (4096, 256, 6144), (4096, 256, 2048)
 # blocks of the tutorial's kernel as published, and the best of a random search
 EXPERT, SEARCHED = (16, 2, 8), (1, 12, 4)
+# the same kernel differed by 2 % between the first record's runs
+SPREAD = 1.02
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Row:
     source: str
     # the time is a profile's, from its first event to its last
     profiled: bool = False
+    # how far repeats of one kernel differ in the row's record, the largest over the least: less decides no order
+    spread: float = SPREAD
 
 
 def _matmul(kind: str, shape: Shape, us: float, source: str) -> Row:

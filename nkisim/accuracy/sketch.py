@@ -6,13 +6,17 @@ places the tiles as a launch does and returns what a recording holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
-from nkisim.geometry import CORE_V3
+from nkisim.geometry import CORE_V3, Geometry
 from nkisim.memory.placement import place, regions
 from nkisim.memory.storage import Allocation
+
+# neuronx-cc leaves 16 KiB of each partition: "separate buffers need 224KB>208KB", says the record of
+# github.com/Jerry2423/kda-for-trainium; nki.language.tile_size speaks of usable bytes, without a number
+NEURONX_CC = replace(CORE_V3, sbuf_bytes_per_partition=208 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,11 @@ class Array:
 class Sketch:
     """The instructions of one kernel on one core."""
 
-    def __init__(self, core: int = 0, first_number: int = 0, dge: str = "unknown") -> None:
+    def __init__(
+        self, core: int = 0, first_number: int = 0, dge: str = "unknown", geometry: Geometry = CORE_V3
+    ) -> None:
         # how descriptors are made: by the compiler's choice, or on the host ("none")
-        self.core, self.first_number, self.dge = core, first_number, dge
+        self.core, self.first_number, self.dge, self.geometry = core, first_number, dge, geometry
         self.log: list[tuple[str, str, tuple[View, ...], tuple[View, ...], dict[str, object]]] = []
         self.allocations: list[Allocation] = []
 
@@ -134,10 +140,15 @@ class Sketch:
 
     def events(self) -> list[Event]:
         """Place the tiles and return the events."""
-        for region in regions(self.core, CORE_V3):
+        for region in regions(self.core, self.geometry):
             place(self.allocations, region)
         return [
             Event(index, self.core, engine, op, tuple([view.extent() for view in reads]),
                   tuple([view.extent() for view in writes]), work, ("sketch", index), None)
             for index, (engine, op, reads, writes, work) in enumerate(self.log)
         ]  # fmt: skip
+
+
+def static_sketch() -> Sketch:
+    """Of a kernel that neuronx-cc compiled without generated descriptors."""
+    return Sketch(dge="none", geometry=NEURONX_CC)

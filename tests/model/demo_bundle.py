@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -16,13 +15,14 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.text import load_tokenizer
+from tests.last_few import last_few
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = Params()
 PROMPTS = [p["text"] for p in json.loads((ROOT / "demo/prompts.json").read_text(encoding="utf-8"))["prompts"]]
 
 
-@cache
+@last_few
 def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
     """The compiled graphs of a demo bundle, by default k 7, batch 4, length 256, fp32."""
     target = str(ROOT / "demo/target")

@@ -15,6 +15,7 @@ import jax
 from model.serving.engine import Engine
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
+from tests.model.ahead import ids_ahead
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 RANKS = 8
@@ -36,8 +37,9 @@ def main(folder: Path) -> None:
     changes: dict[str, Any] = {"tp": RANKS, "draft_tp": 4, "kv_shard": "sequence", "k": 3, "batch": 2}
     g = graphs(folder, **changes)
     results = Engine(g, shape_of(g.bundle)).run(requests(g))
+    ahead, followed = ids_ahead(Engine(g, shape_of(g.bundle)), requests(g))
     slices = [g.bundle["max_len"] // t.shape[2] for t in g.bundle.graphs[0].state if ".kv." in t.name]
-    print(json.dumps({"ids": [r.ids for r in results], "slices": slices}))
+    print(json.dumps({"ids": [r.ids for r in results], "slices": slices, "ahead": ahead, "followed": followed}))
 
 
 if __name__ == "__main__":

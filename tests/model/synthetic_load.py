@@ -79,7 +79,8 @@ class Synthetic:
 
 
 def _outputs(accepted: np.ndarray, next_pos: np.ndarray) -> StepOutputs:
-    return StepOutputs(accepted, next_ids=None, next_mask=None, next_pos=next_pos)
+    """What is kept, and what a next step may be given; nobody reads the ids or the mask."""
+    return StepOutputs(accepted, next_ids=accepted[:, :1], next_mask=next_pos, next_pos=next_pos)
 
 
 def _seed(inputs: StepInputs, row: int) -> int:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jaxlib.mlir import ir
 from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
@@ -23,7 +24,7 @@ from model.config import Qwen3Config, config_from_dict
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
-from model.serving import columns
+from model.serving import columns, quicker
 from model.serving.pjrt import SAME_BITS
 from model.window import MIN_TARGET_ROWS
 
@@ -72,9 +73,8 @@ class Compiled:
         # as the runtime holds them
         self.by_columns = {n for n, w in weights.items() if columns.turned(TensorSpec(n, w.shape, dtype))}
         self.weights = {n: w.T if n in self.by_columns else w for n, w in weights.items()}
-        self._run = jax.jit(
-            lambda weights, *inputs: interop.call_torch(self._called, weights, inputs), compiler_options=SAME_BITS
-        )
+        self._jit = jax.jit(lambda weights, *inputs: interop.call_torch(self._called, weights, inputs))
+        self._executables: dict[tuple[int, ...], Any] = {}
 
     def _array(self, rng: np.random.Generator, shape: Any) -> jax.Array:
         return jnp.asarray(rng.normal(0, 0.15, shape), "float32" if self.dtype == torch.float32 else "bfloat16")
@@ -82,6 +82,18 @@ class Compiled:
     def _called(self, weights: Any, inputs: Any) -> Any:
         weights = {n: w.T if n in self.by_columns else w for n, w in weights.items()}
         return torch.func.functional_call(self.stage, weights, tuple(inputs))
+
+    def _run(self, *inputs: Any) -> Any:
+        """The pass, compiled as the runtime compiles graphs."""
+        rows = inputs[0].shape
+        if rows not in self._executables:
+            lowered = self._jit.lower(self.weights, *inputs)
+            module = lowered.compiler_ir("stablehlo")
+            with module.context, ir.Location.unknown():
+                quicker.rewrite(module)
+            assert "optimization_barrier" in str(module)
+            self._executables[rows] = lowered.compile(compiler_options=SAME_BITS)
+        return self._executables[rows](self.weights, *inputs)
 
     def cache(self, batch: int, seed: int = 3) -> list[Cache]:
         shape = (1, self.config.num_key_value_heads, LENGTH, self.config.head_dim)
@@ -96,7 +108,7 @@ class Compiled:
         sampling = Sampling(
             fill(0.8), fill(50.0), fill(0.9), fill(0.01), np.tile(np.array([[5, 6]], np.int32), (batch, 1))
         )
-        logits, drawn, caches = self._run(self.weights, ids.astype(np.int32), caches, positions, sampling)
+        logits, drawn, caches = self._run(ids.astype(np.int32), caches, positions, sampling)
         return np.asarray(logits), np.asarray(drawn), caches
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
 from tests.compile.tiny import write_medusa, write_model
+from tests.last_few import last_few
 from tests.model.heads import write_head
 
 MASK = 61
@@ -86,7 +86,7 @@ def _spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     return BuildSpec(**(values | {"out": str(folder / name)} | flags | changes))
 
 
-@cache
+@last_few
 def _graphs(folder: Path, drafter: str, changes: tuple[tuple[str, Any], ...] = ()) -> Graphs:
     return Graphs(read_bundle(build(_spec(folder, drafter, **dict(changes)))))
 

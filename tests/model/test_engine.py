@@ -1,8 +1,8 @@
 """The engine's loop and its slot table, on a runner that computes nothing: slots, events, cancellation."""
 
+import itertools
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ from model.errors import UserError
 from model.serving.engine import Engine, Event
 from model.serving.request import Params, Request, Shape
 from model.serving.slots import SlotTable
-from model.serving.switching import Belief
-from tests.model.synthetic_load import Synthetic
+from model.serving.switching import Belief, Table
+from tests.model.ahead import ids_ahead
+from tests.model.synthetic_load import Synthetic, table
 
 K, BATCH, MAX_LEN = 3, 2, 64
 
@@ -114,6 +115,30 @@ def test_a_step_that_begins_early_changes_no_id() -> None:
         assert _ids(events, number) == _engine().run([asked[number]])[0].ids
 
 
+def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
+    engine = _engine(batch=3)
+    numbers = [engine.add(_request(1, 30))]
+    events = engine.step()
+    engine.begin(K)
+    numbers += [engine.add(_request(seed, 9)) for seed in (2, 3, 4)]
+    engine.admit()
+    # the step that ran, and the two prompts that a slot was free for
+    assert engine.runner.runs[-2:] == [PREFILL] * 2  # type: ignore[attr-defined]
+    told = [engine.step() for _ in range(3)]
+    assert [[e.number for e in some] for some in told] == [[n] for n in numbers[:3]]
+    assert not engine.begun
+    events += [*itertools.chain(*told), *_drain(engine)]
+    for seed, number in enumerate(numbers, 1):
+        assert _ids(events, number) == _engine().run([_request(seed, 30 if seed == 1 else 9)])[0].ids
+
+
+def test_no_step_follows_a_prompt() -> None:
+    engine = _engine()
+    engine.add(_request(1, 40))
+    engine.admit()
+    assert not _follows(engine)
+
+
 def test_a_begun_step_of_nobody_is_forgotten() -> None:
     engine = _engine()
     gone = engine.add(_request(1, 30))
@@ -124,13 +149,77 @@ def test_a_begun_step_of_nobody_is_forgotten() -> None:
     assert {e.number for e in _drain(engine)} == {left}
 
 
-def test_with_masks_no_step_begins_early() -> None:
-    engine = _engine()
-    engine.shape = replace(engine.shape, structured=True, row_masks=True)
-    engine.add(_request(1, 30, allowed=lambda ids: None))
-    engine.slots.seat(0, engine._waiting.popleft()[1], Belief(K))
+def test_with_masks_a_step_begins_when_they_are_there() -> None:
+    shape = Shape(K, BATCH, MAX_LEN, (32, MAX_LEN), vocabulary=64, structured=True)
+    engine = Engine(_engine().runner, shape)
+    engine.add(_request(1, 30, allowed=lambda ids: np.full(2, -1, np.int32)))
+    engine.admit()
+    engine.step()
     engine.begin(K)
     assert not engine.begun
+    engine.begin(K, masks=True)
+    assert engine.begun
+    # what it may emit next is known when it was read
+    assert not _follows(engine)
+
+
+def test_steps_that_follow_unread_ones_change_no_id() -> None:
+    """More requests than slots, of uneven lengths: who ends in a step is in the one after it too, and is not heard."""
+    asked = [_request(seed, 6 + 5 * seed) for seed in range(1, 6)]
+    ids, followed = ids_ahead(_engine(), asked)
+    assert ids == [r.ids for r in _engine().run(asked)]
+    assert followed > 9
+
+
+def _running(tokens: int = 40, positions: int = 3, policy: Table | None = None) -> Engine:
+    """An engine with a step begun of one request, whose prompt has so many ids."""
+    engine = _engine()
+    engine = Engine(engine.runner, engine.shape, table=policy)
+    engine.add(Request((1,) * positions, Params(seed=1), tokens))
+    engine.step()
+    engine.begin(K)
+    return engine
+
+
+def _follows(engine: Engine) -> bool:
+    runs = engine.runner.runs  # type: ignore[attr-defined]
+    before = len(runs)
+    engine.follow(K)
+    return len(runs) > before
+
+
+def test_one_step_follows_and_no_more() -> None:
+    engine = _running()
+    assert _follows(engine)
+    assert not _follows(engine)
+
+
+def test_no_step_follows_where_none_runs() -> None:
+    engine = _running()
+    engine.step()
+    assert not _follows(engine)
+
+
+# the step that runs writes K + 1 rows, as the one after it does; the first bucket has 32
+@pytest.mark.parametrize(("positions", "follows"), [(32 - 2 * (K + 1), True), (33 - 2 * (K + 1), False)])
+def test_no_step_follows_into_a_different_bucket(positions: int, follows: bool) -> None:
+    assert _follows(_running(positions=positions)) == follows
+
+
+# one id is there before the step that runs
+@pytest.mark.parametrize(("tokens", "follows"), [(K + 2, False), (K + 3, True)])
+def test_no_step_follows_one_that_may_be_all_requests_last(tokens: int, follows: bool) -> None:
+    assert _follows(_running(tokens)) == follows
+
+
+def test_no_step_follows_where_a_table_or_a_different_seat_decides() -> None:
+    assert not _follows(_running(policy=table(K, BATCH)))
+    waiting = _running()
+    waiting.add(_request(2))
+    assert not _follows(waiting)
+    left = _running()
+    left.slots.seat(9, _request(2, 40), Belief(K))
+    assert not _follows(left)
 
 
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:

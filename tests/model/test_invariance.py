@@ -7,6 +7,7 @@ import pytest
 from model.serving.engine import Engine
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
+from tests.model.ahead import ids_ahead
 from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
 
 
@@ -74,6 +75,16 @@ def test_buckets_do_not_show(base) -> None:
     small, large = graphs(base, k=15, dtype="fp32", max_len=128), graphs(base, max_len=256)
     requests = [r for r in _requests(small, 12, 5, tokens=30) if len(r.ids) < 90]
     assert _ids(small, requests) == _ids(large, requests)
+
+
+@pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "alone"])
+def test_what_the_devices_hand_to_the_next_step_does_not_show(base, speculative: bool) -> None:
+    """Unread ids, masks and positions as the next step's inputs: more requests than slots, buckets that change."""
+    g = graphs(base, max_len=256)
+    requests = [r for r in _requests(g, 24, 7, tokens=80) if len(r.ids) < 90]
+    ids, followed = ids_ahead(Engine(g, shape_of(g.bundle), speculative), requests)
+    assert ids == _ids(g, requests, speculative)
+    assert followed > 20
 
 
 def test_the_end_of_the_context_is_reached_and_not_passed(base) -> None:

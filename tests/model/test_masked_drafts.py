@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
+from tests.last_few import last_few
 from tests.model.heads import write_family
 from tests.model.test_masks import PARAMS, V, some, words
 
@@ -54,7 +54,7 @@ def _built(folder: Path, drafter: str, name: str) -> Graphs:
     return Graphs(bundle)
 
 
-@functools.cache
+@last_few
 def _graphs(folder: Path, drafter: str) -> Graphs:
     return _built(folder, drafter, f"of-{drafter}")
 

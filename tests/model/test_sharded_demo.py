@@ -18,6 +18,9 @@ def test_tokens_are_those_of_one_rank(base: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert set(found["slices"]) == {2}
+    # what the devices hand from one step to the next, on all of them
+    assert found["ahead"] == found["ids"]
+    assert found["followed"] > 2
     g = graphs(base)
     asked = requests(g)
     lengths = sorted(len(r.ids) for r in asked)

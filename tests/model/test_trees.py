@@ -34,6 +34,7 @@ from model.serving.runtime import Graphs
 from model.tree import Tree, parse_tree
 from model.window import TreeWindow
 from tests.compile.tiny import write_medusa, write_model
+from tests.last_few import last_few
 from tests.model.heads import write_head
 
 MASK, LENGTH = 61, 256
@@ -162,7 +163,7 @@ def _spec(folder: Path, **changes: Any) -> BuildSpec:
     return BuildSpec(**(values | {"out": str(folder / name), "k": 3 if draft else 0} | drafts | changes))
 
 
-@cache
+@last_few
 def _graphs(folder: Path, changes: tuple[tuple[str, Any], ...]) -> Graphs:
     return Graphs(read_bundle(build(_spec(folder, **dict(changes)))))
 

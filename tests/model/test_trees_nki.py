@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.tree import Tree, parse_tree
 from tests.compile.tiny import write_model
+from tests.last_few import last_few
 from tests.model.test_layer_kernels import CONFIG, models
 
 LENGTH, MASK = 256, 61
@@ -109,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@cache
+@last_few
 def _graphs(folder: Path, changes: tuple[tuple[str, Any], ...]) -> Graphs:
     target, flags = str(folder / "target"), dict(changes)
     draft = str(folder / flags.pop("draft")) if "draft" in flags else ""

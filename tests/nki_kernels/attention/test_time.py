@@ -22,7 +22,8 @@ def row(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "share"),
     [
-        ("kernel/B4-H2-G1-S1024-N8-D128-bf16", 0.39),
+        ("kernel/B4-H2-G1-S1024-N8-D128-bf16", 0.41),
+        ("kernel/B4-H2-G1-S1024-N8-D128-bf16-lnc2", 0.27),
         ("kernel/B4-H2-G1-S8192-N8-D128-bf16", 0.80),
         ("kernel/B4-H2-G1-S8192-N16-D128-bf16", 0.80),
         ("kernel/B4-H2-G1-S8192-N8-D128-bf16-tree", 0.80),

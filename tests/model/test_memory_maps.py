@@ -1,0 +1,32 @@
+"""A graph for which this process has no memory maps left is refused in a sentence; XLA would end the process."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from model.errors import UserError
+from model.serving import memory_maps
+from model.serving.engine import Engine
+from model.serving.request import Request
+from tests.model.demo_bundle import graphs, shape_of
+
+
+def test_a_map_is_counted() -> None:
+    before = memory_maps.used()
+    # pages that are shared are never joined with their neighbours
+    with mmap.mmap(-1, mmap.PAGESIZE):
+        assert memory_maps.used() == before + 1 < memory_maps.limit()
+
+
+def test_a_graph_without_room_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = graphs(base)
+    compiled._executables.clear()
+    request = Request((5, 6), max_new_tokens=2)
+    limit = tmp_path / "max_map_count"
+    limit.write_text(f"{memory_maps.used() + 100}\n")
+    with monkeypatch.context() as few:
+        few.setattr(memory_maps, "_LIMIT", limit)
+        with pytest.raises(UserError, match=r"has \d+ memory maps of the \d+ that Linux allows it"):
+            Engine(compiled, shape_of(compiled.bundle)).run([request])
+    assert len(Engine(compiled, shape_of(compiled.bundle)).run([request])[0].ids) == 2
