@@ -25,7 +25,7 @@ def build(cores: Sequence[Core], schedule: Sequence[Any] = (), peaks: tuple[Peak
     positions: dict[int, dict[int, int]] = {
         core.number: {raw[0]: start[core.number] + i for i, raw in enumerate(core.log)} for core in cores
     }
-    links = Links(positions, _meetings(cores, positions), {})
+    links = Links(positions, _meetings(cores, positions), {}, {})
     events = [_event(core, raw, links) for core in cores for raw in core.log]
     return Recording(_scheduled(events, schedule), peaks, total)
 
@@ -59,7 +59,8 @@ class Links:
     positions: dict[int, dict[int, int]]
     # (core, clock) of a meeting -> positions that must end before it
     meetings: dict[tuple[int, int], tuple[int, ...]]
-    # one Extent per view, since a view is used by many instructions
+    # one tuple per list of views and one Extent per view, since loops use the same ones in many instructions
+    operands: dict[tuple[int, ...], tuple[Extent, ...]]
     extents: dict[int, Extent]
 
 
@@ -71,10 +72,16 @@ def _event(core: Core, raw: tuple[Any, ...], links: Links) -> Event:
         after = tuple(places[c][i] for c, i in core.edges[clock] if i in places[c])
     if links.meetings:
         after += links.meetings.get((core.number, clock), ())
+    known, read, written = links.operands, tuple(map(id, reads)), tuple(map(id, writes))
+    sources = known.get(read) or _operands(read, reads, links)
+    targets = known.get(written) or _operands(written, writes, links)
+    return Event(clock, core.number, engine, op, sources, targets, work, line, name, after)
+
+
+def _operands(key: tuple[int, ...], raws: Sequence[tuple[Any, ...]], links: Links) -> tuple[Extent, ...]:
     known = links.extents
-    found = tuple([known.get(id(r)) or _extent(r, known) for r in reads])
-    made = tuple([known.get(id(r)) or _extent(r, known) for r in writes])
-    return Event(clock, core.number, engine, op, found, made, work, line, name, after)
+    same = links.operands[key] = tuple([known.get(id(raw)) or _extent(raw, known) for raw in raws])
+    return same
 
 
 def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:

@@ -14,8 +14,12 @@ from nkisim.event import Event, Extent
 
 # kinds of edge: the consumer reads the producer's result, overwrites what it read, or overwrites its result
 RESULT, READ, WRITE = 0, 1, 2
+KINDS_OF_EDGES = 3
 
 Edges = dict[int, int]
+Span = tuple[int, int]
+# (whether it writes, the event's position, its lane)
+Access = tuple[bool, int, int]
 # (first partition, last partition + 1, stride, residue, row) ; stride 0 means dense
 Shape = tuple[int, int, int, int, int]
 
@@ -76,32 +80,25 @@ class Segment:
         else:
             self.readers[lane] = event
 
-    def written(self, event: int, edges: Edges) -> None:
-        """Add the edges of a write to exactly this segment, and make it the latest access."""
-        writer = self.writer
-        if writer >= 0 and edges.get(writer) != RESULT:
-            edges[writer] = WRITE
-        if self.readers:
-            for reader in self.readers.values():
-                edges.setdefault(reader, READ)
-            self.readers = {}
-        self.writer = event
-
     def cut(self, start: int, stop: int) -> Segment:
         """The same history for a part of the bytes."""
         return Segment(start, stop, self.writer, dict(self.readers))
 
 
 class Segments:
-    """Disjoint byte segments in address order."""
+    """Disjoint byte segments in address order: what was touched in one shape."""
 
-    __slots__ = ("exact", "parts", "starts")
+    __slots__ = ("cuts", "exact", "parts", "rivals", "starts")
 
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.parts: list[Segment] = []
         # segments by their bounds, for the common access that repeats an earlier one
-        self.exact: dict[tuple[int, int], Segment] = {}
+        self.exact: dict[Span, Segment] = {}
+        # the same tensor's segments in shapes that may overlap
+        self.rivals: list[Segments] = []
+        # how often these or the rivals' segments were cut anew
+        self.cuts = 0
 
     def _range(self, start: int, stop: int) -> tuple[int, int]:
         low = bisect_right(self.starts, start) - 1
@@ -109,22 +106,37 @@ class Segments:
             low += 1
         return low, bisect_left(self.starts, stop, low)
 
-    def collect(self, start: int, stop: int, write: bool, edges: Edges) -> None:
-        """Add the edges that an access to [start, stop) needs."""
-        same = self.exact.get((start, stop))
+    def touched(self, span: Span) -> list[Segment]:
+        """The segments that hold bytes of the span."""
+        same = self.exact.get(span)
+        if same is not None:
+            return [same]
+        low, high = self._range(*span)
+        return self.parts[low:high]
+
+    def collect(self, span: Span, write: bool, edges: Edges) -> None:
+        """Add the edges that an access to the span needs."""
+        for part in self.touched(span):
+            part.collect(write, edges)
+
+    def access(self, span: Span, access: Access, edges: Edges) -> None:
+        """Add the edges of an access, to these segments and to the rivals', and remember it here."""
+        write, position, lane = access
+        same = self.exact.get(span)
         if same is not None:
             same.collect(write, edges)
-            return
-        low, high = self._range(start, stop)
-        for at in range(low, high):
-            self.parts[at].collect(write, edges)
-
-    def record(self, start: int, stop: int, write: bool, event: int, lane: int) -> None:
-        """Make the access the latest one of [start, stop)."""
-        same = self.exact.get((start, stop))
+        else:
+            self.collect(span, write, edges)
+        for rival in self.rivals:
+            rival.collect(span, write, edges)
         if same is not None:
-            same.record(write, event, lane)
-            return
+            same.record(write, position, lane)
+        else:
+            self.cut(span, access)
+
+    def cut(self, span: Span, access: Access) -> None:
+        """Make an access the latest one of its span, which is no segment yet."""
+        (start, stop), (write, event, lane) = span, access
         low, high = self._range(start, stop)
         old = self.parts[low:high]
         new: list[Segment] = []
@@ -142,6 +154,8 @@ class Segments:
             del self.exact[part.start, part.stop]
         for part in new:
             self.exact[part.start, part.stop] = part
+        for segments in (self, *self.rivals):
+            segments.cuts += 1
 
 
 def _read_segments(old: list[Segment], start: int, stop: int, event: int, lane: int) -> list[Segment]:
@@ -164,48 +178,52 @@ def _read_segments(old: list[Segment], start: int, stop: int, event: int, lane: 
 class History:
     """The access history of one tensor: segments per shape of access."""
 
-    __slots__ = ("conflicts", "known", "shapes")
+    __slots__ = ("known", "shapes")
 
     def __init__(self) -> None:
         self.shapes: dict[Shape, Segments] = {}
-        self.conflicts: dict[Shape, list[Segments]] = {}
-        # the histories of accesses seen before, by what the access looks like
-        self.known: dict[tuple[object, ...], list[Segments]] = {}
+        # the same by what accesses seen before look like
+        self.known: dict[tuple[object, ...], Segments] = {}
 
-    def segments(self, shape: Shape) -> list[Segments]:
-        """The histories that an access of this shape can conflict with; its own comes first."""
-        found = self.conflicts.get(shape)
-        if found is None:
-            own = self.shapes[shape] = Segments()
-            others = [s for key, s in self.shapes.items() if key != shape and may_overlap(key, shape)]
-            found = self.conflicts[shape] = [own, *others]
-            for key, known in self.conflicts.items():
-                if key != shape and may_overlap(key, shape):
-                    known.append(own)
-        return found
+    def segments(self, shape: Shape) -> Segments:
+        """The segments of a shape, which know those that it can conflict with."""
+        own = self.shapes.get(shape)
+        if own is None:
+            own = Segments()
+            for key, other in self.shapes.items():
+                if may_overlap(key, shape):
+                    own.rivals.append(other)
+                    other.rivals.append(own)
+                    other.cuts += 1
+            self.shapes[shape] = own
+        return own
 
-    def outstanding(self, shape: Shape, start: int, stop: int, edges: Edges) -> None:
-        """Edges to everything that touched [start, stop) in any shape that overlaps."""
+    def outstanding(self, shape: Shape, span: Span, edges: Edges) -> None:
+        """Edges to everything that touched the span in any shape that overlaps."""
         for key, segments in self.shapes.items():
             if may_overlap(key, shape):
-                segments.collect(start, stop, True, edges)
+                segments.collect(span, True, edges)
 
 
-# per operand of an event, reads first: whether it is written, the histories that it touches, and its bytes
-Operands = list[tuple[bool, list[Segments], tuple[int, int]]]
+class Operand:
+    """An operand that events name again and again: the segments that it touches, until they are cut anew."""
 
+    __slots__ = ("cuts", "others", "own", "segments", "span", "write")
 
-def _access(histories: list[Segments], span: tuple[int, int], access: tuple[bool, int, int], edges: Edges) -> None:
-    """Add the edges of one access (write, position, lane) to its histories, its own first, and remember it there."""
-    write, position, lane = access
-    own = histories[0].exact.get(span)
-    if own is None or len(histories) > 1:
-        for segments in histories:
-            segments.collect(span[0], span[1], write, edges)
-        histories[0].record(span[0], span[1], write, position, lane)
-        return
-    own.collect(write, edges)
-    own.record(write, position, lane)
+    def __init__(self, segments: Segments, span: Span, write: bool) -> None:
+        self.segments, self.span, self.write = segments, span, write
+        self.own: Segment | None = None
+        self.others: list[Segment] = []
+        self.cuts = -1
+
+    def access(self, position: int, lane: int, edges: Edges) -> None:
+        """Add the edges of an access and remember it; the next one finds its segments."""
+        segments, span = self.segments, self.span
+        segments.access(span, (self.write, position, lane), edges)
+        self.own = segments.exact.get(span)
+        if self.own is not None:
+            self.others = [part for rival in segments.rivals for part in rival.touched(span)]
+            self.cuts = segments.cuts
 
 
 class Dependence:
@@ -215,65 +233,72 @@ class Dependence:
         self._storages: dict[tuple[int, int], History] = {}
         self._owners: dict[tuple[str, int], Segments] = {}
 
-    def edges(self, position: int, lane: int, event: Event, operands: Operands) -> tuple[Edges, Edges]:
-        """Return (edges of a product's first read operand, edges of everything else).
+    def edges(self, position: int, lane: int, event: Event, operands: list[Operand]) -> tuple[Edges, Edges]:
+        """Return (edges of a product's first read operand, edges of everything else); of others, all edges twice.
 
-        `operands` is what an earlier event with the same operands left there; empty, it is filled.
+        `operands` is what an earlier event with the same operands left there, reads first; empty, it is filled.
         """
         rest: Edges = {}
-        first: Edges = {}
-        target = first if event.engine == "tensor" else rest
-        if operands:
-            for write, histories, span in operands:
-                own = histories[0].exact.get(span)
-                if own is None or len(histories) > 1:
-                    _access(histories, span, (write, position, lane), rest if write else target)
-                elif write:
-                    own.written(position, rest)
+        first: Edges = {} if event.engine == "tensor" else rest
+        target = first
+        for operand in operands:
+            write, own = operand.write, operand.own
+            target = rest if write else target
+            if own is None or operand.cuts != operand.segments.cuts:
+                operand.access(position, lane, target)
+            else:
+                # Segment.collect and Segment.record, without a call for what most accesses come to
+                if write:
+                    own.collect(True, target)
+                    own.writer, own.readers = position, {}
                 else:
-                    # Segment.collect and Segment.record, which most accesses come to
                     if own.writer >= 0:
                         target[own.writer] = RESULT
                     own.readers[lane] = position
-                target = rest
-        else:
-            for extent in event.reads:
-                operands.append((False, self._touch(extent, event.core, (False, position, lane), target), extent.span))
-                target = rest
-            for extent in event.writes:
-                operands.append((True, self._touch(extent, event.core, (True, position, lane), rest), extent.span))
+                for other in operand.others:
+                    other.collect(write, target)
+            target = rest
+        if not operands:
+            operands += self._touch_all(event, (position, lane), first, rest)
         if position in first:
             del first[position]
         if position in rest:
             del rest[position]
-        for other in event.after:
-            rest[other] = RESULT
+        for producer in event.after:
+            rest[producer] = RESULT
         return first, rest
 
-    def _touch(self, extent: Extent, core: int, access: tuple[bool, int, int], edges: Edges) -> list[Segments]:
-        """Add the edges of one access (write, position, lane) and remember it; return where that is."""
+    def _touch_all(self, event: Event, at: tuple[int, int], first: Edges, rest: Edges) -> list[Operand]:
+        """Add the edges of all accesses by an event (position, lane) and remember them; return where that is."""
+        operands: list[Operand] = []
+        for extent in event.reads:
+            operands.append(self._touch(extent, event.core, (False, *at), rest if operands else first))
+        for extent in event.writes:
+            operands.append(self._touch(extent, event.core, (True, *at), rest))
+        return operands
+
+    def _touch(self, extent: Extent, core: int, access: Access, edges: Edges) -> Operand:
+        """Add the edges of one access and remember it; return where that is."""
         key = (extent.tensor, core)
         storage = self._storages.get(key)
         if storage is None:
             storage = self._storages[key] = History()
         span = extent.span
         look = (extent.partitions, span, extent.elements, extent.row_bytes)
-        histories = storage.known.get(look)
-        if histories is None:
+        segments = storage.known.get(look)
+        if segments is None:
             shape = shape_of(extent)
-            histories = storage.known[look] = storage.segments(shape)
+            segments = storage.known[look] = storage.segments(shape)
             if extent.space != "hbm":
                 self._take_address(extent, shape, core, edges)
-        _access(histories, span, access, edges)
-        return histories
+        segments.access(span, access, edges)
+        return Operand(segments, span, access[0])
 
     def _take_address(self, extent: Extent, shape: Shape, core: int, edges: Edges) -> None:
         """Wait for earlier storages whose address this one takes over."""
-        start, stop = extent.span
         owners = self._owners.setdefault((extent.space, core), Segments())
         previous: Edges = {}
-        owners.collect(start, stop, False, previous)
-        for tensor in previous:
-            if tensor != extent.tensor:
-                self._storages[tensor, core].outstanding(shape, start, stop, edges)
-        owners.record(start, stop, True, extent.tensor, 0)
+        owners.access(extent.span, (True, extent.tensor, 0), previous)
+        for owner in previous:
+            if owner != extent.tensor:
+                self._storages[owner, core].outstanding(shape, extent.span, edges)

@@ -57,7 +57,7 @@ class _ListSchedule:
 
     def __init__(self, program: Program, n: Numbers) -> None:
         count = len(program.events)
-        self.program, self.window = program, int(n.compiler_window)
+        self.program, self.reach = program, int(n.compiler_window)
         self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
         # how long each event keeps its lane, and when its result is there
         self.known: dict[int, tuple[float, float]] = {}
@@ -93,70 +93,67 @@ class _ListSchedule:
         self.at = [0.0] * count
         # loads go in the order in which their data are used first
         self.place = list(range(count))
-        first_use: dict[int, int] = {}
-        events, weights = self.program.events, self.program.weights
+        transfer, place, missing, consumers = self.transfer, self.place, self.missing, self.consumers
+        weights = self.program.weights
         for position, edges in enumerate(self.program.edges):
-            pairs = edges + weights[position] if position in weights else edges
-            self.missing[position] = len(pairs)
+            pairs = [*edges.items(), *weights[position].items()] if position in weights else edges.items()
+            missing[position] = len(pairs)
             for producer, kind in pairs:
-                self.consumers[producer].append(position)
-                if kind == RESULT and producer not in first_use:
-                    first_use[producer] = position
-        for position, use in first_use.items():
-            if events[position].engine == "dma":
-                self.place[position] = use
+                consumers[producer].append(position)
+                if kind == RESULT and transfer[producer] and place[producer] == producer:
+                    place[producer] = position
 
     def _windows(self) -> None:
-        """Per core: its events in program order, the oldest that is not placed, and how far is visible."""
+        """Per core: its events in program order, those that keep their place, and the window."""
         self.core_of = [core for core, _ in self.program.lanes]
-        self.members: dict[int, list[int]] = {}
-        self.rank = [0] * len(self.lane_of)
+        self.members: dict[int, list[int]] = {core: [] for core in self.core_of}
         for position, lane in enumerate(self.lane_of):
-            members = self.members.setdefault(self.core_of[lane], [])
-            self.rank[position] = len(members)
-            members.append(position)
-        self.oldest = dict.fromkeys(self.members, 0)
-        self.visible = dict.fromkeys(self.members, 0)
-        fixed = {at for at, e in enumerate(self.program.events) if e.after or e.op in _FIXED or e.op[:8] == "register"}
-        self.fixed = {core: [self.rank[at] for at in members if at in fixed] for core, members in self.members.items()}
+            self.members[self.core_of[lane]].append(position)
+        ops = {event.op for event in self.program.events}
+        still = {op for op in ops if op in _FIXED or op.startswith("register")}
+        fixed = {at for at, event in enumerate(self.program.events) if event.after or event.op in still}
+        self.fixed = {core: [i for i, at in enumerate(all_) if at in fixed] for core, all_ in self.members.items()}
+        # what is visible, as places among the members: from the oldest that is not placed, to the first that is hidden
+        self.window = dict.fromkeys(self.members, (0, 0))
+        # the same two as positions
+        self.oldest = dict.fromkeys(self.members, NOBODY)
+        self.hidden = dict.fromkeys(self.members, 0)
 
     def run(self) -> None:
         """Place every event."""
         heap, free, due, at, done, place = self.heap, self.free, self.due, self.at, self.done, self.place
-        takes, load, queues, rank, core_of = self.takes, self.load, self.queues, self.rank, self.core_of
+        takes, load, queues, core_of, choices = self.takes, self.load, self.queues, self.core_of, self.program.choices
         lanes_ready, lanes_future, consumers, oldest = self.ready, self.future, self.consumers, self.oldest
         offer = self._offerer()
-        release = self._releaser(offer)
+        release, advance = self._releaser(offer), self._advancer(offer)
         for core in self.members:
-            self._show(core, offer)
+            advance(core)
         while heap:
             time, lane = heappop(heap)
             if time != due[lane]:
                 continue
             due[lane] = _NEVER
-            # the first instruction in program order that is ready, or else the one that is ready next
+            # the first instruction in program order of those that are ready, which one is by now
             ready, future = lanes_ready[lane], lanes_future[lane]
             while future and future[0][0] <= time:
                 position = heappop(future)[1]
                 heappush(ready, (place[position], position))
-            start = free[lane]
-            if ready and start <= time:
-                position = heappop(ready)[1]
-                pitch, latency = takes[position]
-                other = at[position]
-                start = other if other > start else start
-                free[lane] = start + pitch
+            position = heappop(ready)[1]
+            pitch, latency = takes[position]
+            known, start = at[position], free[lane]
+            start = known if known > start else start
+            free[lane] = start + pitch
+            if choices:
                 load[lane] -= pitch
-                done[position] = 1
-                queues[lane].append(position)
-                if consumers[position]:
-                    release(position, lane, start + latency)
-                core = core_of[lane]
-                if rank[position] == oldest[core]:
-                    self._advance(core, offer)
-                start = free[lane]
+            done[position] = 1
+            queues[lane].append(position)
+            if consumers[position]:
+                release(position, lane, start + latency)
+            if position == oldest[core_of[lane]]:
+                advance(core_of[lane])
             # look at the lane again when it can take what it has
             if ready or future:
+                start = free[lane]
                 if not ready and future[0][0] > start:
                     start = future[0][0]
                 if start < due[lane]:
@@ -170,7 +167,7 @@ class _ListSchedule:
     def _releaser(self, offer: Offer) -> Callable[[int, int, float], None]:
         """What tells the consumers of an event that it has an end; those that miss nothing more become candidates."""
         transfers, consumers, at, missing = self.transfer, self.consumers, self.at, self.missing
-        lane_of, rank, core_of, visible = self.lane_of, self.rank, self.core_of, self.visible
+        lane_of, core_of, hidden = self.lane_of, self.core_of, self.hidden
         semaphore, dma_semaphore = self.semaphore, self.dma_semaphore
 
         def release(position: int, lane: int, end: float) -> None:
@@ -182,7 +179,7 @@ class _ListSchedule:
                 known = at[consumer]
                 at[consumer] = time if time > known else known
                 left = missing[consumer] = missing[consumer] - 1
-                if not left and rank[consumer] < visible[core_of[home]]:
+                if not left and consumer < hidden[core_of[home]]:
                     offer(consumer)
 
         return release
@@ -194,12 +191,12 @@ class _ListSchedule:
 
         def offer(position: int) -> None:
             lane = lane_of[position]
-            if position in choices:
-                lane = self._choose(position, lane)
-            load[lane] += takes[position][0]
+            if choices:
+                lane = self._choose(position, lane) if position in choices else lane
+                load[lane] += takes[position][0]
             time = at[position]
             heappush(future[lane], (time, position))
-            time = max(time, free[lane])
+            time = time if time > free[lane] else free[lane]
             if time < due[lane]:
                 due[lane] = time
                 heappush(heap, (time, lane))
@@ -228,26 +225,27 @@ class _ListSchedule:
         self.moved.append(position)
         return scalar
 
-    def _advance(self, core: int, offer: Offer) -> None:
-        """Move the window past events that are placed."""
-        members, done, oldest = self.members[core], self.done, self.oldest[core]
-        while oldest < len(members) and done[members[oldest]]:
-            oldest += 1
-        self.oldest[core] = oldest
-        self._show(core, offer)
+    def _advancer(self, offer: Offer) -> Callable[[int], None]:
+        """What moves a core's window past events that are placed, up to the next one that keeps its place."""
+        done, missing, window, reach, count = self.done, self.missing, self.window, self.reach, len(self.done)
 
-    def _show(self, core: int, offer: Offer) -> None:
-        """Extend what is visible: the window, up to the next event that keeps its place."""
-        members, oldest, fixed = self.members[core], self.oldest[core], self.fixed[core]
-        limit = min(len(members), oldest + self.window)
-        if fixed:
-            while fixed and fixed[0] < oldest:
-                del fixed[0]
+        def advance(core: int) -> None:
+            members, fixed, (oldest, hidden) = self.members[core], self.fixed[core], window[core]
+            stop = len(members)
+            while oldest < stop and done[members[oldest]]:
+                oldest += 1
+            limit = oldest + reach
             if fixed:
-                limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
-        visible, missing = self.visible[core], self.missing
-        if limit > visible:
-            for position in members[visible:limit]:
+                while fixed and fixed[0] < oldest:
+                    del fixed[0]
+                if fixed:
+                    limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
+            shown = members[hidden:limit]
+            window[core] = oldest, hidden + len(shown)
+            self.oldest[core] = members[oldest] if oldest < stop else NOBODY
+            self.hidden[core] = members[limit] if limit < stop else count
+            for position in shown:
                 if not missing[position]:
                     offer(position)
-            self.visible[core] = limit
+
+        return advance

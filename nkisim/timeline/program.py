@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nkisim.event import Event
@@ -11,19 +11,17 @@ from nkisim.timeline.chip import CASES, Chip, Numbers
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
-from nkisim.timeline.dependence import READ, RESULT, WRITE, Dependence, Edges, Operands
+from nkisim.timeline.dependence import KINDS_OF_EDGES, READ, RESULT, Dependence, Edges, Operand
 
 AnyCost = EngineCost | MatmulCost | DmaCost
 # (core, name): an in-order stream of instructions
 Lane = tuple[int, str]
-# (producer, kind) pairs
-Pairs = tuple[tuple[int, int], ...]
-# (producer, whether its end of reading is enough, which signal says so)
-Link = tuple[int, bool, int]
-# links, and the latest producer in program order
-Linked = tuple[tuple[Link, ...], int]
+# (producer, which signal says that it is done) pairs
+Links = list[tuple[int, int]]
 # no signal, one between cores, one of a transfer, one between engines
 SAME, CORE, DMA, ENGINE = 0, 1, 2, 3
+# added to a signal where the producer's end of reading is enough
+EARLY = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -35,14 +33,16 @@ class Program:
     lane_of: list[int] = field(default_factory=list)
     queues: list[list[int]] = field(default_factory=list)
     # whom an event waits for; `weights` are the edges of a matmul's stationary operand
-    edges: list[Pairs] = field(default_factory=list)
-    weights: dict[int, Pairs] = field(default_factory=dict)
+    edges: list[Edges] = field(default_factory=list)
+    weights: dict[int, Edges] = field(default_factory=dict)
     # the same edges as the scheduler walks them, without those that the order of a lane keeps
-    links: list[tuple[Link, ...]] = field(default_factory=list)
-    weight_links: dict[int, tuple[Link, ...]] = field(default_factory=dict)
+    links: list[Links] = field(default_factory=list)
+    weight_links: dict[int, Links] = field(default_factory=dict)
     # the latest producer in program order, which as a rule is done last; -1 without one
     latest: list[int] = field(default_factory=list)
     costs: dict[str, list[AnyCost]] = field(default_factory=dict)
+    # how many DMA engines there are, one for all that every transfer uses alike
+    dma_engines: int = 0
     # copies whose engine the compiler chooses: position to the costs on the other engine, by case
     choices: dict[int, list[AnyCost]] = field(default_factory=dict)
 
@@ -50,11 +50,11 @@ class Program:
         """Turn edges into links for the lanes as they are now."""
         # an event's kind: its lane, and whether it is a transfer
         kinds = [2 * lane + (event.engine == "dma") for lane, event in zip(self.lane_of, self.events, strict=True)]
-        signals = _signals(self.lanes)
-        pairs = [_links(signals[kind], kinds, edges) for kind, edges in zip(kinds, self.edges, strict=True)]
-        self.links, self.latest = [links for links, _ in pairs], [last for _, last in pairs]
-        for at, edges in self.weights.items():
-            self.weight_links[at], last = _links(signals[kinds[at]], kinds, edges)
+        signals, offsets = _signals(self.lanes), [KINDS_OF_EDGES * kind for kind in kinds]
+        self.links, self.latest = _linked(offsets, [signals[kind] for kind in kinds], self.edges)
+        weights = _linked(offsets, [signals[kinds[at]] for at in self.weights], self.weights.values())
+        self.weight_links = dict(zip(self.weights, weights[0], strict=True))
+        for at, last in zip(self.weights, weights[1], strict=True):
             self.latest[at] = max(self.latest[at], last)
 
     def lane(self, name: Lane) -> int:
@@ -96,7 +96,7 @@ class Look(NamedTuple):
     costs: list[AnyCost]
     # the costs on the other engine, where the compiler chooses
     choice: list[AnyCost] | None
-    operands: Operands
+    operands: list[Operand]
 
 
 class _Laws:
@@ -138,17 +138,33 @@ class _Laws:
         return other
 
 
+def _merge_engines(costs: list[list[AnyCost]]) -> int:
+    """Let one DMA engine serve for all that every transfer uses alike, as they are never apart; return their number."""
+    transfers = [(column, at, cost) for column in costs for at, cost in enumerate(column) if isinstance(cost, DmaCost)]
+    uses: dict[int, list[tuple[int, float]]] = {}
+    for number, (_, _, cost) in enumerate(transfers):
+        for engine, time in cost.shares:
+            uses.setdefault(engine, []).append((number, time))
+    first: dict[tuple[tuple[int, float], ...], int] = {}
+    for engine, use in uses.items():
+        first.setdefault(tuple(use), engine)
+    merged = {engine: number for number, engine in enumerate(first.values())}
+    for column, at, cost in transfers:
+        shares = tuple([(merged[engine], time) for engine, time in cost.shares if engine in merged])
+        column[at] = replace(cost, shares=shares)
+    return len(merged)
+
+
 def _tile_bounds(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, int, int, int]]:
     """What transfers touch of each tensor on chip: its partitions and bytes."""
+    # a loop's transfers name the same operands again and again
+    written = {(event.core, id(x)): x for event in events if event.engine == "dma" for x in event.writes}
     bounds: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-    for event in events:
-        if event.engine != "dma":
-            continue
-        for x in event.writes:
-            key = x.tensor, event.core
-            a, b, c, d = bounds.get(key, (*x.partitions, *x.span))
-            (first, last), (low, high) = x.partitions, x.span
-            bounds[key] = min(a, first), max(b, last), min(c, low), max(d, high)
+    for (core, _), x in written.items():
+        key = x.tensor, core
+        a, b, c, d = bounds.get(key, (*x.partitions, *x.span))
+        (first, last), (low, high) = x.partitions, x.span
+        bounds[key] = min(a, first), max(b, last), min(c, low), max(d, high)
     return bounds
 
 
@@ -167,7 +183,7 @@ def _join_meetings(program: Program) -> None:
         for position in members:
             union.update(program.edges[position])
         for position in members:
-            program.edges[position] = tuple((other, kind) for other, kind in union.items() if other not in members)
+            program.edges[position] = {other: kind for other, kind in union.items() if other not in members}
 
 
 def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES) -> Program:
@@ -178,25 +194,26 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     """
     program = Program(events)
     laws, dependence = _Laws(events, [chip.at(case) for case in cases]), Dependence()
-    looks: dict[tuple[object, ...], Look] = {}
+    looks: dict[tuple[str, str, int, int, int, int], Look] = {}
     costs: list[list[AnyCost]] = []
     edges, lanes, queues = program.edges, program.lane_of, program.queues
     for position, event in enumerate(events):
         # a loop's instructions name the same objects again and again
-        key = (event.op, event.engine, event.core, id(event.work), *map(id, event.reads), *map(id, event.writes))
+        key = event.op, event.engine, event.core, id(event.work), id(event.reads), id(event.writes)
         look = looks.get(key)
         if look is None:
             look = looks[key] = _look(program, laws, event)
         lane, cost, choice, operands = look
         first, rest = dependence.edges(position, lane, event, operands)
-        if event.engine == "tensor":
-            program.weights[position] = tuple(first.items())
-        edges.append(tuple(rest.items()) if rest else ())
+        if first is not rest:
+            program.weights[position] = first
+        edges.append(rest)
         lanes.append(lane)
         queues[lane].append(position)
         costs.append(cost)
         if choice is not None:
             program.choices[position] = choice
+    program.dma_engines = _merge_engines(list(laws.by_look.values()))
     program.costs = {case: [cost[i] for cost in costs] for i, case in enumerate(cases)}
     _join_meetings(program)
     program.connect()
@@ -210,39 +227,46 @@ def _look(program: Program, laws: _Laws, event: Event) -> Look:
     return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
 
 
-# by kind of event, consumer and producer, and by kind of edge: whether the end of reading is enough, and the signal
-Signals = list[list[tuple[tuple[bool, int] | None, ...]]]
+# by kind of producer, and for each by kind of edge: the signal that a consumer waits for, if it has to
+Signals = list[int | None]
 
 
-def _signals(lanes: list[Lane]) -> Signals:
-    """How an event of one lane learns of one of another, if it has to; a transfer always signals.
+def _signals(lanes: list[Lane]) -> list[Signals]:
+    """How an event of each kind learns of another.
 
     An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
-    engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait.
-    An engine that only read frees its operand early.
+    engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait, and
+    always signal. An engine that only read frees its operand early.
     """
 
-    def signal(consumer: int, producer: int, edge: int) -> tuple[bool, int] | None:
+    def signal(consumer: int, producer: int, edge: int) -> int | None:
         (lane, moves_too), (source, moves) = divmod(consumer, 2), divmod(producer, 2)
         if source == lane and not moves_too and (edge != RESULT or lanes[lane][1] == "tensor"):
             return None
+        early = EARLY if edge == READ and not moves else 0
         if lanes[source][0] != lanes[lane][0]:
-            return edge == READ and not moves, CORE
-        return edge == READ and not moves, DMA if moves else SAME if source == lane else ENGINE
+            return CORE + early
+        return (DMA if moves else SAME if source == lane else ENGINE) + early
 
-    kinds, edges = range(2 * len(lanes)), (RESULT, READ, WRITE)
-    return [[tuple([signal(a, b, edge) for edge in edges]) for b in kinds] for a in kinds]
+    kinds, edges = range(2 * len(lanes)), range(KINDS_OF_EDGES)
+    return [[signal(a, b, edge) for b in kinds for edge in edges] for a in kinds]
 
 
-def _links(signals: list[tuple[tuple[bool, int] | None, ...]], kinds: list[int], edges: Pairs) -> Linked:
-    """The edges with their signals, and the latest producer; `signals` are those of the consumer."""
-    if not edges:
-        return (), -1
-    links: list[Link] = []
-    last = -1
-    for producer, edge in edges:
-        signal = signals[kinds[producer]][edge]
-        if signal is not None:
-            links.append((producer, signal[0], signal[1]))
-            last = producer if producer > last else last
-    return tuple(links), last
+def _linked(offsets: list[int], signals: list[Signals], edges: Iterable[Edges]) -> tuple[list[Links], list[int]]:
+    """Per consumer, the edges that need a signal, and the latest producer among them.
+
+    `signals` are the consumers', `offsets` say where in them each producer is.
+    """
+    linked: list[Links] = []
+    latest: list[int] = []
+    for known, waits in zip(signals, edges, strict=True):
+        links: Links = []
+        last = -1
+        for producer, edge in waits.items():
+            signal = known[offsets[producer] + edge]
+            if signal is not None:
+                links.append((producer, signal))
+                last = producer if producer > last else last
+        linked.append(links)
+        latest.append(last)
+    return linked, latest

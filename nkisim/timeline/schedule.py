@@ -88,6 +88,7 @@ def _schedule(events: Sequence[Event], chip: Chip, band: bool) -> Schedule:
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
     path = critical_path(program, times, n)
+    moving = {event: end - shared - stream for event, (_, _, stream, shared, end) in times.moved.items()}
     flops, compute_ns = _compute(program)
     moved = sum(hbm_bytes(event) for event in events if event.engine == "dma")
     memory_ns = _memory(program, moved, n)
@@ -103,10 +104,10 @@ def _schedule(events: Sequence[Event], chip: Chip, band: bool) -> Schedule:
         program_order_ns=ends[0],
         pipelined_ns=ends[-1],
         launch_ns=n.launch_ns,
-        moving={i: transfer.moving for i, transfer in times.transfer.items()},
+        moving=moving,
         lanes=tuple(f"core {core} {name}" for core, name in program.lanes),
         lane_of=program.lane_of,
-        busy_share=_busy(program, times, latency),
+        busy_share=_busy(program, times, moving, latency),
         hbm_bytes=moved,
         flops=flops,
         roofline_ns=roofline,
@@ -161,13 +162,14 @@ def _compute(program: Program) -> tuple[float, float]:
     return flops, max(peak_ns.values(), default=0.0)
 
 
-def _busy(program: Program, times: Times, latency: float) -> dict[str, float]:
+def _busy(program: Program, times: Times, moving: dict[int, float], latency: float) -> dict[str, float]:
     """Busy share per lane; a transfer counts on its queue as the union of its data phases."""
     shares: dict[str, float] = {}
+    start, free, end = times.start, times.free, times.end
     for (core, name), queue in zip(program.lanes, program.queues, strict=True):
-        compute = [(times.start[i], times.free[i]) for i in queue if i not in times.transfer]
-        moving = [(times.transfer[i].moving, times.end[i]) for i in queue if i in times.transfer]
-        for label, part in ((f"core {core} {name}", compute), (f"core {core} dma {name}", moving)):
+        compute = [(start[i], free[i]) for i in queue if i not in moving]
+        data = [(moving[i], end[i]) for i in queue if i in moving]
+        for label, part in ((f"core {core} {name}", compute), (f"core {core} dma {name}", data)):
             if part:
                 shares[label.replace("dma sync", "dma")] = union(part) / latency if latency else 0.0
     return shares

@@ -1,27 +1,21 @@
-"""The state that scheduling keeps: times per event, DMA queues, and the tensor engine's clock."""
+"""The state that scheduling keeps: times per event, cores, DMA queues, and the tensor engine's clock."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from nkisim.timeline.chip import Numbers
+from nkisim.timeline.costs.dma import DmaCost
 
 NOBODY = -1
-# who made an event wait: nobody or its lane's previous event, or a producer
-IN_ORDER, DATA = 0, 1
+# the end of what has none yet
+NEVER = math.inf
 
-
-class Transfer(NamedTuple):
-    """Where the nanoseconds of one transfer go, and when its last share of data starts to move."""
-
-    generator: float
-    engines: float
-    fixed: float
-    data: float
-    shared: float
-    moving: float
+# of a transfer: when its descriptors start, when its data may move at the earliest, how long they stream on the last
+# engine, how long that waits for HBM, and when all is moved
+Moved = tuple[float, float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -32,22 +26,41 @@ class Times:
     # the engine can take its next instruction
     free: list[float]
     end: list[float]
-    stream: list[float]
+    # its lane's previous event, or a producer if that held it back longer
     blocker: list[int]
-    reason: list[int]
-    transfer: dict[int, Transfer]
-    table_loads: set[int]
+    held: list[bool]
+    # how long a product streams, which its engine's clock decides
+    stream: dict[int, float] = field(default_factory=dict)
+    moved: dict[int, Moved] = field(default_factory=dict)
+    table_loads: set[int] = field(default_factory=set)
+
+
+class Core:
+    """What the queues of one core share: generators of descriptors, DMA engines, and the HBM stack."""
+
+    __slots__ = ("engines", "generators", "rings", "stack")
+
+    def __init__(self, engines: int, stack: list[float]) -> None:
+        # when each generator is free, by name
+        self.generators: dict[str, float] = {}
+        # when each DMA engine is free
+        self.engines = [0.0] * engines
+        # when each engine takes the next transfer from the ring that software fills
+        self.rings = self.engines[:]
+        # when the stack is free: one number, which all its cores hold
+        self.stack = stack
 
 
 class Queue:
     """A DMA queue: issued transfers in order, and when each engine is done with the last one."""
 
-    __slots__ = ("free", "latest", "pending")
+    __slots__ = ("core", "free", "latest", "pending")
 
-    def __init__(self, free: list[float]) -> None:
-        # (event, start of descriptor generation, earliest start of data)
-        self.pending: deque[tuple[int, float, float]] = deque()
-        self.free = free
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        # (event, its cost, start of descriptor generation, earliest start of data)
+        self.pending: deque[tuple[int, DmaCost, float, float]] = deque()
+        self.free = [0.0] * len(core.engines)
         # when the last of them is done
         self.latest = 0.0
 
@@ -55,7 +68,7 @@ class Queue:
 class TensorClock:
     """The tensor engine's power throttle: slow until half of the last window's rows were busy."""
 
-    __slots__ = ("multiply_start", "needed", "share", "spans", "window", "work")
+    __slots__ = ("multiply_start", "needed", "slowdown", "spans", "window", "work")
 
     def __init__(self, n: Numbers) -> None:
         # (start, stop, share of the rows)
@@ -63,25 +76,25 @@ class TensorClock:
         self.work = 0.0
         self.multiply_start = 0.0
         self.window: float = n.tensor_throttle_window_ns
-        self.share: float = n.tensor_throttle_share
+        self.slowdown = 1.0 / n.tensor_throttle_share
         # more than the half, so that 64 rows without a pause stay slow
         self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns * (1 + 1e-9)
 
     def multiply(self, start: float, stream: float, rows: float) -> float:
         """How long a multiply streams that starts now, needs `stream` at full clock and keeps a share of rows busy."""
-        spans = self.spans
-        if self.share < 1.0:
+        spans, work = self.spans, self.work
+        if self.slowdown > 1.0:
             since = start - self.window
             while spans and spans[0][1] <= since:
                 first, last, busy = spans.popleft()
-                self.work -= (last - first) * busy
-            work = self.work
+                work -= (last - first) * busy
+            seen = work
             if spans and spans[0][0] < since:
-                work -= (since - spans[0][0]) * spans[0][2]
-            if work < self.needed:
-                stream *= 1.0 / self.share
+                seen -= (since - spans[0][0]) * spans[0][2]
+            if seen < self.needed:
+                stream *= self.slowdown
         stop = start + stream
         spans.append((start, stop, rows))
-        self.work += (stop - start) * rows
+        self.work = work + (stop - start) * rows
         self.multiply_start = start
         return stream

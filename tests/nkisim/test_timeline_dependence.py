@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkisim.event import Event, Extent
-from nkisim.timeline.dependence import RESULT, Dependence, Operands, may_overlap, shape_of
+from nkisim.timeline.dependence import RESULT, Dependence, Operand, may_overlap, shape_of
 
 Access = tuple[bool, int, int, int]
 
@@ -46,7 +46,7 @@ ACCESS = st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 8), st.inte
 @given(st.lists(ACCESS, max_size=14), st.booleans())
 def test_same_order_as_comparing_every_pair(accesses: list[Access], shared: bool) -> None:
     """Also where an access that comes again is looked up once."""
-    dependence, known = Dependence(), dict[Access, Operands]()
+    dependence, known = Dependence(), dict[Access, list[Operand]]()
     edges: list[set[int]] = []
     for i, access in enumerate(accesses):
         # a lane of its own per event, so that every reader is remembered
@@ -59,7 +59,7 @@ def test_same_order_as_comparing_every_pair(accesses: list[Access], shared: bool
 def test_kinds_of_edges() -> None:
     dependence = Dependence()
     dependence.edges(0, 0, event(0, (True, 0, 8, 2)), [])
-    assert dependence.edges(1, 1, event(1, (False, 0, 8, 2)), []) == ({}, {0: RESULT})
+    assert dependence.edges(1, 1, event(1, (False, 0, 8, 2)), [])[1] == {0: RESULT}
     assert set(dependence.edges(2, 2, event(2, (True, 0, 8, 2)), [])[1]) == {0, 1}
 
 

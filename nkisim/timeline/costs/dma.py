@@ -39,8 +39,6 @@ class DmaCost:
     hbm: float
     # bytes that pass through the DMA engines, once each
     moved: float = 0.0
-    # where equal shares lie on neighbouring engines: first, last + 1, ns; all zero where they do not
-    block: tuple[int, int, float] = (0, 0, 0.0)
     # the least time from one transfer to the next on each engine's ring, where descriptors come faster than that
     pace: float = 0.0
 
@@ -124,16 +122,8 @@ def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
     shares = tuple((engine, busy * share) for engine, share in _engine_shares(event, n))
     lead = n.dma_store_lead_ns if is_store(event) else n.dma_load_lead_ns
     trigger, interval, generator = generation(event, n, len(shares), whole)
-    if generator == "swdge" and interval < n.dma_ring_ns:
-        return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, pace=n.dma_ring_ns)
-    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, _block(shares))
-
-
-def _block(shares: tuple[tuple[int, float], ...]) -> tuple[int, int, float]:
-    """The shares as one block of engines, if they are one."""
-    first, time = shares[0]
-    alike = all(share == (first + at, time) for at, share in enumerate(shares))
-    return (first, first + len(shares), time) if alike else (0, 0, 0.0)
+    pace = n.dma_ring_ns if generator == "swdge" and interval < n.dma_ring_ns else 0.0
+    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, pace)
 
 
 def hops(ranks: int, lnc: int, n: Numbers) -> float:
