@@ -2,11 +2,22 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+# the module of each function, and what it remembers
+_CACHES: list[tuple[str, Any]] = []
 
 
 def last_few(function: Callable[..., T]) -> Callable[..., T]:
     """Remember the last six results. A process may have 65,530 maps (vm.max_map_count), and XLA ends it at the next."""
-    return lru_cache(maxsize=6)(function)
+    cached = lru_cache(maxsize=6)(function)
+    _CACHES.append((function.__module__, cached))
+    return cached
+
+
+def forget(module: str) -> None:
+    """Forget what the functions of a module remember."""
+    for of, cached in _CACHES:
+        if of == module:
+            cached.cache_clear()
