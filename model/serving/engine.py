@@ -197,8 +197,10 @@ class Engine:
         same = [s.number for s in work.slots] == [s.number for s in seated]
         if within and same and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
             after = self._work(seated, most)
-            inputs = self.slots.inputs_after(outputs, after.limits)
-            self._begun.append((after, self.runner.run(step_tag(after.k or 0, self.shape.k), bucket, inputs)))
+            # a larger k could write behind the bucket
+            if after.k == work.k:
+                inputs = self.slots.inputs_after(outputs, after.limits)
+                self._begun.append((after, self.runner.run(step_tag(work.k, self.shape.k), bucket, inputs)))
 
     def run(
         self, requests: Iterable[Request], on_tokens: Callable[[int, list[int]], None] | None = None

@@ -89,9 +89,10 @@ class Compiled:
         if rows not in self._executables:
             lowered = self._jit.lower(self.weights, *inputs)
             module = lowered.compiler_ir("stablehlo")
+            plain = str(module)
             with module.context, ir.Location.unknown():
                 quicker.rewrite(module)
-            assert "optimization_barrier" in str(module)
+            assert str(module) != plain
             self._executables[rows] = lowered.compile(compiler_options=SAME_BITS)
         return self._executables[rows](self.weights, *inputs)
 

@@ -206,6 +206,15 @@ def test_no_step_follows_into_a_different_bucket(positions: int, follows: bool) 
     assert _follows(_running(positions=positions)) == follows
 
 
+def test_no_step_follows_with_a_different_k() -> None:
+    """Its rows could end behind the bucket of the one that runs."""
+    engine = _engine()
+    engine.add(_request(1, 40))
+    engine.step()
+    engine.begin(0)
+    assert not _follows(engine)
+
+
 # one id is there before the step that runs
 @pytest.mark.parametrize(("tokens", "follows"), [(K + 2, False), (K + 3, True)])
 def test_no_step_follows_one_that_may_be_all_requests_last(tokens: int, follows: bool) -> None:
