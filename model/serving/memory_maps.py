@@ -7,8 +7,8 @@ from pathlib import Path
 from model.errors import UserError
 
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-# more than the largest graph of the demo pair takes
-_OF_A_GRAPH = 2000
+# more than twice what the largest graph of the demo pair at k 15 takes; a graph of more layers takes more
+_OF_A_GRAPH = 4000
 
 
 def used() -> int:
@@ -22,7 +22,7 @@ def limit() -> int:
 
 
 def check_room() -> None:
-    """UserError where the next graph may not fit: beyond the limit XLA ends the process without a word."""
+    """UserError where the next graph may not fit: beyond the limit XLA ends the process in a segmentation fault."""
     if (most := limit()) and (held := used()) + _OF_A_GRAPH > most:
         raise UserError(
             f"this process has {held} memory maps of the {most} that Linux allows it (vm.max_map_count), and a graph "

@@ -8,7 +8,6 @@ exchanges, registers and explicit edges keep their place.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -18,9 +17,8 @@ from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.dependence import RESULT
 from nkisim.timeline.program import AnyCost, Program
-from nkisim.timeline.schedule_state import NOBODY
+from nkisim.timeline.schedule_state import NEVER, NOBODY
 
-_NEVER = math.inf
 Offer = Callable[[int], None]
 _FIXED = frozenset({"core_barrier", "sendrecv"})
 
@@ -82,7 +80,7 @@ class _ListSchedule:
         self.heap: list[tuple[float, int]] = []
         self.scalar_lane: dict[int, int] = {}
         # when each lane is looked at next
-        self.due = [_NEVER] * len(program.queues)
+        self.due = [NEVER] * len(program.queues)
         self._graph(count)
         self._windows()
 
@@ -132,7 +130,7 @@ class _ListSchedule:
             time, lane = heappop(heap)
             if time != due[lane]:
                 continue
-            due[lane] = _NEVER
+            due[lane] = NEVER
             # the first instruction in program order of those that are ready, which one is by now
             ready, future = lanes_ready[lane], lanes_future[lane]
             while future and future[0][0] <= time:
@@ -213,7 +211,7 @@ class _ListSchedule:
             self.free.append(0.0)
             self.load.append(0.0)
             self.queues.append([])
-            self.due.append(_NEVER)
+            self.due.append(NEVER)
             self.ready.append([])
             self.future.append([])
             self.core_of.append(core)
