@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from model.cache import PLAIN, Layout
-from model.config import Qwen3Config
-from model.draft_config import Eagle3Config
+from model.config import LayerConfig
 from model.kernels import Kernels
 from model.packing import Packing, nothing_packed
 
@@ -19,16 +18,19 @@ from model.packing import Packing, nothing_packed
 class Backing:
     """What a model is built with.
 
-    `layer` makes a decoder layer of a config, a `Parallel` and the kernels, `mlp` its half of a config and a
-    `Parallel`, for layers that are not the target's; `layout` is that of its caches, `packing`
-    says which weights of a config at a tp degree are packed. With `sharded` logits stay on their ranks: a draw is then
-    a merge of the shards' best.
+    `layer` makes a decoder layer of a config, a `Parallel` and the kernels, `mlp` the half of one, which `branch` runs
+    behind its norm; without them a model has the layers of `model/qwen3.py`. `layout` is that of its caches, `packing` says which weights of a config
+    at a tp degree are packed. With `sharded` logits stay on their ranks: a draw then merges the shards' best.
     """
 
     name: str
     kernels: Kernels
-    layer: Callable[..., nn.Module]
-    mlp: Callable[..., Any]
+    layer: Callable[..., nn.Module] | None = None
+    mlp: Callable[..., Any] | None = None
+    branch: Callable[..., Tensor] | None = None
     layout: Layout = PLAIN
-    packing: Callable[[Qwen3Config | Eagle3Config, int], Packing] = nothing_packed
+    packing: Callable[[LayerConfig, int], Packing] = nothing_packed
     sharded: bool = False
+
+
+REFERENCE = Backing("reference", Kernels())

@@ -3,31 +3,76 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
-from model.bundle.schema import CONFIG, Wrong
 from model.errors import UserError
+from model.strict import Length, Range, Wrong, read
+
+
+class LayerConfig(Protocol):
+    """The sizes of a decoder layer."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+class ModelConfig(Protocol):
+    """What is asked of every model's configuration, a target's or a draft's: a frozen dataclass.
+
+    `split` are the sizes that ranks divide among themselves, `ids` the size that the ranks of the head divide. A draft
+    without attention has no layers and one head of size 0.
+    """
+
+    split: ClassVar[tuple[str, ...]]
+    ids: ClassVar[str]
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def parameter_count(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Qwen3Config:
     """The shape of one dense Qwen3 model, in the names of its Hugging Face config.json."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
+    hidden_size: Annotated[int, Range(1, 1 << 17)]
+    intermediate_size: Annotated[int, Range(1, 1 << 20)]
+    num_hidden_layers: Annotated[int, Range(1, 512)]
+    num_attention_heads: Annotated[int, Range(1, 1024)]
+    num_key_value_heads: Annotated[int, Range(1, 1024)]
     tie_word_embeddings: bool
-    head_dim: int = 128
-    vocab_size: int = 151936
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
-    max_position_embeddings: int = 40960
-    bos_token_id: int | None = 151643
-    eos_token_ids: tuple[int, ...] = (151645, 151643)
+    head_dim: Annotated[int, Range(2, 1024)] = 128
+    vocab_size: Annotated[int, Range(1, 1 << 22)] = 151936
+    rope_theta: Annotated[float, Range(1, 1e12)] = 1e6
+    rms_norm_eps: Annotated[float, Range(1e-12, 1)] = 1e-6
+    max_position_embeddings: Annotated[int, Range(1, 1 << 24)] = 40960
+    bos_token_id: Annotated[int | None, Range(0, 1 << 31)] = 151643
+    eos_token_ids: Annotated[tuple[int, ...], Length(0, 64), Range(0, 1 << 31)] = (151645, 151643)
 
     # the sizes that ranks divide among themselves, and that of the head
     split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size")
@@ -132,9 +177,8 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     missing = [f.name for f in fields(Qwen3Config) if f.default is MISSING and f.name not in values]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; a Qwen3 config.json has them all")
-    config = Qwen3Config(**values)
     try:
-        CONFIG(asdict(config) | {"eos_token_ids": list(config.eos_token_ids)}, "")
+        config = read(Qwen3Config, values | {"eos_token_ids": list(values["eos_token_ids"])})
     except Wrong as wrong:
         raise UserError(f"{where}: {wrong}; give the folder of a complete Qwen3 checkpoint") from wrong
     if config.num_attention_heads % config.num_key_value_heads:

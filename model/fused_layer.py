@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import Cache, Placement
-from model.config import Qwen3Config
-from model.draft_config import Eagle3Config
+from model.config import LayerConfig, Qwen3Config
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Result
 from model.packing import fused_packing
@@ -51,7 +50,7 @@ class PackedAttention(Attention):
 class PackedMLP(MLP):
     """MLP whose projections are packed, one launch with the norm before it where the kernel takes the pass's rows."""
 
-    def __init__(self, config: Qwen3Config | Eagle3Config, parallel: Parallel, kernels: NkiKernels) -> None:
+    def __init__(self, config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel)
         gate, up, down = (p.weight.data for p in (self.gate_proj, self.up_proj, self.down_proj))
         self.ops, self.run = parallel.ops, kernels.run
@@ -64,18 +63,28 @@ class PackedMLP(MLP):
         hidden = F.silu(F.linear(x, gate)) * F.linear(x, up)
         return self.ops.all_reduce(F.linear(hidden, unpack(self.down_packed)))
 
-    def normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
+    def of_normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """The MLP of norm(x)."""
         if not _few_rows(x):
-            return super().normed(norm, x)
+            normed: Tensor = self(norm(x))
+            return normed
         x_RE = x.flatten(0, 1)
         arguments = (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps)
         (part,) = self.run("decode_mlp", arguments, _like(x_RE))
         return self.ops.all_reduce(part.reshape(x.shape))
 
 
-def fused_mlp(kernels: NkiKernels, config: Qwen3Config | Eagle3Config, parallel: Parallel) -> MLP:
+def fused_mlp(config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> MLP:
     """The MLP of a layer, packed where the kernel takes the model's sizes."""
     return PackedMLP(config, parallel, kernels) if fused_packing(config, parallel.tp).mlp else MLP(config, parallel)
+
+
+def branch(norm: RMSNorm, mlp: MLP, x: Tensor) -> Tensor:
+    """mlp(norm(x)), one launch where the MLP is packed and the kernel takes the pass's rows."""
+    if isinstance(mlp, PackedMLP):
+        return mlp.of_normed(norm, x)
+    normed: Tensor = mlp(norm(x))
+    return normed
 
 
 class FusedLayer(Layer):
@@ -86,24 +95,24 @@ class FusedLayer(Layer):
         self.ops, self.run = parallel.ops, kernels.run
         if fused_packing(config, parallel.tp).attention:
             self.self_attn = PackedAttention(config, parallel, kernels)
-        self.mlp = fused_mlp(kernels, config, parallel)
+        self.mlp = fused_mlp(config, parallel, kernels)
 
     def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         attended, cache = self._attended(x, angles, cache, placement)
         x = x + attended
-        return x + self.mlp.normed(self.post_attention_layernorm, x), cache
+        return x + branch(self.post_attention_layernorm, self.mlp, x), cache
 
     def _attended(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
-        norm, half, x_PLE = self.input_layernorm, self.self_attn, placement.by_path(x_BNE)
-        if not isinstance(half, PackedAttention) or not _few_rows(x_PLE) or not _fit(half, x_PLE, placement):
+        norm, half = self.input_layernorm, self.self_attn
+        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, placement):
             attended, cache = half(norm(x_BNE), angles, cache, placement)
             return attended, cache
-        x_RE, angles = x_PLE.flatten(0, 1), placement.by_path(angles)
+        x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
         weights, turns = (half.qkv_packed, half.out_packed), (angles.cos(), angles.sin())
-        arguments = (x_RE, norms, weights, turns, tuple(cache), placement.of_paths().positions_BN, norm.eps)
+        arguments = (x_RE, norms, weights, turns, tuple(cache), placement.positions_BN, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
-        return self.ops.all_reduce(placement.by_row(part.reshape(x_PLE.shape))), Cache(keys, values)
+        return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
 
 
 def _like(x: Tensor) -> Result:

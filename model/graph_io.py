@@ -14,11 +14,12 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from model.bundle.manifest import TensorSpec
-from model.bundle.schema import MASKED, UNFILTERED
+from model.bundle.graph_spec import TensorSpec
 from model.cache import Cache
 from model.drafters import DraftState
 from model.dtypes import BY_NAME
+from model.filters import Filters
+from model.graph_key import GraphKey, Stage
 from model.sampling import Sampling
 
 
@@ -44,7 +45,7 @@ class StepInputs(NamedTuple):
     """What the host passes to a graph: numpy arrays there, tensors in torch.
 
     Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
-    position_ids are the input ids' own; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
+    position_ids are those of the input ids; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
     temperature; seeds two words each; k_limits the most drafts to accept; allowed has a bit for each id that a
     sequence's next token may be, id 32 w + b in bit b of word w. The halves of a step, and a step whose drafts the host
     brings, take a mask for each row, (B, N, W); elsewhere a sequence that forbids an id accepts no draft.
@@ -60,17 +61,19 @@ class StepInputs(NamedTuple):
     k_limits: Annotated[Any, Port("B")]
     allowed: Annotated[Any, Port("B W")] = None
 
-    @property
-    def ending(self) -> str:
-        """What ends the tag of the graph that these need: a host's question, of numpy arrays."""
+    def graph(self, stage: Stage, k: int, bucket: int) -> GraphKey:
+        """The graph of a stage that these inputs need: a host's question, of numpy arrays."""
         top_k, top_p, temperature = self.sampling_params.T
         filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
-        return ("" if filtering.any() else UNFILTERED) + ("" if self.allowed is None else MASKED)
+        # a prompt draws once: one graph serves it, whatever it filters
+        filters = stage is Stage.PREFILL or bool(filtering.any())
+        return GraphKey(stage, k, bucket, filters, self.allowed is not None)
 
-    @property
-    def sampling(self) -> Sampling:
+    def sampling(self, filters: bool = True) -> Sampling:
+        """What the sequences ask for, in torch; without `filters` in a graph for those that do not filter."""
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
-        return Sampling(temperature, top_k, top_p, self.min_p, self.seeds)
+        kept = Filters(top_k, top_p, self.min_p) if filters else None
+        return Sampling(temperature, self.seeds, kept, self.allowed)
 
 
 class StepOutputs(NamedTuple):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from model import attention, sampling, sequence
 from model.cache import Cache, Placement
-from model.ops import Ops, first_argmax
+from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import Draw, Draws, Join, Sampling
+from model.sampling import Draw, Draws, Join, Sampling, allowed_ids
 
 
 class Kernels:
@@ -28,9 +28,12 @@ class Kernels:
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
-        """What the tokens at these positions are drawn with, the noise of the shard's ids among it."""
+        """What the tokens at these positions are drawn with: the noise of the shard's ids, and which a mask allows."""
         draw = asked.draw(positions_BN)
-        return draw._replace(noise_RV=self._noise(draw, shard))
+        allowed_RV = None
+        if asked.allowed is not None:
+            allowed_RV = allowed_ids(asked.allowed, shard, len(draw.position_R))
+        return draw._replace(noise_RV=self._noise(draw, shard), allowed_RV=allowed_RV)
 
     def _noise(self, draw: Draw, shard: Shard) -> Tensor:
         if shard.ids_V is not None:
@@ -39,22 +42,19 @@ class Kernels:
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""
-        perturbed_RV = sampling.perturbed(ops, logits_RV, draw)
-        ids_R = first_argmax(perturbed_RV)
-        draws = Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
-        if draw.others_J is not None:
-            draws = draws._replace(others=sampling.next_best(perturbed_RV, ids_R, len(draw.others_J)))
-        return self.scored(ops, logits_RV, draw, draws)
+        ids_R = sampling.coupled_sample(ops, logits_RV, draw)
+        return Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
-    def scored(self, ops: Ops, logits_RV: Tensor, draw: Draw, draws: Draws) -> Draws:
-        """The target's draws with their scores, in a graph that takes masks; see `model.sampling.scores`."""
-        if draw.allowed_RV is None or draw.guess_J is not None:
-            return draws
+    def scored_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> tuple[Draws, Tensor | None]:
+        """The same, and in a graph that takes masks `model.sampling.scores` of the drawn ids, (2, R)."""
+        draws = self.coupled_sample(ops, logits_RV, draw)
+        if draw.allowed_RV is None:
+            return draws, None
         ids_V = torch.arange(logits_RV.shape[1], dtype=torch.int32, device=logits_RV.device)
         if draw.start_11 is not None:
             ids_V = ids_V + draw.start_11[0]
-        logits_RV, own_RV = sampling.only_allowed(logits_RV, draw), ids_V == draws.merged()[:, None]
-        return draws._replace(scores=sampling.scores(logits_RV, own_RV, *self.joins(ops)))
+        own_RV = ids_V == draws.merged()[:, None]
+        return draws, sampling.scores(sampling.only_allowed(logits_RV, draw), own_RV, *self.joins(ops))
 
     def joins(self, ops: Ops) -> tuple[Join, Join]:
         """The largest of numbers of several ranks, and their sum: every rank has all logits here."""

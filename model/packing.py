@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from model.config import Qwen3Config
-from model.draft_config import Eagle3Config
+from model.config import LayerConfig
 
 # what the fused kernels take: a hidden size of whole partitions, and one head dim
 _HIDDEN_UNIT, _FUSED_DIM = 128, 128
@@ -18,13 +17,13 @@ class Packing(NamedTuple):
     mlp: bool = False
 
 
-def fused_packing(config: Qwen3Config | Eagle3Config, tp: int) -> Packing:
+def fused_packing(config: LayerConfig, tp: int) -> Packing:
     """The halves that the fused kernels can serve."""
     whole = config.hidden_size % _HIDDEN_UNIT == 0
     # gate and up are dealt to two cores
     return Packing(whole and config.head_dim == _FUSED_DIM, whole and config.intermediate_size // tp % 2 == 0)
 
 
-def nothing_packed(config: Qwen3Config | Eagle3Config, tp: int) -> Packing:
+def nothing_packed(config: LayerConfig, tp: int) -> Packing:
     """NxDI's layout, whatever the model."""
     return Packing()

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.draft_config import DraftConfig
+from model.config import ModelConfig
 from model.errors import UserError
 from model.ops import EAGER, Ops
 
@@ -62,7 +62,7 @@ class HeadMap:
         ]
 
 
-def check_tp(config: DraftConfig, tp: int, what: str, head_tp: int = 0) -> None:
+def check_tp(config: ModelConfig, tp: int, what: str, head_tp: int = 0) -> None:
     """Refuse a tp degree that the model's sizes cannot be split by, or its head by `head_tp`, `tp` if 0."""
     if tp < 1 or tp & (tp - 1):
         raise UserError(f"tp is {tp}; tensor parallelism needs a power of two (1, 2, 4, ... 64)")
@@ -164,14 +164,14 @@ class Parallel:
         """How the head is split, and the ranks that draw together."""
         return self.wider or self
 
-    def heads(self, config: DraftConfig) -> HeadMap:
+    def heads(self, config: ModelConfig) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
 
-    def slices(self, config: DraftConfig) -> int:
+    def slices(self, config: ModelConfig) -> int:
         """The slices that a kv head's positions are cut into; 1 where a rank's cache holds them all."""
         return self.heads(config).replicas if self.sequence else 1
 
-    def attention_ops(self, config: DraftConfig) -> Ops:
+    def attention_ops(self, config: ModelConfig) -> Ops:
         """The operations of attention: their collectives join the slices of a kv head."""
         slices = self.slices(config)
         return self.ops.grouped(slices) if slices > 1 else self.ops

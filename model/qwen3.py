@@ -7,14 +7,15 @@ D head dim, S cache positions, V vocabulary.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.backing import Backing
+from model.backing import REFERENCE, Backing
 from model.cache import Cache, Placement
-from model.config import Qwen3Config
-from model.draft_config import Eagle3Config
+from model.config import LayerConfig, Qwen3Config
 from model.kernels import Kernels
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
@@ -53,7 +54,7 @@ def rotate(x_BHND: Tensor, angles_BND: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention over the cache, queries and keys normalised before the rotation."""
 
-    def __init__(self, config: Qwen3Config | Eagle3Config, parallel: Parallel, kernels: Kernels) -> None:
+    def __init__(self, config: LayerConfig, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
         self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
         self.attention_ops = parallel.attention_ops(config)
@@ -76,19 +77,18 @@ class Attention(nn.Module):
 
     def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         def split(y: Tensor) -> Tensor:
-            return placement.by_path(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         q, k, v = (split(y) for y in self.qkv(x_BNE))
-        angles = placement.by_path(angles)
         q_BHND, new = rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
-        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, new, cache, placement.of_paths())
-        return self.out(placement.by_row(o_BHND.transpose(1, 2).flatten(2))), cache
+        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, new, cache, placement)
+        return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: Qwen3Config | Eagle3Config, parallel: Parallel) -> None:
+    def __init__(self, config: LayerConfig, parallel: Parallel) -> None:
         super().__init__()
         e, i = config.hidden_size, config.intermediate_size // parallel.tp
         self.gate_proj, self.up_proj = ColumnLinear(e, i), ColumnLinear(e, i)
@@ -98,18 +98,13 @@ class MLP(nn.Module):
         down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return down
 
-    def normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """What it makes of rows that are normed first."""
-        expanded: Tensor = self(norm(x))
-        return expanded
-
 
 class Layer(nn.Module):
     """One decoder layer: two pre-normalised residual branches."""
 
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
-        self.kind = config
+        self.config = config
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, parallel, kernels)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -118,17 +113,22 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, placement)
         x = x + attended
-        return x + self.mlp.normed(self.post_attention_layernorm, x), cache
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
-REFERENCE = Backing("reference", Kernels(), Layer, MLP)
+class Hidden(NamedTuple):
+    """What a pass leaves: (B, N, E) after the last layer, the caches with the rows written, (B, N, taps E) states."""
+
+    x_BNE: Tensor
+    caches: list[Cache]
+    taps_BNF: Tensor | None = None
 
 
 class Qwen3(RankModel):
     """The decoder of one rank. A tied head is a second copy: it is sharded along a different axis.
 
-    `taps` are the hidden states that a drafter asks for: 0 is the embedding, i what layer i is given, and the number of
-    layers the normed state behind the last one, as transformers counts them.
+    `taps` are the hidden states that a drafter reads: 0 is the embedding, i the input of layer i, and the number of
+    layers the normed output of the last one, as transformers counts them.
     """
 
     taps: tuple[int, ...] = ()
@@ -136,42 +136,36 @@ class Qwen3(RankModel):
 
     def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
         super().__init__(config, parallel, backing)
-        of_head = parallel.of_head
+        layer, of_head = backing.layer or Layer, parallel.of_head
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // parallel.tp, parallel.ops)
-        layers = (backing.layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
+        layers = (layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Head(config.hidden_size, config.vocab_size // of_head.tp, of_head.ops, backing.sharded)
 
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
-        """(B, N, E) after the last layer, and the caches with the rows' keys and values written."""
-        x_BNE, written, _ = self.tapped(ids_BN, caches, placement)
-        return x_BNE, written
-
-    def tapped(
-        self, ids_BN: Tensor, caches: list[Cache], placement: Placement
-    ) -> tuple[Tensor, list[Cache], Tensor | None]:
-        """The same, and the states at the taps, concatenated, (B, N, taps E)."""
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
+        """The layers over rows of ids: their keys and values are written, then attended."""
         x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
         angles = rope_angles(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
-        written, states = [], {}
-        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            states[i] = x
+        written, states = [], [x]
+        for layer, cache in zip(self.layers, caches, strict=True):
             x, cache = self.parallel.ops.call(layer, x, angles, cache, placement)
             written.append(cache)
+            states.append(x)
         if not self.taps:
-            return x, written, None
-        states[len(written)] = self.norm(x)
-        return x, written, torch.cat([states[tap] for tap in self.taps], -1)
+            return Hidden(x, written)
+        states[-1] = self.norm(x)
+        return Hidden(x, written, torch.cat([states[tap] for tap in self.taps], -1))
 
     def logits(self, x_BNE: Tensor) -> Tensor:
         """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""
         return self.lm_head(self.norm(x_BNE))
 
-    def forward(
-        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache], Tensor | None]:
-        """What is drawn after each row, (M, B, N), the updated caches and the states at the taps."""
-        x_BNE, caches, features_BNF = self.tapped(ids_BN, caches, placement)
-        draws = self.kernels.coupled_sample(self.head_ops, self.logits(x_BNE).flatten(0, 1), draw)
-        return draws.each(lambda t: t.unflatten(1, ids_BN.shape)), caches, features_BNF
+    def drawn(self, x_BNE: Tensor, draw: Draw) -> tuple[Draws, Tensor | None]:
+        """The draws after each of R = B N rows, and (2, R) their scores in a graph that takes masks."""
+        return self.kernels.scored_sample(self.head_ops, self.logits(x_BNE).flatten(0, 1), draw)
+
+    def forward(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw) -> tuple[Draws, Hidden]:
+        """A pass and its draws, (M, R): a drafter's, which has no scores."""
+        passed = self.hidden(ids_BN, caches, placement)
+        return self.kernels.coupled_sample(self.head_ops, self.logits(passed.x_BNE).flatten(0, 1), draw), passed

@@ -7,7 +7,7 @@ from torch import nn
 
 from model.backing import Backing
 from model.cache import Cache, Placement
-from model.draft_config import DraftConfig
+from model.config import ModelConfig
 from model.kernels import Kernels
 from model.ops import Ops
 from model.parallel import Parallel, Rank, Shard
@@ -17,9 +17,9 @@ from model.sequence import sliced
 class RankModel(nn.Module):
     """What a model on one of `parallel.tp` ranks knows beside its layers."""
 
-    def __init__(self, config: DraftConfig, parallel: Parallel, backing: Backing) -> None:
+    def __init__(self, config: ModelConfig, parallel: Parallel, backing: Backing) -> None:
         super().__init__()
-        self.config = self.kind = config
+        self.config = config
         self.parallel, self.backing = parallel, backing
         self.rank_util = Rank()
 

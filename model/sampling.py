@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.filters import filtered
+from model.filters import Filters
 from model.ops import Ops, first_argmax, shift_right
+from model.parallel import Shard
 from model.threefry import threefry2x32
 
 # the domain word keeps this stream apart from those of other sampling rules
@@ -26,55 +27,44 @@ FORBIDDEN = -1e25
 
 
 class Sampling(NamedTuple):
-    """What each sequence's request asks; the neutral values switch a filter off.
+    """What each sequence's request asks for; a graph for sequences of which none filters has no `filters`.
 
-    In a graph for sequences of which none filters, the filters are None.
+    `allowed` are words of 32 bits, one for each id that may be drawn: (B, W), or (B, N, W) with a mask for each row.
     """
 
     temperature_B: Tensor
-    top_k_B: Tensor | None
-    top_p_B: Tensor | None
-    min_p_B: Tensor | None
     seed_B2: Tensor
-
-    def unfiltered(self) -> Sampling:
-        """The same without filters."""
-        return self._replace(top_k_B=None, top_p_B=None, min_p_B=None)
+    filters: Filters | None
+    allowed: Tensor | None = None
 
     def draw(self, positions_BN: Tensor) -> Draw:
         """What N rows of each sequence draw with, for the tokens at these positions."""
-        asked_R = (None if t is None else t.repeat_interleave(positions_BN.shape[1], 0) for t in self)
-        return Draw._make([*asked_R, positions_BN.flatten(), *(None,) * 5])
+        rows = positions_BN.shape[1]
+        temperature_R, seed_R2 = (t.repeat_interleave(rows, 0) for t in (self.temperature_B, self.seed_B2))
+        filters = self.filters and self.filters.each(lambda t: t.repeat_interleave(rows, 0))
+        return Draw(temperature_R, seed_R2, positions_BN.flatten(), filters)
 
 
 class Draw(NamedTuple):
     """What the rows of a pass draw with: R = B N rows, sequence-major.
 
-    `position_R` is the absolute position of the token that a row draws. A backing that makes the noise once for all
-    passes of a step has it in `noise_RV`, for the ids from `start_11`, int32, on. `guess_J` are the steps at which a
-    draft's filters are tried (`model/filters.py`); None makes them exact, as the target's are. `allowed_RV` are the
-    ids, of this rank, that a row may draw, where a graph takes masks. `others_J` asks for the J next best ids too.
+    `position_R` is the absolute position of the token that a row draws. A backing makes the noise of all passes of a
+    step once, `noise_RV`, for this rank's ids; `start_11`, int32, is the first of them where logits stay on their
+    ranks. `allowed_RV` marks the ids of this rank that a row may draw, in a graph that takes masks.
     """
 
     temperature_R: Tensor
-    top_k_R: Tensor | None
-    top_p_R: Tensor | None
-    min_p_R: Tensor | None
     seed_R2: Tensor
     position_R: Tensor
+    filters: Filters | None
     noise_RV: Tensor | None = None
     start_11: Tensor | None = None
-    guess_J: Tensor | None = None
     allowed_RV: Tensor | None = None
-    others_J: Tensor | None = None
 
     @property
     def filtering_R(self) -> Tensor | None:
         """(R,) whether a row filters; None where none does."""
-        if self.top_k_R is None or self.top_p_R is None or self.min_p_R is None:
-            return None
-        asked = (self.top_k_R > 0) | (self.top_p_R < 1) | (self.min_p_R > 0)
-        return asked & (self.temperature_R > 0)
+        return None if self.filters is None else self.filters.active_R & (self.temperature_R > 0)
 
     @property
     def heat_R(self) -> Tensor:
@@ -89,29 +79,20 @@ class Draw(NamedTuple):
         """The first `count` of the `rows` rows of each sequence."""
         return self._of_rows(lambda t: t.unflatten(0, (-1, rows))[:, :count].flatten(0, 1))
 
-    def rows(self, index_N: Tensor, rows: int) -> Draw:
-        """Of the `rows` rows of each sequence those at these indexes, of which some may be the same."""
-        return self._of_rows(lambda t: t.unflatten(0, (-1, rows)).index_select(1, index_N).flatten(0, 1))
-
     def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
-        return self._replace(**{n: taken(t) for n, t in self._asdict().items() if "_R" in n and t is not None})
+        named = {name: taken(t) for name, t in self._asdict().items() if "_R" in name and t is not None}
+        return self._replace(**named, filters=self.filters and self.filters.each(taken))
 
 
 class Draws(NamedTuple):
-    """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32.
-
-    `scores`, where a graph returns them, are (2, ...): what `scores` says of the id that is drawn. `others`, (J, ...),
-    are the ids of the next best scores, best first.
-    """
+    """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32."""
 
     values: Tensor
     ids: Tensor
-    scores: Tensor | None = None
-    others: Tensor | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Draws:
-        """The same change of each tensor."""
-        return Draws._make(None if t is None else change(t) for t in self)
+        """The same change of both tensors."""
+        return Draws._make(map(change, self))
 
     def merged(self) -> Tensor:
         """The drawn ids: those of the best scores over the shards, the smallest among equals."""
@@ -119,25 +100,10 @@ class Draws(NamedTuple):
             return self.ids[0]
         return torch.where(self.values == self.values.amax(0), self.ids, _PAST_IDS).amin(0)
 
-    def ranked(self) -> Tensor:
-        """(C, ...) the drawn ids and the others, best first."""
-        drawn = self.merged()[None]
-        return drawn if self.others is None else torch.cat((drawn, self.others))
-
 
 def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R,) int32 token ids: those of the best perturbed scores; ties go to the smallest id."""
     return first_argmax(perturbed(ops, logits_RV, draw))
-
-
-def next_best(scores_RV: Tensor, best_R: Tensor, count: int) -> Tensor:
-    """(count, R) int32 ids of the best scores below the best one's."""
-    ids_V, others = torch.arange(scores_RV.shape[-1], dtype=torch.int32, device=scores_RV.device), []
-    for _ in range(count):
-        scores_RV = torch.where(ids_V == best_R[:, None], float("-inf"), scores_RV)
-        best_R = first_argmax(scores_RV)
-        others.append(best_R)
-    return torch.stack(others)
 
 
 def perturbed(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
@@ -150,8 +116,8 @@ def perturbed(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     scaled = logits_RV / draw.heat_R[:, None]
     scaled = scaled - scaled.amax(-1, keepdim=True)
     filtering_R = draw.filtering_R
-    if filtering_R is not None:
-        scaled = torch.where(filtering_R[:, None], filtered(ops, scaled, draw), scaled)
+    if filtering_R is not None and draw.filters is not None:
+        scaled = torch.where(filtering_R[:, None], draw.filters.filtered(ops, scaled), scaled)
     noise = draw.noise_RV
     if noise is None:
         noise = gumbel(draw.seed_R2, draw.position_R, logits_RV.shape[-1])
@@ -163,13 +129,15 @@ def only_allowed(logits_RV: Tensor, draw: Draw) -> Tensor:
     return logits_RV if draw.allowed_RV is None else torch.where(draw.allowed_RV, logits_RV, FORBIDDEN)
 
 
-def allowed_ids(words_BW: Tensor, first_11: Tensor | None, count: int) -> Tensor:
-    """(B, count) whether a mask's bits allow the ids from the first on; None is the first of all."""
-    bit = torch.arange(32, dtype=torch.int32, device=words_BW.device)
-    bits_BV = (torch.bitwise_right_shift(words_BW[:, :, None], bit) & 1).flatten(1)
-    if first_11 is None:
-        return bits_BV[:, :count] > 0
-    return bits_BV.index_select(1, first_11[0] + torch.arange(count, dtype=torch.int32, device=bit.device)) > 0
+def allowed_ids(words: Tensor, shard: Shard, rows: int) -> Tensor:
+    """(R, V) whether masks allow a shard's ids: words (B, W) serve all rows of a sequence, (B, N, W) a row each."""
+    words_MW = words.flatten(0, -2)
+    bit = torch.arange(32, dtype=torch.int32, device=words.device)
+    bits_MV = (torch.bitwise_right_shift(words_MW[:, :, None], bit) & 1).flatten(1)
+    ids_V = shard.ids_V
+    if ids_V is None:
+        ids_V = shard.start[0] + torch.arange(shard.width, dtype=torch.int32, device=words.device)
+    return (bits_MV.index_select(1, ids_V) > 0).repeat_interleave(rows // len(words_MW), 0)
 
 
 # (R, C) of a rank's ids -> (R, C) over the ids of all ranks

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor, nn
 
-from compile.graph import collectives, hlo
+from compile.graph import collectives
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.pair import grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
-from compile.plan import BuildPlan
-from model.bundle.manifest import GraphSpec, TensorSpec
+from model.bundle import hlo
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.spec import BundleSpec
 from model.graph_io import Outputs, StepInputs
 from model.nki.backing import backing_of
 from model.ops import Ops, State
@@ -28,18 +29,16 @@ from model.ops import Ops, State
 class TracedOps(Ops):
     """The graph's version of the operations, on torch tensors that stand for JAX values."""
 
-    def __init__(self, ranks: int, inline: bool = False, world: int = 0) -> None:
-        self.ranks, self.inline, self.world = ranks, inline, world or ranks
+    def __init__(self, ranks: int, world: int = 0) -> None:
+        self.ranks, self.world = ranks, world or ranks
         self._kinds: dict[Any, Callable[..., Any]] = {}
 
     def grouped(self, ranks: int) -> Ops:
-        return TracedOps(ranks, self.inline, self.world)
+        return TracedOps(ranks, self.world)
 
     def call(self, module: nn.Module, *args: Any) -> Any:
-        if self.inline:
-            return module(*args)
         # modules of one type and config share a trace; other shapes make JAX trace again
-        kind = (type(module), module.kind)
+        kind = (type(module), module.config)
         if kind not in self._kinds:
 
             def run(weights: Any, inner: Any) -> Any:
@@ -75,14 +74,13 @@ class TracedOps(Ops):
         return interop.call_jax(lambda a: collectives.all_gather(a, self.ranks, self.world), x)
 
 
-def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
+def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     """The serialized HloModuleProto of one planned graph, for one rank.
 
     Its parameters are the graph's weights, inputs and state in the plan's order; its results the
     outputs, then the state, each state parameter aliased to its result.
     """
-    spec = plan.spec
-    ops = TracedOps(spec.tp, spec.inline)
+    ops = TracedOps(spec.tp)
     pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph))
     weight_names = spec.weight_names()
     held = {t.name for t in graph.weights}
@@ -91,7 +89,7 @@ def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
 
     # what crosses into torch are arrays alone: torchax would wrap a callable argument
     def step(named: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
-        out: Outputs = torch.func.functional_call(pair, named, (stage, graph.k, inputs, *state))
+        out: Outputs = torch.func.functional_call(pair, named, (stage, inputs, *state))
         return (*out.visible, out.draft_state, out.target_caches)
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
@@ -100,7 +98,7 @@ def lower_graph(plan: BuildPlan, graph: GraphSpec) -> bytes:
         return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), *grouped_state(graph, state)))
 
     jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
-    run.__name__ = graph.tag
+    run.__name__ = graph.key.name
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
     module: Any = lowered.compiler_ir("hlo")
     return hlo.canonical(module.as_serialized_hlo_module_proto())

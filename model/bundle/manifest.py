@@ -1,168 +1,173 @@
-"""The bundle on disk: what manifest.json says.
+"""manifest.json: what a bundle is, which files it has, and how they were made; checked whole before any use.
 
-safetensors and JSON only: nothing in a bundle is unpickled or executed.
+safetensors, HLO protos and JSON only: nothing in a bundle is unpickled or executed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Annotated, Any, Literal
 
-from model.bundle.agreement import check_agreement
-from model.bundle.schema import MANIFEST_BYTES, TAGS, Wrong, check_names, check_types, shown
-from model.config import Qwen3Config
-from model.draft_config import DraftConfig, draft_config
-from model.drafting import Drafting, recorded
-from model.dtypes import BY_NAME
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.plan import BundlePlan, make_plan
+from model.bundle.spec import MAX_TP, BundleSpec, Name, spec_from_json
+from model.bundle.weights import shard_file
 from model.errors import UserError
+from model.strict import Length, Range, Text, Wrong, read, shown
 
 FORMAT = "trnspec-bundle"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+# the largest manifest that is read
+MANIFEST_BYTES = 16 << 20
 _PIECE = 1 << 20
-_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-PREFILL, FUSED, DECODE = TAGS[:3]
+_FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
+_Digest = Annotated[str, Text(r"[0-9a-f]{64}", "a sha256")]
+_FileName = Annotated[str, Text(r"[A-Za-z0-9_./-]{1,500}", "a file's name")]
+_Names = Annotated[dict[str, Name], Length(0, 100)]
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """Name, shape and dtype of one graph parameter."""
+class File:
+    """A file of a bundle: the hash of what made it, its digest and its size."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        return BY_NAME[self.dtype].bytes * math.prod(self.shape)
+    recipe: _Digest
+    sha256: _Digest
+    bytes: Annotated[int, Range(0, 1 << 50)]
 
 
 @dataclass(frozen=True)
-class GraphSpec:
-    """One compiled graph: parameters in order are weights, inputs, state; state is aliased to outputs."""
+class Compiler:
+    """What the Neuron SDK made: `neff` is none, neff (files of single graphs) or model.pt (what NxDI loads)."""
 
-    tag: str
-    bucket: int
-    k: int
-    weights: tuple[TensorSpec, ...]
-    inputs: tuple[TensorSpec, ...]
-    state: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    collectives: dict[str, int]
-
-    @property
-    def rows(self) -> int:
-        """N: the rows that the target verifies, and the most ids that a step emits."""
-        return self.k + 1
-
-    @property
-    def file(self) -> str:
-        return f"hlo/{self.tag}_bk{self.bucket}.hlo.pb"
+    toolchain: Literal["cpu", "compiler", "full"] = "cpu"
+    neff: Literal["none", "neff", "model.pt"] = "none"
+    target: Name = "none"
+    lnc: Literal[0, 1, 2] = 0
+    flags: Annotated[dict[str, str], Length(0, 8)] = dataclasses.field(default_factory=dict)
+    versions: _Names = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """A bundle folder whose manifest has been read and understood."""
+class _Stored:
+    """The manifest but its format and its spec, which `spec_from_json` reads."""
 
-    path: Path
-    manifest: dict[str, Any]
-    graphs: tuple[GraphSpec, ...]
+    graphs: Annotated[dict[_FileName, _Digest], Length(1, 4096)]
+    files: Annotated[dict[_FileName, dict[str, Any]], Length(1, 10_000)]
+    versions: _Names
+    commit: Name | None
+    compiler: Compiler
 
-    def __getitem__(self, key: str) -> Any:
-        return self.manifest[key]
 
-    @property
-    def drafting(self) -> Drafting:
-        """The drafter."""
-        return recorded(self.manifest)
+@dataclass(frozen=True)
+class Manifest:
+    """A checked manifest: the spec, what follows from it, the files by name, how they were made, its own digest."""
 
-    @property
-    def ks(self) -> tuple[int, ...]:
-        """Every k that a step may have, rising, 0 among them: the target's own graph is in every bundle."""
-        return tuple(self.manifest.get("ks", sorted({0, self["k"]})))
-
-    @property
-    def separate(self) -> bool:
-        """Whether steps have graphs that draft and verify one after the other."""
-        return bool(self["spec"].get("separate", False))
+    spec: BundleSpec
+    plan: BundlePlan
+    files: dict[str, File]
+    compiler: Compiler
+    versions: dict[str, str]
+    commit: str | None
+    digest: str
 
     @property
-    def mask_axes(self) -> int:
-        """Axes of the masks of a step with drafts: 2 are one of a sequence, 3 one of each row, 0 is no mask."""
-        return max((len(t.shape) for g in self.graphs for t in g.inputs if t.name == "allowed"), default=0)
-
-    def graph(self, tag: str, bucket: int) -> GraphSpec:
-        return next(g for g in self.graphs if (g.tag, g.bucket) == (tag, bucket))
-
-    def title(self, role: str) -> str:
-        """A model for people: its name, and its size where that is a folder's, which may be any word."""
-        name: str = self.manifest["models"][role]["name"]
-        if "config" not in self.manifest["models"][role] or "/" in name:
-            return name
-        count = self.config(role).parameter_count
-        size = next((f"{count / unit:.1f}{sign}" for unit, sign in _UNITS if count >= unit), str(count))
-        return f"{name} ({size})"
-
-    @overload
-    def config(self, role: Literal["target"]) -> Qwen3Config: ...
-
-    @overload
-    def config(self, role: str) -> DraftConfig: ...
-
-    def config(self, role: str) -> DraftConfig:
-        """The configuration of the target or the draft."""
-        kind = "" if role == "target" else self.drafting.kind
-        return draft_config(kind, self.manifest["models"][role]["config"])
+    def has_weights(self) -> bool:
+        """Whether every rank has its weights."""
+        return shard_file(0) in self.files
 
 
-def read_bundle(path: Path) -> Bundle:
-    """Read a bundle's manifest; UserError says why the folder is not a bundle of this version.
+def manifest_json(
+    plan: BundlePlan, files: dict[str, File], compiler: Compiler, versions: dict[str, str], commit: str | None
+) -> bytes:
+    """The bytes of a bundle's manifest."""
+    value = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "spec": plan.spec.as_json(),
+        "graphs": graph_digests(plan),
+        "files": {name: dataclasses.asdict(file) for name, file in sorted(files.items())},
+        "compiler": dataclasses.asdict(compiler),
+        "versions": versions,
+        "commit": commit,
+    }
+    value["manifest_sha256"] = canonical_hash(value)
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
-    The files are not looked at: who loads them calls open_bundle.
-    """
-    file = path / MANIFEST
-    if not file.is_file():
-        raise UserError(
-            f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
-            "run compile.build with the same --out to finish it"
-        )
-    with file.open("rb") as opened:
-        return parse_manifest(opened.read(MANIFEST_BYTES + 1), str(file), path)
 
+def parse_manifest(content: bytes, file: str) -> Manifest:
+    """The manifest of these bytes; UserError, naming the file, if a build did not write them.
 
-def parse_manifest(content: bytes, file: str, path: Path) -> Bundle:
-    """The bundle that a manifest's bytes describe; UserError, naming the file, if they describe none.
-
-    A manifest is anybody's: its own digest, every type and range, and the agreement of its fields are checked here.
+    A manifest is untrusted: its size, its own digest, every type and range are checked, the spec is checked as a
+    build checks its own, and everything else a loader uses follows from a new plan of it.
     """
     try:
-        manifest = _loaded(content)
-        version = manifest["format_version"] if manifest["format"] == FORMAT else None
+        raw = _loaded(content)
+        version = raw["format_version"] if raw["format"] == FORMAT else None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is not a bundle's manifest ({type(error).__name__}); build the bundle again"
         ) from error
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{file} is a bundle's of format {shown(version)}, this version reads {FORMAT_VERSION}; "
-            "build it again with this version"
+            f"{file} is a bundle's of format {shown(version)}, this version reads {FORMAT_VERSION}; build it again with "
+            "this version"
         )
-    if manifest_digest(manifest) != manifest.get("manifest_sha256"):
+    digest = raw.pop("manifest_sha256", None)
+    if canonical_hash(raw) != digest:
         raise UserError(
             f"{file} was changed after it was written (its own digest differs); build the bundle again or copy it again"
         )
     try:
-        check_types(manifest)
-        check_names(manifest["files"], file, MANIFEST)
-        check_agreement(manifest, canonical_hash([manifest["spec"], manifest["models"]]))
-    except Wrong as wrong:
+        return _checked({n: v for n, v in raw.items() if n not in ("format", "format_version")}, digest)
+    except (Wrong, UserError, RecursionError) as wrong:
         raise UserError(f"{file} is not what a build writes: {wrong}; build the bundle again") from wrong
-    return Bundle(path, manifest, tuple(_graph(g) for g in manifest["graphs"]))
+
+
+def _checked(raw: dict[str, Any], digest: str) -> Manifest:
+    if "spec" not in raw:
+        raise Wrong("spec is missing")
+    spec = spec_from_json(raw.pop("spec"))
+    spec.check()
+    stored = read(_Stored, raw)
+    files = {name: read(File, value, f"files.{shown(name)[1:-1]}") for name, value in stored.files.items()}
+    plan = make_plan(spec)
+    if stored.graphs != graph_digests(plan):
+        raise Wrong("its graphs are not those that this version plans for its spec")
+    if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
+        raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
+    _check_names(files)
+    needed = {*stored.graphs, "neuron_config.json", *(["model.pt"] if stored.compiler.neff == "model.pt" else [])}
+    shards = {shard_file(rank) for rank in range(MAX_TP)} & files.keys()
+    if shards:
+        needed |= {shard_file(rank) for rank in range(spec.tp)}
+    if missing := sorted(needed - files.keys()):
+        raise Wrong(f"files lacks {missing[0]}")
+    if odd := sorted((shards | {n for n in files if n.startswith("hlo/")}) - needed):
+        raise Wrong(f"files has {odd[0]}, which its spec does not have")
+    return Manifest(spec, plan, files, stored.compiler, stored.versions, stored.commit, digest)
+
+
+def _check_names(files: dict[str, File]) -> None:
+    """Raise Wrong for the name of a file that could leave the folder, or stand for a different file there."""
+    folders = {parent for name in files for parent in _parents(name)}
+    for name in files:
+        plain = _FILE_NAME(name) and not name.endswith((".part", ".tmp"))
+        if not plain or name.casefold() == MANIFEST or name in folders:
+            raise Wrong(f"it names {shown(name)}, no file of a bundle; do not trust it")
+    if len({name.casefold() for name in files}) < len(files):
+        raise Wrong("it names two files that differ in case alone; do not trust it")
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _loaded(content: bytes) -> Any:
@@ -171,39 +176,21 @@ def _loaded(content: bytes) -> Any:
     return json.loads(content.decode("utf-8"))
 
 
-def _graph(raw: dict[str, Any]) -> GraphSpec:
-    def tensors(key: str) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(n, tuple(s), d) for n, s, d in raw[key])
+def graph_digests(plan: BundlePlan) -> dict[str, str]:
+    """The file of each graph -> the digest of everything that is planned for it."""
+    lists: dict[int, str] = {}
 
-    return GraphSpec(
-        raw["tag"],
-        raw["bucket"],
-        raw["k"],
-        tensors("weights"),
-        tensors("inputs"),
-        tensors("state"),
-        tensors("outputs"),
-        dict(raw["collectives"]),
-    )
+    def digest(tensors: tuple[TensorSpec, ...]) -> str:
+        # most graphs share their weights: thousands of rows, hashed once
+        if id(tensors) not in lists:
+            lists[id(tensors)] = canonical_hash([[t.name, t.shape, t.dtype] for t in tensors])
+        return lists[id(tensors)]
 
+    def of(graph: GraphSpec) -> str:
+        tensors = (graph.weights, graph.inputs, graph.state, graph.outputs)
+        return canonical_hash([list(graph.key), *map(digest, tensors), graph.collectives])
 
-def graph_as_json(graph: GraphSpec) -> dict[str, Any]:
-    """A GraphSpec as the manifest holds it."""
-
-    def rows(tensors: tuple[TensorSpec, ...]) -> list[Any]:
-        return [[t.name, list(t.shape), t.dtype] for t in tensors]
-
-    return {
-        "tag": graph.tag,
-        "bucket": graph.bucket,
-        "k": graph.k,
-        "file": graph.file,
-        "weights": rows(graph.weights),
-        "inputs": rows(graph.inputs),
-        "state": rows(graph.state),
-        "outputs": rows(graph.outputs),
-        "collectives": graph.collectives,
-    }
+    return {graph.file: of(graph) for graph in plan.graphs}
 
 
 def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
@@ -214,11 +201,6 @@ def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> s
             digest.update(piece[:count])
             told(count)
     return digest.hexdigest()
-
-
-def manifest_digest(manifest: dict[str, Any]) -> str:
-    """The sha256 of the canonical JSON of a manifest without its own digest."""
-    return canonical_hash({k: v for k, v in manifest.items() if k != "manifest_sha256"})
 
 
 def canonical_hash(value: Any) -> str:

@@ -1,88 +1,177 @@
-"""`open_bundle`: the one way to load a bundle, after every byte of it has been held against its manifest.
+"""`open_bundle`: the one way to load a bundle. What is verified is what is used.
 
-A verified bundle is remembered by a stamp in its folder: while inode, size, times and recorded digest of every file
-are what they were, the files are not read again. Reading takes about 1.5 s a GB and core.
+The folder is opened once, and every file below that very folder, without following links; a file is read whole, its
+size and digest are held against the manifest, and its user gets the bytes that were hashed. So nothing can be
+exchanged between the check and the use, and nothing is remembered from one load to the next.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import hashlib
 import os
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import Bundle, canonical_hash, read_bundle, sha256_of
-from model.bundle.signature import check_signed, key_of
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest, parse_manifest
+from model.bundle.plan import BundlePlan
+from model.bundle.signature import SIGNATURE, check_signature, key_of
+from model.bundle.spec import BundleSpec
 from model.errors import UserError
 from model.progress import progress
 
-STAMP = ".verified"
 _READERS = min(4, os.cpu_count() or 1)
+_PIECE = 1 << 20
+_SIGNATURE_BYTES = 1 << 16
+Told = Callable[[int], None]
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
-def open_bundle(path: Path, verify: bool = True) -> Bundle:
-    """The bundle in a folder, whole; UserError names the first file that is not what the manifest says.
+class _Folder:
+    """An open folder; it is closed with the last bundle that refers to it."""
 
-    Without `verify` only the manifest is checked: a damaged or exchanged file then runs, and its output is anything.
+    def __init__(self, path: Path) -> None:
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+    def open(self, name: str) -> int:
+        """A descriptor of a regular file below the folder; OSError if a link or anything else is on the way."""
+        *parents, last = name.split("/")
+        at, held = self.fd, list[int]()
+        try:
+            for parent in parents:
+                at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+                held.append(at)
+            # a pipe without a writer would wait forever
+            found = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        finally:
+            for fd in held:
+                os.close(fd)
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            os.close(found)
+            raise OSError(errno.EINVAL, "is no regular file")
+        return found
+
+    def small(self, name: str, most: int) -> bytes | None:
+        """The bytes of a small file, at most one more than `most`; None where there is none."""
+        try:
+            fd = self.open(name)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read(most + 1)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its manifest is checked, and each file is checked as it is read."""
+
+    path: Path
+    manifest: Manifest
+    content: bytes
+    _folder: _Folder
+
+    @property
+    def spec(self) -> BundleSpec:
+        return self.manifest.spec
+
+    @property
+    def plan(self) -> BundlePlan:
+        return self.manifest.plan
+
+    @property
+    def graphs(self) -> tuple[GraphSpec, ...]:
+        return self.manifest.plan.graphs
+
+    @property
+    def files(self) -> dict[str, File]:
+        return self.manifest.files
+
+    def read(self, name: str, told: Told = lambda count: None) -> bytearray:
+        """The bytes of a file; UserError if they are not those that the build wrote."""
+        content, clause = self._read(name, told)
+        if clause:
+            raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
+        return content
+
+    def fault(self, name: str, told: Told = lambda count: None) -> str:
+        """How a file differs from its entry in the manifest, as the end of a sentence; "" if it does not."""
+        return self._read(name, told)[1]
+
+    def _read(self, name: str, told: Told) -> tuple[bytearray, str]:
+        entry = self.files[name]
+        try:
+            fd = self._folder.open(name)
+        except FileNotFoundError:
+            return bytearray(), "is missing"
+        except OSError as error:
+            return bytearray(), "is a link" if error.errno == errno.ELOOP else f"cannot be read ({error.strerror})"
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            if (size := os.fstat(fd).st_size) != entry.bytes:
+                return bytearray(), f"has {size} bytes, the manifest says {entry.bytes}"
+            content, digest, done = bytearray(size), hashlib.sha256(), 0
+            view = memoryview(content)
+            try:
+                while done < size and (count := file.readinto(view[done : done + _PIECE])):
+                    digest.update(view[done : done + count])
+                    done += count
+                    told(count)
+            except OSError as error:
+                return bytearray(), f"cannot be read ({error.strerror})"
+        return (content, "") if digest.hexdigest() == entry.sha256 else (bytearray(), "does not match the manifest")
+
+    def title(self, role: str) -> str:
+        """A model for people: its name, and its size where that is a folder's, which may be any word."""
+        part = next((p for p in self.spec.parts if p.role == role), None)
+        if part is None or "/" in part.name:
+            return part.name if part else "none"
+        count = part.config.parameter_count
+        return f"{part.name} ({next((f'{count / unit:.1f}{sign}' for unit, sign in _UNITS if count >= unit), count)})"
+
+
+def read_bundle(path: Path) -> Bundle:
+    """A folder's bundle with its manifest checked, and its signature where a key is set; no file is read yet.
+
+    UserError says why the folder is not a bundle of this version.
     """
-    bundle, signed = read_bundle(path), key_of()
-    if signed:
-        check_signed(path, signed)
-    state = _state(bundle)
-    # a stamp is as writable as the files: where a signature is asked for, it is no proof
-    if verify and (signed or not _stamped(bundle, state)):
-        if sentences := damage(bundle):
-            raise UserError(f"{path} is damaged: {sentences[0]}; build the bundle again or copy it again")
-        _stamp(bundle, state)
+    folder = _Folder(path)
+    content = folder.small(MANIFEST, MANIFEST_BYTES)
+    if content is None:
+        raise UserError(
+            f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
+            "run compile.build with the same --out to finish it"
+        )
+    if key := key_of():
+        check_signature(content, folder.small(SIGNATURE, _SIGNATURE_BYTES), key, str(path))
+    return Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, folder)
+
+
+def open_bundle(path: Path) -> Bundle:
+    """The bundle in a folder, every file of it checked but the weights, which are checked as they are loaded.
+
+    UserError names the first file that is not what the manifest says.
+    """
+    bundle = read_bundle(path)
+    if sentences := damage(bundle, [name for name in bundle.files if not name.startswith("weights/")]):
+        raise UserError(f"{path} is damaged: {sentences[0]}; build the bundle again or copy it again")
     return bundle
 
 
-def damage(bundle: Bundle) -> list[str]:
-    """One sentence for each file that is missing, of another size or another content; every byte is read."""
-    files = sorted(bundle["files"].items())
-    total = sum(entry["bytes"] for _, entry in files)
+def damage(bundle: Bundle, names: Any = None) -> list[str]:
+    """One sentence for each of these files, or of all, that is missing, of another size or another content."""
+    files = sorted(bundle.files if names is None else names)
+    total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
-        clauses = pool.map(lambda file: fault_of(bundle.path / file[0], file[1], task.advance), files)
-        return [f"{name} {clause}" for (name, _), clause in zip(files, clauses, strict=True) if clause]
-
-
-def fault_of(file: Path, entry: dict[str, Any], told: Callable[[int], None] = lambda count: None) -> str:
-    """How a file differs from its entry in the manifest, as the end of a sentence; nothing if it does not."""
-    try:
-        if not file.is_file():
-            return "is missing"
-        if (size := file.stat().st_size) != entry["bytes"]:
-            return f"has {size} bytes, the manifest says {entry['bytes']}"
-        if sha256_of(file, told) != entry["sha256"]:
-            return "has another content than the manifest says (sha256 differs)"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return ""
-
-
-def _state(bundle: Bundle) -> str:
-    """What must differ when any file does: of each its place, size, times and recorded digest; "" if one is missing."""
-    try:
-        stats = {name: (bundle.path / name).stat() for name in bundle["files"]}
-    except OSError:
-        return ""
-    places = {n: [s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for n, s in stats.items()}
-    digests = {name: entry["sha256"] for name, entry in bundle["files"].items()}
-    return canonical_hash([bundle["manifest_sha256"], places, digests])
-
-
-def _stamped(bundle: Bundle, state: str) -> bool:
-    try:
-        return bool(state) and (bundle.path / STAMP).read_text(encoding="utf-8") == state
-    except (OSError, ValueError):
-        return False
-
-
-def _stamp(bundle: Bundle, state: str) -> None:
-    """Remember the state that was verified; a folder that cannot be written is verified at each start."""
-    temporary = bundle.path / f"{STAMP}.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        temporary.write_text(state, encoding="utf-8")
-        temporary.replace(bundle.path / STAMP)
+        clauses = pool.map(lambda name: bundle.fault(name, task.advance), files)
+        return [f"{name} {clause}" for name, clause in zip(files, clauses, strict=True) if clause]

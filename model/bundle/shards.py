@@ -1,73 +1,82 @@
-"""A bundle's weight files against its graphs: ranks, names, shapes and dtypes, from the files' headers alone.
+"""A rank's file of weights: its header follows from the plan, so a loader compares it byte by byte and parses nothing.
 
-Nothing else notices shards of another rank, tp, model or layout before a graph has run on them: two ranks' files have
-one set of names, and an engine takes whatever has these.
+Format of safetensors: eight bytes with the header's length, the header as JSON, the tensors' bytes without gaps.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import numpy as np
 
-from model.bundle.manifest import Bundle, TensorSpec
-from model.bundle.weights import shard_file
-from model.dtypes import BY_SAFETENSORS
+from model.bundle.graph_spec import TensorSpec
+from model.bundle.manifest import canonical_hash
+from model.bundle.opening import Bundle
+from model.bundle.plan import BundlePlan
+from model.bundle.weights import RANK, shard_file
+from model.dtypes import BY_NAME
+from model.errors import UserError
 
 
-def cut_label(layout: dict[str, Any], rank: int) -> dict[str, str]:
-    """What a shard's file says about itself: the manifest's layout of weights, and the rank that it was cut for.
+def shard_specs(plan: BundlePlan) -> list[TensorSpec]:
+    """The tensors of a shard in its file's order.
 
-    One entry, because a header's entries come in another order in every file.
+    Readers want each number at a multiple of its size; a rank's number comes before its weights.
     """
-    return {"cut": json.dumps(layout | {"rank": rank}, sort_keys=True)}
+    specs = plan.target_weights + plan.draft_weights
+    return sorted(specs, key=lambda t: (-BY_NAME[t.dtype].bytes, t.dtype != "int32", not t.name.endswith(RANK)))
 
 
-def faults(bundle: Bundle) -> Iterator[str]:
-    """A clause for each file of weights that was cut for other graphs than the bundle's, the first difference each."""
-    wanted = {t.name: t for graph in bundle.graphs for t in graph.weights}
-    tp, ranks = bundle["tp"], bundle["weights"]["ranks"]
-    if ranks != tp:
-        yield f"its weights were cut for {ranks} ranks and its graphs for {tp}"
-    for rank in range(tp):
-        try:
-            found, label = _header(bundle, rank)
-        except (OSError, SafetensorError) as error:
-            yield f"{shard_file(rank)} cannot be read ({error})"
-            continue
-        differences = [*(_differences(wanted, found) if wanted else ()), *_other_cut(label, bundle["weights"], rank)]
-        for difference in differences[:1]:
-            yield f"{shard_file(rank)} was cut for another model, rank or layout: {difference}"
+def shard_header(plan: BundlePlan, rank: int) -> bytes:
+    """The first bytes of a rank's file: names, shapes, dtypes, and a label of the models, their split and the rank.
+
+    Shards of a different rank or model may have the same names; only the label tells them apart before a run.
+    """
+    spec = plan.spec
+    split = [p.ranks for p in spec.parts], [p.head_ranks for p in spec.parts], [list(p.packing) for p in spec.parts]
+    layout = canonical_hash([[repr(p.config) for p in spec.parts], split, spec.tp, spec.dtype])
+    header, at = dict[str, object](), 0
+    for tensor in shard_specs(plan):
+        shape = list(tensor.shape)
+        header[tensor.name] = {
+            "dtype": BY_NAME[tensor.dtype].safetensors,
+            "shape": shape,
+            "data_offsets": [at, at + tensor.bytes],
+        }
+        at += tensor.bytes
+    label = {"cut": f"rank {rank} of layout {layout[:16]}"}
+    text = json.dumps({"__metadata__": label} | header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
-def _header(bundle: Bundle, rank: int) -> tuple[dict[str, TensorSpec], dict[str, str]]:
-    with safe_open(bundle.path / shard_file(rank), framework="np") as shard:
-        slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
-        return {n: TensorSpec(n, tuple(s.get_shape()), _dtype(s)) for n, s in slices.items()}, shard.metadata() or {}
+def shard_fault(content: bytes | bytearray, plan: BundlePlan, rank: int) -> str:
+    """Why a file's bytes are not this rank's shard of this plan, as the end of a sentence; "" if they are."""
+    header = shard_header(plan, rank)
+    if content[: len(header)] != header:
+        return "was cut for another model, rank or layout"
+    size = len(header) + sum(t.bytes for t in shard_specs(plan))
+    if len(content) != size:
+        return f"has {len(content)} bytes, its tensors need {size}"
+    # NaN and infinities have all bits of the exponent
+    for name, array in _tensors(content, plan, len(header)):
+        if array.dtype != np.int32 and not np.isfinite(array.astype(np.float32)).all():
+            return f"holds a NaN or an infinity in {name}"
+    return ""
 
 
-def _dtype(stored: Any) -> str:
-    # one that no graph takes keeps its name: the difference says it
-    name: str = stored.get_dtype()
-    return BY_SAFETENSORS[name].name if name in BY_SAFETENSORS else name
+def shard_tensors(bundle: Bundle, rank: int) -> dict[str, np.ndarray]:
+    """The weights of a rank by name, checked; UserError says what is wrong with the file."""
+    name = shard_file(rank)
+    content = bundle.read(name)
+    if clause := shard_fault(content, bundle.plan, rank):
+        raise UserError(f"{bundle.path} cannot run: {name} {clause}; build the bundle again")
+    return dict(_tensors(content, bundle.plan, len(shard_header(bundle.plan, rank))))
 
 
-def _other_cut(label: dict[str, str], layout: dict[str, Any], rank: int) -> Iterator[str]:
-    was, needed = (json.loads(found.get("cut", "{}")) for found in (label, cut_label(layout, rank)))
-    for key in sorted(needed):
-        if was.get(key) != needed[key]:
-            yield f"its {key} is {was.get(key)}, the graphs take {needed[key]}"
-
-
-def _differences(wanted: dict[str, TensorSpec], found: dict[str, TensorSpec]) -> Iterator[str]:
-    for name, tensor in wanted.items():
-        if name not in found:
-            yield f"it lacks {name}"
-        elif found[name] != tensor:
-            one = found[name]
-            yield f"it has {name} as {one.dtype} {one.shape}, the graphs take {tensor.dtype} {tensor.shape}"
-    for name in found.keys() - wanted.keys():
-        if name.endswith(".weight"):
-            yield f"it has {name}, which no graph takes"
+def _tensors(content: bytes | bytearray, plan: BundlePlan, at: int) -> Iterator[tuple[str, np.ndarray]]:
+    for tensor in shard_specs(plan):
+        dtype = BY_NAME[tensor.dtype].numpy
+        yield tensor.name, np.frombuffer(content, dtype, tensor.bytes // dtype.itemsize, at).reshape(tensor.shape)
+        at += tensor.bytes

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import MANIFEST, read_bundle
+from model.bundle.manifest import MANIFEST
 from model.errors import UserError
 
 SIGNATURE = f"{MANIFEST}.minisig"
@@ -28,8 +28,14 @@ def _minisign() -> Any:
 
 
 def key_of(option: str = "") -> str:
-    """The public key that bundles must be signed with: the option's, else the environment's; "" asks for none."""
-    return option or os.environ.get(VARIABLE, "")
+    """The public key that bundles must be signed with: the option's, else the environment's; "" asks for none.
+
+    UserError for an empty variable: a deployment whose key got lost must not load unsigned bundles.
+    """
+    key = option or os.environ.get(VARIABLE)
+    if key is not None and not key.strip():
+        raise UserError(f"{VARIABLE} is set and empty; set it to a public key, or unset it to load unsigned bundles")
+    return key or ""
 
 
 def check_signature(content: bytes, signature: bytes | None, key: str, where: str) -> None:
@@ -52,23 +58,14 @@ def check_signature(content: bytes, signature: bytes | None, key: str, where: st
         ) from error
 
 
-def check_signed(bundle: Path, key: str) -> None:
-    """The same for a bundle's folder."""
-    file = bundle / SIGNATURE
-    signature = file.read_bytes() if file.is_file() else None
-    check_signature((bundle / MANIFEST).read_bytes(), signature, key, str(bundle))
-
-
-def sign(bundle: Path, key_file: Path) -> Path:
-    """Sign a bundle's manifest with minisign's secret key and return the signature's file."""
+def sign(content: bytes, name: str, key_file: Path) -> bytes:
+    """The signature of a manifest's bytes by minisign's secret key; `name` is the bundle's, in the trusted comment."""
     minisign = _minisign()
-    read_bundle(bundle)
     try:
         key = minisign.SecretKey.from_file(key_file)
         if key.is_encrypted():
             key.decrypt(getpass.getpass(f"password of {key_file}: "))
-        signature = key.sign((bundle / MANIFEST).read_bytes(), trusted_comment=f"bundle {bundle.resolve().name}")
+        signature = key.sign(content, trusted_comment=f"bundle {name}")
     except (ValueError, EOFError) as error:
         raise UserError(f"{key_file} cannot sign ({error}); give a secret key that minisign -G wrote") from error
-    (bundle / SIGNATURE).write_bytes(bytes(signature) + b"\n")
-    return bundle / SIGNATURE
+    return bytes(signature) + b"\n"

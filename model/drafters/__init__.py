@@ -1,29 +1,29 @@
 """The protocol of drafters: who proposes a step's k drafts, and what it must remember for the next step.
 
     candidates_BN, state = drafter.propose(window, input_ids, draw, state)
-    draws, features      = target(candidates_BN)                       # N = k + 1 rows in one pass
+    draws, taps          = target(candidates_BN)                       # N = k + 1 rows in one pass
     kept                 = accept(candidates_BN, draws)                # 1 .. N ids: the target's own draws
-    state                = drafter.keep(Verified(candidates_BN, kept, features), state)
+    state                = drafter.keep(Verified(candidates_BN, kept, taps), state)
 
-What is emitted is the target's own draw, so a drafter is right whatever it proposes: it is only more or less often
-accepted. It draws with the noise of the positions it proposes for, which is what makes it accepted at temperatures
-above 0. A drafter is
+What is emitted is the target's own draw, so a drafter is right whatever it proposes: only how often it is accepted
+depends on it. It draws with the noise of the positions it proposes for, which is what makes it accepted at
+temperatures above 0. A drafter is
 
-  kind     | proposes by                                         | its model | needs of the target | remembers
-  ---------|-----------------------------------------------------|-----------|---------------------|---------------
-  (host)   | what came with the id: nothing, or the host's drafts | none     | nothing             | nothing
-  chain    | k passes, the first of 2 rows, the others of 1       | a Qwen3   | nothing             | caches, an id
-  medusa   | 1 head a draft on one state                         | heads     | its last state      | that state
-  parallel | 1 pass of 2k rows, k - 1 of them masks              | a Qwen3   | nothing             | caches, ids
-  eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row                 | one layer | states of layers    | a cache, a state
+  kind     | proposes by                                    | its model | reads of the target | remembers
+  ---------|------------------------------------------------|-----------|---------------------|---------------
+  (host)   | the host's drafts, or none                     | none      | nothing             | nothing
+  chain    | k passes, the first of 2 rows, the others of 1 | a Qwen3   | nothing             | caches, an id
+  medusa   | 1 head a draft on one state                    | heads     | its last state      | that state
+  parallel | 1 pass of 2k rows, k - 1 of them masks         | a Qwen3   | nothing             | caches, ids
+  eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row           | one layer | states of layers    | a cache, a state
 
-- its model: an nn.Module, `draft_model` in a pair; its weights' names and cuts are in model/bundle/weights.py;
-- what it needs: `taps`, indexes of the target's hidden states as transformers counts them, concatenated in `features`;
+- its model: an nn.Module, `draft_model` in a pair;
+- what it reads: `taps`, indexes of the target's hidden states as transformers counts them, concatenated in `features`;
 - its state, `DraftState`: caches as a decoder's, and `kept` tensors (B, K, F), slot b's in row b. It crosses a graph's
-  border like the target's caches, aliased, in the order that `model/drafting.py` declares: a host loop never sees it;
+  border like the target's caches, aliased, in the order of its `Kind`: a host loop never sees it;
 - a step's rows end at the input id's position p. `keep` moves what is remembered on by the count of kept ids, so
   that `propose` finds the same shape at every step, and no offset in a graph depends on how many were kept;
-- its cost: the passes of its model in a step, rows and draws of each, in `model/drafting.py`.
+- its `Kind`: what a build, a plan and a tuner must know of it. A new drafter is one file and a line in registry.py.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
-from model.ops import iota
+from model.ops import Ops, iota
+from model.parallel import Shard
 from model.rank_model import RankModel
-from model.sampling import Draw
+from model.rough_filters import roughly
+from model.sampling import Draw, Sampling
 from model.window import Window
 
 
@@ -74,6 +76,13 @@ class Drafter:
     # indexes of the target's hidden states that `keep` and `prompt` are given, as transformers counts them
     taps: tuple[int, ...] = ()
     model: RankModel | None = None
+
+    def draw(self, ops: Ops, asked: Sampling, window: Window, of_target: Draw, shard: Shard) -> Draw:
+        """What the drafts are drawn with: the target's noise, made for the draft's own ids where its shard differs."""
+        own = shard if self.model is None else self.model.shard
+        if self.model is not None and (own.ids_V is not None or own.width != shard.width):
+            of_target = self.model.kernels.prepare(ops, asked, window.drawn_BN, own)
+        return roughly(of_target)
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         """(B, N) the input ids at their positions and k drafts after them; T is 1, or N where the host drafts."""

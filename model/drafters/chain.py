@@ -10,8 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.backing import Backing
+from model.bundle.weights import decoder_packing, decoder_weights
+from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_of
+from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives
+from model.graph_key import GraphKey
 from model.ops import iota
+from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Draw
 from model.window import Window
@@ -29,24 +35,61 @@ class Chain(Drafter):
         model, (before_B11,) = self.model, state.kept
         # a draft of other groups: its own operations, so that no trace of the target's is called for it
         ops, placement = model.parallel.ops, window.placement
-        # a prompt has at least one id; a slot without a sequence is at position 0, and its rows are nobody's
+        # a prompt has at least one id; a slot without a sequence is at position 0, and its rows are ignored
         positions_B2 = (placement.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
-        x_B2E, caches = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
+        passed = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
         _, of_first = window.row(0, draw)
-        first = model.kernels.coupled_sample(model.head_ops, model.logits(x_B2E[:, 1]), of_first)
-        drafts_CB1 = [first.ranked().unsqueeze(-1)]
+        draws = model.kernels.coupled_sample(model.head_ops, model.logits(passed.x_BNE[:, 1]), of_first)
+        drafts_B1 = [draws.merged()[:, None]]
         for n in range(1, window.k):
-            draws, caches, _ = ops.call(model, drafts_CB1[-1][0], caches, *window.row(n, draw))
-            drafts_CB1.append(draws.ranked())
-        return window.candidates(ids_BT, torch.cat(drafts_CB1, -1)), DraftState(caches, state.kept)
+            draws, passed = ops.call(model, drafts_B1[-1], passed.caches, *window.row(n, draw))
+            drafts_B1.append(draws.merged()[:, None])
+        return torch.cat((ids_BT, *drafts_B1), 1), DraftState(passed.caches, state.kept)
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
         return state._replace(kept=(rows_of(verified.candidates_BN.unsqueeze(-1), verified.count_B1 - 1),))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
-        _, caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement)
+        caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement).caches
         last_111 = rows_of(prompt.ids_1S.unsqueeze(-1), prompt.length_1[:, None] - 1)
         slot_1 = prompt.placement.slots_B
         assert slot_1 is not None
         return DraftState(caches, (in_slot(state.kept[0], last_111, slot_1),))
+
+
+def make(config: Qwen3Config, parallel: Parallel, backing: Backing, target: Qwen3Config) -> Chain:
+    """The drafter with its model on one rank."""
+    return Chain(Qwen3(config, parallel, backing))
+
+
+def collectives(config: Qwen3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
+    """Those of a decoder's passes."""
+    return decoder_collectives(config, parallel, len(passes))
+
+
+def unread(key: GraphKey, name: str) -> bool:
+    """A prompt's pass draws nothing: it writes the cache."""
+    return key.is_prefill and name in ("norm.weight", "lm_head.weight")
+
+
+def _passes(k: int, most: int) -> tuple[DraftPass, ...]:
+    return (DraftPass(2, 1), *(DraftPass(1, 1) for _ in range(k - 1)))
+
+
+KIND = Kind(
+    "chain",
+    DraftModel(
+        Qwen3Config,
+        claims=lambda raw: raw.get("model_type") == "qwen3",
+        read=lambda raw, where, target: config_from_dict(raw, where),
+        make=make,
+        weights=decoder_weights,
+        collectives=collectives,
+        packing=decoder_packing,
+        unread=unread,
+    ),
+    _passes,
+    kept=(Kept("ids", "B 1 1", "int32"),),
+    decodes=True,
+)

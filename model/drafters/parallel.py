@@ -13,18 +13,41 @@ begins at position 0 and has more masks, whose rows nobody reads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, Any
+
 import torch
 from torch import Tensor
 
+from model.backing import Backing
+from model.bundle.weights import decoder_packing, decoder_weights
 from model.cache import Placement
+from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved, rows_of
+from model.drafters.chain import collectives, unread
+from model.drafters.kind import DraftModel, DraftPass, Kept, Kind
+from model.errors import UserError
 from model.ops import iota
+from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Draw
+from model.strict import Range
 from model.window import Window
 
 
-class Parallel(Drafter):
+# where a published checkpoint's config.json has the id of its mask rows; vLLM reads the same keys
+# (vllm/v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params)
+_MASK_KEYS = ("pard_token", "mask_token_id", "ptd_token_id")
+
+
+@dataclass(frozen=True)
+class MaskedConfig(Qwen3Config):
+    """A Qwen3 with the id of its mask rows."""
+
+    mask_id: Annotated[int, Range(0, 1 << 31)] = -1
+
+
+class MaskedDraft(Drafter):
     """A Qwen3 with a mask token; it remembers the last K ids before the input id."""
 
     model: Qwen3
@@ -35,13 +58,11 @@ class Parallel(Drafter):
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         model = self.model
         ids_BR, placement, own_B1 = self._rows(window, ids_BT, state.kept[0])
-        x_BRE, caches = model.hidden(ids_BR, state.caches, placement)
-        x_BkE = rows_of(x_BRE, own_B1 + iota(window.k, own_B1))
-        # a step has at least two rows to draw, of which these are the first
-        of_drafts = draw.first(window.k, window.placement.positions_BN.shape[1])
-        draws = model.kernels.coupled_sample(model.head_ops, model.logits(x_BkE).flatten(0, 1), of_drafts)
-        drafts_CBk = draws.ranked().unflatten(1, (-1, window.k))
-        return window.candidates(ids_BT, drafts_CBk), DraftState(caches, state.kept)
+        passed = model.hidden(ids_BR, state.caches, placement)
+        logits_RV = model.logits(rows_of(passed.x_BNE, own_B1 + iota(window.k, own_B1))).flatten(0, 1)
+        draws = model.kernels.coupled_sample(model.head_ops, logits_RV, window.of_drafts(draw))
+        drafts_Bk = draws.merged().unflatten(0, (-1, window.k))
+        return torch.cat((ids_BT, drafts_Bk), 1), DraftState(passed.caches, state.kept)
 
     def _rows(self, window: Window, ids_B1: Tensor, before_BK1: Tensor) -> tuple[Tensor, Placement, Tensor]:
         """The ids of a pass, where they are, and the row (B, 1) of the input id."""
@@ -58,7 +79,7 @@ class Parallel(Drafter):
         return state._replace(kept=(moved(state.kept[0], ids_BN1, verified.count_B1),))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
-        _, caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement)
+        caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement).caches
         (before_BK1,) = state.kept
         most = before_BK1.shape[1]
         # what would be before a short prompt is never used
@@ -66,3 +87,44 @@ class Parallel(Drafter):
         slot_1 = prompt.placement.slots_B
         assert slot_1 is not None
         return DraftState(caches, (in_slot(before_BK1, rows_of(prompt.ids_1S.unsqueeze(-1), last_1K), slot_1),))
+
+
+def _mask_id(raw: dict[str, Any]) -> Any:
+    return next((raw[key] for key in _MASK_KEYS if raw.get(key) is not None), None)
+
+
+def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> MaskedConfig:
+    config, mask_id = config_from_dict(raw, where), _mask_id(raw)
+    if type(mask_id) is not int or not 0 <= mask_id < config.vocab_size:
+        raise UserError(
+            f"{where} has {mask_id!r} as pard_token; a parallel draft needs the id of its mask token there: give the "
+            "folder of such a checkpoint, or --drafter chain"
+        )
+    return MaskedConfig(**vars(config), mask_id=mask_id)
+
+
+def _make(config: MaskedConfig, parallel: Parallel, backing: Backing, target: Qwen3Config) -> MaskedDraft:
+    return MaskedDraft(Qwen3(config, parallel, backing), config.mask_id)
+
+
+def _passes(k: int, most: int) -> tuple[DraftPass, ...]:
+    return (DraftPass(most + k, k),)
+
+
+KIND = Kind(
+    "parallel",
+    DraftModel(
+        MaskedConfig,
+        claims=lambda raw: _mask_id(raw) is not None,
+        read=_read,
+        make=_make,
+        weights=decoder_weights,
+        collectives=collectives,
+        packing=decoder_packing,
+        unread=unread,
+    ),
+    _passes,
+    kept=(Kept("ids", "B K 1", "int32"),),
+    limit=16,
+    decodes=True,
+)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-
 from torch import Tensor
 
-from model.backing import Backing
+from model.backing import REFERENCE, Backing
 from model.cache import Layout
-from model.fused_layer import FusedLayer, fused_mlp
+from model.fused_layer import FusedLayer, branch, fused_mlp
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Launch, Launcher
 from model.packing import fused_packing
-from model.qwen3 import REFERENCE
 from nki_kernels.limits import CANDIDATES
 
 NAMES = (REFERENCE.name, "nki")
 
 
 def planned(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Serves nothing: a plan asks a backing for its facts alone."""
+    """Serves no launch: a plan reads a backing's facts alone."""
     raise AssertionError(f"{launch.kernel} was launched while planning")
 
 
@@ -29,5 +26,4 @@ def backing_of(name: str, launch: Launcher = planned) -> Backing:
         return REFERENCE
     layout = Layout(transposed_keys=True, margin=CANDIDATES)
     kernels = NkiKernels(launch)
-    mlp = functools.partial(fused_mlp, kernels)
-    return Backing(name, kernels, FusedLayer, mlp, layout, fused_packing, sharded=True)
+    return Backing(name, kernels, FusedLayer, fused_mlp, branch, layout, fused_packing, sharded=True)

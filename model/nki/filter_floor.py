@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from model.filters import Filters
 from model.ops import Ops, shift_left, shift_right
-from model.sampling import Draw
 from nki_kernels.limits import NO_FLOOR
 
 _BITS, _THRESHOLDS = 4, 15
@@ -29,20 +29,18 @@ _SIGN = -(1 << 31)
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def filter_floor(ops: Ops, logits_RV: Tensor, draw: Draw, weigh: Weigh) -> Tensor:
-    """(R,) fp32: the smallest kept logit of each row, or the lowest number for a row without filters."""
-    assert draw.top_k_R is not None
-    assert draw.top_p_R is not None
-    assert draw.min_p_R is not None
-    temperature, best = draw.heat_R, best_logit(ops, logits_RV)
+def filter_floor(ops: Ops, logits_RV: Tensor, by: tuple[Tensor, Filters], weigh: Weigh) -> Tensor:
+    """(R,) fp32: the smallest kept logit of each row, `by` its temperature and filters; the lowest number without."""
+    temperature, filters = by
+    best = best_logit(ops, logits_RV)
     none, forever = torch.zeros_like(best), torch.full_like(best, float("inf"))
-    floor = (best + temperature * torch.log(draw.min_p_R)).clamp(min=NO_FLOOR)
-    top_k = torch.where(draw.top_k_R > 0, draw.top_k_R, forever)
+    floor = (best + temperature * torch.log(filters.min_p_R)).clamp(min=NO_FLOOR)
+    top_k = torch.where(filters.top_k_R > 0, filters.top_k_R, forever)
     kept = _smallest_kept(ops, logits_RV, (none, none, floor), top_k, weigh)
     floor = torch.maximum(floor, kept)
     probability = (1 / temperature, -best / temperature, floor)
     mass = over_ranks(ops, weigh(logits_RV, *probability, torch.full_like(best, NO_FLOOR)[:, None]))[:, 0]
-    top_p = torch.where(draw.top_p_R < 1, draw.top_p_R * mass, forever)
+    top_p = torch.where(filters.top_p_R < 1, filters.top_p_R * mass, forever)
     return torch.maximum(floor, _smallest_kept(ops, logits_RV, probability, top_p, weigh))
 
 
@@ -66,8 +64,8 @@ def best_logit(ops: Ops, logits_RV: Tensor) -> Tensor:
 def over_ranks(ops: Ops, sums_RJ: Tensor) -> Tensor:
     """(R, J) the ranks' sums added up.
 
-    Ranks are added by halves: an all-reduce promises no order, which might hang on the number of rows, and every
-    rank must come to the same bits.
+    Ranks are added by halves: the order of an all-reduce is unspecified and may depend on the number of rows, and
+    every rank must come to the same bits.
     """
     parts_RMJ = ops.all_gather(sums_RJ).unflatten(-1, (-1, sums_RJ.shape[1]))
     while parts_RMJ.shape[1] > 1:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
-from model.filters import guessed_floor
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor, over_ranks
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
-from model.ops import Ops, iota
+from model.ops import Ops
 from model.parallel import Shard
+from model.rough_filters import RoughFilters
 from model.sampling import FORBIDDEN, GUMBEL_DOMAIN, Draw, Draws, Join, Sampling, only_allowed
 from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
 
@@ -55,14 +55,6 @@ class NkiKernels(Kernels):
         floor = self._floor(ops, logits_RV, draw)
         if draw.allowed_RV is not None:
             floor = floor.clamp(min=FORBIDDEN / 2)
-        draws = self._drawn(ops, logits_RV, draw, floor)
-        if draw.others_J is not None:
-            draws = draws._replace(others=self._next_best(ops, logits_RV, draw, floor, draws.merged()))
-        return self.scored(ops, logits_RV, draw, draws)
-
-    def _drawn(self, ops: Ops, logits_RV: Tensor, draw: Draw, floor: Tensor) -> Draws:
-        """Each rank's best id of those whose logit reaches the floor, on all ranks."""
-        assert draw.noise_RV is not None
         parts = list[Tensor]()
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
@@ -75,17 +67,6 @@ class NkiKernels(Kernels):
         best = _of_shards(ops, torch.cat(parts, 1))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
-    def _next_best(self, ops: Ops, logits_RV: Tensor, draw: Draw, floor: Tensor, best_R: Tensor) -> Tensor:
-        """(J, R) the ids of the next best scores: each the best one where those before it are forbidden."""
-        assert draw.others_J is not None
-        assert draw.start_11 is not None
-        ids_V, others = draw.start_11[0] + iota(logits_RV.shape[1], best_R), list[Tensor]()
-        for _ in range(len(draw.others_J)):
-            logits_RV = torch.where(ids_V == best_R[:, None], FORBIDDEN, logits_RV)
-            best_R = self._drawn(ops, logits_RV, draw, floor).merged()
-            others.append(best_R)
-        return torch.stack(others)
-
     def joins(self, ops: Ops) -> tuple[Join, Join]:
         """Of the ranks, each of which has its own ids' logits."""
 
@@ -97,14 +78,14 @@ class NkiKernels(Kernels):
     def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
         """(R,) each row's smallest kept logit: searched for a target's draw, one of a few for a draft's."""
         lowest, filtering_R = torch.full_like(draw.temperature_R, NO_FLOOR), draw.filtering_R
-        if filtering_R is None:
+        if filtering_R is None or draw.filters is None:
             return lowest
-        if draw.guess_J is None:
-            floor = filter_floor(ops, logits_RV, draw, self._weights_above)
-        else:
+        if isinstance(draw.filters, RoughFilters):
             best = best_logit(ops, logits_RV)
             sums = functools.partial(count_and_mass, ops, logits_RV, (1 / draw.heat_R, best), self._weights_above)
-            floor = guessed_floor(best, draw, sums)
+            floor = draw.filters.floor(best, draw.heat_R, sums)
+        else:
+            floor = filter_floor(ops, logits_RV, (draw.heat_R, draw.filters), self._weights_above)
         return torch.where(filtering_R, floor, lowest)
 
     def _weights_above(

@@ -46,6 +46,8 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
         ("control_predecessor_ids", 37, "int64s"),
         ("called_computation_ids", 38, "int64s"),
         ("replica_groups", 49, "ReplicaGroup"),
+        ("custom_call_target", 28, "string"),
+        ("backend_config", 43, "bytes"),
         ("comparison_direction", 63, "string"),
         ("collective_device_list", 87, "Devices"),
     ],
@@ -81,6 +83,8 @@ def _message_classes() -> dict[str, Any]:
                 field.type = _Field.TYPE_INT64
             elif kind == "string":
                 field.type = _Field.TYPE_STRING
+            elif kind == "bytes":
+                field.type = _Field.TYPE_BYTES
             else:
                 field.type, field.type_name = _Field.TYPE_MESSAGE, f".hlo_ids.{kind}"
             once = kind in _SINGLE or name == "shape"

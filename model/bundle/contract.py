@@ -6,9 +6,9 @@ the caller's hangs or sums the wrong ranks: nothing of this is noticed before a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from compile.graph import hlo
-from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
-from model.bundle.schema import DRAFT, VERIFY, kind_of
+from model.bundle import hlo
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.spec import BundleSpec
+from model.graph_key import Stage
+from model.nki.launches import TARGET, from_text
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
@@ -26,13 +28,11 @@ CONSTANT_BYTES = 1024
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# the weights of a draft that a graph of this kind need not read, by their names' begin: what draws; in a half, any
-_UNREAD = {
-    PREFILL: ("draft_model.norm.weight", "draft_model.lm_head.weight"),
-    VERIFY: ("draft_model.",),
-    DRAFT: ("draft_model.",),
-}
-_MEDUSA_HEAD = re.compile(r"draft_model\.(?:blocks|lm_heads)\.([0-9]+)\.")
+# rounds of a loop: the searches of the filters have at most 32
+MAX_TRIPS = 1024
+# instructions that an execution runs, loops unrolled
+MAX_EXECUTED = 1 << 26
+_DRAFT = "draft_model."
 Groups = tuple[tuple[int, ...], ...]
 # source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
 # (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
@@ -78,7 +78,7 @@ def declared(proto: bytes) -> Declared:
         frozenset(p.parameter_number for p in parameters) - read,
         max((_bytes(shape) for shape in constants), default=0),
         Counter(i.opcode for body in walk.bodies.values() for i in body.values()),
-        tuple(sorted(set(walk.refused()))),
+        tuple(sorted({*walk.refused(), *walk.too_long(module.entry_computation_id)})),
     )
 
 
@@ -100,6 +100,7 @@ class _Walk:
         # a layer is called many times and read once
         self.collectives = functools.cache(self._collectives)
         self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
+        self.executed = functools.cache(self._executed)
 
     def _collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
         """How often each collective runs: calls followed, loops counted."""
@@ -132,9 +133,26 @@ class _Walk:
                     yield "dot of integers"
                 elif instruction.opcode == "while":
                     try:
-                        self._trips(computation, instruction)
+                        if (trips := self._trips(computation, instruction)) > MAX_TRIPS:
+                            yield f"while of {trips} rounds"
                     except ValueError:
                         yield "while of unknown length"
+                elif instruction.opcode == "custom-call":
+                    yield from _odd_call(instruction, [body[i] for i in instruction.operand_ids])
+
+    def too_long(self, computation: int) -> Iterator[str]:
+        """Whether an execution would run too long for any graph of ours."""
+        with contextlib.suppress(ValueError):
+            if (count := self.executed(computation)) > MAX_EXECUTED:
+                yield f"run of {count} instructions"
+
+    def _executed(self, computation: int) -> int:
+        """Instructions that one execution runs, calls followed and loops counted."""
+        total = 0
+        for instruction in self.bodies[computation].values():
+            inner = sum(self.executed(c) for c in instruction.called_computation_ids)
+            total += 1 + inner * (self._trips(computation, instruction) if instruction.opcode == "while" else 1)
+        return total
 
     def _trips(self, computation: int, loop: Any) -> int:
         """Rounds of a counted loop as jax writes it: from a constant 0, by a constant 1, below a constant."""
@@ -163,6 +181,23 @@ class _Walk:
                     yield numbers[operand]
 
 
+def _odd_call(call: Any, operands: list[Any]) -> Iterator[str]:
+    """What is wrong with a custom call: the CPU trusts its text for the memory of operands and results."""
+    if call.custom_call_target != TARGET:
+        yield f"call of {call.custom_call_target or 'nothing'}"
+        return
+    try:
+        launch, given = from_text(call.backend_config.decode())
+        told = [given, launch.outputs(given)]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        yield "kernel call whose text is no launch"
+        return
+    shapes = list(call.shape.tuple_shapes) or [call.shape]
+    passed = [[_tensor("", o.shape) for o in operands], [_tensor("", s) for s in shapes]]
+    if [[TensorSpec("", *result) for result in side] for side in told] != passed:
+        yield f"call of {launch.kernel} whose text has other shapes than its operands"
+
+
 def _groups(instruction: Any) -> Groups:
     return tuple(tuple(group.replica_ids) for group in instruction.replica_groups)
 
@@ -177,14 +212,19 @@ def unsupported_sentence(what: str) -> str:
     return f"it holds a {what}, which the Neuron SDK does not take"
 
 
-def violations(graph: GraphSpec, proto: bytes, tp: int) -> list[str]:
-    """One clause for each way in which a proto is not the graph that the plan describes, for `tp` ranks."""
+def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> list[str]:
+    """One clause for each way in which a proto is not the graph that the plan of a spec describes."""
     try:
-        found = declared(proto)
-    except (ValueError, KeyError, IndexError, DecodeError) as error:
+        found = declared(bytes(proto))
+    except (ValueError, KeyError, IndexError, RecursionError, DecodeError) as error:
         return [f"it cannot be followed ({error})"]
     refused = [unsupported_sentence(what) for what in found.refused]
-    return [*_interface(graph, found), *_collectives(graph, found, tp), *_folded(graph, found), *refused]
+    return [
+        *_interface(graph, found),
+        *_collectives(graph, found, spec.tp),
+        *_folded(graph, found, spec),
+        *refused,
+    ]
 
 
 def _interface(graph: GraphSpec, found: Declared) -> Iterator[str]:
@@ -210,21 +250,21 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
             yield f"an {opcode} has the groups {groups}, which do not share out {tp} ranks"
 
 
-def _folded(graph: GraphSpec, found: Declared) -> Iterator[str]:
+def _folded(graph: GraphSpec, found: Declared, spec: BundleSpec) -> Iterator[str]:
     for at, tensor in enumerate(graph.weights):
         # what is no `.weight`, as a rank, may be the loader's alone
-        if at in found.unread and tensor.name.endswith(".weight") and not _may_be_unread(graph, tensor.name):
+        if at in found.unread and tensor.name.endswith(".weight") and not _may_be_unread(graph, tensor.name, spec):
             yield f"nothing reads {tensor.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
 
 
-def _may_be_unread(graph: GraphSpec, name: str) -> bool:
-    """A pass that keeps only writes the draft's cache; Medusa heads have none, and a step reads one a draft."""
-    kind = kind_of(graph.tag)
-    if (head := _MEDUSA_HEAD.match(name)) is not None and (kind == PREFILL or int(head[1]) >= graph.k):
-        return True
-    return name.startswith(_UNREAD.get(kind, ()))
+def _may_be_unread(graph: GraphSpec, name: str, spec: BundleSpec) -> bool:
+    """A half of a step need not read all of a draft, and a drafter says what else a graph leaves out."""
+    if spec.kind.model is None or not name.startswith(_DRAFT):
+        return False
+    halved = graph.key.stage in (Stage.DRAFT, Stage.VERIFY)
+    return halved or spec.kind.model.unread(graph.key, name.removeprefix(_DRAFT))
 
 
 def _differences(what: str, found: tuple[TensorSpec, ...], wanted: list[TensorSpec]) -> Iterator[str]:

@@ -1,0 +1,43 @@
+"""What a plan says of one graph: its key, and the tensors at its border."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from model.dtypes import BY_NAME
+from model.graph_key import GraphKey
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype of one graph parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return BY_NAME[self.dtype].bytes * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One graph: its parameters in order are weights, inputs, state; state is aliased to outputs."""
+
+    key: GraphKey
+    weights: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    collectives: dict[str, int]
+
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies, and the most ids that a step emits."""
+        return self.key.k + 1
+
+    @property
+    def file(self) -> str:
+        return f"hlo/{self.key.name}.hlo.pb"

@@ -1,0 +1,178 @@
+"""The plan: every graph, shape, byte and collective of a bundle, by arithmetic alone, from its spec."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.part import Part
+from model.bundle.spec import BundleSpec
+from model.bundle.weights import RANK
+from model.cache import cache_shapes
+from model.drafters.kind import Counts, DraftPass, decoder_collectives
+from model.dtypes import BY_FLAG
+from model.graph_io import ALLOWED_ROWS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
+from model.graph_key import GraphKey, Stage
+from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
+
+# before the names of what a drafter remembers beside caches
+KEPT = "draft_model.kept."
+# a draft's pass over a prompt
+_PROMPT = (DraftPass(0, 0),)
+
+
+@dataclass(frozen=True)
+class BundlePlan:
+    """What a bundle holds, before anything is made."""
+
+    spec: BundleSpec
+    graphs: tuple[GraphSpec, ...]
+    target_weights: tuple[TensorSpec, ...]
+    draft_weights: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...]
+
+    @functools.cached_property
+    def by_key(self) -> dict[GraphKey, GraphSpec]:
+        """Every graph by its key."""
+        return {graph.key: graph for graph in self.graphs}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of both models on one rank."""
+        return sum(t.bytes for t in self.target_weights + self.draft_weights)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Caches of both models on one rank."""
+        return sum(t.bytes for t in self.state)
+
+
+def make_plan(spec: BundleSpec) -> BundlePlan:
+    """The plan of a checked spec."""
+    weights = {part.role: _weights(part, spec) for part in spec.parts}
+    caches = {part.role: _caches(part, spec) for part in spec.parts}
+    target_weights, draft_weights = weights["target"], weights.get("draft", ())
+    both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
+    graphs = list[GraphSpec]()
+    for rows in (*spec.short_prompts, *spec.buckets):
+        prompt = _prefill(spec, rows, both, state)
+        graphs += [prompt, *([_masked(prompt, spec)] if spec.structured else [])]
+    for bucket in spec.buckets:
+        for k in reversed(spec.ks):
+            graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
+        graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, target_weights, caches["target"])
+    return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, state)
+
+
+def _prefill(spec: BundleSpec, rows: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]) -> GraphSpec:
+    """The graph of a prompt of so many ids."""
+    inputs, outputs = tensor_specs(INPUTS, B=1, T=rows, S=rows), tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
+    key = GraphKey(Stage.PREFILL, spec.k, rows)
+    return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
+
+
+def _steps(
+    key: GraphKey, spec: BundleSpec, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]
+) -> Iterator[GraphSpec]:
+    """A step for rows that filter and one for rows that do not; with masks too, in halves where a model drafts."""
+    # a host that drafts brings the drafts with the input ids
+    inputs = tensor_specs(INPUTS, B=spec.batch, T=1 if spec.has_draft else key.k + 1, S=key.bucket)
+    outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1, S=key.bucket)
+    passes = spec.kind.passes(key.k, spec.k) if key.k else ()
+    for filters in (True, False):
+        counts = _collectives(spec, passes, filters)
+        graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs, counts)
+        yield graph
+        if spec.structured:
+            halved = spec.has_draft and key.k > 0
+            yield from (_masked(g, spec) for g in (_halves(graph, spec) if halved else (graph,)))
+
+
+def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
+    """A fused step as two graphs, the first drafts and the second verifies: each has what it reads alone."""
+    kind, key = spec.kind, fused.key
+    passes = kind.passes(key.k, spec.k)
+    keeping = tuple(p._replace(drawn=0) for p in passes[: kind.keeps])
+    verifying = _collectives(spec, keeping, key.filters)
+    drafting = {op: count - verifying[op] for op, count in _collectives(spec, passes, key.filters).items()}
+
+    def of(*prefixes: str) -> dict[str, Any]:
+        own = tuple(t for t in fused.weights if t.name.startswith(prefixes))
+        return {"weights": own, "state": tuple(t for t in fused.state if t.name.startswith((*prefixes, KEPT)))}
+
+    outputs = tensor_specs(DRAFTED, B=spec.batch, N=fused.rows)
+    draft_key, verify_key = (key._replace(stage=stage) for stage in (Stage.DRAFT, Stage.VERIFY))
+    yield replace(fused, key=draft_key, outputs=outputs, collectives=drafting, **of("draft_model."))
+    models = ("target_model.", "draft_model.") if kind.keeps else ("target_model.",)
+    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket)
+    yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **of(*models))
+
+
+def _masked(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
+    """The graph's twin that takes masks, of each row where it has the drafts or makes them, and returns scores."""
+    batch, words = graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
+    each_row = not graph.key.is_prefill and graph.key.k > 0
+    allowed = ALLOWED_ROWS if each_row else {"allowed": INPUTS["allowed"]}
+    inputs = graph.inputs + tensor_specs(allowed, B=batch, N=graph.rows, W=words)
+    key = graph.key._replace(masks=True)
+    if key.stage is Stage.DRAFT:
+        # a draft has no scores
+        return replace(graph, key=key, inputs=inputs)
+    # ranks with logits of their own gather the best ones, and the sums
+    gathers = 2 * (spec.parts[0].backing.sharded and spec.tp > 1)
+    outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=graph.rows, C=2)
+    counts = graph.collectives | {"all-gather": graph.collectives["all-gather"] + gathers}
+    return replace(graph, key=key, inputs=inputs, outputs=outputs, collectives=counts)
+
+
+def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
+    names, shapes, dtype = part.bundle_names(not spec.has_draft), part.shapes, BY_FLAG[spec.dtype].name
+    weights = (
+        TensorSpec(names[f"{part.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype) for w in part.weights
+    )
+    return (*weights, TensorSpec(names[f"{part.prefix}.{RANK}"], (1,), "int32"))
+
+
+def _caches(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
+    shapes = cache_shapes(part.config, part.parallel, spec.batch, spec.max_len, part.backing.layout)
+    return tuple(
+        TensorSpec(f"{part.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
+        for layer in range(part.config.num_hidden_layers)
+        for which, shape in zip("kv", shapes, strict=True)
+    )
+
+
+def _kept(spec: BundleSpec) -> tuple[TensorSpec, ...]:
+    """What the drafter remembers beside caches."""
+    if not spec.has_draft:
+        return ()
+    sizes = {"B": spec.batch, "K": spec.k, "H": spec.draft_config.hidden_size}
+    return tuple(
+        TensorSpec(
+            KEPT + kept.name,
+            tuple(sizes.get(axis) or int(axis) for axis in kept.axes.split()),
+            kept.dtype or BY_FLAG[spec.dtype].name,
+        )
+        for kept in spec.kind.kept
+    )
+
+
+def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> Counts:
+    """Collectives of one execution: a pass of the target over all ranks, the draft's inside of its groups, the draws'.
+
+    Kernels that draw from shards search for what a target's row keeps, and guess it for a draft's.
+    """
+    of_target, of_draft = spec.parallel()
+    total = decoder_collectives(spec.target_config, of_target, 1)
+    drawn = sum(p.drawn > 0 for p in passes) if spec.kind.model else 0
+    if spec.kind.model:
+        draft = spec.kind.model.collectives(spec.draft_config, of_draft, passes)
+        total = {op: total[op] + draft[op] for op in total}
+    target_draws, draft_draws = of_target.tp > 1, drawn * (of_draft.of_head.tp > 1)
+    total["all-gather"] += target_draws + draft_draws
+    if filters and spec.parts[0].backing.sharded:
+        total["all-gather"] += ALL_GATHERS * target_draws + GUESS_GATHERS * draft_draws
+    return total

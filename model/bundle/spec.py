@@ -1,0 +1,225 @@
+"""What a bundle is: everything that its content depends on, as one frozen value.
+
+A build makes it of flags and checkpoints, a manifest holds it as JSON, and a loader plans again from it. Both check it
+here, so a manifest cannot say what a build could not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from model.attention import KEY_TILE
+from model.bundle.part import Part
+from model.config import Qwen3Config
+from model.drafters.kind import Kind
+from model.drafters.registry import KINDS, NONE
+from model.errors import UserError
+from model.nki.backing import backing_of
+from model.ops import EAGER, Ops
+from model.parallel import Parallel, check_tp
+from model.strict import Length, Range, Text, Wrong, read
+
+# a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
+MAX_TP = 64
+# drafts a step: the kernels take 32 rows
+MAX_K = 31
+DRAFT_GROUPS = (1, 2, 4, 8)
+# most prompts of a chat's first turn; a pass over a tile of keys costs a CPU four times as much
+SHORT_PROMPT = 32
+Name = Annotated[str, Text(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", "a name")]
+
+
+@dataclass(frozen=True)
+class BundleSpec:
+    """One bundle. `ks` are the k of its fused steps, rising; without any there is no draft.
+
+    `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft, `structured` adds graphs
+    that take masks and return log-probabilities. With `kv_shard` sequence the ranks that share a kv head hold a slice
+    of its positions each.
+    """
+
+    target: Name
+    target_config: Qwen3Config
+    tp: Annotated[int, Range(1, MAX_TP)] = 32
+    ks: Annotated[tuple[int, ...], Length(0, 8), Range(1, MAX_K)] = ()
+    batch: Annotated[int, Range(1, 4096)] = 4
+    max_len: Annotated[int, Range(KEY_TILE, 1 << 20)] = 1024
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    kernels: Literal["reference", "nki"] = "reference"
+    drafter: Name = NONE.name
+    draft: Name = "none"
+    draft_config: Any = None
+    draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
+    kv_shard: Literal["heads", "sequence"] = "heads"
+    structured: bool = False
+
+    @property
+    def k(self) -> int:
+        """The most drafts of a step."""
+        return self.ks[-1] if self.ks else 0
+
+    @property
+    def rows(self) -> int:
+        """N: the rows that the target verifies in a step, and the most tokens that it emits."""
+        return self.k + 1
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of drafter."""
+        return KINDS[self.drafter]
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft with weights beside the target."""
+        return self.kind.has_model
+
+    @property
+    def host_drafts(self) -> bool:
+        """Whether the host brings the drafts of a step with its input ids."""
+        return self.k > 0 and not self.has_draft
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Powers of two from the key tile up to max_len, and max_len itself."""
+        sizes, size = [], KEY_TILE
+        while size < self.max_len:
+            sizes.append(size)
+            size *= 2
+        return (*sizes, self.max_len)
+
+    @property
+    def short_prompts(self) -> tuple[int, ...]:
+        """Rows of the prompts' graphs below the buckets: kernels take whole tiles."""
+        return (SHORT_PROMPT,) if self.kernels == "reference" else ()
+
+    @property
+    def draft_ranks(self) -> int:
+        """Ranks that hold one copy of the draft; 0 without one."""
+        return (self.draft_tp or self.tp) if self.has_draft else 0
+
+    def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
+        """How target and draft are split, on operations that join all ranks; all of them share the draft's head."""
+        sequence, ranks = self.kv_shard == "sequence", self.draft_ranks or self.tp
+        of_target = Parallel(self.tp, ops, sequence)
+        if ranks == self.tp:
+            return of_target, of_target
+        return of_target, Parallel(ranks, ops.grouped(ranks), sequence, of_target)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The target, and the draft if there is one."""
+        (of_target, of_draft), backing = self.parallel(), backing_of(self.kernels)
+        target = Part("target", self.target, self.target_config, of_target, backing, self.target_config)
+        if not self.has_draft:
+            return (target,)
+        return (target, Part("draft", self.draft, self.draft_config, of_draft, backing, self.target_config))
+
+    def weight_names(self) -> dict[str, str]:
+        """Parameter of a pair -> its name in the bundle, for every weight."""
+        return {ours: name for p in self.parts for ours, name in p.bundle_names(not self.has_draft).items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """As a manifest holds it."""
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return values
+
+    def check(self) -> None:
+        """Raise UserError with one sentence for the first thing that cannot be built."""
+        _check_numbers(self)
+        check_tp(self.target_config, self.tp, "target")
+        _check_drafter(self)
+        if self.kv_shard == "sequence":
+            _check_slices(self)
+        longest = min(part.config.max_position_embeddings for part in self.parts)
+        if self.max_len > longest:
+            raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
+
+
+def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
+    """The spec that a manifest holds; Wrong for the first field that is not as declared."""
+    if not isinstance(value, dict):
+        raise Wrong(f"{at} is no object")
+    spec = read(BundleSpec, {name: v for name, v in value.items() if name != "draft_config"}, at)
+    kind, config = KINDS.get(spec.drafter), value.get("draft_config")
+    if kind is None:
+        raise Wrong(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(KINDS)}")
+    if (config is not None) != kind.has_model:
+        raise Wrong(f"{at}.drafter is {kind.name} and the draft has {'a' if config else 'no'} configuration")
+    if kind.model is None:
+        return spec
+    return dataclasses.replace(spec, draft_config=read(kind.model.config, config, f"{at}.draft_config"))
+
+
+def _check_numbers(spec: BundleSpec) -> None:
+    if not all(1 <= k <= MAX_K for k in spec.ks) or list(spec.ks) != sorted(set(spec.ks)):
+        raise UserError(f"k is {_listed(spec.ks)}; a step drafts 1 to {MAX_K} tokens, 0 builds the target alone, and a "
+                        "set of k is different numbers, the largest last")  # fmt: skip
+    if not 1 <= spec.tp <= MAX_TP:
+        raise UserError(f"tp is {spec.tp}; a trn2 machine has {MAX_TP} logical cores, choose 1 to {MAX_TP}")
+    if spec.batch < 1:
+        raise UserError(f"batch is {spec.batch}; it must be at least 1")
+    if spec.max_len < KEY_TILE or spec.max_len % KEY_TILE:
+        raise UserError(
+            f"max-len {spec.max_len} cannot be reached by buckets, which are multiples of {KEY_TILE}; "
+            f"use {max(1, -(-spec.max_len // KEY_TILE)) * KEY_TILE}"
+        )
+    if spec.rows >= spec.max_len:
+        raise UserError(f"k {spec.k} leaves no room in max-len {spec.max_len}; raise max-len")
+    if spec.draft_tp not in (0, spec.tp, *DRAFT_GROUPS):
+        groups = ", ".join(map(str, DRAFT_GROUPS))
+        raise UserError(
+            f"draft_tp is {spec.draft_tp}; the draft's groups have {groups} ranks, or leave it out for all ranks"
+        )
+    if spec.draft_tp and spec.tp % spec.draft_tp:
+        raise UserError(
+            f"draft_tp {spec.draft_tp} does not divide tp {spec.tp}, whose ranks form the draft's groups; choose one "
+            "that does"
+        )
+
+
+def _listed(ks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ks)) or "0"
+
+
+def _check_drafter(spec: BundleSpec) -> None:
+    kind = spec.kind
+    if (spec.k > 0) != (kind is not NONE):
+        raise UserError(f"k is {spec.k} and the drafter {kind.name}; k 0 goes with none, and none with k 0")
+    if spec.k > (kind.limit or spec.k):
+        raise UserError(f"k is {spec.k}; the drafter {kind.name} drafts at most {kind.limit} in a step, lower k")
+    if not spec.has_draft:
+        if spec.draft_tp:
+            raise UserError(f"draft_tp was given and the drafter {kind.name} has no model; leave it out")
+        return
+    target, draft = spec.target_config, spec.draft_config
+    check_tp(draft, spec.draft_ranks, "draft", spec.tp)
+    if target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; a draft must "
+            "share the target's vocabulary"
+        )
+    misfit = draft.misfit(target, spec.k) if hasattr(draft, "misfit") else ""
+    if misfit:
+        raise UserError(f"the draft's heads {misfit}; give heads that were trained for this target, or lower k")
+
+
+def _check_slices(spec: BundleSpec) -> None:
+    slices = max(p.parallel.slices(p.config) if p.config.num_hidden_layers else 1 for p in spec.parts)
+    if slices == 1:
+        raise UserError(
+            f"kv_shard sequence has nothing to cut: the target's {spec.target_config.num_key_value_heads} kv heads are "
+            f"held once each by {spec.tp} ranks; leave it out, or raise --tp"
+        )
+    if spec.kernels != "reference":
+        raise UserError(
+            f"kv_shard sequence needs rows outside of a rank's cache, which kernels {spec.kernels} do not take; use "
+            "--kernels reference"
+        )
+    if spec.max_len % (slices * KEY_TILE):
+        raise UserError(
+            f"max-len {spec.max_len} cannot be cut into {slices} slices of whole tiles of {KEY_TILE} positions; use "
+            f"{-(-spec.max_len // (slices * KEY_TILE)) * slices * KEY_TILE}"
+        )

@@ -1,0 +1,103 @@
+"""What is known of a kind of drafter: the one value that its file declares, and `model/drafters/registry.py` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from model.backing import Backing
+from model.bundle.cut import Weight
+from model.config import ModelConfig, Qwen3Config
+from model.graph_key import GraphKey
+from model.packing import Packing
+from model.parallel import Parallel
+
+if TYPE_CHECKING:
+    from model.drafters import Drafter
+
+
+class DraftPass(NamedTuple):
+    """One pass of a draft's model in a step: rows of each sequence that go through its layers, ids drawn of them."""
+
+    rows: int
+    drawn: int
+
+
+class Kept(NamedTuple):
+    """A tensor of a drafter's state: its axes, B slots, K the most drafts of a step, H the draft's width; its dtype, by
+    default that of the weights.
+
+    It has three axes, so that it cannot be confused with an output of ids: a tracer finds the output that a state's
+    tensor is aliased to by shape and dtype.
+    """
+
+    name: str
+    axes: str
+    dtype: str = ""
+
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """The model of a drafter.
+
+    - `config`: the frozen dataclass of its configuration, read strictly out of a manifest;
+    - `claims(raw)`: whether a checkpoint's config.json is one of these, and `read(raw, where, target)` its configuration;
+    - `make(config, parallel, backing, target)`: the drafter with its model on one rank, without values of weights;
+    - `weights(config, packing)`: each weight's name, ours and the bundle's, its checkpoint's tensors and their cuts;
+    - `packing(backing, config, ranks)`: the halves of its layers that a backing packs;
+    - `collectives(config, parallel, passes)`: those of the passes' layers in a step, draws apart;
+    - `unread(key, name)`: whether a graph need not read a weight;
+    - `stored_as(name)`: the table's name of a checkpoint's tensor, "" for one that is not needed;
+    - `lent`: a tensor that comes from the target's checkpoint if its own lacks it: its name here and there.
+    """
+
+    config: type[Any]
+    claims: Callable[[dict[str, Any]], bool]
+    read: Callable[[dict[str, Any], str, Qwen3Config], Any]
+    make: Callable[[Any, Parallel, Backing, Qwen3Config], Drafter]
+    weights: Callable[[Any, Packing], list[Weight]]
+    collectives: Callable[[Any, Parallel, tuple[DraftPass, ...]], Counts]
+    packing: Callable[[Backing, Any, int], Packing] = lambda backing, config, ranks: Packing()
+    unread: Callable[[GraphKey, str], bool] = lambda key, name: False
+    stored_as: Callable[[str], str] = lambda name: name
+    lent: tuple[str, str] | None = None
+
+
+def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of drafter.
+
+    `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
+    state beside caches; a step drafts at most `limit`, or as many as the kernels take rows if 0. The first `keeps`
+    passes keep what was verified: where a step is in halves, they belong to the second. `decodes`: its model is a
+    Qwen3 like the target, with the target's tokenizer.
+    """
+
+    name: str
+    model: DraftModel | None = None
+    passes: Callable[[int, int], tuple[DraftPass, ...]] = _nothing
+    kept: tuple[Kept, ...] = ()
+    limit: int = 0
+    keeps: int = 0
+    decodes: bool = False
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it drafts by a model with weights; otherwise the host drafts, or nobody does."""
+        return self.model is not None
+
+
+def decoder_collectives(config: ModelConfig, parallel: Parallel, passes: int) -> Counts:
+    """Of a decoder's passes: two all-reduces a layer, a gather an embedding, two more a layer of sliced caches."""
+    if parallel.tp == 1:
+        return {"all-reduce": 0, "all-gather": 0}
+    layers = passes * config.num_hidden_layers
+    return {"all-reduce": 2 * layers, "all-gather": passes + (2 * layers if parallel.slices(config) > 1 else 0)}

@@ -1,0 +1,48 @@
+"""What names a graph: one value. Text appears at two borders only: file names here, NxDI's tags in compile/neuron."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Stage(str, Enum):
+    """What a graph runs: a prompt, a fused step, or one half of a step (its drafts, their verification)."""
+
+    PREFILL = "prefill"
+    STEP = "step"
+    DRAFT = "draft"
+    VERIFY = "verify"
+
+
+class GraphKey(NamedTuple):
+    """One graph of a bundle.
+
+    `k` counts the drafts of a step; a step of 0 runs the target alone, and a prefill has the largest k of the bundle.
+    `bucket` counts the key positions that a step reads, or the rows of a prompt. A step without `filters` serves
+    sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one. A graph with
+    `masks` takes a mask of allowed ids and returns log-probabilities.
+    """
+
+    stage: Stage
+    k: int = 0
+    bucket: int = 0
+    filters: bool = True
+    masks: bool = False
+
+    @property
+    def name(self) -> str:
+        """The stem of the graph's file."""
+        parts = [self.stage.value, f"k{self.k}"]
+        parts += ["unfiltered"] * (not self.filters) + ["masked"] * self.masks
+        return "_".join([*parts, f"bk{self.bucket}"])
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the graph takes a prompt."""
+        return self.stage is Stage.PREFILL
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the graph runs the drafter's model or writes its state."""
+        return self.stage in (Stage.PREFILL, Stage.DRAFT) or (self.stage is Stage.STEP and self.k > 0)

@@ -1,0 +1,134 @@
+"""The one strict reader of JSON from outside: a value becomes a frozen dataclass, or one clause says what is wrong.
+
+Fields are typed as usual; `Annotated` adds a `Range`, a `Length` or a `Text`. True is no number, 7.0 no whole one, and
+an object has every field without a default and no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class Wrong(ValueError):
+    """One clause: which field has which value, and what was expected."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest number."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Length:
+    """The least and the most entries of a list or an object."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A pattern that fits a string from end to end, and what it is called."""
+
+    pattern: str
+    expected: str
+
+
+def read(cls: type[T], value: Any, at: str = "") -> T:
+    """A dataclass from a JSON object; Wrong names the first field, below `at`, that is not as declared."""
+    result: T = _read(cls, value, at, ())
+    return result
+
+
+def shown(value: Any) -> str:
+    """A value from outside as a few printable characters."""
+    text = ascii(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:50]}..."
+
+
+def _expect(holds: bool, value: Any, at: str, expected: str) -> None:
+    if not holds:
+        raise Wrong(f"{at or 'it'} is {shown(value)}, expected {expected}")
+
+
+@functools.cache
+def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {
+        f.name: (hints[f.name], f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
+        for f in dataclasses.fields(cls)
+    }
+
+
+def _read(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _read(inner[0], value, at, (*rules, *inner[1:]))
+    if origin in (Union, types.UnionType):
+        (only,) = (i for i in inner if i is not type(None))
+        return None if value is None else _read(only, value, at, rules)
+    if origin is Literal:
+        same = any(type(value) is type(choice) and value == choice for choice in inner)
+        _expect(same, value, at, "one of " + ", ".join(map(str, inner)) if len(inner) > 1 else repr(inner[0]))
+        return value
+    if origin is tuple:
+        most = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
+        _expect(
+            isinstance(value, list) and most.least <= len(value) <= most.most,
+            value,
+            at,
+            f"a list of {most.least} to {most.most}",
+        )
+        return tuple(_read(inner[0], item, f"{at}[{i}]", rules) for i, item in enumerate(value))
+    if origin is dict:
+        most = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
+        holds = isinstance(value, dict) and most.least <= len(value) <= most.most
+        _expect(holds, value, at, f"an object of at most {most.most} entries")
+        return {_read(inner[0], k, f"a name in {at}", ()): _read(inner[1], v, _below(at, k), rules) for k, v in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _record(kind, value, at)
+    return _scalar(kind, value, at, rules)
+
+
+def _below(at: str, name: Any) -> str:
+    return f"{at}.{shown(name)[1:-1]}" if at else shown(name)[1:-1]
+
+
+def _record(cls: Any, value: Any, at: str) -> Any:
+    _expect(isinstance(value, dict), value, at, "an object")
+    prefix, fields = f"{at}." if at else "", _fields(cls)
+    for name, (_, required) in fields.items():
+        if required and name not in value:
+            raise Wrong(f"{prefix}{name} is missing")
+    for name in value:
+        if name not in fields:
+            raise Wrong(f"{_below(at, name)} is no field; the fields are {', '.join(fields)}")
+    return cls(**{name: _read(fields[name][0], item, prefix + name, ()) for name, item in value.items()})
+
+
+def _scalar(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
+    bounds = next((r for r in rules if isinstance(r, Range)), None)
+    if kind in (int, float):
+        types_ = (int,) if kind is int else (int, float)
+        low, high = (bounds.low, bounds.high) if bounds else (0, 1 << 53)
+        what = "a whole number" if kind is int else "a number"
+        _expect(type(value) in types_ and low <= value <= high, value, at, f"{what} from {low:g} to {high:g}")
+        return kind(value)
+    if kind is bool:
+        _expect(type(value) is bool, value, at, "true or false")
+        return value
+    if kind is str:
+        text = next((r for r in rules if isinstance(r, Text)), Text(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{0,4096}", "a line of text"))
+        _expect(isinstance(value, str) and re.fullmatch(text.pattern, value) is not None, value, at, text.expected)
+        return value
+    raise AssertionError(f"{at}: the reader has no rule for {kind}")
