@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from model.bundle.manifest import TensorSpec
+from model.bundle.graph_spec import TensorSpec
 
 _OF_PRODUCTS = ("_proj.weight", "lm_head.weight")
 

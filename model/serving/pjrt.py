@@ -1,15 +1,10 @@
-"""The seam to a device: PJRT's client interface, the same on a CPU and on Trainium, whose plugin the SDK registers.
-
-An executable is compiled from a graph's HLO, or was compiled once into the bundle, by the plugin that loads it and by
-no other.
-"""
+"""The seam to a device: PJRT's client interface, the same on a CPU and on Trainium, whose plugin the SDK registers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +15,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
-from model.bundle.manifest import Bundle, GraphSpec
+from model.bundle.graph_spec import GraphSpec
 from model.errors import UserError
 from model.serving import columns, prefixes, quicker
 
@@ -78,12 +73,17 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
 def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: int = 0) -> Any:
     """An executable of a graph's HLO proto, one replica a device; None if it cannot be cut.
 
+    UserError if the plugin's compiler refuses the proto.
+
     A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
     `cut`: with caches of this length, its bucket's (`model.serving.prefixes`).
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
-    stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
+    try:
+        stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
+    except (RuntimeError, ValueError) as error:
+        raise _refused(graph, error) from error
     if devices[0].platform == "cpu":
         options.env_option_overrides = list(SAME_BITS.items())
         held = _as_held(stablehlo, graph, cut) if graph else stablehlo
@@ -92,11 +92,19 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
         stablehlo = held
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
-    return client.compile_and_load(stablehlo, listed, options)
+    try:
+        return client.compile_and_load(stablehlo, listed, options)
+    except (RuntimeError, ValueError) as error:
+        raise _refused(graph, error) from error
+
+
+def _refused(graph: GraphSpec | None, error: Exception) -> UserError:
+    what = graph.file if graph else "a graph"
+    return UserError(f"{what} cannot be compiled ({str(error).splitlines()[0][:200]}); build the bundle again")
 
 
 def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:
-    """A module that takes weights and caches as the runtime holds them on a CPU, and says its slow parts quicker."""
+    """A module that takes weights and caches as the runtime holds them on a CPU, with its slow parts rewritten."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(stablehlo)
         main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
@@ -106,44 +114,3 @@ def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:
         prefixes.retype(module)
         quicker.rewrite(module)
         return bytes(mlir.module_to_bytecode(module))
-
-
-def name_of(graph: GraphSpec) -> str:
-    """The file of a graph's executable."""
-    return f"executables/{graph.tag}_bk{graph.bucket}.bin"
-
-
-def stamp(platform: str, tp: int) -> dict[str, str]:
-    """What made an executable: the platform, its plugin's version, and how it is called."""
-    client = devices_of(platform, tp)[0].client
-    interface = f"{xla_client._version}{', weights by columns' if platform == 'cpu' else ''}"
-    return {"platform": platform, "version": str(client.platform_version), "interface": interface}
-
-
-def write(bundle: Bundle, graph: GraphSpec, platform: str, path: Path) -> None:
-    """Compile a graph and keep what the plugin serializes."""
-    proto, devices = (bundle.path / graph.file).read_bytes(), devices_of(platform, bundle["tp"])
-    path.write_bytes(compile_hlo(proto, devices, graph).serialize())
-
-
-def load(bundle: Bundle, graph: GraphSpec, platform: str, devices: list[Any]) -> Any | None:
-    """The executable of a graph, or None where the bundle has none for this platform.
-
-    Raises:
-        UserError: it was compiled by a plugin of a different version.
-    """
-    made = bundle.manifest.get("executables")
-    if not made or made["platform"] != platform:
-        return None
-    here = stamp(platform, len(devices))
-    if made != here:
-        raise UserError(
-            f"{bundle.path} was compiled by {_named(made)} and this machine has {_named(here)}; "
-            f"run python -m compile.neuron {bundle.path} --executables {platform} here"
-        )
-    binary = (bundle.path / name_of(graph)).read_bytes()
-    return devices[0].client.deserialize_executable(binary, xla_client.DeviceList(tuple(devices)), None)
-
-
-def _named(stamp: dict[str, str]) -> str:
-    return f"{stamp['platform']} {stamp['version']} (interface {stamp['interface']})"

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxlib.mlir import ir
 
-from model.bundle.manifest import GraphSpec, TensorSpec
+from model.bundle.graph_spec import GraphSpec, TensorSpec
 
 # of a cache in the reference's layout (B, G, S, D)
 _POSITIONS = 2

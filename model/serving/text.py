@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from model.bundle.opening import Bundle
 from model.errors import UserError
 
+TOKENIZER = "tokenizer/tokenizer.json"
+_TRIAL_SECONDS = 20
+_TRIAL = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, ({_TRIAL_SECONDS}, {_TRIAL_SECONDS}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from tokenizers import Tokenizer
+tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
+ids = tokenizer.encode("Count from 1 to 10: \u00e9 \U0001f600\\n").ids
+tokenizer.decode(ids + [0])
+"""
 
-def load_tokenizer(bundle: Path) -> Tokenizer:
-    """The tokenizer of a bundle."""
-    file = bundle / "tokenizer" / "tokenizer.json"
-    if not file.is_file():
-        raise UserError(f"{file} is missing; build the bundle from a checkpoint folder with its tokenizer")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for a bad file
-        raise UserError(f"{file} cannot be read ({error}); build the bundle again") from error
+
+def load_tokenizer(bundle: Bundle) -> Tokenizer:
+    """The tokenizer of a bundle; UserError if there is none, or the library cannot live with it."""
+    if TOKENIZER not in bundle.files:
+        raise UserError(f"{bundle.path} has no {TOKENIZER}; build it from a checkpoint folder with its tokenizer")
+    content = bundle.read(TOKENIZER)
+    if clause := tokenizer_fault(content):
+        raise UserError(f"{bundle.path}: {TOKENIZER} {clause}; build the bundle again")
+    return Tokenizer.from_str(content.decode("utf-8"))
+
+
+def tokenizer_fault(content: bytes | bytearray) -> str:
+    """Why a tokenizer.json cannot be used, as the end of a sentence; "" if it can.
+
+    The library ends its process on some files, or asks for all memory: a process with limits of its own tries them.
+    """
+    tried = subprocess.run(
+        [sys.executable, "-c", _TRIAL], input=content, capture_output=True, timeout=_TRIAL_SECONDS * 2, check=False
+    )
+    if tried.returncode == 0:
+        return ""
+    said = tried.stderr.decode(errors="replace").strip().splitlines()
+    return f"cannot be used by the tokenizers library ({ascii(said[-1][:120])[1:-1] if said else tried.returncode})"
 
 
 def read_prompt(text: str | None, file: str | None) -> str:
