@@ -151,7 +151,7 @@ def parse(arguments: Sequence[str] | None = None) -> BuildSpec:
     """The command line as a BuildSpec; each flag is a field with its default and help."""
     parser = argparse.ArgumentParser(
         prog="python -m compile.build",
-        description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if there are.",
+        description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if any.",
     )
     hints = get_type_hints(BuildSpec) | {"recipe": read_recipe}
     for f in dataclasses.fields(BuildSpec):
