@@ -14,6 +14,11 @@ PSUM_BANK_BYTES = 2048
 LOWEST = -3.0e38
 
 
+def absent(value):
+    """Whether an optional operand or field is None; the NKI language guide refuses `is None`."""
+    return value == None  # noqa: E711
+
+
 def this_core():
     """This core's number and how many cores share the launch: (0, 1) or (0 or 1, 2)."""
     if nl.program_ndim() == 0:

@@ -19,7 +19,7 @@ from nki_kernels.attention.softmax import (
     weigh_second_half,
 )
 from nki_kernels.attention.state import Chunk, Pack
-from nki_kernels.tiles import BANK, P, transposed, warm_up
+from nki_kernels.tiles import BANK, P, absent, transposed, warm_up
 
 
 def outputs(q, with_lse):
@@ -66,7 +66,7 @@ def load_keys(chunk, launch):
 
 def load_limits(pack, launch):
     """What each row may see: a range of slots, and for a tree the candidates that are hidden from it."""
-    t, tree = launch.t, launch.ancestors_BN != None  # noqa: E711
+    t, tree = launch.t, not absent(launch.ancestors_BN)
     pack.limit_R1 = row_limits(launch.positions_BN, t, pack, tree)
     pack.zero_R1 = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
     nisa.memset(dst=pack.zero_R1, value=0.0)

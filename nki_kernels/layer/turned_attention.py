@@ -1,5 +1,9 @@
 """Attention of few rows with the slots on the partitions: scores, softmax and weighted values of 1024 keys at a time.
 
+decode_attention uses it, always: a layer of a step with `--kernels nki`, up to 128 rows. A prompt, and a launch with
+pages, ancestors or lse, use attention/verify.py, whose rows lie on the partitions. Here few rows are few columns, and
+the result leaves as the output projection reads it. The two agree within rounding, not in their bits.
+
 out^T = V^T w^T / sum w,  w^T = exp(K q^T / sqrt(D) - max)
 
 Keys and values are the stationary operands and the rows move: few rows are a few columns, weights leave as the values
@@ -16,7 +20,7 @@ import nki.language as nl
 
 from nki_kernels.attention.cache import load_key_tile
 from nki_kernels.attention.rows import RUN, row_limits
-from nki_kernels.tiles import LOWEST, P
+from nki_kernels.tiles import LOWEST, P, absent
 
 
 class Softmax(nl.NKIObject):
@@ -146,7 +150,7 @@ def raised_shift(softmax, top_TR):
     psum_RT, shift_R1 = nl.ndarray((rows, slots), nl.float32, buffer=nl.psum), nl.ndarray((rows, 1), nl.float32)
     nisa.nc_transpose(dst=psum_RT, data=top_TR)
     nisa.tensor_reduce(dst=shift_R1, op=nl.maximum, data=psum_RT, axis=1, negate=True)
-    if softmax.shift_R1 != None:  # noqa: E711
+    if not absent(softmax.shift_R1):
         nisa.tensor_tensor(dst=shift_R1, data1=shift_R1, data2=softmax.shift_R1, op=nl.minimum)
     softmax.shift_R1 = shift_R1
     return spread(shift_R1)
@@ -188,7 +192,7 @@ def weigh(turn, launch, attended_DHBN):
 def grown(so_far_PR, part_psum_PR, factor_PR):
     """A running sum after one more part, shrunk as the maximum rose."""
     sum_PR = nl.ndarray(part_psum_PR.shape, dtype=nl.float32)
-    if so_far_PR == None:  # noqa: E711
+    if absent(so_far_PR):
         nisa.tensor_copy(dst=sum_PR, src=part_psum_PR)
     else:
         nisa.tensor_tensor(dst=sum_PR, data1=so_far_PR, data2=factor_PR, op=nl.multiply)
