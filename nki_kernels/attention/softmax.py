@@ -49,7 +49,7 @@ def hide(masked_RW, chunk, t, top_R1):
 
 
 def mask(chunk, t):
-    """Hide what a row may not see: scores with a margin (R, margin + W + margin), and one or two maxima (R, 1)."""
+    """Hide the slots that a row may not see: scores (R, margin + W + margin), and one or two maxima (R, 1)."""
     pack, margin = chunk.pack, 0
     rows, width = chunk.scores_psum_RW.shape
     if not absent(pack.hidden_RGN):
@@ -187,7 +187,7 @@ def add_sums(chunk, launch):
 
 
 def finish_sums(chunk, launch):
-    """1 / sum, the values so far divided by it, and lse if it is asked for."""
+    """1 / sum, the values so far divided by it, and lse if the launch returns it."""
     pack = chunk.pack
     pack.inverse_R1 = nl.ndarray(pack.total_R1.shape, dtype=nl.float32)
     nisa.reciprocal(dst=pack.inverse_R1, data=pack.total_R1)

@@ -109,7 +109,7 @@ class Normed(nl.NKIObject):
         return self.inverse_R1
 
     def floor(self):
-        """eps * (mean x^2 + eps) for each row on all partitions, fp32 (128, R): what eps is in the norm of a head that
+        """eps * (mean x^2 + eps) for each row on all partitions, fp32 (128, R): eps in the norm of a head that
         lacks the factor 1 / rms. Ask after the first product.
         """
         if absent(self.floor_PR):

@@ -24,7 +24,7 @@ from nki_kernels.tiles import LOWEST, P, absent
 
 
 class Softmax(nl.NKIObject):
-    """What a pack of R rows carries from chunk to chunk, on all partitions, fp32 (128, R)."""
+    """The state of a pack of R rows from chunk to chunk, on all partitions, fp32 (128, R)."""
 
     def __init__(self, limit_PR):
         # the last slot that a row may see
@@ -45,14 +45,14 @@ class Turn(nl.NKIObject):
         self.softmax = softmax
         # which slots a row may see: uint8 (T, RUN, R)
         self.visible_TJR = visible(chunk, softmax.limit_PR)
-        # weights (T, RUN, R), their sums by partition, fp32 (T, R), and what the past shrinks by, fp32 (128, R)
+        # weights (T, RUN, R), their sums by partition, fp32 (T, R), and the factor of the sums so far, fp32 (128, R)
         self.weights_TJR = None
         self.sums_TR = None
         self.factor_PR = None
 
 
 def begin(chunk, softmax, launch):
-    """Let a chunk's keys travel, and say what its rows may see; `softmax` is that of the chunk before it."""
+    """Let a chunk's keys travel, and set the slots that its rows may see; `softmax` is that of the chunk before it."""
     if chunk.index == 0:
         softmax = Softmax(kept(spread(row_limits(launch.positions_BN, launch.t, chunk.pack, False))))
     chunk.keys_DGW = load_key_tile(launch.cache.keys_BGDS, chunk, launch.t)
@@ -123,7 +123,7 @@ def visible(chunk, limit_PR):
 
 
 def exponentials(turn, scores_psum_TJR, launch):
-    """Hide what a row may not see, raise its maximum, and exponentiate."""
+    """Hide the slots that a row may not see, raise its maximum, and exponentiate."""
     softmax, scale, shape = turn.softmax, launch.t.dim**-0.5, scores_psum_TJR.shape
     slots, rows = shape[0], shape[2]
     masked_TJR, top_TR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray((slots, rows), dtype=nl.float32)

@@ -36,7 +36,7 @@ class Shard(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What each sequence proposes: drafts (B, N - 1), the position of its row 0 and its limit (B, 1), int32."""
+    """The proposal of each sequence: drafts (B, N - 1), the position of its row 0 and its limit (B, 1), int32."""
 
     drafts: Any
     positions: Any
@@ -83,7 +83,7 @@ def weights_above(
         _check(name, column, (rows, 1), FP32)
     count = thresholds.shape[-1] if len(thresholds.shape) else 0
     if not 1 <= count <= P:
-        raise ValueError(f"{count} thresholds a row are given, 1 to {P} are served: search in more passes")
+        raise ValueError(f"{count} thresholds for each row came, 1 to {P} are served: search in more passes")
     _check("thresholds", thresholds, (rows, count), FP32)
     return run(weights_above_kernel[_cores(lnc)])(logits, *weigh, floor, thresholds)
 
@@ -133,7 +133,7 @@ def _check_generator(seeds: Any, positions: Any, domain: int) -> int:
             "end the sequence before"
         )
     if not 0 <= domain < 1 << 6:
-        raise ValueError(f"the domain is {domain}, 0 to 63 exist: docs/sampling.md lists those in use")
+        raise ValueError(f"the domain is {domain}, 0 to 63 exist: pass 0, the model's")
     return int(rows)
 
 

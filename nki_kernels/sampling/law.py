@@ -52,7 +52,7 @@ def gumbel_noise(seed: tuple[int, int], position: int, ids: range, domain: int =
 
 
 def kept_ids(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
-    """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits share their fate."""
+    """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits are kept or removed together."""
     mass = np.exp((logits - logits.max()) / row.temperature)
     kept = mass >= row.min_p
     above = np.array([np.sum(kept & (logits > x)) for x in logits])
@@ -72,7 +72,7 @@ def coupled_sample(logits: Array, noise: Array, row: RowParameters) -> int:
 
 
 def accept_drafts(drafts: list[int], drawn: list[int], limit: int) -> list[int]:
-    """What one sequence emits: the target's draws up to the first that the drafts miss."""
+    """The ids that one sequence emits: the target's draws up to the first that the drafts miss."""
     count = 0
     while count < min(limit, len(drafts)) and drafts[count] == drawn[count]:
         count += 1
