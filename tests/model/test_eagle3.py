@@ -150,7 +150,7 @@ def test_drafts_of_the_demo_head_are_those_that_it_was_trained_for() -> None:
             seen = target_pass(theirs, torch.tensor([drafted.known + drafted.drafts]))
             anchor = torch.tensor([len(drafted.known) - 1])
             expected = trained.draft_logits(seen, anchor, k)[0]
-            ours = expected[:, trained.module.target_ids_D]
+            ours = expected[:, trained.target_ids_D]
             assert torch.allclose(drafted.logits, ours, atol=1e-4, rtol=0)
             assert drafted.drafts == expected.argmax(-1).tolist()
 
