@@ -9,9 +9,8 @@ _HOUR = 3600
 KERNELS = {
     "accept_drafts": "accept_drafts_kernel/M32-B4-N8",
     "merge_attention": "merge_attention_kernel/M4-R64-D128-fp32",
-    "gumbel_noise, uniform": "gumbel_noise_kernel/R4-V4748-fp32",
+    "gumbel_noise": "gumbel_noise_kernel/R4-V4748-fp32",
     "coupled_sample, weights_above": "coupled_sample_kernel/R4-V4748-fp32",
-    "rejection_sample, accept_rejection": "rejection_sample_kernel/R32-V4748-fp32",
     "decode_mlp": "decode_mlp_kernel/1.7B-tp32-B4-N1",
     "decode_attention": "decode_attention_kernel/1.7B-tp32-B4-N1-S1024",
     "verify_attention": "verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16",
