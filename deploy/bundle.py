@@ -28,10 +28,6 @@ class Expected(NamedTuple):
     lnc: int
     drafter: str
 
-    @property
-    def flags(self) -> list[str]:
-        return [f"--{name.replace('_', '-')}={value}" for name, value in self._asdict().items()]
-
 
 def check_shape(bundle: Bundle, expected: Expected) -> None:
     """Raise UserError unless a bundle's manifest has the expected shape and a model.pt."""

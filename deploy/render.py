@@ -20,7 +20,6 @@ import yaml
 
 from compile import serve_command
 from compile.neuron.flags import LNC
-from deploy.bundle import Expected
 from deploy.values import DEFAULTS, NONE, Values, load_values
 from model.bundle.signature import VARIABLE
 from model.drafting import KINDS
@@ -64,75 +63,47 @@ def _template(name: str, scope: dict[str, Any]) -> list[Any]:
     return [fill(part, scope) for part in yaml.safe_load_all((_TEMPLATES / name).read_text(encoding="utf-8"))]
 
 
-def scope_of(values: Values) -> dict[str, Any]:
-    """Every name of the templates that no variant changes."""
-    region, storage = values["region"], values["storage"]
-    partition = {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rsplit("-", 2)[0], "aws")
-    key = values["public_key"]
+def scope_of(values: Values, variant: str = "speculative") -> dict[str, Any]:
+    """Every name of the templates."""
+    m, key, folder = values["model"], values["public_key"], f"/mnt/bucket/{values['model']['draft_folder']}"
+    k, drafter = (m["k"], m["drafter"]) if variant == "speculative" else (0, NONE)
+    # a chain's shape is a preset's; that of a different draft is in its folder
+    draft = [f"--draft={m['draft'] if drafter == 'chain' else folder}", f"--draft-checkpoint={folder}"]
     scope = values | {
-        "devices": values.devices,
+        "variant": variant,
+        "bundle": values.bundle(variant),
         "version": values.version,
+        "partition": {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(values["region"].rsplit("-", 2)[0], "aws"),
+        "devices": values.devices,
         "lnc": LNC,
-        "s3": f"s3://{storage['bucket']}/{storage['prefix']}",
-        "bucket_arn": f"arn:{partition}:s3:::{storage['bucket']}",
+        "k": k,
+        "drafter": drafter,
+        "draft_flags": [f"--drafter={drafter}", *(draft if KINDS[drafter].has_model else [])] if k else [],
         # an empty variable would ask for no signature: without a key there is none
         "key_environment": [] if key == NONE else [{"name": VARIABLE, "value": key}],
-        "lm_eval_arguments": f"model={values['model']['target']},num_concurrent={values['model']['batch']},"
-        "max_retries=3,tokenized_requests=False",
         # a pod's volumes count against its containers' disk; /tmp has 2 GiB
         "server_disk_gib": values["server"]["disk_gib"] + 2,
         "compile_disk_gib": values["compile"]["disk_gib"] + 2,
         "startup_probes": -(-values["server"]["startup_seconds"] // 10),
         "progress_seconds": values["server"]["startup_seconds"] + 600,
-        "of": f'namespace="{values["namespace"]}",service=~"{values["name"]}-(baseline|speculative)"',
-    }
+    } | _nxdi(values, variant, k)  # fmt: skip
     scope |= _template("parts.yaml", scope)[0]
     routed = values["router"]["kind"] == "gateway"
-    return scope | {"routers": [scope["gateways"], {"podSelector": scope["picker"]}] if routed else []}
+    routers = [scope["gateways"], {"podSelector": scope["picker"]}] if routed else []
+    return scope | {"engine": scope[values["server"]["engine"]], "routers": routers}
 
 
-def _of_variant(values: Values, variant: str, scope: dict[str, Any]) -> dict[str, Any]:
-    m, folder = values["model"], f"/mnt/bucket/{values['model']['draft_folder']}"
-    k, drafter = (m["k"], m["drafter"]) if variant == "speculative" else (0, NONE)
-    # a chain's shape is a preset's; that of a different draft is in its folder
-    draft = [f"--draft={m['draft'] if drafter == 'chain' else folder}", f"--draft-checkpoint={folder}"]
-    scope = scope | {
-        "variant": variant,
-        "labels": {"app.kubernetes.io/name": values["name"], "app.kubernetes.io/component": variant},
-        "bundle": values.bundle(variant),
-        "k": k,
-        "expected": Expected(m["tp"], m["batch"], m["max_len"], k, LNC, drafter).flags,
-        "draft_flags": [f"--drafter={drafter}", *(draft if KINDS[drafter].has_model else [])] if k else [],
-    }
-    return scope | {"engine": (_nxdi if values["server"]["engine"] == "nxdi" else _trnspec)(values, scope)}
-
-
-def _nxdi(values: Values, scope: dict[str, Any]) -> dict[str, Any]:
-    """The NxDI loader of vLLM's V0 engine. The vendor's image runs as root: whether a different user may open the
-    devices that the DRA driver hands in is not documented, and the engine writes beside its code."""
+def _nxdi(values: Values, variant: str, k: int) -> dict[str, Any]:
+    """Command and variables of the NxDI loader of vLLM's V0 engine."""
     m = values["model"]
     target, draft = (f"/mnt/bucket/{m[name]}" for name in ("target_folder", "draft_folder"))
-    served = serve_command.Served(target, draft, m["tp"], m["batch"], m["max_len"], scope["k"])
+    served = serve_command.Served(target, draft, m["tp"], m["batch"], m["max_len"], k)
     # the baseline ends its sequences where the speculative server must
     arguments = serve_command.engine_arguments(served) | {"max_model_len": m["max_len"] - m["k"]}
-    variables = serve_command.engine_environment(f"/bundle/{scope['bundle']}", LNC)
+    variables = serve_command.engine_environment(f"/bundle/{values.bundle(variant)}", LNC)
     return {
-        "command": serve_command.engine_command(arguments, m["target"], values["server"]["port"]),
-        "environment": [{"name": name, "value": value} for name, value in variables.items()],
-        "mount": scope["bucket_mount"],
-        "security": scope["confined"],
-    }
-
-
-def _trnspec(values: Values, scope: dict[str, Any]) -> dict[str, Any]:
-    """vLLM with our plugin, which reads everything from the bundle. Running requests have 60 s to end."""
-    command = ["vllm", "serve", f"/bundle/{scope['bundle']}", f"--served-model-name={values['model']['target']}"]
-    variables = {"HOME": "/tmp", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return {
-        "command": [*command, f"--port={values['server']['port']}", "--shutdown-timeout=60"],
-        "environment": [{"name": name, "value": value} for name, value in variables.items()],
-        "mount": scope["tmp_mount"],
-        "security": scope["restricted"],
+        "nxdi_command": serve_command.engine_command(arguments, m["target"], values["server"]["port"]),
+        "nxdi_environment": [{"name": name, "value": value} for name, value in variables.items()],
     }
 
 
@@ -142,7 +113,7 @@ def manifests(values: Values) -> dict[str, list[Any]]:
     for name in ("namespace", "cluster", "network", *(["router"] if scope["routers"] else [])):
         files[f"base/{name}.yaml"] = _template(f"base/{name}.yaml", scope)
     for variant in VARIANTS:
-        of_variant = _of_variant(values, variant, scope)
+        of_variant = scope_of(values, variant)
         files[f"base/{variant}.yaml"] = _template("base/server.yaml", of_variant)
         files[f"jobs/compile-{variant}.yaml"] = _template("jobs/compile.yaml", of_variant)
     return files | {"jobs/evaluate.yaml": _template("jobs/evaluate.yaml", scope)}
@@ -169,19 +140,19 @@ def render(values: Values, out: Path) -> list[Path]:
 
 
 def dashboard(scope: dict[str, Any]) -> dict[str, Any]:
-    """Grafana's form of templates/dashboard.yaml: panels two abreast."""
+    """Grafana's form of templates/dashboard.yaml: panels two abreast, one line a server."""
     board: dict[str, Any] = _template("dashboard.yaml", scope)[0]
     board["panels"] = [
         {
             "id": number,
             "type": "timeseries",
-            "title": panel["title"],
+            "title": title,
             "datasource": {"type": "prometheus", "uid": "$source"},
             "gridPos": {"x": number % 2 * 12, "y": number // 2 * 8, "w": 12, "h": 8},
             "fieldConfig": {"defaults": {"unit": panel["unit"], "min": 0}, "overrides": []},
             "targets": [{"refId": "A", "legendFormat": "{{service}}", "expr": panel["expr"]}],
         }
-        for number, panel in enumerate(board["panels"])
+        for number, (title, panel) in enumerate(board["panels"].items())
     ]
     return board
 

@@ -25,6 +25,10 @@ PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2, drafter="chain")
 ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2, drafter="none")
 
 
+def flags_of(expected: Expected) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in expected._asdict().items()]
+
+
 @pytest.fixture(autouse=True)
 def no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards below hold no weights."""
@@ -62,11 +66,11 @@ def stored(tmp_path: Path, expected: Expected = ALONE) -> Path:
 @pytest.mark.parametrize("expected", [ALONE, PAIR], ids=["alone", "pair"])
 def test_a_bundle_is_pushed_and_fetched_whole(expected: Expected, tmp_path: Path, capsys: Any) -> None:
     made, address = built(tmp_path / "made", expected), str(tmp_path / "bucket/bundles/name")
-    bundle_command(["push", str(made), address, *expected.flags])
+    bundle_command(["push", str(made), address, *flags_of(expected)])
     # a read-only bucket is enough
     for path in (tmp_path / "bucket").rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    bundle_command(["fetch", address, str(tmp_path / "local"), *expected.flags])
+    bundle_command(["fetch", address, str(tmp_path / "local"), *flags_of(expected)])
     assert capsys.readouterr().out.splitlines() == [address, str(tmp_path / "local")]
     assert (tmp_path / "local" / MODEL).read_bytes() == b"program"
     assert read_bundle(tmp_path / "local")["k"] == expected.k
@@ -132,7 +136,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_pod_without_its_bundle_fails_at_once_with_one_sentence(tmp_path: Path) -> None:
     begin = time.monotonic()
-    done = run("deploy.bundle", "fetch", str(tmp_path / "bundles/none"), str(tmp_path / "local"), *ALONE.flags)
+    done = run("deploy.bundle", "fetch", str(tmp_path / "bundles/none"), str(tmp_path / "local"), *flags_of(ALONE))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "none has no manifest.json" in done.stderr
     assert time.monotonic() - begin < 30

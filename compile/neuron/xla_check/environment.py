@@ -34,14 +34,13 @@ _SYSTEM = (
 
 def make(folder: Path) -> Path:
     """The environment's Python; made once, and kept."""
-    python, done = folder / "bin" / "python", folder / "made"
-    if done.is_file():
+    python = folder / "bin" / "python"
+    if (folder / SYMBOLS).is_file():
         return python
     _run(sys.executable, "-m", "venv", "--clear", str(folder))
     _run(str(python), "-m", "pip", "install", "-q", "--no-deps", *_WHEELS)
     _run(str(python), "-m", "pip", "install", "-q", *_PURE)
     _run(str(python), "-m", "compile.neuron.xla_check.environment", str(folder))
-    done.write_text("\n".join(_WHEELS), encoding="utf-8")
     return python
 
 
