@@ -45,7 +45,8 @@ def measure(ways: Ways, asked: Sequence[tuple[Prompt, float]], tokens: int, roun
         params = replace(SAMPLED[block.temperature], seed=numbers[block.prompt.name])
         question = request(block.prompt, params, tokens)
         answers = {name: ways.of[name](question) for name in rng.sample(list(ways.of), len(ways.of))}
-        for name, answer in answers.items():
+        for name in ways.of:
+            answer = answers[name]
             own = block.temperature > 0 and name in ways.own_noise
             runs.append(
                 {"block": (block.prompt.name, block.temperature, block.round), "entropy": block.prompt.entropy,
@@ -75,7 +76,7 @@ def aggregate(runs: Rows, references: Sequence[str]) -> Rows:
     ways = dict.fromkeys(run["way"] for run in runs)
     for temperature in sorted({run["temperature"] for run in runs}):
         for entropy in ENTROPIES:
-            for way in sorted(ways, key=list(ways).index):
+            for way in ways:
                 own = [r for r in runs if (r["temperature"], r["entropy"], r["way"]) == (temperature, entropy, way)]
                 if own:
                     about = {"temperature": temperature, "entropy": entropy, "way": way, "source": "wall"}

@@ -42,6 +42,7 @@ def test_every_way_serves_every_block_and_each_order_is_drawn_anew() -> None:
     assert all(set(block) == set(MS) for block in blocks)
     assert len({tuple(block) for block in blocks}) > 1
     assert len({run["block"] for run in runs}) == len(blocks)
+    assert list(dict.fromkeys(r["way"] for r in aggregate(runs, (ALONE,)))) == list(MS), "rows are in the ways' order"
 
 
 def test_a_text_that_differs_has_no_time() -> None:
