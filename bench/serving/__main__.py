@@ -24,7 +24,7 @@ from bench import demo, gate
 from bench.demo import count
 from bench.provenance import header, said, write_result
 from bench.serving.prompts import Prompt, prompt_sets
-from bench.serving.servers import Endpoint, Server, serving
+from bench.serving.servers import Endpoint, Server, serving, vllm_command
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
@@ -162,11 +162,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _demo(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
     options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
-    found = {}
+    found, vllm = {}, vllm_command(options.vllm)
     for number, (name, k) in enumerate(((BASELINE, 0), (SPECULATIVE, _DEMO_K))):
         folder = options.folder / f"k{k}"
         built = demo.bundle(folder, "chain", k, batch=options.concurrency, max_len=_DEMO_LENGTH)
-        server = Server(options.vllm, options.port + number, [str(built)])
+        server = Server(vllm, options.port + number, [str(built)])
         found[name] = Endpoint(stack.enter_context(serving(server, options.folder / f"{name}.log")), "m")
     return found
 

@@ -55,12 +55,17 @@ class Server(NamedTuple):
     own_engine: bool = False
 
 
+def vllm_command(file: Path | None) -> Path:
+    """The command of an environment with vLLM, if it is there."""
+    if file is None or not file.is_file():
+        raise UserError(f"{file} is no command of vLLM; make one with make serve-environment, name it with --vllm")
+    return file
+
+
 @contextmanager
 def serving(server: Server, log: Path) -> Iterator[str]:
     """Start the server on one thread and yield its address once it answers; its model is named m."""
     address = f"http://127.0.0.1:{server.port}"
-    if not server.vllm.is_file():
-        raise UserError(f"{server.vllm} is no command of vLLM; make one with: make serve-environment")
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | _ONE_THREAD | {"PATH": f"{server.vllm.parent}:{os.environ['PATH']}"}
     if server.own_engine:

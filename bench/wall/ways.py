@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.demo import DEMO, TARGET, bundle
-from bench.serving.servers import Endpoint, Server, serving
+from bench.serving.servers import Endpoint, Server, serving, vllm_command
 from model.bundle.opening import open_bundle
 from model.errors import UserError
 from model.progress import each
@@ -148,8 +148,7 @@ def _drafters(options: argparse.Namespace, stack: ExitStack) -> Ways:
 
 
 def _vllm(options: argparse.Namespace, stack: ExitStack) -> Ways:
-    if not options.vllm:
-        raise UserError("--ways vllm starts servers; name the command with --vllm, as .venv-serve/bin/vllm")
+    vllm = vllm_command(options.vllm)
     engine = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", str(options.batch)]
     engine += ["--generation-config", "vllm", "--no-enable-prefix-caching"]
     drafting = {"method": "draft_model", "model": str(DEMO / "draft"), "num_speculative_tokens": 7}
@@ -161,7 +160,7 @@ def _vllm(options: argparse.Namespace, stack: ExitStack) -> Ways:
     commands[VLLM_DRAFTS] = [str(TARGET), *engine, "--speculative-config", json.dumps(drafting)]
     ways = {}
     for number, (name, command) in enumerate(commands.items()):
-        server = Server(options.vllm, options.port + number, command, own_engine=name in (VLLM, VLLM_DRAFTS))
+        server = Server(vllm, options.port + number, command, own_engine=name in (VLLM, VLLM_DRAFTS))
         log = options.folder / f"{name.replace(', ', '-').replace(' ', '-')}.log"
         ways[name] = served(Endpoint(stack.enter_context(serving(server, log)), "m"), options.batch)
     settings = f"batch {options.batch}, fp32"

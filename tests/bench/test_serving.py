@@ -127,10 +127,10 @@ def test_two_servers_are_needed(arguments: list[str]) -> None:
         serving.main(arguments)
 
 
-def test_the_demo_s_servers_need_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.demo, "bundle", lambda folder, *_, **__: folder)
+def test_the_demo_s_servers_need_vllm_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="make serve-environment"):
-        serving.main(["--demo", "--vllm", str(tmp_path / "absent"), "--folder", str(tmp_path)])
+        serving.main(["--demo", "--vllm", str(tmp_path / "absent"), "--folder", str(tmp_path / "bundles")])
+    assert not (tmp_path / "bundles").exists()
 
 
 def test_prompts_are_of_sets_or_of_a_file(tmp_path: Path) -> None:

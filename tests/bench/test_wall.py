@@ -145,7 +145,7 @@ def test_what_no_build_takes_is_refused_before_anything_runs(monkeypatch: pytest
 
 
 def test_servers_need_their_command_and_readme_a_pair(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="name the command with --vllm"):
+    with pytest.raises(UserError, match="name it with --vllm"):
         wall.main(["--ways", "vllm"])
     with pytest.raises(UserError, match="nothing"):
         wall.main(["--bundle", str(tmp_path / "nothing")])
