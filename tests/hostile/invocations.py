@@ -238,62 +238,39 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --bundle {alone} --prompt a --compare
         --bundle {alone} --prompt a --record {tmp}/new3
     """),
-    ("bench.shard_rate", "", """
-        --scale 0
-        --scale 2
-        --scale x
-        --folder {tmp}/nothing
-        --out {tmp}/nothing/x
-    """),
-    ("bench.mixed_load.__main__", "", """
-        -
-        --show {tmp}/nothing
-        --show {tmp}/empty-file
-        --show {tmp}/config-list/config.json
-        --show {tmp}/binary
-        --bundle {tmp}/nothing
-        --bundle {bundle} --repeats 0
-        --bundle {bundle} --every 0
-        --bundle {bundle} --tokens 0
-        --bundle {bundle} --hard -1
-    """),
-    ("bench.stale_draft", "", """
-        -
-        --bundle {bundle} --every 0
-        --bundle {bundle} --gaps -1
-        --bundle {bundle} --tokens 0
-        --bundle {alone}
-        --bundle {tmp}/flipped
-    """),
-    ("bench.step_costs", "", """
-        -
-        --bundle {bundle} --repeats 0
-        --bundle {bundle} --repeats -1
-        --bundle {alone}
-        --bundle {tmp}/cut
-    """),
-    ("bench.quality.__main__", "", """
-        -
-        --bundle {bundle} --out {tmp}/file
-        --bundle {bundle} --tokens 0
-        --bundle {bundle} --limit 0
-        --bundle {alone}
-        --bundle {tmp}/forged
-        --bundle {bundle} --prompts {tmp}/nothing
-    """),
     ("bench.tune.__main__", "", """
         --traces {tmp}/nothing
         --traces {tmp}/binary
         --traces {tmp}/empty-file
         --traces {tmp}/config-number/config.json
     """),
+    ("bench.gate", "", """
+        -
+        --bundle {bundle} --requests 0
+        --bundle {bundle} --tokens 0
+        --bundle {bundle} --drafters
+        --bundle {alone} --requests 3
+        --bundle {tmp}/forged
+        --bundle {tmp}/flipped
+        --baseline http://127.0.0.1:1 --speculative x
+    """),
+    ("bench.wall.__main__", "", """
+        --bundle {tmp}/nothing
+        --bundle {alone}
+        --every 0
+        --ways vllm
+        --show {tmp}/nothing
+        --show {tmp}/empty-file
+        --show {tmp}/config-list/config.json
+        --show {tmp}/binary
+        --nonsense
+    """),
     ("bench.serving.__main__", "", """
         -
-        --baseline http://[::1
-        --baseline ftp://a
-        --baseline x
-        --api nonsense
-        --baseline http://127.0.0.1:1 --requests -1
+        --baseline http://127.0.0.1:1
+        --baseline ftp://a --speculative x
+        --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1 --requests 0
+        --demo --vllm {tmp}/nothing
     """),
     ("bench.reproduce.__main__", "", """
         --report --results {tmp}/typo
@@ -304,12 +281,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --only no-such-case
         --recording {tmp}/x
         --nonsense
-    """),
-    ("bench.draft_cost", "", """
-        --batch 0
-        --batch 1000
-        --lnc 3
-        --all-reduce x
     """),
     ("deploy.keep", "", """
         {tmp} {tmp}/kept -- {tmp}/missing-command
