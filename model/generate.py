@@ -1,4 +1,4 @@
-"""`python -m model.generate`: text from a bundle, what speculation did, and whether it changed anything."""
+"""`python -m model.generate`: text from a bundle, figures of speculation, and whether it changed a token."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import read_bundle
 from model.errors import UserError, run_cli
 from model.llm import LLM, Options, Output
-from model.serving.record import recorder
 from model.serving.request import Params
 from model.serving.text import read_prompt
 
@@ -19,9 +17,6 @@ from model.serving.text import read_prompt
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="folder of the bundle")
-    parser.add_argument(
-        "--no-verify", action="store_true", help="do not read the files' digests: a damaged bundle then runs, wrongly"
-    )
     parser.add_argument("--prompt", help="the prompt")
     parser.add_argument("--prompt-file", help="a UTF-8 file with the prompt")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -32,10 +27,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="64 bits; the output is a function of it")
     parser.add_argument("--stop", action="append", default=[], help="cut the text before this; may be repeated")
     parser.add_argument("--no-speculation", action="store_true", help="run the target alone")
-    parser.add_argument("--separate", action="store_true", help="draft and verify by two graphs: the reference mode")
     parser.add_argument("--k-limit", type=int, help="accept at most this many drafts a step")
-    parser.add_argument("--tuning", type=Path, help="table that says when to speculate (default: the bundle's, if any)")
-    parser.add_argument("--record", type=Path, help="append a JSON line for each speculative step to this file")
     parser.add_argument("--compare", action="store_true", help="run both ways and say whether they agree")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -52,20 +44,9 @@ def _figures(output: Output) -> dict[str, Any]:
         "acceptance_per_position": [round(share, 3) for share in output.acceptance],
         "drafts_offered_per_position": output.drafts_offered,
         "drafts_kept_per_position": output.drafts_kept,
-        "steps_of_k": output.steps_of_k,
-        "draft_refreshes": output.refreshes,
         "seconds_wall": round(output.seconds, 4),
         "ms_per_token_wall": round(1e3 * output.seconds / max(1, tokens), 3),
     }
-
-
-def _opened(options: argparse.Namespace) -> LLM:
-    bundle = read_bundle(options.bundle)
-    if not bundle["k"] and (options.compare or options.record):
-        raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare and --record, or give a pair")
-    record = recorder(options.record, bundle["models"]["draft"]["name"]) if options.record else None
-    verify, separate = not options.no_verify, options.separate
-    return LLM(options.bundle, options.tuning, record, load=False, verify=verify, separate=separate)
 
 
 def main(arguments: list[str]) -> None:
@@ -74,21 +55,21 @@ def main(arguments: list[str]) -> None:
     if options.stream and options.json:
         raise UserError("--stream and --json exclude each other; leave one out")
     params = Params(options.temperature, options.top_k, options.top_p, options.min_p, options.seed)
-    with _opened(options) as llm:
+    with LLM(options.bundle, load=False) as llm:
+        if options.compare and not llm.shape.k:
+            raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare, or give a pair")
         text = read_prompt(options.prompt, options.prompt_file)
         speculation = not options.no_speculation and llm.shape.k > 0
-        asked = Options(
+        chosen = Options(
             max_new_tokens=options.max_new_tokens, stop=options.stop, k_limit=options.k_limit, speculation=speculation
         )
         # refused before the weights are loaded
-        llm.request(text, params, asked)
+        llm.request(text, params, chosen)
         llm.load()
-        output = _streamed(llm, text, params, asked) if options.stream else llm.generate(text, params, **asked)
-        asked["speculation"] = not speculation
-        other = llm.generate(text, params, **asked) if options.compare else None
-    report = _figures(output) | {"k": llm.shape.k, "ks": llm.bundle.ks, "speculation": speculation}
-    report["separate"] = options.separate and speculation
-    report["switching"] = llm.table.source if llm.table and speculation else None
+        output = _streamed(llm, text, params, chosen) if options.stream else llm.generate(text, params, **chosen)
+        chosen["speculation"] = not speculation
+        other = llm.generate(text, params, **chosen) if options.compare else None
+    report = _figures(output) | {"ks": llm.shape.ks, "speculation": speculation}
     if other:
         report["identical_to_target_alone"] = output.ids == other.ids
         report["other_way"] = _figures(other)
@@ -101,8 +82,8 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(1)
 
 
-def _streamed(llm: LLM, text: str, params: Params, asked: Options) -> Output:
-    stream = llm.stream(text, params, **asked)
+def _streamed(llm: LLM, text: str, params: Params, chosen: Options) -> Output:
+    stream = llm.stream(text, params, **chosen)
     for piece in stream:
         print(piece, end="", flush=True)
     assert stream.output

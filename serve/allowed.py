@@ -1,4 +1,4 @@
-"""What a request may ask of a bundle: a list. Whatever else differs from vLLM's default is refused with a sentence."""
+"""The list of parameters that a bundle serves. Any other that differs from vLLM's default is refused in a sentence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BY_VLLM = {
 # graphs of a bundle built with --structured serve these
 _BY_MASKS = {"logprobs": (0,), "structured_outputs": ()}
 _WHY = {
-    "logprobs": "a bundle built with --structured returns the emitted token's alone, which 0 asks for",
+    "logprobs": "a bundle built with --structured returns the emitted token's alone, which 0 requests",
     "prompt_logprobs": "the bundle's graphs return no probabilities of a prompt",
-    "structured_outputs": "the bundle was built without --structured, so its graphs take no mask of allowed ids",
-    "min_tokens": "the bundle's graphs cannot hold back an end token; ask for ignore_eos",
+    "structured_outputs": "the bundle was built without --structured, so its graphs take no mask",
+    "min_tokens": "the bundle's graphs cannot hold back an end token; use ignore_eos",
 }
 _LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids"
 
@@ -39,26 +39,26 @@ class Refused(UserError):
         self.parameter = parameter
 
 
-def refuse_others(asked: Mapping[str, Any], defaults: Mapping[str, Any], structured: bool = False) -> None:
+def refuse_others(requested: Mapping[str, Any], defaults: Mapping[str, Any], structured: bool = False) -> None:
     """Raise Refused for the first parameter that is neither on the list nor at vLLM's default.
 
     `structured` says that the bundle has graphs that take masks.
     """
-    for name, value in asked.items():
+    for name, value in requested.items():
         if structured and name in _BY_MASKS and (not _BY_MASKS[name] or value in _BY_MASKS[name]):
             continue
         on_the_list = name in _SAMPLED or name in _BY_VLLM or name.startswith("_")
-        # logprobs=0 asks for one, so only what is empty is nothing
+        # logprobs=0 requests the emitted token's
         if on_the_list or value is None or value in ([], {}) or value == defaults.get(name):
             continue
         raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}; leave it out")
 
 
 def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: Allowed | None = None) -> Request:
-    """The engine's request for a prompt and vLLM's sampling parameters; Refused if the bundle cannot serve it.
+    """The engine's request for a prompt and vLLM's sampling parameters, which `check_request` has passed.
 
     vLLM cuts at stops, ends and limits, so the engine may go on to the context's end. `allowed` are the masks of a
-    structured request; one that is only checked has none yet.
+    structured request.
     """
     params = Params(
         float(sampling.temperature),
@@ -68,16 +68,23 @@ def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: A
         sampling.seed or 0,
     )
     structured = getattr(sampling, "structured_outputs", None) is not None
-    request = Request(
+    return Request(
         ids,
         params,
         shape.max_len,
         allowed=(allowed or _NO_MASK) if structured else None,
         logprobs=getattr(sampling, "logprobs", None) is not None,
     )
-    for parameter, part in (("sampling", Request((0,), params)), ("prompt", request)):
-        try:
-            check(shape, part)
-        except UserError as error:
-            raise Refused(parameter, str(error)) from error
-    return request
+
+
+def check_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> None:
+    """Raise Refused for a prompt or a value of a sampling parameter that the bundle cannot serve."""
+    request = engine_request(shape, ids, sampling)
+    try:
+        request.params.check()
+    except UserError as error:
+        raise Refused("sampling", str(error)) from error
+    try:
+        check(shape, request)
+    except UserError as error:
+        raise Refused("prompt", str(error)) from error

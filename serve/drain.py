@@ -1,4 +1,4 @@
-"""SIGTERM ends a server that starts; one that serves is not ready any more, answers what runs and then ends."""
+"""SIGTERM ends a server that starts. A server that is ready refuses new requests, ends the running ones and exits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def end_while_starting() -> None:
         for child in multiprocessing.active_children():
             child.kill()
         print("trnspec: SIGTERM came before the server was ready; it ends", file=sys.stderr, flush=True)
-        # what `atexit` would do, of a folder that is ours
+        # `atexit` does not run after `_exit`
         if Path(folder := os.environ[METRICS_VARIABLE]).name.startswith(METRICS_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(128 + number)

@@ -1,21 +1,21 @@
-"""Which bundle a `vllm serve` command means, and the folder where vLLM reads a model's configuration and tokenizer."""
+"""The bundle that a `vllm serve` command names, and the folder with its configuration and tokenizer for vLLM."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
 
 from compile.store import pull
-from model.bundle.manifest import MANIFEST, Bundle, read_bundle
-from model.bundle.opening import fault_of
+from model.bundle.manifest import MANIFEST
+from model.bundle.opening import Bundle, read_bundle
 from model.dtypes import BY_FLAG
-from model.errors import UserError
 
-# tells the processes that vLLM starts which bundle the first one found
+# names the bundle for the processes that vLLM starts
 BUNDLE_VARIABLE = "TRNSPEC_BUNDLE"
-# the folder in which the processes of a server share what they count
+# the folder in which the processes of a server share their metrics
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 METRICS_PREFIX = "trnspec-metrics-"
 # a tokenizer without a chat template: the messages, a line each
@@ -23,14 +23,14 @@ _PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor 
 
 
 def cache() -> Path:
-    """Where pulled bundles and what is derived from bundles lie."""
+    """The folder of pulled bundles and of the model folders derived from bundles."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trnspec"
 
 
 def meant_bundle(arguments: list[str]) -> Path | None:
-    """The bundle that a command of `vllm` means, or None. One in S3 is pulled, and its folder takes its place there.
+    """The bundle that a command of `vllm` names, or None. A bundle in S3 is pulled; its folder replaces the address.
 
-    UserError if a bundle is named and is not there, or is not one of this version.
+    UserError if a bundle is named and is not there, or is not of this version.
     """
     if known := os.environ.get(BUNDLE_VARIABLE):
         return read_bundle(Path(known)).path
@@ -47,27 +47,24 @@ def meant_bundle(arguments: list[str]) -> Path | None:
 
 
 def _pulled(address: str) -> Path:
-    # a pull that was interrupted goes on where it stopped; what is there already is held against its digest
+    # an interrupted pull goes on where it stopped; files that are there already are checked against their digests
     folder = cache() / "bundles" / hashlib.sha256(address.encode()).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     return pull(address, folder)
 
 
 def model_folder(bundle: Bundle) -> Path:
-    """A folder with config.json and the tokenizer's files, as vLLM expects them; UserError if a digest is wrong.
+    """A folder with config.json and the tokenizer's files, as vLLM expects them; UserError if a file is damaged.
 
-    The bundle's folder holds what its manifest lists and nothing else, so this one lies in the cache.
+    A bundle's folder holds the files of its manifest alone, so this folder is in the cache.
     """
-    folder = cache() / "models" / bundle["manifest_sha256"][:16]
+    folder = cache() / "models" / bundle.manifest.digest[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    names = [name for name in bundle["files"] if name.startswith("tokenizer/")]
-    for name in names:
-        file = bundle.path / name
-        if clause := fault_of(file, bundle["files"][name]):
-            raise UserError(f"{bundle.path} is damaged: {name} {clause}; build the bundle again or copy it again")
-        _write(folder / file.name, file.read_bytes())
+    for name in bundle.files:
+        if name.startswith("tokenizer/"):
+            _write(folder / Path(name).name, bundle.read(name))
     _write(folder / "config.json", json.dumps(vllm_config(bundle), indent=1).encode())
-    ends = {"eos_token_id": list(bundle["models"]["target"]["config"]["eos_token_ids"])}
+    ends = {"eos_token_id": list(bundle.spec.target_config.eos_token_ids)}
     _write(folder / "generation_config.json", json.dumps(ends).encode())
     if not _has_chat_template(folder):
         _write(folder / "chat_template.jinja", _PLAIN_CHAT.encode())
@@ -76,13 +73,13 @@ def model_folder(bundle: Bundle) -> Path:
 
 def vllm_config(bundle: Bundle) -> dict[str, object]:
     """The target's configuration under the names of a Qwen3 checkpoint's config.json."""
-    raw = dict(bundle["models"]["target"]["config"])
+    raw = dataclasses.asdict(bundle.spec.target_config)
     ends = list(raw.pop("eos_token_ids"))
     return raw | {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "hidden_act": "silu",
-        "dtype": BY_FLAG[bundle["dtype"]].name,
+        "dtype": BY_FLAG[bundle.spec.dtype].name,
         "eos_token_id": ends if len(ends) > 1 else ends[0],
     }
 
@@ -93,7 +90,7 @@ def _has_chat_template(folder: Path) -> bool:
     return own or (folder / "chat_template.jinja").is_file()
 
 
-def _write(file: Path, content: bytes) -> None:
+def _write(file: Path, content: bytes | bytearray) -> None:
     # two servers of one bundle may start together
     part = file.with_name(f"{file.name}.{os.getpid()}")
     part.write_bytes(content)

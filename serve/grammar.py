@@ -1,8 +1,8 @@
-"""A request's grammar in the worker: what may follow ids that are drafts, by vLLM's own backends.
+"""A request's grammar in the worker: the masks behind drafts, by vLLM's own backends.
 
-vLLM gives the mask of the next id alone, for it validates drafts before a step and ours are made inside of one. So the
-worker has a matcher of its own beside vLLM's, from the same specification. The next id obeys vLLM's mask; ours looks
-ahead, goes back where drafts were not kept, and so follows what was emitted, as vLLM's does.
+vLLM gives the mask of the next id alone: it validates drafts before a step, and ours are made inside of it. So the
+worker has a matcher of its own beside vLLM's, compiled from the same specification. The next id obeys vLLM's mask. Our
+matcher looks ahead and rolls back over rejected drafts, so both matchers follow the emitted ids.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Grammars:
         structured = StructuredOutputRequest.from_sampling_params(sampling)
         # with a reasoning parser a grammar begins somewhere in the text, where vLLM alone knows
         if structured is not None and self._manager.reasoner_cls is None:
-            asked = SimpleNamespace(request_id=name, sampling_params=sampling, structured_output_request=structured)
-            self._manager.grammar_init(asked)
+            request = SimpleNamespace(request_id=name, sampling_params=sampling, structured_output_request=structured)
+            self._manager.grammar_init(request)
         return Grammar(name, structured, self._manager)
 
 
@@ -45,7 +45,7 @@ class Grammar:
 
     def __init__(self, name: str, structured: Any, manager: Any) -> None:
         self.name, self.structured, self.manager = name, structured, manager
-        # vLLM's mask of the next id, until it is asked for
+        # vLLM's mask of the next id, until it is used
         self.next: np.ndarray | None = None
         # the ids that the matcher has been moved by
         self._ids: list[int] = []

@@ -7,17 +7,17 @@ import time
 
 from prometheus_client import Counter, Histogram, Info
 
-from model.serving.engine import Event, SpecStep
+from model.serving.engine import Event
 
 _GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-_DRAFTER = Info("trnspec_drafter", "Who proposes the drafts, as the bundle's manifest names it")
-_STEPS = Counter("trnspec_steps", "Steps of the target; a prompt's pass is none")
-_SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them: tokens over this, a step")
-_TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, those among them that vLLM cuts later")
+_DRAFTER = Info("trnspec_drafter", "The bundle's drafter; none where speculation is off")
+_STEPS = Counter("trnspec_steps", "Steps of the target; a prefill is none")
+_SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them")
+_TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, including those that vLLM cuts later")
 _DRAFTED = Counter("trnspec_drafted", "Drafts that a step might have accepted")
 _KEPT = Counter("trnspec_drafts_kept", "Drafts that a step accepted")
 _OF_K = Counter("trnspec_steps_of_k", "Steps of the target by the k of their graph", ["k"])
-_GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds from a step's end to the next one's begin", buckets=_GAPS_S)
+_GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds between two steps", buckets=_GAPS_S)
 
 
 class Metrics:
@@ -31,12 +31,6 @@ class Metrics:
         self.of_k = collections.Counter[int]()
         self._ended: float | None = None
 
-    def record(self, step: SpecStep) -> None:
-        """One speculative step of one request."""
-        self.drafted, self.kept = self.drafted + step.drafted, self.kept + step.accepted
-        _DRAFTED.inc(step.drafted)
-        _KEPT.inc(step.accepted)
-
     def begin(self) -> None:
         """A step begins, of requests that waited since the last one ended."""
         if self._ended is not None:
@@ -47,15 +41,19 @@ class Metrics:
         _GAP.observe(gap_s)
 
     def end(self, prompt: bool, events: list[Event], followed: bool) -> None:
-        """A step has ended; a prompt's is not one of the target's steps. One that is followed left no gap: what comes
-        next was handed over before."""
+        """A step has ended; a prefill is none of the target's steps. A step that is followed left no gap: the next
+        work was handed over before its end."""
         self._ended = time.perf_counter()
         if followed:
             self.followed += 1
             self._gap(0.0)
         if prompt:
             return
-        emitted = sum(len(event.ids) for event in events)
+        emitted, drafted = sum(len(event.ids) for event in events), sum(event.drafted for event in events)
+        kept = sum(event.accepted for event in events)
+        self.drafted, self.kept = self.drafted + drafted, self.kept + kept
+        _DRAFTED.inc(drafted)
+        _KEPT.inc(kept)
         self.steps, self.sequences, self.tokens = self.steps + 1, self.sequences + len(events), self.tokens + emitted
         k = events[0].k if events else 0
         self.of_k[k] += 1

@@ -1,4 +1,4 @@
-"""The platform: a bundle's limits become vLLM's settings, and what a bundle cannot serve becomes a 400."""
+"""The platform: a bundle's limits become vLLM's settings; a request that a bundle cannot serve becomes a 400."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from model.bundle.manifest import Bundle, read_bundle
+from model.bundle.opening import Bundle, read_bundle
 from model.errors import UserError
 from model.serving.ready import shape_of
-from serve.allowed import Refused, engine_request, refuse_others
+from model.serving.step_k import KOfBatch, parse_k_of_batch, tuned
+from serve.allowed import Refused, check_request, refuse_others
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, model_folder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# vLLM's modules ask for the platform while they are imported: what it needs of them is imported when it is called
+# vLLM's modules need the platform while they are imported, so the platform imports them when it is called
 logger = init_logger("vllm.trnspec")
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
-# the options of --additional-config: whether to speculate, vLLM's ranges of batch sizes with the k of each, what
-# an answer says of its own drafts (vLLM's words: none, summary, detailed), and the PJRT platform that runs the graphs
+# the options of --additional-config: whether to speculate, ranges of batch sizes with the k of each, how much an answer
+# reports of its own drafts (vLLM's words: none, summary, detailed), and the PJRT platform that runs the graphs
 SPECULATION, K_OF_BATCH, ACCEPTANCE, PLATFORM = "speculation", "k_of_batch", "acceptance", "platform"
-# each with the package whose plugin JAX needs for it
+# platform -> the package with JAX's plugin for it
 _PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla"}
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
 
 
 def served_bundle() -> Bundle:
-    """The bundle that this server was started for; who loads its files verifies them."""
+    """The bundle that this server was started for; its files are checked as they are read."""
     return _read(os.environ[BUNDLE_VARIABLE])
 
 
-# every request asks, and a manifest takes tens of milliseconds
+# each request needs it, and reading a manifest takes tens of milliseconds
 @functools.cache
 def _read(path: str) -> Bundle:
     return read_bundle(Path(path))
@@ -56,7 +57,7 @@ def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
         )
     if (level := options.get(ACCEPTANCE, "none")) not in ("none", "summary", "detailed"):
         raise UserError(f"acceptance is {level!r}; it must be none, summary or detailed")
-    return bool(bundle["k"]) and bool(options.get(SPECULATION, True))
+    return bundle.spec.k > 0 and bool(options.get(SPECULATION, True))
 
 
 def graphs_platform(vllm_config: VllmConfig) -> str:
@@ -65,31 +66,23 @@ def graphs_platform(vllm_config: VllmConfig) -> str:
     Raises:
         UserError: no such platform, or this Python has no plugin for it.
     """
-    asked = vllm_config.additional_config.get(PLATFORM, "cpu")  # type: ignore[union-attr]
-    if asked not in _PLATFORMS:
-        raise UserError(f"platform is {asked!r}; it must be {' or '.join(_PLATFORMS)}")
-    if find_spec(package := _PLATFORMS[asked]) is None:
+    name = vllm_config.additional_config.get(PLATFORM, "cpu")  # type: ignore[union-attr]
+    if name not in _PLATFORMS:
+        raise UserError(f"platform is {name!r}; it must be {' or '.join(_PLATFORMS)}")
+    if find_spec(package := _PLATFORMS[name]) is None:
         raise UserError(
-            f"platform is {asked!r} and this Python has no {package}; install it from AWS's package index on a machine "
+            f"platform is {name!r} and this Python has no {package}; install it from AWS's package index on a machine "
             "with Trainium2, or leave platform out"
         )
-    return str(asked)
+    return str(name)
 
 
-def k_of_batch(bundle: Bundle, vllm_config: VllmConfig) -> list[tuple[int, int, int]] | None:
-    """The k of each range of batch sizes, if --additional-config has them; UserError for a k that no graph has."""
-    from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule  # noqa: PLC0415
-
-    ranges = vllm_config.additional_config.get(K_OF_BATCH)  # type: ignore[union-attr]
-    if ranges is None:
-        return None
-    try:
-        schedule = validate_and_normalize_dynamic_sd_schedule(ranges)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"k_of_batch is {ranges!r}: {error}") from error
-    if others := sorted({k for _, _, k in schedule} - {*bundle.ks}):
-        raise UserError(f"k_of_batch asks for k {others[0]}; this bundle's graphs have {bundle.ks}")
-    return schedule
+def k_of_batch(bundle: Bundle, vllm_config: VllmConfig) -> KOfBatch | None:
+    """The k of batch sizes that --additional-config has, else the bundle's tuning.json; UserError if it is wrong."""
+    value = vllm_config.additional_config.get(K_OF_BATCH)  # type: ignore[union-attr]
+    if value is None:
+        return tuned(bundle.path, bundle.spec.ks)
+    return parse_k_of_batch(value, bundle.spec.ks, K_OF_BATCH)
 
 
 class BundlePlatform(Platform):
@@ -127,7 +120,7 @@ class BundlePlatform(Platform):
             hf_config_path=folder,
             tokenizer=folder,
             generation_config=folder,
-            max_model_len=bundle["max_len"],
+            max_model_len=bundle.spec.max_len,
             middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
@@ -138,28 +131,29 @@ class BundlePlatform(Platform):
         from vllm.config import CompilationMode, SpeculativeConfig  # noqa: PLC0415
 
         bundle = served_bundle()
+        spec = bundle.spec
         end_while_starting()
-        _refuse_options(bundle, vllm_config)
+        _refuse_options(spec.max_len, vllm_config)
         graphs_platform(vllm_config)
+        k_of_batch(bundle, vllm_config)
         vllm_config.parallel_config.worker_cls = "serve.worker.BundleWorker"
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        scheduler.max_num_seqs = bundle["batch"]
+        scheduler.max_num_seqs = spec.batch
         # every slot may hold a whole context: no step is cut short for want of a budget
-        scheduler.max_num_batched_tokens = bundle["batch"] * (bundle["max_len"] + 2 * bundle["k"] + 2)
+        scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
         scheduler.enable_chunked_prefill = False
         scheduler.async_scheduling = False
         cache.enable_prefix_caching = False
         # a block is a slot; vLLM keeps block 0 for itself
-        cache.block_size = bundle["max_len"]
-        cache.num_gpu_blocks_override = bundle["batch"] + 1
+        cache.block_size = spec.max_len
+        cache.num_gpu_blocks_override = spec.batch + 1
         if speculates(bundle, vllm_config) and vllm_config.speculative_config is None:
             vllm_config.speculative_config = SpeculativeConfig(
                 method=_OURS,
                 model="serve.worker.BundleWorker",
-                num_speculative_tokens=bundle["k"],
-                num_speculative_tokens_per_batch_size=k_of_batch(bundle, vllm_config),
+                num_speculative_tokens=spec.k,
                 target_model_config=vllm_config.model_config,
                 target_parallel_config=vllm_config.parallel_config,
             )
@@ -167,8 +161,8 @@ class BundlePlatform(Platform):
             # vLLM's own flag for it asks for a --speculative-config, which a bundle brings
             level = vllm_config.additional_config.get(ACCEPTANCE, "none")  # type: ignore[union-attr]
             vllm_config.observability_config.per_request_spec_decode_metrics = level
-        # vLLM's own drafts cannot follow min-p, and its check does not ask whose drafts they are; ours can, and what
-        # else the check refuses, logit_bias, our list refuses
+        # the check is for vLLM's own drafts, which cannot follow min-p; ours can, and our list refuses logit_bias, the
+        # other parameter that the check refuses
         SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
     @classmethod
@@ -182,24 +176,24 @@ class BundlePlatform(Platform):
             raise VLLMValidationError("a bundle takes text or token ids as a prompt", parameter="prompt")
         default, shape = SamplingParams(), shape_of(served_bundle())
         names = SamplingParams.__struct_fields__
-        asked, defaults = ({n: getattr(of, n) for n in names} for of in (params, default))
+        requested, defaults = ({n: getattr(values, n) for n in names} for values in (params, default))
         try:
-            refuse_others(asked, defaults, shape.structured)
+            refuse_others(requested, defaults, shape.structured)
             if params.seed is None and params.temperature > 0:
                 raise Refused("seed", "this endpoint draws no seed and the request samples; give a seed")
-            engine_request(shape, tuple(processed_inputs["prompt_token_ids"]), params)
+            check_request(shape, tuple(processed_inputs["prompt_token_ids"]), params)
         except Refused as refused:
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 
 
-def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
+def _refuse_options(max_len: int, vllm_config: VllmConfig) -> None:
     """UserError for an option of the command line that contradicts the bundle."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     speculative = vllm_config.speculative_config
-    # vLLM asks again in its engine's process, with what was set in the first
+    # vLLM calls this again in its engine's process, with the settings of the first
     if speculative is not None and speculative.method != _OURS:
         raise UserError("speculative-config was given; the bundle brings its draft and its k, leave it out")
     if parallel.world_size != 1 or parallel.data_parallel_size != 1:
         raise UserError("a parallel size was given; one process runs all ranks of the bundle, leave it out")
-    if model.max_model_len != bundle["max_len"]:
-        raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {bundle['max_len']}, leave it out")
+    if model.max_model_len != max_len:
+        raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {max_len}, leave it out")

@@ -32,7 +32,7 @@ def platform() -> str | None:
 
 
 def _share_metrics() -> None:
-    """Let /metrics, which the first process answers, show what the worker's process counts."""
+    """Let /metrics, which the first process answers, show the counters of the worker's process."""
     if METRICS_VARIABLE not in os.environ:
         folder, owner = tempfile.mkdtemp(prefix=METRICS_PREFIX), os.getpid()
         os.environ[METRICS_VARIABLE] = folder

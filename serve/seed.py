@@ -1,4 +1,4 @@
-"""The seed of a request that names none: drawn here, put into the request, and told in a header of the response."""
+"""The seed of a request without one: drawn here, put into the request, and returned in a header of the response."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ class SeedMiddleware:
         messages = [last] if last["type"] == "http.disconnect" else [{**last, "body": seeded, "more_body": False}]
 
         async def again() -> Message:
-            # after the body, what comes is that the client has left
+            # after the body, the next message says that the client has left
             return messages.pop() if messages else await receive()
 
         await self.app({**scope, "headers": [*headers, length]}, again, tell)
 
 
 def with_seed(body: bytes) -> tuple[bytes, int | None]:
-    """A JSON body with a seed, and the seed if it was drawn; what is no JSON object is left to who answers it."""
+    """A JSON body with a seed, and the seed if it was drawn here; a body that is no JSON object stays as it is."""
     try:
-        asked = json.loads(body)
+        fields = json.loads(body)
     except ValueError:
         return body, None
     # -1 is vLLM's word for none
-    if not isinstance(asked, dict) or asked.get("seed") not in (None, -1):
+    if not isinstance(fields, dict) or fields.get("seed") not in (None, -1):
         return body, None
     seed = secrets.randbits(_BITS)
-    return json.dumps(asked | {"seed": seed}).encode(), seed
+    return json.dumps(fields | {"seed": seed}).encode(), seed
 
 
 async def _whole(receive: Receive) -> tuple[bytes, Message]:

@@ -1,4 +1,4 @@
-"""The worker: vLLM's scheduler says who runs, our engine runs the bundle's graphs, blocks of ids go back."""
+"""The worker: vLLM's scheduler chooses the requests, our engine runs the bundle's graphs, blocks of ids go back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from model.bundle.manifest import PREFILL
 from model.bundle.opening import open_bundle
-from model.bundle.schema import MASKED, UNFILTERED
 from model.progress import progress
-from model.serving.engine import Engine, Event
+from model.serving.engine import Event
+from model.serving.overlap import OverlappedEngine
 from model.serving.ready import shape_of
 from model.serving.runtime import Graphs
-from model.serving.switching import find_table
 from serve.allowed import engine_request
 from serve.grammar import Grammar, Grammars
 from serve.metrics import Metrics
@@ -43,13 +41,11 @@ class BundleWorker(WorkerBase):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.bundle = bundle = open_bundle(served_bundle().path)
         speculative = speculates(bundle, self.vllm_config)
-        self.drafter = bundle.drafting.kind if speculative else "none"
+        self.drafter = bundle.spec.drafter if speculative else "none"
         self.platform, self.shape = graphs_platform(self.vllm_config), shape_of(bundle)
         self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
-        table = find_table(bundle.path, None)
-        self.engine = Engine(self.graphs, self.shape, speculative, table, self.metrics.record)
-        # who runs decides how many drafts the next step may have: it cannot begin before vLLM says so
-        self.schedule = k_of_batch(bundle, self.vllm_config) if speculative else None
+        chosen = k_of_batch(bundle, self.vllm_config)
+        self.engine = OverlappedEngine(self.graphs, self.shape, speculative, chosen)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
         self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
@@ -74,39 +70,27 @@ class BundleWorker(WorkerBase):
         """The bundle's length holds."""
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        begin = time.perf_counter()
-        # rows that filter, or have masks, have graphs of their own
-        endings = [e + mask for mask in ["", MASKED][: 1 + self.shape.structured] for e in (UNFILTERED, "")]
-        tags = [(tag, ending) for ending in endings for tag in (PREFILL, *self._step_tags(ending))]
-        names = [(PREFILL, rows, ending) for rows in self.shape.short_prompts for ending in endings]
-        names += [(tag, bucket, ending) for bucket in self.shape.buckets for tag, ending in tags]
-        with progress(f"compiling {self.bundle.path}", len(names), "graphs") as task:
-            for tag, bucket, ending in names:
-                self.graphs.prepare(tag, bucket, ending)
+        begin, ks = time.perf_counter(), self.engine.ks()
+        keys = [key for key in self.bundle.plan.by_key if key.is_prefill or key.k in ks]
+        with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
+            for key in keys:
+                self.graphs.prepare(key)
                 task.advance()
         seconds = time.perf_counter() - begin
-        print(self._what_is_served(seconds), file=sys.stderr, flush=True)
+        print(self._served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
-    def _step_tags(self, ending: str) -> tuple[str, ...]:
-        """The graphs of steps: with a schedule by batch, those of its k."""
-        ks = [k for *_, k in self.schedule] if self.schedule else [self.shape.k]
-        # without masks of each row, structured requests take no drafts
-        ks += [0] * (self.shape.structured and not self.shape.row_masks)
-        return tuple(dict.fromkeys(tag for k in ks for tag in self.engine.tags(k, ending)))
-
-    def _what_is_served(self, seconds: float) -> str:
-        bundle = self.bundle
-        names = {role: entry["name"] for role, entry in bundle["models"].items()}
-        by = f"{self.drafter}, {names['draft']}" if bundle.drafting.of_kind.has_model else self.drafter
-        drafts = f"{by}, {self.shape.k} a step" if self.engine.speculative else "none: the target alone"
-        when = f"when {self.engine.table.source} says so" if self.engine.table else "at every step"
+    def _served(self, seconds: float) -> str:
+        bundle, spec = self.bundle, self.bundle.spec
+        by = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
+        ks = ", ".join(map(str, sorted(self.engine.ks())))
+        drafts = f"{by}, k {ks}" if self.engine.speculative else "none: the target alone"
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
-            f"  target   {names['target']}\n"
-            f"  drafts   {drafts}{', ' + when if self.engine.speculative else ''}\n"
-            f"  slots    {self.shape.batch}, each of {self.shape.max_len} tokens, prompt and answer together\n"
-            f"  runner   {self.platform}, {bundle['dtype']}, tp {bundle['tp']}; graphs ready in {seconds:.1f} s"
+            f"  target   {bundle.title('target')}\n"
+            f"  drafts   {drafts}\n"
+            f"  slots    {spec.batch}, each of {spec.max_len} tokens, prompt and answer together\n"
+            f"  runner   {self.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
         )
 
     def get_supported_tasks(self) -> tuple[str, ...]:
@@ -114,7 +98,7 @@ class BundleWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """A step of all that run, then the prompts of those that arrived; with masks, `sample_tokens` does it."""
-        # one that was given up in vLLM's queue never came here
+        # a request that was cancelled in vLLM's queue never came here
         for name in scheduler_output.finished_req_ids & self.numbers.keys():
             self.engine.cancel(self.numbers.pop(name))
             self.masked.pop(name, None)
@@ -134,22 +118,21 @@ class BundleWorker(WorkerBase):
         return self._serve(self.waiting)
 
     def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        most, arrived = scheduler_output.num_spec_tokens_to_schedule, scheduler_output.scheduled_new_reqs
         if scheduler_output.scheduled_cached_reqs.req_ids and not self.engine.begun:
             self.metrics.begin()
-            self.engine.begin(most, masks=True)
-        # what comes after the step that runs is handed over before that one ends
-        prompts = {self._add(data) for data in arrived}
+            self.engine.begin(masks=True)
+        # the work after the step that runs is handed over before that step ends
+        prompts = {self._add(data) for data in scheduler_output.scheduled_new_reqs}
         if prompts:
             self.engine.admit()
-        elif not self.schedule:
-            self.engine.follow(most)
+        else:
+            self.engine.follow()
         events = self._end(prompts)
         while prompts and self.engine.begun:
             events += self._end(prompts)
-        if not self.schedule and not self.engine.begun:
-            # vLLM and the clients get what came out while the next step runs
-            self.engine.begin(most)
+        if not self.engine.begun:
+            # vLLM and the clients get the ids while the next step runs
+            self.engine.begin()
             if self.engine.begun:
                 self.metrics.begin()
         of_number = {event.number: event for event in events}
@@ -173,7 +156,7 @@ class BundleWorker(WorkerBase):
         return events
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
-        """Tell vLLM's counters which of its placeholders stood for no draft, as it counts drafts off a grammar."""
+        """Tell vLLM how many placeholders stood for no draft: it counts them like drafts that a grammar refuses."""
         scheduler_output.num_invalid_spec_tokens = {
             name: max(0, len(placeholders) - event.drafted)
             for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
@@ -220,7 +203,7 @@ class BundleWorker(WorkerBase):
 
 
 def _logprobs(events: list[Event]) -> LogprobsLists:
-    """The emitted tokens' scores; those that did not ask have zeros, which nobody reads."""
+    """The emitted tokens' scores; requests without logprobs have zeros, which are ignored."""
     scores = [score for e in events for score in e.scores or [(0.0, 0)] * len(e.ids)]
     ends = list(itertools.accumulate(len(event.ids) for event in events))
     return LogprobsLists(

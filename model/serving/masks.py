@@ -1,8 +1,8 @@
-"""Masks of a step: what each row of a sequence may draw, as far as its drafts are known.
+"""Masks of a step: the ids that each row of a sequence may draw, as far as its drafts are known.
 
-A mask is int32 words of a bit an id (`model/graph_io.py`). Who has a grammar gives a function of ids: it is asked of
-the new ids with drafts after them that may never come, and it commits to none. A sequence's row n draws under the mask
-after n drafts, so what is emitted is what one token a step would emit.
+A mask is int32 words with a bit for each id (`model/graph_io.py`). A grammar is a function of ids: it is called with
+the new ids and drafts after them, which may be rejected, so it commits to none of them. Row n of a sequence draws under
+the mask after n drafts, so a step emits the ids that steps of one token would emit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Allowed = Callable[[Sequence[int]], "np.ndarray | None"]
 
 
 class Walk:
-    """A sequence's way through its grammar in one step: at most so many drafts, and the masks of the rows."""
+    """The drafts of a sequence that its grammar allows in one step, at most so many, and the masks of their rows."""
 
     def __init__(self, allowed: Allowed, ids: Sequence[int], most: int, words: int) -> None:
         self._allowed, self._ids, self._most, self._words = allowed, ids, most, words

@@ -1,13 +1,13 @@
-"""A bundle's engine made ready: its shape, its graphs compiled before any clock runs, one request served alone."""
+"""A bundle made ready to serve: its shape, its graphs compiled before any clock runs, one request served alone."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from model.bundle.manifest import PREFILL, Bundle
-from model.bundle.schema import MASKED, UNFILTERED
+from model.bundle.opening import Bundle
+from model.graph_key import GraphKey
 from model.serving.engine import Engine
 from model.serving.request import Request, Result, Shape, check
 from model.serving.runtime import Graphs
@@ -15,7 +15,7 @@ from model.serving.runtime import Graphs
 
 @dataclass(frozen=True)
 class Run:
-    """One request served: its result and its wall seconds, compilation apart."""
+    """One request served: its result and its wall seconds without compilation."""
 
     result: Result
     seconds: float
@@ -23,17 +23,16 @@ class Run:
 
 def shape_of(bundle: Bundle) -> Shape:
     """What the engine must know of a bundle."""
-    vocabulary = bundle["models"]["target"]["config"]["vocab_size"]
-    sizes = (bundle["k"], bundle["batch"], bundle["max_len"], tuple(bundle["buckets"]))
+    spec = bundle.spec
     return Shape(
-        *sizes,
-        vocabulary,
-        fewer=bundle.ks[1:-1],
-        structured=bundle.mask_axes > 0,
-        row_masks=bundle.mask_axes == 3,
-        separate=bundle.separate,
-        host_drafts=not bundle.drafting.of_kind.has_model,
-        short_prompts=tuple(sorted({g.bucket for g in bundle.graphs if g.bucket < bundle["buckets"][0]})),
+        spec.ks,
+        spec.batch,
+        spec.max_len,
+        spec.buckets,
+        spec.target_config.vocab_size,
+        spec.structured,
+        spec.host_drafts,
+        spec.short_prompts,
     )
 
 
@@ -42,28 +41,26 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
 
     Only while no request is in the engine: a graph runs once on zeros, into the caches.
     """
-    shape = shape_of(graphs.bundle)
-    ending = ("" if request.params.filter else UNFILTERED) + (MASKED if request.masked else "")
-    length = len(request.ids)
+    for key in _reachable(graphs.bundle, request, engine):
+        graphs.prepare(key)
+
+
+def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[GraphKey]:
+    shape, ks, length = engine.shape, engine.ks(request.k_limit), len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
-    graphs.prepare(PREFILL, shape.prompt_bucket(length), ending)
-    lower = 0
-    for bucket in shape.buckets:
-        if bucket > length and lower <= last:
-            for tag in engine.tags(request.most_drafts(shape), ending):
-                graphs.prepare(tag, bucket, ending)
-            if engine.table and engine.table.refresh is not None:
-                graphs.prepare(PREFILL, bucket, ending)
-        lower = bucket
+    buckets = [b for b in shape.buckets if length < b <= shape.bucket(last)]
+    for key in bundle.plan.by_key:
+        if key.is_prefill:
+            wanted = key.bucket == shape.prompt_bucket(length)
+        else:
+            wanted = key.k in ks and key.bucket in buckets and key.filters == request.params.filter
+        if wanted and key.masks == request.masked:
+            yield key
 
 
 def serve(graphs: Graphs, request: Request, speculative: bool, told: Callable[[list[int]], None] | None = None) -> Run:
-    """Serve one request alone, with or without speculation."""
-    return serve_by(Engine(graphs, shape_of(graphs.bundle), speculative), graphs, request, told)
-
-
-def serve_by(engine: Engine, graphs: Graphs, request: Request, told: Callable[[list[int]], None] | None = None) -> Run:
-    """Serve one request alone by an engine over these graphs."""
+    """Serve one request alone, with or without speculation; `told` is called with the new ids of each step."""
+    engine = Engine(graphs, shape_of(graphs.bundle), speculative)
     check(engine.shape, request)
     compile_graphs(graphs, request, engine)
     begin = time.perf_counter()

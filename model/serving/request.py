@@ -1,4 +1,4 @@
-"""A request and what it got: sampling parameters, prompt ids, limits, the result; what a bundle can take."""
+"""A request and its result: sampling parameters, prompt ids, limits; which requests a bundle can serve."""
 
 from __future__ import annotations
 
@@ -16,42 +16,38 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True)
 class Shape:
-    """What an engine must know of a bundle."""
+    """What an engine must know of a bundle; `shape_of` in `model/serving/ready.py` makes it."""
 
-    k: int
+    # the k of the steps that draft, rising; none where the target runs alone
+    ks: tuple[int, ...]
     batch: int
     max_len: int
     buckets: tuple[int, ...]
-    # ids are below it; none is too large where it is not known
-    vocabulary: int = 1 << 31
-    # the other k of fused graphs, rising
-    fewer: tuple[int, ...] = ()
-    # whether there are graphs that take masks and return log-probabilities, and whether a step takes one for each row
+    # ids are below it
+    vocabulary: int
+    # whether there are graphs that take masks and return log-probabilities
     structured: bool = False
-    row_masks: bool = False
-    # whether there are graphs that draft and verify one after the other
-    separate: bool = False
     # whether the host brings the drafts of a step
     host_drafts: bool = False
-    # rows of the prompts' graphs below the buckets, rising
+    # rows of the prefills below the buckets, rising
     short_prompts: tuple[int, ...] = ()
 
     @property
-    def rows(self) -> int:
-        """N: the rows that the target verifies, and the most ids that a step emits."""
-        return self.k + 1
+    def k(self) -> int:
+        """The most drafts of a step."""
+        return self.ks[-1] if self.ks else 0
 
     @property
-    def ks(self) -> tuple[int, ...]:
-        """The k of every fused graph, rising."""
-        return (*self.fewer, self.k) if self.k else ()
+    def rows(self) -> int:
+        """N: the most ids that a step emits for a sequence."""
+        return self.k + 1
 
     def graph_k(self, drafts: int) -> int:
         """The k of the smallest graph that can accept so many drafts; 0 is the target's alone."""
         return next(k for k in (0, *self.ks) if k >= drafts)
 
     def prompt_bucket(self, length: int) -> int:
-        """The bucket of the smallest graph that takes a prompt of so many ids."""
+        """The bucket of the smallest prefill that takes a prompt of so many ids."""
         return next((b for b in self.short_prompts if length <= b), self.bucket(length))
 
     def bucket(self, length: int) -> int:
@@ -81,7 +77,7 @@ class Params:
 
     @property
     def filter(self) -> bool:
-        """Whether a draw leaves ids out."""
+        """Whether a draw excludes ids by top-k, top-p or min-p."""
         return self.draw_temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     def check(self) -> None:
@@ -101,13 +97,12 @@ class Params:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids, and how to continue it.
+    """A prompt as token ids, and how to continue it. An engine serves requests that `check` has passed.
 
-    `cut` is asked after each step with all new ids and returns how many of them to keep, or None to
-    go on: a stop string needs the text. `allowed` is a function of new ids that gives the mask of the next one, or None
-    if the text ends with them (`model/serving/masks.py`); it is asked with drafts behind the new ids too, where the
-    bundle has masks of each row, and otherwise such a request takes no drafts. `logprobs` asks for the scores of its
-    ids.
+    `k_limit` is the most drafts that a step may accept, by default the bundle's k. `cut` is called after each step with
+    all new ids and returns how many of them to keep, or None to go on: a stop string needs the text. `allowed` returns
+    the mask of the id after some new ids, or None if the text ends with them (`model/serving/masks.py`); it is also
+    called with drafts behind them. `logprobs` requests the scores of the new ids.
     """
 
     ids: tuple[int, ...]
@@ -124,15 +119,9 @@ class Request:
         """Whether it needs graphs that take masks, which are those that return scores."""
         return self.allowed is not None or self.logprobs
 
-    def most_drafts(self, shape: Shape) -> int:
-        """The most drafts that a step of a bundle may accept."""
-        if self.allowed and not shape.row_masks:
-            return 0
-        return shape.k if self.k_limit is None else self.k_limit
-
 
 def check(shape: Shape, request: Request) -> None:
-    """Refuse a request that a bundle of this shape cannot serve, before any compute."""
+    """Refuse a request that a bundle of this shape cannot serve. Each door calls it once, before any compute."""
     request.params.check()
     if not request.ids:
         raise UserError("the prompt is empty; give at least one token")
@@ -150,18 +139,12 @@ def check(shape: Shape, request: Request) -> None:
     if limit is not None and (type(limit) is not int or not 0 <= limit <= shape.k):
         raise UserError(f"k-limit is {limit!r}; this bundle drafts 0 to {shape.k} tokens")
     if request.masked and not shape.structured:
-        raise UserError("a mask or log-probabilities were asked for; this bundle was built without --structured")
-
-
-def check_separate(shape: Shape, separate: bool) -> None:
-    """Refuse to draft and verify by two graphs where a bundle has none; a host that drafts does so anyway."""
-    if separate and not (shape.separate or shape.host_drafts):
-        raise UserError("separate graphs were asked for; this bundle was built without --separate")
+        raise UserError("a mask or log-probabilities were requested; this bundle was built without --structured")
 
 
 @dataclass
 class Result:
-    """What a request got: new ids, why it ended, and what each step accepted."""
+    """New ids of a request, why it ended, and counts of its steps and drafts."""
 
     ids: list[int] = field(default_factory=list)
     reason: str = ""
@@ -170,8 +153,7 @@ class Result:
     steps_of_k: dict[int, int] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    refreshes: int = 0
-    # of each id, if asked for: log-probability and rank
+    # log-probability and rank of each id, if requested
     scores: list[tuple[float, int]] = field(default_factory=list)
 
     def count(self, k: int, drafted: int, accepted: int) -> None:

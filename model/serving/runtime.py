@@ -33,9 +33,7 @@ class Graphs:
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
         self.bundle, self.tp, spec = bundle, bundle.spec.tp, bundle.spec
         if not bundle.manifest.has_weights:
-            raise UserError(
-                f"{bundle.path} was built without weights; build it from checkpoint folders that hold them"
-            )
+            raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
+from model.graph_io import StepInputs, StepOutputs, zero_inputs
 from model.serving.masks import Walk, masks_of_rows
-from model.serving.request import Request, Result, Shape
-from model.serving.switching import Belief
+from model.serving.request import Request, Result
 
 
 @dataclass
@@ -20,7 +19,6 @@ class Slot:
     index: int
     number: int
     request: Request
-    belief: Belief
     result: Result = field(default_factory=Result)
     position: int = 0
     token: int = -1
@@ -29,11 +27,6 @@ class Slot:
     def ids(self) -> tuple[int, ...]:
         """The prompt and what was kept."""
         return (*self.request.ids, *self.result.ids)
-
-    @property
-    def cached(self) -> tuple[int, ...]:
-        """The ids whose rows the target's cache holds."""
-        return self.ids[: self.position]
 
     def keep(self, ids: Iterable[int], scores: Iterable[tuple[float, int]] = ()) -> list[int]:
         """Append new ids up to whatever ends the request; returns those kept."""
@@ -55,13 +48,13 @@ class Slot:
 
 
 class SlotTable:
-    """The slots of a batch; it knows neither graphs nor what a token means."""
+    """The slots of a batch."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self._free = list(range(batch))[::-1]
         self._slots: dict[int, Slot] = {}
-        # what the seated ask of the sampling; made again when the seats change
+        # the sampling inputs of the seated requests; made again when the seats change
         self._sampling: dict[str, np.ndarray] | None = None
         self._limits: tuple[int, ...] | None = None
 
@@ -78,9 +71,9 @@ class SlotTable:
         """Whether a slot's request is still there."""
         return self._slots.get(slot.number) is slot
 
-    def seat(self, number: int, request: Request, belief: Belief) -> Slot:
+    def seat(self, number: int, request: Request) -> Slot:
         """Give a request the next free slot."""
-        slot = self._slots[number] = Slot(self._free.pop(), number, request, belief)
+        slot = self._slots[number] = Slot(self._free.pop(), number, request)
         self._sampling = None
         return slot
 
@@ -100,27 +93,27 @@ class SlotTable:
     ) -> StepInputs:
         """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
 
-        `allowed` are its masks, if it has some. Where the graph is given drafts, `rows` of each are the newest id and
-        its `drafts`, filled up by zeros.
+        `allowed` are the masks of a graph that takes them. A graph that takes drafts has `rows` > 1: the newest id and
+        then the `drafts` of each request, padded with zeros.
         """
         # new arrays: a device may read from the old ones
         ids_BT, positions_BT = np.zeros((self.batch, rows), np.int32), np.zeros((self.batch, rows), np.int32)
         for slot in self._slots.values():
             ids_BT[slot.index, 0], positions_BT[slot.index] = slot.token, slot.position
-        for slot, more in zip(self._slots.values(), drafts, strict=False):
-            ids_BT[slot.index, 1 : 1 + len(more)] = more
         if rows > 1:
+            for slot, more in zip(self._slots.values(), drafts, strict=True):
+                ids_BT[slot.index, 1 : 1 + len(more)] = more
             positions_BT += np.arange(rows, dtype=np.int32)
         mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
         return StepInputs(
-            **self._asked(limits)
+            **self._requested(limits)
             | {"input_ids": ids_BT, "attention_mask": mask_BS, "position_ids": positions_BT, "allowed": allowed}
         )
 
     def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...]) -> StepInputs:
-        """The inputs of the step after one of the same requests, in its bucket: what it returns, unread."""
+        """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
         return StepInputs(
-            **self._asked(limits)
+            **self._requested(limits)
             | {
                 "input_ids": outputs.next_ids,
                 "attention_mask": outputs.next_mask,
@@ -128,8 +121,8 @@ class SlotTable:
             }
         )
 
-    def _asked(self, limits: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """What the seated ask of the sampling, and each one's limit of drafts."""
+    def _requested(self, limits: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """The sampling inputs of the seated requests, and each one's limit of drafts."""
         if self._sampling is None:
             self._sampling, self._limits = _sampling(self.seated, self.batch), None
         if self._limits != limits:
@@ -141,35 +134,36 @@ class SlotTable:
         return self._sampling
 
 
-def prompt_inputs(slot: Slot, ids: tuple[int, ...], bucket: int, shape: Shape) -> StepInputs:
-    """The inputs of the prompt's graph: these ids, from position 0 on, into a slot."""
+def prompt_inputs(slot: Slot, bucket: int, words: int) -> StepInputs:
+    """The inputs of a slot's prefill; a mask has so many words."""
+    ids = slot.request.ids
     inputs = zero_inputs(B=1, T=bucket, S=bucket)
     inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
-    inputs.position_ids[0], inputs.seq_ids[0], inputs.k_limits[0] = np.arange(bucket), slot.index, shape.k
-    _ask(inputs, 0, slot.request)
+    inputs.position_ids[0], inputs.seq_ids[0] = np.arange(bucket), slot.index
+    _set(inputs, 0, slot.request)
     if not slot.request.masked:
         return inputs
-    words, allowed = words_of(shape.vocabulary), slot.request.allowed
+    allowed = slot.request.allowed
     walks = {0: Walk(allowed, slot.result.ids, 0, words)} if allowed else {}
     return inputs._replace(allowed=masks_of_rows(walks, 1, 1, words)[:, 0])
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
-    """What requests ask of the sampling in their rows; idle rows neutral."""
+    """The sampling inputs of requests in their rows; idle rows are neutral."""
     inputs = zero_inputs(B=batch, T=1, S=0)
     inputs.seq_ids[:] = np.arange(batch)
     # a top-p of 1 filters nothing
     inputs.sampling_params[:, 1] = 1
     for slot in seated:
-        _ask(inputs, slot.index, slot.request)
-    asked = {name: array for name, array in inputs._asdict().items() if array is not None}
-    for array in asked.values():
-        # a runner may keep on its devices what nobody writes to
+        _set(inputs, slot.index, slot.request)
+    arrays = {name: array for name, array in inputs._asdict().items() if array is not None}
+    for array in arrays.values():
+        # a runner may keep on its devices what nothing writes to
         array.flags.writeable = False
-    return asked
+    return arrays
 
 
-def _ask(inputs: StepInputs, row: int, request: Request) -> None:
+def _set(inputs: StepInputs, row: int, request: Request) -> None:
     p = request.params
     inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.draw_temperature), p.min_p
     inputs.seeds.view(np.uint32)[row] = p.seed_words

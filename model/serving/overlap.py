@@ -1,0 +1,72 @@
+"""An engine that goes ahead of the device: it hands over the next work before the host has read the one that runs."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from model.graph_io import StepOutputs
+from model.graph_key import Stage
+from model.serving.engine import Engine, Event, Proposer
+from model.serving.request import Shape
+from model.serving.step_k import KOfBatch
+from model.serving.work import Runner, Work
+
+
+class OverlappedEngine(Engine):
+    """An engine whose work may begin before `step` reads it: a step and the one after it, or prompts.
+
+    A request that is cancelled meanwhile has no events of what runs.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        shape: Shape,
+        speculative: bool = True,
+        k_of_batch: KOfBatch | None = None,
+        propose: Proposer | None = None,
+    ) -> None:
+        super().__init__(runner, shape, speculative, k_of_batch, propose)
+        self._begun: deque[tuple[Work, StepOutputs]] = deque()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the work that the next `step` reads runs already."""
+        return bool(self._begun)
+
+    def step(self) -> list[Event]:
+        """Read the work that was begun first and that a request still waits for, or run the next."""
+        while self._begun:
+            work, outputs = self._begun.popleft()
+            if any(map(self.slots.holds, work.slots)):
+                return self._postprocess(work, outputs)
+        return super().step()
+
+    def begin(self, masks: bool = False) -> None:
+        """Begin the next step of the seated requests; `masks` says that the masks of their next ids are there."""
+        ready = masks or not any(slot.request.masked for slot in self.slots.seated)
+        if ready and not self._begun and (work := self._schedule_step()):
+            self._begun.append(self._run(work))
+
+    def admit(self) -> None:
+        """Begin the prompts of all that wait and have a free slot, behind what runs; `step` reads each in turn."""
+        while work := self._schedule_prompt():
+            self._begun.append(self._run(work))
+
+    def follow(self) -> None:
+        """Hand over the same step once more behind the one that runs: its inputs are on the devices.
+
+        Only where nothing that the host would read could change it: the same requests in the same bucket, of which one
+        needs it for certain unless it writes an end; no request waits, and neither the host nor a mask decides about
+        drafts.
+        """
+        if self._waiting or self.propose or len(self._begun) != 1:
+            return
+        (work, outputs), seated = self._begun[0], tuple(self.slots.seated)
+        if work.k is None or work.masked or work.slots != seated:
+            return
+        ahead, bucket = work.k + 1, self._bucket(work)
+        within = max(slot.position for slot in seated) + 2 * ahead <= bucket
+        if within and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
+            inputs = self.slots.inputs_after(outputs, work.limits)
+            self._begun.append((work, self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)))

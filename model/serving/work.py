@@ -1,0 +1,43 @@
+"""One run of the engine's graphs: what is scheduled, and who runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey
+from model.serving.masks import Walk
+from model.serving.slots import Slot
+
+
+class Runner(Protocol):
+    """Runs a graph: compiled graphs, or a function of the inputs in tests.
+
+    Numpy arrays go in, and outputs that numpy can read come out: reading them waits for the graph. The next ids, mask
+    and positions of the last run may go in unread.
+    """
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs: ...
+
+    def draft(self, key: GraphKey, inputs: StepInputs) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """The prompt of one slot, or a step of k drafts of several slots; a prompt has no k.
+
+    A step has for each slot the most drafts to accept and, where the host drafts, the drafts. `walks` are those of the
+    slots whose ids a mask restricts, by the slot's index.
+    """
+
+    slots: tuple[Slot, ...]
+    k: int | None = None
+    limits: tuple[int, ...] = ()
+    drafts: tuple[list[int], ...] = ()
+    walks: dict[int, Walk] = field(default_factory=dict)
+
+    @property
+    def masked(self) -> bool:
+        """Whether it needs graphs that take masks."""
+        return any(slot.request.masked for slot in self.slots)
