@@ -11,6 +11,7 @@ import pytest
 from model.bundle.manifest import MANIFEST
 from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_pair
@@ -32,7 +33,7 @@ def test_a_new_build_killed_at_random_moments_is_no_bundle_or_a_whole_one(base: 
     series = beginnings(spec(base, **CHANGES), tmp_path, seed=0, count=20)
     assert series.held == series.tried == 22, str(series)
     bundle = read_bundle(tmp_path / "killed")
-    assert Engine(Graphs(bundle), bundle.spec).run([Request((1, 2, 3), max_new_tokens=4)])[0].ids
+    assert Engine(Graphs(bundle), shape_of(bundle)).run([Request((1, 2, 3), max_new_tokens=4)])[0].ids
 
 
 def test_a_build_over_a_good_bundle_killed_at_random_moments_leaves_one_whole(base: Path, tmp_path: Path) -> None:
