@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.neuron import config
-from compile.plan import make_plan
+from model.bundle.plan import make_plan
 from compile.recipes import ROOT
 from compile.serve_command import Served, arguments_of_v1, engine_arguments, engine_environment
 from model.bundle.manifest import FUSED, PREFILL
