@@ -135,7 +135,8 @@ def test_weights_come_with_both_folders_or_with_none(base: Path) -> None:
 
 RECIPES = {
     "{": "no recipe", "[]": "it is a list", '{"draft_tp": "2"}': "draft_tp is '2'", '{"tp": 2}': "tp is no field",
-    '{"kv_shard": "batch"}': "kv_shard is 'batch', expected one of heads, sequence", '{"toolchain": "gpu"}': "auto, cpu",
+    '{"kv_shard": "batch"}': "kv_shard is 'batch', expected one of heads, sequence",
+    '{"toolchain": "gpu"}': "auto, cpu",
     '{"compiler_flags": {"context_encoding_model": 3}}': "compiler_flags", "[" * 100_000: "no recipe",
 }  # fmt: skip
 

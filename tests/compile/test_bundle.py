@@ -64,7 +64,12 @@ def test_doctor_names_each_file_with_a_flipped_bit(base: Path, capsys: pytest.Ca
 def test_doctor_refuses_a_changed_manifest(base: Path) -> None:
     file = base / "bundle" / MANIFEST
     content = file.read_text(encoding="utf-8")
-    for changed in (content.replace('"batch": 2', '"batch": 4', 1), content[: len(content) // 2], '{"format": 1}', "[]"):
+    for changed in (
+        content.replace('"batch": 2', '"batch": 4', 1),
+        content[: len(content) // 2],
+        '{"format": 1}',
+        "[]",
+    ):
         file.write_text(changed, encoding="utf-8")
         with pytest.raises((SystemExit, UserError)):
             doctor([str(base / "bundle")])

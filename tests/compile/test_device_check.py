@@ -13,6 +13,7 @@ import nki
 import numpy as np
 import pytest
 import torch
+from compile.plan import BuildPlan, make_plan
 
 from compile.device_check import requests, steps
 from compile.device_check.__main__ import check, isolated
@@ -23,7 +24,6 @@ from compile.device_check.table import KERNELS, STEPS, CheckStep
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
 from compile.neuron.sdk import NXDI_TAGS
-from compile.plan import BuildPlan, make_plan
 from model.bundle.manifest import FUSED, PREFILL
 from model.errors import UserError
 from tests.compile import fake_sdk

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compile.plan import make_plan
+from model.bundle.schema import UNFILTERED
 from safetensors.torch import load_file, save_file
 
 from compile.build import build
 from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
 from compile.neuron.eager import EagerRanks
 from compile.neuron.sdk import nxdi_tags
-from compile.plan import make_plan
 from model.bundle.manifest import PREFILL, GraphSpec, read_bundle
-from model.bundle.schema import UNFILTERED
 from model.bundle.weights import shard_file
 from model.graph_io import StepInputs
 from model.serving.engine import Engine

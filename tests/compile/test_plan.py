@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from compile.build import main as build
-from model.bundle.plan import make_plan
 from compile.spec import BuildSpec
+from model.bundle.plan import make_plan
 from model.config import PRESETS
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage

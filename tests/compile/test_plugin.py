@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.neuron import config
-from model.bundle.plan import make_plan
 from compile.recipes import ROOT
 from compile.serve_command import Served, arguments_of_v1, engine_arguments, engine_environment
 from model.bundle.manifest import FUSED, PREFILL
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from tests.compile.tiny import spec, write_model
 

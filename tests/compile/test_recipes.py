@@ -12,9 +12,9 @@ import torch
 from compile import recipes
 from compile.build import build, build_and_count
 from compile.graph.trace import lower_graph
-from model.bundle.plan import make_plan
 from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
 from model.bundle.checkpoint import Checkpoint
+from model.bundle.plan import make_plan
 from model.errors import UserError
 from model.packing import Packing
 from tests.compile.tiny import shard_of, spec, write_pair

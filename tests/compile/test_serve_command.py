@@ -14,17 +14,12 @@ from compile.build import build
 from compile.doctor import main as doctor
 from compile.serve_command import _LAYOUT_SWITCHES, Served, engine_arguments, neuron_fields
 from compile.serve_command import main as serve_command
-from compile.spec import BuildSpec
-from deploy import server
-from deploy.values import load_values
-from model.bundle.manifest import MANIFEST
 from model.bundle.opening import read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
-from tests.compile.tiny import forge, manifest_of, relist, spec, write_pair
-from tests.deploy.rendered import FILLED
+from tests.compile.tiny import forge, relist, spec, write_pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
@@ -85,32 +80,6 @@ def test_no_sequence_of_the_engine_meets_the_end_of_the_cache(k: int) -> None:
     last = asked["max_model_len"] - 1
     assert last + k + 1 == 128
     assert asked.get("speculative_config", asked)["max_model_len"] == asked["max_model_len"]
-
-
-def test_it_is_the_command_of_the_cluster(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = load_values(Path(server.__file__).with_name("values.yaml"), FILLED)
-    command = server.command(values, server.SPECULATIVE)
-    m = values.model
-    of_pair = BuildSpec(target=m.target, draft=m.draft, tp=m.tp, batch=m.batch, max_len=m.max_len, k=str(m.k))
-    fields = neuron_fields(m.tp, m.batch, m.max_len, m.k, 2)
-    alone = {"neuron_config": neuron_fields(m.tp, m.batch, m.max_len, 0, 2)}
-    config = {"neuron_config": fields, "fused_spec_config": {"draft_config": alone}}
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "hlo").mkdir()
-    files = {name: tmp_path / name for name in ("neuron_config.json", "model.pt", *map(shard_file, range(m.tp)))}
-    for file in files.values():
-        file.touch()
-    files["neuron_config.json"].write_text(json.dumps(config), encoding="utf-8")
-    (tmp_path / MANIFEST).write_bytes(manifest_of(of_pair, files))
-    for graph in read_bundle(tmp_path).graphs:
-        (tmp_path / graph.file).touch()
-    # the shards of 32B are not here
-    monkeypatch.setattr("compile.serve_command.shard_header", lambda plan, rank: b"")
-    draft = json.loads(command[command.index("--speculative-config") + 1])["model"]
-    folders = ["--target", command[2], "--draft", draft]
-    assert _json(tmp_path, capsys, *folders, "--port", str(values.server.port))["command"] == command
 
 
 # what target and draft have in common

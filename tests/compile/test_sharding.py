@@ -110,10 +110,7 @@ AT_ONCE += "held = [{n: t.clone() for n, t in tensors.items()} for tensors in he
 
 
 def _growth(spec_: BuildSpec, work: str) -> int:
-    flags = [
-        f"--{n.replace('_', '-')}={getattr(spec_, n)}"
-        for n in ("target", "draft", "tp", "max_len", "out")
-    ]
+    flags = [f"--{n.replace('_', '-')}={getattr(spec_, n)}" for n in ("target", "draft", "tp", "max_len", "out")]
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, work, *flags], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -15,8 +15,8 @@ from jaxlib import xla_client
 from compile.build import main
 from compile.graph.trace import lower_graph
 from compile.neuron.config import render
-from model.bundle.plan import make_plan
 from compile.spec import BuildSpec, Recipe
+from model.bundle.plan import make_plan
 from model.drafters.eagle3 import Eagle3Config
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
@@ -54,7 +54,9 @@ def test_full_pair_with_the_draft_on_four_ranks(planned_with: Callable[..., Any]
 
 
 def _fused(planned: Any) -> dict[str, int]:
-    (graph,) = (g for g in planned["graphs"] if g["k"] and (g["stage"], g["bucket"], g["filters"]) == ("step", 128, True))
+    (graph,) = (
+        g for g in planned["graphs"] if g["k"] and (g["stage"], g["bucket"], g["filters"]) == ("step", 128, True)
+    )
     counts: dict[str, int] = graph["collectives"]
     return counts
 
@@ -116,9 +118,7 @@ def _in(size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(first, first + size)) for first in range(0, 8, size))
 
 
-@pytest.mark.parametrize(
-    ("draft_tp", "slices_of_draft"), [(4, 2), (2, 1), (1, 1)]
-)
+@pytest.mark.parametrize(("draft_tp", "slices_of_draft"), [(4, 2), (2, 1), (1, 1)])
 def test_each_collective_joins_the_promised_ranks(base: Path, draft_tp: int, slices_of_draft: int) -> None:
     """k 3, a target of two layers in four slices on 8 ranks, a draft of one layer, its head on all ranks."""
     plan = make_plan(spec(base, tp=8, max_len=512, draft_tp=draft_tp, kv_shard="sequence").bundle)

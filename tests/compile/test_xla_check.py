@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compile.plan import make_plan
 
 from compile.graph import hlo
 from compile.neuron.xla_check import environment
 from compile.neuron.xla_check.cases import CASES
 from compile.neuron.xla_check.hold import departures
-from compile.plan import make_plan
 from compile.recipes import ROOT
 from model.bundle.manifest import FUSED
 from model.errors import UserError

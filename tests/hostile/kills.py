@@ -126,5 +126,7 @@ def beginnings(
         _judge_moments(series, moments)
     build(replace(spec, out=str(out)))
     same = {n: e.sha256 for n, e in read_bundle(out).files.items()} == digests
-    series.count("the last build", "" if same and _k(out) == int(spec.k) else "other digests than an undisturbed build's")
+    series.count(
+        "the last build", "" if same and _k(out) == int(spec.k) else "other digests than an undisturbed build's"
+    )
     return series

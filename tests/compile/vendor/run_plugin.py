@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from compile.plan import make_plan
 from safetensors.torch import save_file
 
 from compile.device_check.nxdi_host import Host, Sequence
@@ -24,7 +25,6 @@ from compile.device_check.requests import shard_of
 from compile.neuron import config
 from compile.neuron.eager import EagerRanks
 from compile.neuron.sdk import nxdi_tags, nxdi_tokens
-from compile.plan import make_plan
 from compile.serve_command import Served, arguments_of_v1, engine_arguments
 from compile.spec import BuildSpec
 from model.bundle.weights import shard_file
