@@ -1,4 +1,4 @@
-"""The requests with which a host as NxDI's tries a model.pt: one for each way in which its server draws."""
+"""Requests that a host like NxDI's sends to a model.pt: one for each way of drawing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Model = Callable[[str, list[Tensor]], list[np.ndarray]]
 
 
 def serve(plan: BundlePlan, model: Model) -> list[list[int]]:
-    """The tokens of each request, served together as NxDI's host does, in batches that fill and empty."""
+    """The tokens of each request, served together in batches that fill and empty, as by NxDI's host."""
     graphs = [graph for tag in nxdi_tags(plan) for graph in nxdi_graphs(plan, tag)]
 
     def run(graph: GraphSpec, inputs: Tensors) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
-"""The steps of the device check: each gives facts for the report, or raises what did not hold.
+"""The steps of the device check: each returns facts for the report, or raises if it does not hold.
 
-jax and torchax are imported by the steps that trace or run our own graphs: an SDK of torch alone has neither.
+Only the steps that trace or run our own graphs import jax and torchax: an SDK with torch only has neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
 def versions(work: Path) -> dict[str, Any]:
-    """What of the SDK is here, and which devices."""
+    """The SDK's packages and the devices of this machine."""
     found = toolchain.require(Level.FULL, "the device check")
     return {"versions": found.versions, "devices": _devices()}
 
@@ -50,12 +50,12 @@ def _devices() -> Any:
 
 
 def kernel(name: str, work: Path) -> dict[str, Any]:
-    """One kernel's case on the device; a result beyond its bound is named with its error."""
+    """One kernel's case on the device; UserError names each result beyond its bound, with its error."""
     if getattr(sys.modules.get("nki"), "__nkisim__", False):
         raise UserError("nki is nkisim here, which measures no device; install nki from AWS's package index")
     os.environ[_LNC_VARIABLE] = "1"
     results = CASES[name](lambda launched: launched)
-    wrong = [f"{r.what} is off by {r.error:.3g}, allowed is {r.bound:.3g}" for r in results if not r.error <= r.bound]
+    wrong = [f"{r.what} is off by {r.error:.3g}, the bound is {r.bound:.3g}" for r in results if not r.error <= r.bound]
     if wrong:
         raise UserError("; ".join(wrong))
     return {r.what: {"error": r.error, "bound": r.bound} for r in results}
@@ -99,7 +99,7 @@ def model(name: str, work: Path) -> dict[str, Any]:
     return {"bytes": (folder / "model.pt").stat().st_size, "seconds": perf_counter() - begin, "logs": logs}
 
 
-# what a build of the demo pair changes, by its name in the table
+# changes of the demo pair's spec, by the build's name in the table
 _CHANGES: dict[str, dict[str, Any]] = {
     "tp 1, batch 2": {},
     "tp 2": {"tp": 2},
@@ -116,7 +116,7 @@ def _of_build(name: str, work: Path) -> BuildSpec:
 
 
 def requests(name: str, work: Path) -> dict[str, Any]:
-    """The requests of NxDI's host to the model of a build; every token is the eager module's on the CPU."""
+    """The requests of NxDI's host to the model of a build; every token must equal the eager module's on the CPU."""
     spec = _of_build(name, work)
     shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
     device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec.bundle)
@@ -133,15 +133,13 @@ def requests(name: str, work: Path) -> dict[str, Any]:
 
 
 def _plain(spec: BuildSpec) -> list[dict[str, torch.Tensor]]:
-    """The shards as the reference takes them: not packed."""
-    return [
-        shard_of(make_plan(replace(spec, kernels="reference").bundle), spec.checkpoints, rank)
-        for rank in range(spec.tp)
-    ]
+    """The shards in the reference's layout: not packed."""
+    plan = make_plan(replace(spec, kernels="reference").bundle)
+    return [shard_of(plan, spec.checkpoints, rank) for rank in range(spec.tp)]
 
 
 def warm(name: str, work: Path) -> dict[str, Any]:
-    """The same model once more over the compiler's cache, which then may write no log."""
+    """The same model again over a warm compiler cache, which may write no log."""
     spec = _of_build(name, work)
     folder = work / "again"
     folder.mkdir(exist_ok=True)
@@ -177,7 +175,7 @@ def plugin(work: Path) -> dict[str, Any]:
 
 
 def graphs(work: Path) -> dict[str, Any]:
-    """The bundle's own graphs on the plugin: seeds, min-p, filtered and not, to the context's end; the CPU's tokens."""
+    """The bundle's graphs on the plugin, with seeds, min-p, filters and to the context's end, give the CPU's tokens."""
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving.engine import Engine  # noqa: PLC0415
     from model.serving.ready import shape_of  # noqa: PLC0415
@@ -189,7 +187,7 @@ def graphs(work: Path) -> dict[str, Any]:
         Request(tuple(range(40, 60)), params, max_new_tokens=16)
         for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
     ]
-    # to the context's end, where rows are dropped that would be written past the caches
+    # to the context's end, where rows beyond the caches are dropped
     asked.append(Request(tuple(range(40, 60)), max_new_tokens=_LONGEST))
     found, expected = (
         [r.ids for r in Engine(Graphs(bundle, platform), shape_of(bundle)).run(asked)] for platform in ("neuron", "cpu")
@@ -201,7 +199,7 @@ def graphs(work: Path) -> dict[str, Any]:
 
 
 def time(case: str, work: Path) -> dict[str, Any]:
-    """One case of bench.kernels, in a process of its own: compile may not import bench."""
+    """One case of bench.kernels, in its own process: compile may not import bench."""
     done = _bench("-m", "bench.kernels", "--json", "--only", case, lnc=2 if case.endswith("-lnc2") else 1)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     row = next((r for r in rows if r["case"] == case and "device_us" in r), None)
@@ -227,7 +225,7 @@ def times(work: Path) -> dict[str, Any]:
 
 
 def _bench(*arguments: str, lnc: int) -> subprocess.CompletedProcess[str]:
-    # a launch's number of cores must be the runtime's
+    # a launch must have as many cores as the runtime
     environment = os.environ | {_LNC_VARIABLE: str(lnc)}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=_DEMO.parent, env=environment, capture_output=True, text=True, check=False)

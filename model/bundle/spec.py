@@ -112,10 +112,10 @@ class BundleSpec:
     def parts(self) -> tuple[Part, ...]:
         """The target, and the draft if there is one."""
         (of_target, of_draft), backing = self.parallel(), backing_of(self.kernels)
-        target = Part("target", self.target, self.target_config, of_target, backing, self.target_config)
+        target = Part("target", self.target, self.target_config, of_target, backing)
         if not self.has_draft:
             return (target,)
-        return (target, Part("draft", self.draft, self.draft_config, of_draft, backing, self.target_config))
+        return (target, Part("draft", self.draft, self.draft_config, of_draft, backing))
 
     def weight_names(self) -> dict[str, str]:
         """Parameter of a pair -> its name in the bundle, for every weight."""

@@ -35,7 +35,7 @@ def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = Tru
     raw = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
     if weights:
         generator, config = torch.Generator().manual_seed(seed), config_from_dict(raw, "tiny")
-        shapes = checkpoint_shapes(config, config)
+        shapes = checkpoint_shapes(config)
         tensors = {n: torch.randn(s, generator=generator) * scale + (len(s) == 1) for n, s in shapes.items()}
         save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")

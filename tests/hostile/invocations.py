@@ -238,6 +238,34 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --traces {tmp}/empty-file
         --traces {tmp}/config-number/config.json
     """),
+    ("bench.gate", "", """
+        -
+        --bundle {bundle} --requests 0
+        --bundle {bundle} --tokens 0
+        --bundle {bundle} --drafters
+        --bundle {alone} --requests 3
+        --bundle {tmp}/forged
+        --bundle {tmp}/flipped
+        --baseline http://127.0.0.1:1 --speculative x
+    """),
+    ("bench.wall.__main__", "", """
+        --bundle {tmp}/nothing
+        --bundle {alone}
+        --every 0
+        --ways vllm
+        --show {tmp}/nothing
+        --show {tmp}/empty-file
+        --show {tmp}/config-list/config.json
+        --show {tmp}/binary
+        --nonsense
+    """),
+    ("bench.serving.__main__", "", """
+        -
+        --baseline http://127.0.0.1:1
+        --baseline ftp://a --speculative x
+        --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1 --requests 0
+        --demo --vllm {tmp}/nothing
+    """),
     ("bench.reproduce.__main__", "", """
         --report --results {tmp}/typo
         --report --results {tmp}/file
@@ -245,7 +273,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     """),
     ("bench.kernels.__main__", "", """
         --only no-such-case
-        --recording {tmp}/x
         --nonsense
     """),
     ("deploy.keep", "", """

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from model.serving.switching import Curve, Table, expected_tokens
 
 from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.graph_io import StepInputs, StepOutputs
 from model.serving.engine import Engine
 from model.serving.request import Params, Request, Result, Shape
-from model.serving.switching import Curve, Table, expected_tokens
 
 # in steps of the target alone; what a demo bundle of k 7 measures, rounded
 ALONE, PER_DRAFT, PROMPT = 1.0, 0.17, 3.0

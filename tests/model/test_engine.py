@@ -6,13 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from model.serving.switching import Belief, Table
 
 from model.bundle.manifest import PREFILL
 from model.errors import UserError
 from model.serving.engine import Engine, Event
 from model.serving.request import Params, Request, Shape
 from model.serving.slots import SlotTable
-from model.serving.switching import Belief, Table
 from tests.model.ahead import ids_ahead
 from tests.model.synthetic_load import Synthetic, table
 

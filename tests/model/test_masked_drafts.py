@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model.bundle.schema import FUSED, MASKED, UNFILTERED
 from transformers import AutoModelForCausalLM
 
 from compile import plan
@@ -16,7 +17,6 @@ from compile.build import build
 from compile.doctor import findings, summary
 from compile.spec import BuildSpec
 from model.bundle.manifest import read_bundle
-from model.bundle.schema import FUSED, MASKED, UNFILTERED
 from model.errors import UserError
 from model.graph_io import INPUTS
 from model.ops import EAGER

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model.bundle.schema import MASKED
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from compile.build import build
 from compile.doctor import findings
 from model.bundle.manifest import read_bundle
-from model.bundle.schema import MASKED
 from model.errors import UserError
 from model.graph_io import words_of
 from model.kernels import Kernels

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model.bundle.schema import step_tag
+from model.serving.switching import Belief, Curve, Decision, Pause, Table, decide_graph
 
 from compile.graph import hlo
 from model.bundle.manifest import (
@@ -18,13 +20,11 @@ from model.bundle.manifest import (
     parse_manifest,
     read_bundle,
 )
-from model.bundle.schema import step_tag
 from model.errors import UserError
 from model.serving.engine import Engine, Event, SpecStep
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result, Shape
 from model.serving.slots import Slot
-from model.serving.switching import Belief, Curve, Decision, Pause, Table, decide_graph
 from tests.model.demo_bundle import PROMPTS, graphs, request
 from tests.model.synthetic_load import ALPHAS
 

@@ -1,4 +1,4 @@
-"""`nkisim run|time|lint|report|trace|coverage|accuracy`: what they print, and that every mistake is one sentence."""
+"""`nkisim run|time|lint|report|trace|coverage`: what they print, and that every mistake is one sentence."""
 
 from __future__ import annotations
 
@@ -152,7 +152,6 @@ WRONG = {
     "a list and more": (["time", "@none.txt", "float32:2x2"], "@none.txt names whole launches"),
     "two to run": (["run", "@two.txt"], "nkisim run takes one launch, and the file names 2"),
     "nothing to lint": (["lint", "nowhere"], "no such file or folder: nowhere"),
-    "no row": (["accuracy", "--only", "nothing of that name"], "no row has 'nothing of that name'"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What is lowered: the demo pair on one rank and two, and the shapes of Qwen3-32B with Qwen3-1.7B on 32."""
+"""The builds to lower: the demo pair on one and two ranks, and the shapes of Qwen3-32B with Qwen3-1.7B on 32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def spec(**changes: object) -> BuildSpec:
     return BuildSpec(**changes)  # type: ignore[arg-type]
 
 
-# the demo pair is run too; the full shapes are lowered alone, in their largest bucket's smallest sibling
+# the demo pair runs too; the full shapes are lowered in their smallest bucket
 CASES: dict[str, BuildSpec] = {
     "demo-tp1": spec(**_PAIR, tp=1, k="3"),
     "demo-tp2": spec(**_PAIR, tp=2, k="3"),

@@ -27,7 +27,7 @@ INPUTS = ("input_ids", "attention_mask", "position_ids", "seq_ids", "sampling_pa
 
 
 def lower(plan: BundlePlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
-    """Trace one graph on tensors without values; what a fallback would ask of them ends the process."""
+    """Trace one graph on tensors without values; a fallback that reads a value ends the process."""
     # vendor seam
     lowering: Any = importlib.import_module("torch_xla")._XLAC.lowering
     metrics: Any = importlib.import_module("torch_xla.debug.metrics")
@@ -36,7 +36,7 @@ def lower(plan: BundlePlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
     _take_placeholders(module)
     inputs = [_placeholder(t) for t in example_inputs(graph)]
     metrics.clear_all()
-    # as NxD's builder traces: torch_xla is told of the ranks that one process stands for
+    # as NxD's builder traces: one process stands for all ranks
     ranks = unittest.mock.patch("torch_xla.runtime.world_size", return_value=plan.spec.tp)
     with torch.no_grad(), ranks:
         outputs = module(*inputs)
@@ -45,7 +45,7 @@ def lower(plan: BundlePlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
     proto.write_bytes(context.hlo())
     named = dict(module.named_parameters()) | dict(zip(INPUTS, inputs, strict=True))
     numbers = {name: context.tensor_parameter_id(tensor) for name, tensor in named.items()}
-    # what the module itself puts on the device, as the angles' frequencies, becomes a parameter
+    # tensors that the module puts on the device, as the angles' frequencies, become parameters
     made = context.device_parameter_id_tensor_mapping()
     constants = {number: _value(t) for number, t in made.items() if number not in set(numbers.values())}
     names = {id(p): n for n, p in module.named_parameters()}
@@ -61,7 +61,7 @@ def _value(constant: Tensor) -> Any:
     try:
         return constant.cpu().tolist()
     except RuntimeError:
-        # the token by which the tracer keeps collectives in order: it has no value
+        # the token that keeps collectives in order has no value
         return 0
 
 
@@ -82,7 +82,7 @@ def _placeholder(like: Tensor) -> Tensor:
 def main(case: str, tag: str, folder: Path) -> None:
     """Lower a graph of model.pt in the case's smallest bucket, in a process of its own.
 
-    A process keeps one token for all collectives, by which a second graph would drag the first one along.
+    A process has one token for all collectives: through it a second graph would contain the first.
     """
     plan = make_plan(CASES[case].bundle)
     graph = nxdi_graphs(plan, tag)[0]

@@ -1,4 +1,4 @@
-"""Lowered graphs run on the CPU behind a host as NxDI's: their tokens are the eager module's."""
+"""Runs lowered graphs on the CPU behind a host like NxDI's, and compares their tokens with the eager module's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMPY = {1: np.bool_, 4: np.int32, 5: np.int64, 11: np.float32, 12: np.float64}
 
 
 def compared(plan: BundlePlan, folder: Path, case: str, lowered: dict[str, Any]) -> int:
-    """How many tokens were compared; UserError names the first request that differs."""
+    """The number of compared tokens; UserError names the first request that differs."""
     # torch's indices have 64 bits
     jax.config.update("jax_enable_x64", True)
     shards = [shard_of(plan, CASES[case].checkpoints, rank) for rank in range(plan.spec.tp)]
