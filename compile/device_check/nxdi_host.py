@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.bundle.manifest import PREFILL, GraphSpec
+from model.bundle.graph_spec import GraphSpec
 
 Tensors = tuple[np.ndarray, ...]
 # the graph, NxDI's seven inputs -> the results before the caches
@@ -41,7 +41,7 @@ class Host:
     def __init__(self, graphs: list[GraphSpec], model: Model, k: int, max_len: int) -> None:
         self.model, self.max_len, self.rows = model, max_len, k + 1
         self.speculation_length = k + 1 if k else 0
-        self.steps = [g for g in graphs if g.tag != PREFILL]
+        self.steps = [g for g in graphs if not g.key.is_prefill]
         self.batch = self.steps[0].inputs[0].shape[0]
         self.routes = {self._shapes(g): g for g in graphs}
         assert len(self.routes) == len(graphs), "two graphs have one list of input shapes"

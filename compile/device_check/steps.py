@@ -22,12 +22,11 @@ from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
 from compile.neuron import config
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import flags_of
-from compile.neuron.sdk import Level
-from compile.plan import make_plan
-from compile.spec import BuildSpec
-from model.bundle.manifest import DECODE, FUSED, Bundle
+from compile.neuron.flags import FUSED, PREFILL, flags_of
+from compile.neuron.sdk import Level, nxdi_graphs
+from compile.spec import BuildSpec, Recipe
 from model.bundle.opening import open_bundle
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from model.errors import UserError
 
@@ -65,42 +64,35 @@ def kernel(name: str, work: Path) -> dict[str, Any]:
 def _demo(work: Path, **changes: Any) -> BuildSpec:
     target, draft = str(_DEMO / "target"), str(_DEMO / "draft")
     spec = BuildSpec(
-        target=target, draft=draft, checkpoint=target, draft_checkpoint=draft, tp=1, k=3, batch=1, max_len=_LONGEST,
-        out=str(work / "demo"), dtype="fp32", toolchain="neuron",
+        target=target, draft=draft, tp=1, k="3", batch=1, max_len=_LONGEST,
+        out=str(work / "demo"), dtype="fp32", recipe=Recipe(toolchain="neuron"),
     )  # fmt: skip
     return replace(spec, **changes)
 
 
 def neff(work: Path) -> dict[str, Any]:
-    """The demo pair's fused graph through neuronx-cc; with every layer inlined if that fails."""
+    """The demo pair's fused graph through neuronx-cc alone."""
     from compile.graph.trace import lower_graph  # noqa: PLC0415 (jax)
 
-    facts: dict[str, Any] = {}
-    for inline in (False, True):
-        plan = make_plan(_demo(work, inline=inline))
-        graph = next(g for g in plan.graphs if g.tag == FUSED)
-        stem = work / ("inlined" if inline else "called")
-        hlo, made = stem.with_suffix(".hlo.pb"), stem.with_suffix(".neff")
-        hlo.write_bytes(lower_graph(plan, graph))
-        begin = perf_counter()
-        try:
-            toolchain.compile_hlo(hlo, made, work / f"log-{stem.name}.txt", flags_of("")[FUSED])
-        except UserError as error:
-            facts[stem.name] = str(error)
-            continue
-        return facts | {stem.name: {"bytes": made.stat().st_size, "seconds": perf_counter() - begin}}
-    raise UserError(f"neither form compiles: {facts['called']}; inlined: {facts['inlined']}")
+    plan = make_plan(_demo(work).bundle)
+    hlo, made = work / "step.hlo.pb", work / "step.neff"
+    hlo.write_bytes(lower_graph(plan.spec, nxdi_graphs(plan, FUSED)[0]))
+    begin = perf_counter()
+    toolchain.compile_hlo(hlo, made, work / "log-step.txt", flags_of({})[FUSED])
+    return {"bytes": made.stat().st_size, "seconds": perf_counter() - begin}
 
 
 def model(name: str, work: Path) -> dict[str, Any]:
     """model.pt of a build of the demo pair, its shards and neuron_config.json."""
     spec = _of_build(name, work)
     toolchain.require(Level.FULL, "model.pt", spec.kernels)
-    plan, folder, flags = make_plan(spec), Path(spec.out), flags_of("")
+    plan, folder, flags = make_plan(spec.bundle), Path(spec.out), flags_of({})
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     for rank in range(spec.tp):
-        save_file({n: t.contiguous() for n, t in shard_of(plan, rank).items()}, folder / shard_file(rank))
-    (folder / "neuron_config.json").write_text(config.render(spec), encoding="utf-8")
+        save_file(
+            {n: t.contiguous() for n, t in shard_of(plan, spec.checkpoints, rank).items()}, folder / shard_file(rank)
+        )
+    (folder / "neuron_config.json").write_text(config.render(spec.bundle), encoding="utf-8")
     begin = perf_counter()
     toolchain.build_model(plan, folder / "model.pt", folder / "work", flags)
     logs = sorted(str(log.relative_to(folder)) for log in folder.rglob("log-neuron-cc.txt"))
@@ -111,9 +103,9 @@ def model(name: str, work: Path) -> dict[str, Any]:
 _CHANGES: dict[str, dict[str, Any]] = {
     "tp 1, batch 2": {},
     "tp 2": {"tp": 2},
-    "k 0": {"k": 0, "draft": BuildSpec.draft, "draft_checkpoint": ""},
+    "k 0": {"k": "0", "draft": BuildSpec.draft},
     "bf16": {"dtype": "bf16"},
-    "draft groups": {"tp": 2, "draft_tp": 1},
+    "draft groups": {"tp": 2, "recipe": Recipe(draft_tp=1, toolchain="neuron")},
     "kernels": {"kernels": "nki", "batch": 1},
 }
 
@@ -127,9 +119,10 @@ def requests(name: str, work: Path) -> dict[str, Any]:
     """The requests of NxDI's host to the model of a build; every token must equal the eager module's on the CPU."""
     spec = _of_build(name, work)
     shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
-    device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec)
-    eager = EagerRanks(make_plan(replace(spec, kernels="reference")), toolchain.nxdi_tags(plan), _plain(spec))
-    visible = 4 if spec.k else 1
+    device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec.bundle)
+    reference = make_plan(replace(spec, kernels="reference").bundle)
+    eager = EagerRanks(reference, toolchain.nxdi_tags(plan), _plain(spec))
+    visible = 4 if spec.bundle.k else 1
     found = serve(plan, lambda tag, inputs: [t.cpu().numpy() for t in device(*inputs)[:visible]])
     expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])
     for request, one, other in zip(NXDI_REQUESTS, found, expected, strict=True):
@@ -141,7 +134,8 @@ def requests(name: str, work: Path) -> dict[str, Any]:
 
 def _plain(spec: BuildSpec) -> list[dict[str, torch.Tensor]]:
     """The shards in the reference's layout: not packed."""
-    return [shard_of(make_plan(replace(spec, kernels="reference")), rank) for rank in range(spec.tp)]
+    plan = make_plan(replace(spec, kernels="reference").bundle)
+    return [shard_of(plan, spec.checkpoints, rank) for rank in range(spec.tp)]
 
 
 def warm(name: str, work: Path) -> dict[str, Any]:
@@ -150,7 +144,7 @@ def warm(name: str, work: Path) -> dict[str, Any]:
     folder = work / "again"
     folder.mkdir(exist_ok=True)
     begin = perf_counter()
-    toolchain.build_model(make_plan(spec), folder / "model.pt", folder / "work", flags_of(""))
+    toolchain.build_model(make_plan(spec.bundle), folder / "model.pt", folder / "work", flags_of({}))
     return {"seconds": perf_counter() - begin, "logs": len(list(folder.rglob("log-neuron-cc.txt")))}
 
 
@@ -160,30 +154,24 @@ def nxdi(name: str, work: Path) -> dict[str, Any]:
     shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
     prompt, _ = NXDI_REQUESTS["greedy"]
     found = toolchain.nxdi_tokens(Path(spec.out), prompt)
-    eager = EagerRanks(make_plan(spec), toolchain.nxdi_tags(make_plan(spec)), shards)
-    expected = serve(make_plan(spec), lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][: len(found)]
+    plan = make_plan(spec.bundle)
+    eager = EagerRanks(plan, toolchain.nxdi_tags(plan), shards)
+    expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][: len(found)]
     if found != expected:
         raise UserError(f"NxDI's forward gives the tokens {found} after the prompt, the CPU {expected}")
     return {"tokens": found}
 
 
 def plugin(work: Path) -> dict[str, Any]:
-    """JAX's view of the SDK's plugin, and an executable loaded from its own bytes."""
+    """What JAX sees of the SDK's plugin, and whether it compiles a graph of ours."""
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving import pjrt  # noqa: PLC0415
 
-    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
-    graph = next(g for g in bundle.graphs if g.tag == DECODE)
-    file, stamp = work / "decode.bin", pjrt.stamp("neuron", 1)
+    bundle = open_bundle(build(_demo(work, recipe=Recipe(toolchain="cpu"), out=str(work / "on-cpu"))))
+    graph, devices = nxdi_graphs(bundle.plan, PREFILL)[0], pjrt.devices_of("neuron", 1)
     begin = perf_counter()
-    pjrt.write(bundle, graph, "neuron", file)
-    seconds = perf_counter() - begin
-    listed = Bundle(bundle.path, bundle.manifest | {"executables": stamp}, bundle.graphs)
-    (bundle.path / pjrt.name_of(graph)).parent.mkdir(exist_ok=True)
-    file.replace(bundle.path / pjrt.name_of(graph))
-    if pjrt.load(listed, graph, "neuron", pjrt.devices_of("neuron", 1)) is None:
-        raise UserError("the plugin did not load what it had serialized")
-    return {"stamp": stamp, "bytes": (bundle.path / pjrt.name_of(graph)).stat().st_size, "compile_seconds": seconds}
+    pjrt.compile_hlo(bytes(bundle.read(graph.file)), devices, graph)
+    return {"device": str(devices[0]), "compile_seconds": perf_counter() - begin}
 
 
 def graphs(work: Path) -> dict[str, Any]:
@@ -194,7 +182,7 @@ def graphs(work: Path) -> dict[str, Any]:
     from model.serving.request import Params, Request  # noqa: PLC0415
     from model.serving.runtime import Graphs  # noqa: PLC0415
 
-    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
+    bundle = open_bundle(build(_demo(work, recipe=Recipe(toolchain="cpu"), out=str(work / "on-cpu"))))
     asked = [
         Request(tuple(range(40, 60)), params, max_new_tokens=16)
         for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
@@ -247,5 +235,5 @@ def full(work: Path) -> dict[str, Any]:
     """The graphs of Qwen3-32B and Qwen3-1.7B at tp 32, compiled without weights."""
     from compile.build import build  # noqa: PLC0415 (jax)
 
-    path = build(BuildSpec(out=str(work / "full"), toolchain="neuron"))
-    return {"files": {n: e["bytes"] for n, e in open_bundle(path)["files"].items()}}
+    path = build(BuildSpec(out=str(work / "full"), recipe=Recipe(toolchain="neuron")))
+    return {"files": {n: e.bytes for n, e in open_bundle(path).files.items()}}

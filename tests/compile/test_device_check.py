@@ -22,9 +22,9 @@ from compile.device_check.questions import QUESTIONS
 from compile.device_check.table import KERNELS, STEPS, CheckStep
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
+from compile.neuron.flags import FUSED, PREFILL
 from compile.neuron.sdk import NXDI_TAGS
-from compile.plan import BuildPlan, make_plan
-from model.bundle.manifest import FUSED, PREFILL
+from model.bundle.plan import BundlePlan, make_plan
 from model.errors import UserError
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
@@ -212,7 +212,7 @@ def test_numbers_that_are_none_do_not_hold() -> None:
 class Traced:
     """The modules that ModelBuilder would trace, routed by the list of input shapes as its model is."""
 
-    def __init__(self, plan: BuildPlan, seed: int) -> None:
+    def __init__(self, plan: BundlePlan, seed: int) -> None:
         self.plan, self.seed = plan, seed
 
     def load(self, path: Path, shards: list[dict[str, torch.Tensor]]) -> Traced:
@@ -236,7 +236,7 @@ def test_requests_compares_every_token(name: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(toolchain, "require", lambda *_: None)
     monkeypatch.setattr(toolchain, "build_model", lambda plan, out, work, flags: out.write_bytes(b"model"))
     assert steps.model(name, tmp_path)["bytes"] == 5
-    plan = make_plan(steps._of_build(name, tmp_path))
+    plan = make_plan(steps._of_build(name, tmp_path).bundle)
     monkeypatch.setattr(toolchain, "run_model", Traced(plan, 0).load)
     facts = steps.requests(name, tmp_path)
     assert facts["identical_to_cpu"]

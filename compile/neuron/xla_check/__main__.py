@@ -18,24 +18,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compile.neuron.sdk import nxdi_tags
+from compile.neuron.sdk import nxdi_graphs, nxdi_tags
 from compile.neuron.xla_check import environment, run
 from compile.neuron.xla_check.cases import CASES, RUN
 from compile.neuron.xla_check.hold import departures, opcodes
-from compile.plan import make_plan
+from model.bundle.plan import make_plan
 from model.errors import UserError, run_cli
 
 
 def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
     """The result of a case; `departures` is empty if everything held."""
-    begin, plan = time.perf_counter(), make_plan(CASES[case])
+    begin, plan = time.perf_counter(), make_plan(CASES[case].bundle)
     result: dict[str, Any] = {"departures": [], "graphs": {}}
     lowered: dict[str, Any] = {}
     for tag in nxdi_tags(plan):
         if said := _lower(python, case, tag, folder):
             result["departures"].append(said)
             continue
-        graph = next(g for g in plan.graphs if g.tag == tag)
+        graph = nxdi_graphs(plan, tag)[0]
         proto = (folder / f"{case}-{tag}.hlo.pb").read_bytes()
         lowered[tag] = json.loads((folder / f"{case}-{tag}.json").read_text(encoding="utf-8"))
         result["departures"] += [f"{tag}: {s}" for s in departures(plan, graph, proto, lowered[tag])]

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from compile.graph.contract import declared, unsupported_sentence
 from compile.neuron.module import REQUEST_COUNTS
 from compile.neuron.xla_check.lower import INPUTS
-from compile.plan import BuildPlan
-from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.contract import declared, unsupported_sentence
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.plan import BundlePlan
 
 # constants that the tracer turns into parameters, as angles and steps; every weight of a real model is larger
 _CONSTANT_BYTES = 1024
@@ -22,7 +22,7 @@ def opcodes(proto: bytes) -> dict[str, int]:
     return dict(sorted(declared(proto).opcodes.items()))
 
 
-def departures(plan: BuildPlan, graph: GraphSpec, proto: bytes, lowered: dict[str, Any]) -> Iterator[str]:
+def departures(plan: BundlePlan, graph: GraphSpec, proto: bytes, lowered: dict[str, Any]) -> Iterator[str]:
     """One clause for each difference between a lowered graph and the plan."""
     found = declared(proto)
     yield from (f"{name} fell back to the CPU" for name in lowered["fallbacks"])
@@ -68,14 +68,14 @@ def _dead(graph: GraphSpec, name: str) -> bool:
     behind = ("o_proj", "mlp", "post_attention_layernorm", "q_proj", "q_layernorm")
     of_last = name.startswith(f"draft_model.layers.{last}.") and any(part in name for part in behind)
     head = name in ("draft_model.norm.weight", "draft_model.lm_head.weight")
-    return graph.tag == PREFILL and (of_last or head)
+    return graph.key.is_prefill and (of_last or head)
 
 
-def _collectives(plan: BuildPlan, graph: GraphSpec, found: Counter[Any]) -> Iterator[str]:
+def _collectives(plan: BundlePlan, graph: GraphSpec, found: Counter[Any]) -> Iterator[str]:
     spec = plan.spec
     of_target, of_draft = spec.parallel()
     wanted = Counter({opcode: times for opcode, times in graph.collectives.items() if times})
-    if graph.tag == PREFILL and spec.has_draft and of_draft.tp > 1:
+    if graph.key.is_prefill and spec.has_draft and of_draft.tp > 1:
         # the tracer drops the draft's operations after its last keys; in a step, later collectives keep them
         wanted["all-reduce"] -= 2
         wanted["all-gather"] -= 2 * (of_draft.slices(spec.draft_config) > 1)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from compile.neuron.module import StepModule, example_inputs
-from compile.neuron.sdk import device_ops
+from compile.neuron.sdk import device_ops, nxdi_graphs
 from compile.neuron.xla_check.cases import CASES
-from compile.plan import BuildPlan, make_plan
-from model.bundle.manifest import GraphSpec
-from model.qwen3 import REFERENCE
+from model.backing import REFERENCE
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.plan import BundlePlan, make_plan
 
 INPUTS = ("input_ids", "attention_mask", "position_ids", "seq_ids", "sampling_params", "hidden", "adapter_ids")
 
 
-def lower(plan: BuildPlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
+def lower(plan: BundlePlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
     """Trace one graph on tensors without values; a fallback that reads a value ends the process."""
     # vendor seam
     lowering: Any = importlib.import_module("torch_xla")._XLAC.lowering
@@ -84,8 +84,8 @@ def main(case: str, tag: str, folder: Path) -> None:
 
     A process has one token for all collectives: through it a second graph would contain the first.
     """
-    plan = make_plan(CASES[case])
-    graph = next(g for g in plan.graphs if g.tag == tag)
+    plan = make_plan(CASES[case].bundle)
+    graph = nxdi_graphs(plan, tag)[0]
     lowered = lower(plan, graph, folder / f"{case}-{tag}.hlo.pb")
     (folder / f"{case}-{tag}.json").write_text(json.dumps(lowered, indent=1), encoding="utf-8")
 
