@@ -8,47 +8,47 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compile.graph.contract import violations
-from model.bundle.manifest import Bundle, read_bundle
-from model.bundle.opening import damage
-from model.bundle.shards import faults
+from model.bundle.contract import violations
+from model.bundle.opening import Bundle, damage, read_bundle
+from model.bundle.shards import shard_fault
+from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
-
-_MASKS = {0: "none", 2: "one token a step", 3: "of each draft"}
+from model.serving.text import TOKENIZER, tokenizer_fault
 
 
 def findings(bundle: Bundle) -> list[str]:
     """One sentence for each thing that keeps the bundle from generating here, worst first."""
-    found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]
-    listed, whole = bundle["files"], not found
+    if found := [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]:
+        return found
+    spec = bundle.spec
     for graph in bundle.graphs:
-        if whole:
-            proto = (bundle.path / graph.file).read_bytes()
-            found += [f"{graph.file}: {s}; build the bundle again" for s in violations(graph, proto, bundle["tp"])]
-    if bundle["weights"] is None:
-        found.append("the bundle has no weights; build it with --checkpoint and --draft-checkpoint")
-    else:
-        if whole:
-            found += [f"{fault}; build the bundle again" for fault in faults(bundle)]
-        if "tokenizer/tokenizer.json" not in listed:
-            found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
+        clauses = violations(graph, bundle.read(graph.file), spec)
+        found += [f"{graph.file}: {clause}; build the bundle again" for clause in clauses]
+    if not bundle.manifest.has_weights:
+        found.append("the bundle has no weights; build it from checkpoint folders that hold them")
+        return found
+    for name, rank in ((shard_file(rank), rank) for rank in range(spec.tp)):
+        if clause := shard_fault(bundle.read(name), bundle.plan, rank):
+            found.append(f"{name} {clause}; build the bundle again")
+    if TOKENIZER not in bundle.files:
+        found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
+    elif clause := tokenizer_fault(bundle.read(TOKENIZER)):
+        found.append(f"{TOKENIZER} {clause}; build the bundle again")
     return found
 
 
 def summary(bundle: Bundle) -> dict[str, Any]:
     """What the bundle is."""
-    files = bundle["files"]
+    spec, manifest = bundle.spec, bundle.manifest
     return {
         "models": {role: bundle.title(role) for role in ("target", "draft")},
-        "drafter": bundle.drafting.kind, "k": bundle["k"], "ks": list(bundle.ks), "rows": bundle["rows"],
-        "tp": bundle["tp"],
-        "draft_tp": bundle["draft_tp"], "kv_shard": bundle.manifest.get("kv_shard", "heads"), "batch": bundle["batch"],
-        "separate": bundle.separate, "masks": _MASKS[bundle.mask_axes],
-        "max_len": bundle["max_len"], "buckets": bundle["buckets"], "dtype": bundle["dtype"],
-        "graphs": len(bundle.graphs), "toolchain": bundle["toolchain"], "neff": bundle["neff"],
-        "weights": "none" if bundle["weights"] is None else f"{bundle['weights']['ranks']} ranks",
-        "versions": bundle["versions"], "commit": bundle["commit"],
-        "files": len(files), "bytes": sum(f["bytes"] for f in files.values()),
+        "drafter": spec.drafter, "ks": [0, *spec.ks], "rows": spec.rows, "tp": spec.tp, "draft_tp": spec.draft_ranks,
+        "kv_shard": spec.kv_shard, "batch": spec.batch, "structured": spec.structured, "max_len": spec.max_len,
+        "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels, "graphs": len(bundle.graphs),
+        "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
+        "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
+        "versions": manifest.versions, "commit": manifest.commit,
+        "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
     }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def verify(path: str | Path) -> dict[str, Any]:
 
 
 def _verdict(bundle: Bundle) -> str:
-    if bundle["neff"] == "none":
+    if bundle.manifest.compiler.neff == "none":
         return "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
     return "this bundle is whole and can generate here; compile.serve_command says how it is loaded on Trainium"
 

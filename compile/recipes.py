@@ -17,23 +17,20 @@ from model.bundle.manifest import canonical_hash, sha256_of
 ROOT = Path(__file__).resolve().parent.parent
 # what runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
-    "compile/graph", "model/attention.py", "model/backing.py", "model/cache.py", "model/config.py",
-    "model/draft_config.py", "model/drafters", "model/dtypes.py",
-    "model/filters.py", "model/fused_layer.py", "model/graph_io.py", "model/kernels.py", "model/nki/backing.py",
-    "model/nki/custom_calls.py", "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py",
-    "model/ops.py", "model/packing.py", "model/parallel.py", "model/qwen3.py", "model/rank_model.py",
-    "model/sampling.py", "model/sequence.py", "model/speculative.py", "model/threefry.py", "model/tree.py",
-    "model/window.py",
+    "compile/graph", "model/attention.py", "model/backing.py", "model/bundle/hlo.py", "model/cache.py",
+    "model/config.py", "model/drafters", "model/dtypes.py", "model/filters.py", "model/fused_layer.py",
+    "model/graph_io.py", "model/halves.py", "model/kernels.py", "model/nki/backing.py", "model/nki/custom_calls.py",
+    "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py", "model/ops.py", "model/packing.py",
+    "model/parallel.py", "model/qwen3.py", "model/rank_model.py", "model/rough_filters.py", "model/sampling.py",
+    "model/sequence.py", "model/speculative.py", "model/threefry.py", "model/window.py",
     "nki_kernels/layer/pack_weights.py", "nki_kernels/limits.py",
 )  # fmt: skip
 TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # what reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "model/bundle/blocks.py",
-    "model/bundle/checkpoint.py", "model/bundle/cut.py", "model/bundle/eagle3_weights.py",
-    "model/bundle/shards.py", "model/bundle/weights.py",
-    "model/draft_config.py", "model/dtypes.py",
-    "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
+    "model/bundle/checkpoint.py", "model/bundle/cut.py", "model/bundle/shards.py", "model/bundle/weights.py",
+    "model/drafters", "model/dtypes.py", "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)
 

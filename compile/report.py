@@ -2,62 +2,74 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from compile.plan import BuildPlan
-from compile.spec import BuildSpec
-from model.bundle.manifest import graph_as_json
-from model.draft_config import DraftConfig, MedusaConfig
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.part import Part
+from model.bundle.plan import BundlePlan
+from model.bundle.spec import BundleSpec
 from model.parallel import HeadMap
 
 
-def plan_as_json(plan: BuildPlan) -> dict[str, Any]:
+def plan_as_json(plan: BundlePlan) -> dict[str, Any]:
     """Everything that the plan holds."""
     spec = plan.spec
     return {
-        "spec": spec.what_is_built(),
-        "k": spec.k,
+        "spec": spec.as_json(),
         "ks": [0, *spec.ks],
         "rows": spec.rows,
         "buckets": list(spec.buckets),
-        "graphs": [graph_as_json(g) for g in plan.graphs],
+        "graphs": [_graph_as_json(g) for g in plan.graphs],
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
     }
 
 
-def plan_as_text(plan: BuildPlan) -> str:
+def _graph_as_json(graph: GraphSpec) -> dict[str, Any]:
+    groups = ("weights", "inputs", "state", "outputs")
+    tensors = {group: [[t.name, list(t.shape), t.dtype] for t in getattr(graph, group)] for group in groups}
+    named = {"file": graph.file, **graph.key._asdict(), "stage": graph.key.stage.value}
+    return named | tensors | {"collectives": graph.collectives}
+
+
+def plan_as_text(plan: BundlePlan) -> str:
     """A few lines: the pair, what a step is, the graphs, bytes on a rank."""
     spec = plan.spec
     lines = [
-        *(
-            f"{m.role:<6} {m.name}: {m.config.parameter_count / 1e9:.3g} B parameters, {_layers(m.config, m.ranks)}"
-            for m in spec.models
-        ),
+        *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
         f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
-        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, {_head(spec)}kv by {spec.kv_shard}",
+        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ]
-    for graph in (g for g in plan.graphs if g.bucket == spec.max_len):
+    for graph in (g for g in plan.graphs if g.key.bucket == spec.max_len):
         counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
-        lines.append(f"       {graph.tag}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
+        lines.append(f"       {graph.key.name}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)
 
 
-def _head(spec: BuildSpec) -> str:
-    return f"its head on {spec.draft_head_ranks}, " if spec.draft_head_ranks > spec.draft_ranks else ""
-
-
-def _step(spec: BuildSpec) -> str:
+def _step(spec: BundleSpec) -> str:
     if not spec.k:
         return "k = 0: the target alone, 1 token"
-    fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.fewer)))}" if spec.fewer else ""
-    return f"k = {spec.k} drafts by {spec.drafting.kind}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
+    fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
+    return f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
 
 
-def _layers(config: DraftConfig, ranks: int) -> str:
-    if isinstance(config, MedusaConfig):
-        return f"{config.heads} heads, {config.layers} layers each"
-    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, ranks).heads_per_rank * ranks
+def _layers(part: Part) -> str:
+    config = part.config
+    if not config.num_hidden_layers:
+        return ""
+    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, part.ranks).heads_per_rank * part.ranks
     more = "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"
-    return f"{config.num_hidden_layers} layers{more}"
+    return f", {config.num_hidden_layers} layers{more}"
+
+
+def changes(old: BundleSpec, new: BundleSpec) -> str:
+    """The fields of two bundles that differ, each with its old and new value."""
+    fields = [f.name for f in dataclasses.fields(old) if not f.name.endswith("_config")]
+    pairs = [(n, *(_word(getattr(spec, n)) for spec in (old, new))) for n in fields]
+    return ", ".join(f"{name} {before} for {after}" for name, before, after in pairs if before != after)
+
+
+def _word(value: Any) -> str:
+    return (",".join(map(str, value)) or "0") if isinstance(value, tuple) else str(value)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import Bundle, read_bundle
-from model.bundle.shards import faults
+from model.bundle.opening import Bundle, read_bundle
+from model.bundle.shards import shard_header
 from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
 
@@ -116,24 +116,25 @@ def _refused(bundle: Bundle, why: str) -> UserError:
 
 def check_loadable(bundle: Bundle, engine: str) -> int:
     """The bundle's cores per logical core; UserError says in one sentence why no engine on Trainium can load it."""
-    if engine == "native" or (ENGINES[engine] and bundle["k"]):
-        what = "with a draft model" if bundle["k"] else "of NxDI"
+    spec, compiler = bundle.spec, bundle.manifest.compiler
+    if engine == "native" or (ENGINES[engine] and spec.k):
+        what = "with a draft model" if spec.k else "of NxDI"
         raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
-    if bundle["k"] and not bundle.drafting.of_kind.has_model:
+    if spec.host_drafts:
         raise _refused(bundle, "its drafts are the host's, and NxDI's loader brings none; build it with a draft model")
-    if bundle["k"] and bundle.drafting.kind != "chain":
+    if spec.k and spec.drafter != "chain":
         raise _refused(
             bundle,
-            f"its drafter is {bundle.drafting.kind}, and NxDI's loaders bring plain chains alone; build it with a "
-            "plain draft and --drafter chain, or serve it with this package's own plugin",
+            f"its drafter is {spec.drafter}, and NxDI's loaders bring plain chains alone; build it with a plain draft "
+            "and --drafter chain, or serve it with this package's own plugin",
         )
-    if bundle["neff"] == "none":
+    if compiler.neff == "none":
         raise _refused(
             bundle,
             f"it was built without the Neuron SDK (neff: none) and has no {MODEL}; run the same compile.build "
             "on a machine with the SDK",
         )
-    if MODEL not in bundle["files"]:
+    if compiler.neff != MODEL:
         raise _refused(
             bundle,
             f"it was compiled by neuronx-cc alone and has no {MODEL}, which is all that the engine loads; run the same "
@@ -144,38 +145,39 @@ def check_loadable(bundle: Bundle, engine: str) -> int:
 
 
 def _check_files(bundle: Bundle) -> None:
-    if missing := [r for r in range(bundle["tp"]) if shard_file(r) not in bundle["files"]]:
-        raise _refused(
-            bundle, f"it lacks the weights of ranks {missing[:5]}; build it with --checkpoint and --draft-checkpoint"
-        )
-    for name, entry in bundle["files"].items():
+    if not bundle.manifest.has_weights:
+        raise _refused(bundle, "it has no weights; build it from checkpoint folders that hold them")
+    for name, entry in bundle.files.items():
         file = bundle.path / name
-        if not file.is_file() or file.stat().st_size != entry["bytes"]:
+        if not file.is_file() or file.stat().st_size != entry.bytes:
             raise _refused(bundle, f"{name} is missing or cut short; pull or build it again")
-    if fault := next(faults(bundle), None):
-        raise _refused(bundle, f"{fault}; build it again")
+    for rank in range(bundle.spec.tp):
+        header = shard_header(bundle.plan, rank)
+        with (bundle.path / shard_file(rank)).open("rb") as shard:
+            if shard.read(len(header)) != header:
+                raise _refused(bundle, f"{shard_file(rank)} was cut for another model, rank or layout; build it again")
 
 
 def _check_config(bundle: Bundle) -> int:
-    file = bundle.path / CONFIG
+    file, spec = bundle.path / CONFIG, bundle.spec
     try:
-        written = json.loads(file.read_text(encoding="utf-8"))
+        written = json.loads(bundle.read(CONFIG))
         found, fused = written["neuron_config"], written.get("fused_spec_config") or {}
-        # a bundle that the engine compiled for itself does not say by which flags
-        lnc = int(bundle.manifest.get("compiler", {"lnc": found["logical_nc_config"]})["lnc"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        drafts = fused["draft_config"]["neuron_config"] if fused else {}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({type(error).__name__}); build the bundle again") from error
-    if bool(fused) != bool(bundle["k"]):
-        of = "no draft" if bundle["k"] else "a draft"
-        raise _refused(bundle, f"{CONFIG} has {of} and its k is {bundle['k']}; build it again")
-    _compare(bundle, found, bundle["k"], lnc)
+    if bool(fused) != bool(spec.k):
+        of = "no draft" if spec.k else "a draft"
+        raise _refused(bundle, f"{CONFIG} has {of} and its k is {spec.k}; build it again")
+    lnc = bundle.manifest.compiler.lnc
+    _compare(bundle, found, spec.k, lnc)
     if fused:
-        _compare(bundle, fused.get("draft_config", {}).get("neuron_config", {}), 0, lnc, " for the draft")
+        _compare(bundle, drafts, 0, lnc, " for the draft")
     return lnc
 
 
 def _compare(bundle: Bundle, found: dict[str, Any], k: int, lnc: int, whose: str = "") -> None:
-    sizes = neuron_fields(bundle["tp"], bundle["batch"], bundle["max_len"], k, lnc)
+    sizes = neuron_fields(bundle.spec.tp, bundle.spec.batch, bundle.spec.max_len, k, lnc)
     for name, value in (sizes | dict.fromkeys(_LAYOUT_SWITCHES, False)).items():
         # a file that lacks a switch has it off
         if found.get(name, False) != value:
@@ -189,24 +191,21 @@ def _compare(bundle: Bundle, found: dict[str, Any], k: int, lnc: int, whose: str
 def main(arguments: list[str]) -> None:
     """Print the command, or a JSON object with environment and command."""
     parser = argparse.ArgumentParser(prog="python -m compile.serve_command", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="folder of the bundle, on the server's machine")
-    parser.add_argument("--bundle", type=Path, help="the same")
+    parser.add_argument("bundle", type=Path, help="folder of the bundle, on the server's machine")
     parser.add_argument("--target", help="folder of the target's checkpoint (default: /models/ and its name)")
     parser.add_argument("--draft", help="folder of the draft's checkpoint (default: /models/ and its name)")
     parser.add_argument("--engine", choices=ENGINES, default="v0", help="vLLM's engine (default: v0)")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
-    if bool(options.folder) == bool(options.bundle):
-        parser.error("give one folder of a bundle")
-    bundle = read_bundle(options.folder or options.bundle)
-    lnc = check_loadable(bundle, options.engine)
-    if len(bundle.ks) > 2:
-        listed = ", ".join(map(str, bundle.ks))
-        print(f"{MODEL} drafts {bundle['k']}: NxDI takes one k of this bundle's {listed}", file=sys.stderr)
-    names = [bundle["models"][role]["name"] for role in ("target", "draft")]
+    bundle = read_bundle(options.bundle)
+    lnc, spec = check_loadable(bundle, options.engine), bundle.spec
+    if len(spec.ks) > 1:
+        listed = ", ".join(map(str, (0, *spec.ks)))
+        print(f"{MODEL} drafts {spec.k}: NxDI takes one k of this bundle's {listed}", file=sys.stderr)
+    names = spec.target, spec.draft
     target, draft = (f"/models/{Path(name).name}" for name in names)
-    sizes = (bundle["tp"], bundle["batch"], bundle["max_len"], bundle["k"])
+    sizes = (spec.tp, spec.batch, spec.max_len, spec.k)
     served = Served(options.target or target, options.draft or draft, *sizes)
     v1 = options.engine == "v1"
     environment = engine_environment(str(bundle.path.resolve()), lnc, v1)

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from compile.bundle.open_remote import open_remote
+from compile.bundle.own import own_folder, write_whole
 from compile.bundle.remote import Remote, Told, free_space
 from compile.bundle.staging import Staging, staged
-from model.bundle.manifest import MANIFEST, Bundle, parse_manifest, read_bundle
-from model.bundle.opening import damage, fault_of
-from model.bundle.schema import shown
+from model.bundle.manifest import MANIFEST, File, Manifest, parse_manifest, sha256_of
+from model.bundle.opening import Bundle, damage, read_bundle, unfinished
 from model.bundle.signature import SIGNATURE, check_signature, key_of, sign
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
+from model.strict import shown
 
 _WORKERS = 4
 
@@ -41,20 +42,20 @@ def _object(sha256: str) -> str:
     return f"objects/{sha256}"
 
 
-def push(bundle: Path, address: str, again: bool = False) -> str:
+def push(bundle: Path, address: str, again: bool = False, public_key: str = "") -> str:
     """Copy a whole bundle to an address; returns the address. What is there already is not sent, but with `again`.
 
-    Raises UserError when the bundle is damaged, a different bundle has the address, or the remote fails.
+    Raises UserError when the bundle is damaged, a different bundle or signature has the address, or the remote fails.
     """
     parent, name = split(address)
-    local = read_bundle(bundle)
+    local = read_bundle(bundle, key_of(public_key))
     if sentences := damage(local):
         raise UserError(f"{bundle} is damaged: {sentences[0]}; build it again before it is pushed")
     remote, key = open_remote(parent), f"{name}/{MANIFEST}"
-    there = remote.read(key)
-    content = (bundle / MANIFEST).read_bytes()
+    there, content = remote.read(key), local.content
     _refuse_another(there, content, address)
-    wanted = {entry["sha256"]: (bundle / file, entry["bytes"]) for file, entry in local["files"].items()}
+    signature = _signature_to_push(bundle, remote, name, address, key_of(public_key))
+    wanted = {entry.sha256: (bundle / file, entry.bytes) for file, entry in local.files.items()}
 
     def send(sha256: str, told: Told) -> None:
         file, size = wanted[sha256]
@@ -66,16 +67,34 @@ def push(bundle: Path, address: str, again: bool = False) -> str:
             raise UserError(f"{address}: {file.name} did not arrive whole; the same command goes on from here")
 
     _each(sorted(wanted), send, sum(size for _, size in wanted.values()), f"pushing {address}")
-    _push_signature(bundle, remote, name)
+    if signature:
+        remote.put(signature, f"{name}/{SIGNATURE}", lambda count: None)
     if there != content and not remote.put_new(key, content):
         _refuse_another(remote.read(key), content, address)
     return address
 
 
-def _push_signature(bundle: Path, remote: Remote, name: str) -> None:
-    signature, key = bundle / SIGNATURE, f"{name}/{SIGNATURE}"
-    if signature.is_file() and remote.read(key) != signature.read_bytes():
-        remote.put(signature, key, lambda count: None)
+def _signature_to_push(bundle: Path, remote: Remote, name: str, address: str, key: str) -> Path | None:
+    """The file of a signature that the store has not; with a key, `read_bundle` has checked it.
+
+    A signature that is there is never replaced by one that nobody has checked.
+    """
+    ours, theirs = _signature_in(bundle), remote.read(f"{name}/{SIGNATURE}")
+    if ours is None or ours == theirs:
+        return None
+    if not key and theirs is not None:
+        raise UserError(
+            f"{address} has a different signature, which is not replaced unseen; give --public-key with the key of "
+            f"yours, or take {bundle / SIGNATURE} away"
+        )
+    if not key and not ours.startswith(b"untrusted comment:"):
+        raise UserError(f"{bundle / SIGNATURE} is no signature of minisign; sign the bundle again, or take it away")
+    return bundle / SIGNATURE
+
+
+def _signature_in(folder: Path) -> bytes | None:
+    file = folder / SIGNATURE
+    return file.read_bytes() if file.is_file() and not file.is_symlink() else None
 
 
 def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
@@ -96,46 +115,46 @@ def pull(address: str, out: Path, public_key: str = "") -> Path:
     Raises UserError when there is no bundle, its signature is not the key's (where one is asked for), the folder is
     another's, a byte is wrong, or the remote fails.
     """
-    remote, content, bundle = _manifest(address)
+    remote, content, manifest = _manifest(address)
     signature = remote.read(f"{split(address)[1]}/{SIGNATURE}")
     if key := key_of(public_key):
         check_signature(content, signature, key, address)
-    if (out / MANIFEST).is_file() and _digest_of(out) != bundle["manifest_sha256"]:
+    if (out / MANIFEST).is_file() and _digest_of(out) not in (manifest.digest, None):
         raise UserError(f"{out} holds another bundle; pull into another folder")
     with staged(out, beside=False) as staging:
-        _pull_files(address, remote, bundle, staging)
-        if (out / MANIFEST).is_file() and (out / MANIFEST).read_bytes() == content:
-            return out
-        if signature is not None:
-            (out / SIGNATURE).write_bytes(signature)
-        staging.finish_copy(content, set(bundle["files"]))
+        _pull_files(address, remote, unfinished(staging.folder, manifest, content), staging)
+        # one that is there stays, unless the new one was checked
+        if signature is not None and (key or _signature_in(out) is None):
+            write_whole(out / SIGNATURE, signature)
+        if not (out / MANIFEST).is_file() or (out / MANIFEST).read_bytes() != content:
+            staging.finish_copy(content, set(manifest.files))
     return out
 
 
 def _digest_of(out: Path) -> str | None:
     # a damaged manifest is mended by a pull of the same bundle
     try:
-        digest: str = read_bundle(out)["manifest_sha256"]
+        return read_bundle(out, key="").manifest.digest
     except UserError:
         return None
-    return digest
 
 
 def _pull_files(address: str, remote: Remote, bundle: Bundle, staging: Staging) -> None:
-    files: dict[str, Any] = bundle["files"]
-    out = staging.folder
-    missing = sorted(name for name, entry in files.items() if fault_of(out / name, entry))
-    total = sum(files[name]["bytes"] for name in missing)
+    files, out = bundle.files, staging.folder
+    missing = sorted(name for name in files if bundle.fault(name))
+    total = sum(files[name].bytes for name in missing)
     free_space(out.absolute(), total)
     if missing:
         staging.begin()
 
     def fetch(name: str, told: Told) -> None:
         entry, file = files[name], out / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.parent != out:
+            own_folder(file.parent)
         part = file.with_name(file.name + ".part")
-        remote.get(_object(entry["sha256"]), part, told)
-        if fault_of(part, entry):
+        part.unlink(missing_ok=True)
+        remote.get(_object(entry.sha256), part, told)
+        if not _is(part, entry):
             part.unlink()
             raise UserError(
                 f"{address}: {name} did not arrive as it was built (its sha256 differs); "
@@ -146,13 +165,26 @@ def _pull_files(address: str, remote: Remote, bundle: Bundle, staging: Staging) 
     _each(missing, fetch, total, f"pulling {address}")
 
 
-def _manifest(address: str) -> tuple[Remote, bytes, Bundle]:
+def _is(file: Path, entry: File) -> bool:
+    return file.stat().st_size == entry.bytes and sha256_of(file) == entry.sha256
+
+
+def _manifest(address: str) -> tuple[Remote, bytes, Manifest]:
     parent, name = split(address)
     remote = open_remote(parent)
     content = remote.read(f"{name}/{MANIFEST}")
     if content is None:
         raise UserError(f"{address} holds no bundle, or its push did not finish; push it again or correct the address")
-    return remote, content, parse_manifest(content, f"{address}/{MANIFEST}", Path(address))
+    return remote, content, parse_manifest(content, f"{address}/{MANIFEST}")
+
+
+def sign_bundle(bundle: Path, key_file: Path) -> Path:
+    """Sign a whole bundle by minisign's secret key; returns the signature's file. UserError for a damaged one."""
+    local = read_bundle(bundle, key="")
+    if sentences := damage(local):
+        raise UserError(f"{bundle} is damaged: {sentences[0]}; build it again before it is signed")
+    write_whole(bundle / SIGNATURE, sign(local.content, bundle.resolve().name, key_file))
+    return bundle / SIGNATURE
 
 
 def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
@@ -160,23 +192,23 @@ def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
 
     `deep` reads every byte where it is stored. The signature is checked too if a key is given.
     """
-    remote, content, bundle = _manifest(address)
+    remote, content, manifest = _manifest(address)
     if key := key_of(public_key):
         check_signature(content, remote.read(f"{split(address)[1]}/{SIGNATURE}"), key, address)
     found: list[str] = []
 
     def check(name: str, told: Told) -> None:
-        entry = bundle["files"][name]
-        size = remote.size(_object(entry["sha256"]))
-        if size != entry["bytes"]:
-            is_ = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
+        entry = manifest.files[name]
+        size = remote.size(_object(entry.sha256))
+        if size != entry.bytes:
+            is_ = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
             found.append(f"{name} {is_}; push the bundle again")
-        elif deep and remote.sha256(_object(entry["sha256"]), told) != entry["sha256"]:
-            found.append(f"{name} has another content than was pushed; push the bundle with --again")
+        elif deep and remote.sha256(_object(entry.sha256), told) != entry.sha256:
+            found.append(f"{name} does not hold what was pushed; push the bundle with --again")
         if not deep:
-            told(entry["bytes"])
+            told(entry.bytes)
 
-    _each(sorted(bundle["files"]), check, sum(e["bytes"] for e in bundle["files"].values()), f"verifying {address}")
+    _each(sorted(manifest.files), check, sum(e.bytes for e in manifest.files.values()), f"verifying {address}")
     return sorted(found)
 
 
@@ -191,17 +223,17 @@ def bundles(address: str) -> list[dict[str, Any]]:
 def _row(remote: Remote, key: str) -> dict[str, Any]:
     name = key[: -len(MANIFEST) - 1]
     try:
-        bundle = parse_manifest(remote.read(key) or b"", key, Path(key))
+        manifest = parse_manifest(remote.read(key) or b"", key)
     except UserError as error:
         return {"name": name, "error": str(error)}
     return {
         "name": name,
-        "target": bundle.title("target"),
-        "draft": bundle.title("draft"),
-        "tp": bundle["tp"],
-        "k": bundle["k"],
-        "bytes": sum(e["bytes"] for e in bundle["files"].values()),
-        "neff": bundle["neff"],
+        "target": manifest.title("target"),
+        "draft": manifest.title("draft"),
+        "tp": manifest.spec.tp,
+        "k": manifest.spec.k,
+        "bytes": sum(e.bytes for e in manifest.files.values()),
+        "neff": manifest.compiler.neff,
     }
 
 
@@ -230,7 +262,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         command.add_argument("address", help="s3://bucket/folder" + ("/name" if name == "verify" else ""))
         command.add_argument("--json", action="store_true", help="print JSON")
     commands.choices["verify"].add_argument("--deep", action="store_true", help="read and hash every object")
-    for name in ("pull", "verify"):
+    for name in ("push", "pull", "verify"):
         commands.choices[name].add_argument("--public-key", default="", help="refuse what this key has not signed")
     sign_ = commands.add_parser("sign")
     sign_.add_argument("bundle", help="folder of the bundle")
@@ -247,11 +279,12 @@ def main(arguments: list[str]) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     if options.command == "push":
-        print(push(Path(options.bundle), options.address, options.again))
+        print(push(Path(options.bundle), options.address, options.again, options.public_key))
     elif options.command == "pull":
         print(pull(options.address, Path(options.out), options.public_key))
     elif options.command == "sign":
-        print(sign(Path(options.bundle), Path(options.key)))
+        print(sign_bundle(Path(options.bundle), Path(options.key)))
+        print("signed: who holds this key vouches for the content, whatever the folder is called", file=sys.stderr)
     elif options.command == "ls":
         rows = bundles(options.address)
         print(json.dumps(rows, indent=1) if options.json else "\n".join(_line(r) for r in rows) or "no bundle")

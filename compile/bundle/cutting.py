@@ -10,24 +10,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from compile.bundle.lanes import THREADS, Lanes
-from compile.bundle.shard_writer import Part, ShardWriter
+from compile.bundle.own import read_own, write_whole
+from compile.bundle.shard_writer import Begun, ShardWriter
 from compile.bundle.sources import digests
 from compile.bundle.staging import StagedFile
-from compile.plan import BuildPlan
 from compile.recipes import shard_recipe
-from compile.spec import BuildSpec, PartModel
 from model.bundle.checkpoint import Checkpoint
 from model.bundle.cut import Weight
-from model.bundle.shards import cut_label
-from model.bundle.weights import RANK, shard_file, table
+from model.bundle.part import Part
+from model.bundle.plan import BundlePlan
+from model.bundle.shards import shard_header, shard_specs
+from model.bundle.weights import RANK, shard_file
 from model.dtypes import BY_FLAG, BY_NAME
 
 # written between two notes, and what a kill can cost
@@ -35,30 +36,18 @@ PART_BYTES = 512 << 20
 _NOTE = "parts.json"
 
 
-def layout(spec: BuildSpec) -> dict[str, Any]:
-    """How the weights are cut and laid out; every shard carries it."""
-    wider = {"draft_head_ranks": spec.draft_head_ranks} if spec.draft_head_ranks != spec.draft_ranks else {}
-    return wider | {
-        "ranks": spec.tp,
-        "dtype": spec.dtype,
-        "fused_qkv": False,
-        "transposed": False,
-        "draft_ranks": spec.draft_ranks,
-        "packed": {m.prefix: spec.packing(m)._asdict() for m in spec.models},
-    }
-
-
 class Cutter:
     """Makes all shards that are due when the first of them is asked for."""
 
-    def __init__(self, plan: BuildPlan, memory: Path) -> None:
-        self.plan, self.spec = plan, plan.spec
+    def __init__(self, plan: BundlePlan, folders: Mapping[str, Path], memory: Path) -> None:
+        """`folders` of the checkpoints by the role of their model; `memory` keeps what is known of their files."""
+        self.plan, self.spec, self.parts = plan, plan.spec, plan.spec.parts
         self._checkpoints: dict[str, Checkpoint] = {}
-        for model in plan.spec.models:
-            target = next(iter(self._checkpoints.values()), None)
-            self._checkpoints[model.prefix] = Checkpoint(Path(model.checkpoint), model.config, target)
-        sources = {prefix: digests(checkpoint.files, memory) for prefix, checkpoint in self._checkpoints.items()}
-        self._recipes = {rank: shard_recipe(sources, rank, layout(self.spec)) for rank in range(self.spec.tp)}
+        for part in self.parts:
+            self._checkpoints[part.role] = Checkpoint(folders[part.role], part.config, self._checkpoints.get("target"))
+        sources = {role: digests(checkpoint.files, memory) for role, checkpoint in self._checkpoints.items()}
+        headers = {rank: sha256(shard_header(plan, rank)).hexdigest() for rank in range(self.spec.tp)}
+        self._recipes = {rank: shard_recipe(sources, header) for rank, header in headers.items()}
         self._due = list(self._recipes)
         self._digests: dict[int, str] = {}
 
@@ -84,14 +73,14 @@ class Cutter:
         return self._digests[rank]
 
     def _pass(self, folder: Path) -> dict[int, str]:
-        parts, specs = self._noted(folder), self.plan.target_weights + self.plan.draft_weights
+        noted, specs = self._noted(folder), shard_specs(self.plan)
 
-        def begun(rank: int) -> ShardWriter:
+        def opened(rank: int) -> ShardWriter:
             path = _unfinished(folder / Path(shard_file(rank)).name)
-            return ShardWriter(path, specs, cut_label(layout(self.spec), rank), parts.get(rank, Part()))
+            return ShardWriter(path, specs, shard_header(self.plan, rank), noted.get(rank, Begun()))
 
         with ThreadPoolExecutor(THREADS) as readers:
-            writers = dict(zip(self._due, readers.map(begun, self._due), strict=True))
+            writers = dict(zip(self._due, readers.map(opened, self._due), strict=True))
         threads = torch.get_num_threads()
         # the lanes keep the cores busy: a copy by many threads would wait for its last one
         torch.set_num_threads(1)
@@ -106,17 +95,17 @@ class Cutter:
 
     def _write_all(self, writers: dict[int, ShardWriter], lanes: Lanes, folder: Path) -> None:
         names, since = self.spec.weight_names(), 0
-        for model in self.spec.models:
-            name = names[f"{model.prefix}.{RANK}"]
+        for part in self.parts:
+            name = names[f"{part.prefix}.{RANK}"]
             for rank, writer in writers.items():
                 if name not in writer.kept:
-                    writer.write(name, torch.tensor([rank % model.head_ranks], dtype=torch.int32))
-        weights = [(model, w) for model in self.spec.models for w in table(model.config, self.spec.packing(model))]
+                    writer.write(name, torch.tensor([rank % part.head_ranks], dtype=torch.int32))
+        weights = [(part, w) for part in self.parts for w in part.weights]
         # whole numbers come first in a file
-        for model, weight in sorted(weights, key=lambda w: w[1].dtype != "int32"):
-            name = names[f"{model.prefix}.{weight.ours}"]
+        for part, weight in sorted(weights, key=lambda w: w[1].dtype != "int32"):
+            name = names[f"{part.prefix}.{weight.ours}"]
             if missing := {rank: writer for rank, writer in writers.items() if name not in writer.kept}:
-                since += self._write(model, weight, name, missing, lanes)
+                since += self._write(part, weight, name, missing, lanes)
             if since >= PART_BYTES:
                 lanes.drain()
                 self._note(folder, writers)
@@ -124,15 +113,15 @@ class Cutter:
         lanes.drain()
         self._note(folder, writers)
 
-    def _write(self, model: PartModel, weight: Weight, name: str, writers: dict[int, ShardWriter], lanes: Lanes) -> int:
+    def _write(self, part: Part, weight: Weight, name: str, writers: dict[int, ShardWriter], lanes: Lanes) -> int:
         """Have one weight written to these files; returns its bytes."""
         # groups of ranks hold a copy of the draft each
         holders: dict[int, list[int]] = {}
-        ranks = model.head_ranks if weight.of_head else model.ranks
+        ranks = part.head_ranks if weight.of_head else part.ranks
         for rank in writers:
             holders.setdefault(rank % ranks, []).append(rank)
         dtype, count = (BY_NAME[weight.dtype] if weight.dtype else BY_FLAG[self.spec.dtype]).torch, 0
-        for piece in self._checkpoints[model.prefix].pieces(weight, sorted(holders), ranks, dtype):
+        for piece in self._checkpoints[part.role].pieces(weight, sorted(holders), ranks, dtype):
             for rank in holders[piece.rank]:
                 lanes.give(rank, piece.rows.nbytes, functools.partial(writers[rank].write, name, piece.rows))
                 count += piece.rows.nbytes
@@ -140,16 +129,14 @@ class Cutter:
 
     def _note(self, folder: Path, writers: dict[int, ShardWriter]) -> None:
         note = {shard_file(rank): [self._recipes[rank], *writer.part()] for rank, writer in writers.items()}
-        temporary = folder / f"{_NOTE}.tmp"
-        temporary.write_text(json.dumps(note), encoding="utf-8")
-        temporary.replace(folder / _NOTE)
+        write_whole(folder / _NOTE, json.dumps(note).encode())
 
-    def _noted(self, folder: Path) -> dict[int, Part]:
-        """The parts that an earlier run made of the same shards, by rank."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+    def _noted(self, folder: Path) -> dict[int, Begun]:
+        """The beginnings that an earlier run made of the same shards, by rank."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            note = json.loads(read_own(folder / _NOTE))
             by_rank = {rank: note.get(shard_file(rank), [""]) for rank in self._due}
-            return {r: Part(*rest) for r, (recipe, *rest) in by_rank.items() if recipe == self._recipes[r]}
+            return {r: Begun(*rest) for r, (recipe, *rest) in by_rank.items() if recipe == self._recipes[r]}
         return {}
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from model.bundle.manifest import sha256_of
-from model.bundle.schema import MANIFEST_BYTES
+from model.bundle.manifest import MANIFEST_BYTES, sha256_of
 from model.errors import UserError
 
 Told = Callable[[int], None]
@@ -61,8 +60,6 @@ class Folder:
     def put(self, file: Path, key: str, told: Told) -> None:
         target = self.root / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        # an object half written by a killed run: a mounted bucket can drop it, but not write over it
-        target.unlink(missing_ok=True)
         _copy(file, target, told)
 
     def read(self, key: str) -> bytes | None:
@@ -99,7 +96,9 @@ class Folder:
 
 
 def _copy(source: Path, target: Path, told: Told) -> None:
-    with source.open("rb") as read, target.open("wb") as write:
+    # half written by a killed run: a mounted bucket can drop a file, but not write over it
+    target.unlink(missing_ok=True)
+    with source.open("rb") as read, target.open("xb") as write:
         while piece := read.read(_CHUNK):
             write.write(piece)
             told(len(piece))

@@ -26,8 +26,9 @@ from botocore.exceptions import (
 )
 
 from compile.bundle.remote import SCHEME, Told
-from model.bundle.schema import MANIFEST_BYTES, shown
+from model.bundle.manifest import MANIFEST_BYTES
 from model.errors import UserError
+from model.strict import shown
 
 # tried this often, with growing pauses, before a request is given up; AWS_MAX_ATTEMPTS overrides it
 _ATTEMPTS = "6"

@@ -1,14 +1,12 @@
 """A safetensors file written tensor by tensor, and gone on with where an earlier run stopped.
 
-Format: eight bytes with the header's length, the header as JSON, the tensors' bytes without gaps. The tensors come in
-the order of the file, so that its sha256 is known at its end, and a part of it can be told by its length.
+The tensors come in the order of the file, so that its sha256 is known at its end, and a part of it by its length.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.bundle.manifest import TensorSpec
-from model.bundle.weights import RANK
+from compile.bundle.own import open_own
+from model.bundle.graph_spec import TensorSpec
 from model.dtypes import BY_NAME
 
 # written between two requests to begin to put it on the disk: without them it waits for the end, and the end for it
@@ -26,27 +24,26 @@ _SYNC_BYTES = 8 << 20
 _PIECE = 1 << 20
 
 
-class Part(NamedTuple):
-    """The beginning of a file: its bytes and their sha256."""
+class Begun(NamedTuple):
+    """The beginning of a file: its bytes, their sha256, and the number of the file's inode."""
 
     bytes: int = 0
     sha256: str = ""
+    inode: int = 0
 
 
 class ShardWriter:
-    """One shard's file under construction; of a file that begins with `part`, that part is kept."""
+    """One shard's file under construction, its tensors in the order of `specs`; of a file that was begun, that part is
+    kept."""
 
-    def __init__(self, path: Path, specs: Sequence[TensorSpec], label: dict[str, str], part: Part) -> None:
-        # readers want each number at a multiple of its size; a rank's number comes before its weights
-        self._specs = sorted(
-            specs, key=lambda t: (-BY_NAME[t.dtype].bytes, t.dtype != "int32", not t.name.endswith(RANK))
-        )
-        header = _header(self._specs, label)
+    def __init__(self, path: Path, specs: Sequence[TensorSpec], header: bytes, begun: Begun) -> None:
+        self._specs = specs
         ends = list(itertools.accumulate((spec.bytes for spec in self._specs), initial=len(header)))
-        self._out = path.open("r+b" if path.exists() else "w+b")
+        self._out = os.fdopen(open_own(path), "r+b")
+        self._inode = os.fstat(self._out.fileno()).st_ino
         self._digest, self._bytes, self._asked, self._at = hashlib.sha256(), 0, 0, 0
-        if part.bytes in ends and self._begins_with(part):
-            self._at = ends.index(part.bytes)
+        if begun.inode == self._inode and begun.bytes in ends and self._begins_with(begun):
+            self._at = ends.index(begun.bytes)
         else:
             self._digest, self._bytes = hashlib.sha256(), 0
         self._out.seek(self._bytes)
@@ -56,7 +53,7 @@ class ShardWriter:
             self._put(header)
         self._missing = self._next_bytes()
 
-    def _begins_with(self, part: Part) -> bool:
+    def _begins_with(self, part: Begun) -> bool:
         while self._bytes < part.bytes and (piece := self._out.read(min(_PIECE, part.bytes - self._bytes))):
             self._digest.update(piece)
             self._bytes += len(piece)
@@ -86,10 +83,10 @@ class ShardWriter:
             os.posix_fadvise(self._out.fileno(), self._asked, self._bytes - self._asked, os.POSIX_FADV_DONTNEED)
             self._asked = self._bytes
 
-    def part(self) -> Part:
+    def part(self) -> Begun:
         """What is written by now; the system has it."""
         self._out.flush()
-        return Part(self._bytes, self._digest.hexdigest())
+        return Begun(self._bytes, self._digest.hexdigest(), self._inode)
 
     def finish(self) -> str:
         """The sha256 of the file, which is complete."""
@@ -100,14 +97,3 @@ class ShardWriter:
     def close(self) -> None:
         """The file stays as it is."""
         self._out.close()
-
-
-def _header(specs: Sequence[TensorSpec], label: dict[str, str]) -> bytes:
-    header, at = dict[str, object](), 0
-    for spec in specs:
-        dtype, shape = BY_NAME[spec.dtype].safetensors, list(spec.shape)
-        header[spec.name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + spec.bytes]}
-        at += spec.bytes
-    text = json.dumps({"__metadata__": label} | header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from compile.bundle.lanes import THREADS
+from compile.bundle.own import read_own, write_whole
 from model.bundle.manifest import sha256_of
 
 # beside the records of a bundle's files
@@ -26,9 +27,7 @@ def digests(files: Sequence[Path], memory: Path) -> list[str]:
         with ThreadPoolExecutor(THREADS) as readers:
             read = dict(zip(map(str, changed), readers.map(sha256_of, changed), strict=True))
         remembered |= {name: (wanted[name], digest) for name, digest in read.items()}
-        temporary = memory.with_name(f"{memory.name}.tmp")
-        temporary.write_text(json.dumps(remembered), encoding="utf-8")
-        temporary.replace(memory)
+        write_whole(memory, json.dumps(remembered).encode())
     return [remembered[str(file)][1] for file in files]
 
 
@@ -39,6 +38,6 @@ def _state(file: Path) -> list[int]:
 
 def _remembered(memory: Path) -> dict[str, tuple[list[int], str]]:
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        stored = json.loads(memory.read_text(encoding="utf-8"))
+        stored = json.loads(read_own(memory))
         return {name: (state, digest) for name, (state, digest) in stored.items()}
     return {}

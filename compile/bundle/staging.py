@@ -1,9 +1,10 @@
 """Writing bundles: each file whole or absent, the manifest last, an interrupted build resumed, a good bundle kept.
 
-`.build/` holds one small record per finished file: the recipe (the hash of what made it), its digest and its size. A
-file whose record has the wanted recipe and whose digest still holds is not made again. Where a bundle is already, the
-new one grows in a hidden folder beside it, with links to the files that both have, and the two are exchanged when it
-is complete.
+`.build/` holds one small record per finished file: the recipe (the hash of what made it), its digest, its size, and
+the number of its inode. A file whose record has the wanted recipe, whose digest still holds and which is still that
+inode is not made again. So records that came with a copy or out of an archive are ignored: only who can write in the
+folder while it is ours can forge one. Where a bundle is already, the new one grows in a hidden folder beside it, with
+links to the files that both have, and the two are exchanged when it is complete.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from compile.bundle.own import own_folder, read_own, refuse_links, settle, write_whole
 from compile.bundle.sources import SOURCES
 from compile.bundle.swap import RECORDS, exchange, locked, recover
-from model.bundle.manifest import FORMAT, MANIFEST, canonical_hash, manifest_digest, parse_manifest, sha256_of
-from model.bundle.opening import STAMP
+from model.bundle.manifest import FORMAT, MANIFEST, File, canonical_hash, parse_manifest, sha256_of
 from model.bundle.signature import SIGNATURE
 from model.errors import UserError
+from model.strict import Wrong, read
 
-FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer", "executables")
+FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -39,28 +40,20 @@ class StagedFile:
     write: Callable[[Path], str | None]
 
 
-@dataclass(frozen=True)
-class Record:
-    """What is known of a finished file."""
-
-    recipe: str
-    sha256: str
-    bytes: int
-
-
 class Staging:
     """An output folder under construction; `folder` is where its files are made."""
 
     def __init__(self, out: Path, beside: bool = True) -> None:
-        self.out = out
+        self.out, real = out, resolved(out)
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file; give a folder as --out")
         if out.is_dir() and any(out.iterdir()) and not self._ours():
             raise UserError(f"{out} is not empty and holds no bundle; give an empty or new folder as --out")
         served = beside and (out / MANIFEST).exists()
-        real = out.resolve()
         self.folder = real.with_name(f".{real.name}.building") if served else out
         self._places = dict.fromkeys([self.folder, out])
+        for place in self._places:
+            refuse_links(place, (*FOLDERS, RECORDS))
         self._kept: dict[str, Path] = {}
         self._changed = False
         self._held = contextlib.ExitStack()
@@ -83,26 +76,19 @@ class Staging:
         """Where what is known of the checkpoints is kept."""
         return self.out / RECORDS / SOURCES
 
-    def finished(self, file: StagedFile) -> Record | None:
+    def finished(self, file: StagedFile) -> File | None:
         """The record of a file that need not be made again, here or in the bundle that is served."""
         for place in self._places:
-            try:
-                record = Record(**json.loads(_record_file(place, file.name).read_text(encoding="utf-8")))
-            except (OSError, ValueError, TypeError):
-                continue
-            path = place / file.name
-            if record.recipe == file.recipe and _intact(path, record):
+            record = _recorded(place, file.name)
+            if record and record.recipe == file.recipe and _intact(place / file.name, record):
                 self._kept[file.name] = place
                 return record
         return None
 
-    def keep(self, name: str, record: Record) -> None:
+    def keep(self, name: str, record: File) -> None:
         """Take a file of the served bundle as it is, by what its manifest says of it."""
-        known = _record_file(self.out, name)
-        if not known.is_file():
-            known.parent.mkdir(parents=True, exist_ok=True)
-            _write_json(known, asdict(record))
         self._kept[name] = self.out
+        _record(self.out, name, record)
 
     def begin(self) -> None:
         """Mark the folder as ours and unfinished, and bring there what is kept."""
@@ -110,9 +96,9 @@ class Staging:
             self._begin_beside()
         (self.folder / MANIFEST).unlink(missing_ok=True)
         for name, place in self._kept.items():
-            if place != self.folder:
+            if place != self.folder and (record := _recorded(place, name)):
                 _link(place / name, self.folder / name)
-                _link(_record_file(place, name), _record_file(self.folder, name))
+                _record(self.folder, name, record)
 
     def _begin_beside(self) -> None:
         if os.path.ismount(self.out):
@@ -122,6 +108,7 @@ class Staging:
             )
         # its lock goes where the folder goes: after the exchange, both names are held
         self._held.close()
+        own_folder(self.folder)
         self._held.enter_context(locked(self.folder))
         compiled, here = (place / RECORDS / "neuron" for place in (self.out, self.folder))
         if compiled.is_dir() and not here.exists():
@@ -129,42 +116,41 @@ class Staging:
         if self.sources.exists():
             _link(self.sources, self.folder / RECORDS / SOURCES)
 
-    def make(self, file: StagedFile) -> Record:
+    def make(self, file: StagedFile) -> File:
         """Make a file; it appears under its name only when it is complete."""
         self._changed = True
         path, record_file = self.folder / file.name, _record_file(self.folder, file.name)
         record_file.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent != self.folder:
+            own_folder(path.parent)
         temporary = path.with_name(path.name + ".tmp")
         temporary.unlink(missing_ok=True)
         digest = file.write(temporary) or sha256_of(temporary)
-        record = Record(file.recipe, digest, temporary.stat().st_size)
-        _settle(temporary, path)
-        _write_json(record_file, asdict(record))
+        record = File(file.recipe, digest, temporary.stat().st_size)
+        settle(temporary, path)
+        _record(self.folder, file.name, record)
         return record
 
-    def finish(self, manifest: dict[str, Any], records: dict[str, Record]) -> None:
-        """Drop what belongs to no record, write the manifest, last, and put the folder where it is served."""
-        manifest = manifest | {"files": {name: asdict(r) for name, r in sorted(records.items())}}
-        manifest["manifest_sha256"] = manifest_digest(manifest)
+    def finish(self, manifest: bytes, names: set[str]) -> None:
+        """Drop what is none of these files, write the manifest, last, and put the folder where it is served."""
         changed = self._changed or any(place != self.out for place in self._kept.values())
-        if not changed and self._current() == manifest:
-            self._retire()
-            return
+        with contextlib.suppress(OSError):
+            if not changed and (self.out / MANIFEST).read_bytes() == manifest:
+                self._retire()
+                return
         self.begin()
-        _drop_strangers(self.folder, set(records))
-        content = _as_json(manifest)
-        parse_manifest(content, str(self.folder / MANIFEST), self.folder)
-        _write_bytes(self.folder / MANIFEST, content)
+        _drop_strangers(self.folder, names)
+        parse_manifest(manifest, str(self.folder / MANIFEST))
+        write_whole(self.folder / MANIFEST, manifest)
         if self.replaces:
-            exchange(self.folder, self.out.resolve())
+            exchange(self.folder, resolved(self.out))
             self._retire()
 
     def _retire(self) -> None:
         """Remove the bundle that was replaced; what a user laid into its folder goes on to the new one."""
-        if not self.replaces or not self.folder.is_dir():
+        if not self.replaces or self.folder.is_symlink() or not self.folder.is_dir():
             return
-        ours = {*FOLDERS, RECORDS, MANIFEST, SIGNATURE, STAMP, "model.pt", "neuron_config.json"}
+        ours = {*FOLDERS, RECORDS, MANIFEST, SIGNATURE, "model.pt", "neuron_config.json"}
         for path in self.folder.iterdir():
             if path.name not in ours and path.suffix != ".tmp" and not (self.out / path.name).exists():
                 path.rename(self.out / path.name)
@@ -174,17 +160,11 @@ class Staging:
         """Write the manifest of a bundle whose files were copied here, last and as it was."""
         _drop_strangers(self.folder, names)
         shutil.rmtree(self.folder / RECORDS)
-        _write_bytes(self.folder / MANIFEST, manifest)
+        write_whole(self.folder / MANIFEST, manifest)
 
     def release(self) -> None:
         """Let others build here."""
         self._held.close()
-
-    def _current(self) -> Any:
-        try:
-            return json.loads((self.out / MANIFEST).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
 
 
 @contextlib.contextmanager
@@ -193,7 +173,7 @@ def staged(out: Path, beside: bool = True) -> Iterator[Staging]:
 
     With `beside` False a bundle that is there is mended in its place.
     """
-    recover(out.absolute())
+    recover(resolved(out))
     Staging(out, beside)
     with locked(out):
         # what is there is known only now that nobody else changes it
@@ -204,13 +184,29 @@ def staged(out: Path, beside: bool = True) -> Iterator[Staging]:
             staging.release()
 
 
-def _intact(file: Path, record: Record) -> bool:
-    return file.is_file() and file.stat().st_size == record.bytes and sha256_of(file) == record.sha256
+def resolved(out: Path) -> Path:
+    """The folder that a path leads to; UserError for the root of all folders, and for links in a circle."""
+    try:
+        real = out.resolve()
+        os.stat(real)
+    except FileNotFoundError:
+        pass
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "its links go in a circle"
+        raise UserError(f"{ascii(str(out))[1:-1]} cannot be a folder ({why}); give a new or empty one") from error
+    if not real.name:
+        raise UserError(f"{out} is the root of all folders; give a folder below it")
+    return real
+
+
+def _intact(file: Path, record: File) -> bool:
+    plain = file.is_file() and not file.is_symlink()
+    return plain and file.stat().st_size == record.bytes and sha256_of(file) == record.sha256
 
 
 def _link(source: Path, target: Path) -> None:
     """The same bytes under a second name; a copy where links are not to be had."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    own_folder(target.parent)
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(source)
@@ -235,22 +231,16 @@ def _record_file(folder: Path, name: str) -> Path:
     return folder / RECORDS / (canonical_hash(name)[:16] + ".json")
 
 
-def _settle(temporary: Path, final: Path) -> None:
-    """Force a file's bytes to disk and give it its name."""
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    temporary.replace(final)
+def _record(folder: Path, name: str, record: File) -> None:
+    note = asdict(record) | {"inode": (folder / name).stat().st_ino}
+    own_folder(folder / RECORDS)
+    write_whole(_record_file(folder, name), json.dumps(note).encode())
 
 
-def _as_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _write_json(file: Path, value: Any) -> None:
-    _write_bytes(file, _as_json(value))
-
-
-def _write_bytes(file: Path, content: bytes) -> None:
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_bytes(content)
-    _settle(temporary, file)
+def _recorded(folder: Path, name: str) -> File | None:
+    """What a build of ours noted of a file, while that is the same file."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, Wrong):
+        note = json.loads(read_own(_record_file(folder, name)))
+        if note.pop("inode") == (folder / name).stat().st_ino:
+            return read(File, note)
+    return None

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from compile.bundle.own import open_own, own_folder
 from model.errors import UserError
 
 RECORDS = ".build"
@@ -20,8 +21,7 @@ _EXCHANGE, _AT_FDCWD = 2, -100
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder while files in it are made; UserError if a different process does. A killed process holds none."""
-    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
-    with (folder / RECORDS / "lock").open("a") as lock:
+    with os.fdopen(open_own(own_folder(folder / RECORDS) / "lock"), "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -50,7 +50,7 @@ def exchange(new: Path, served: Path) -> None:
 def recover(served: Path) -> None:
     """Bring back a folder whose exchange was killed in the moment when it had no name."""
     aside = _aside(served)
-    if aside.is_dir() and not served.exists():
+    if aside.is_dir() and not aside.is_symlink() and not served.exists():
         aside.rename(served)
 
 

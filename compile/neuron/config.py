@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compile.spec import BuildSpec
+from model.bundle.spec import BundleSpec
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
 
@@ -18,29 +18,25 @@ _DEFAULTS = json.loads(Path(__file__).with_name("nxdi_defaults.json").read_text(
 _LONG_CONTEXT = 32 * 1024
 
 
-def render(spec: BuildSpec) -> str:
+def render(spec: BundleSpec) -> str:
     """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
-    value = _model(spec.target_config, _name(spec.target), _neuron(spec, speculation=spec.k > 0))
-    if isinstance(draft := spec.draft_config if spec.has_draft else None, Qwen3Config):
+    value = _model(spec.target_config, spec.target, _neuron(spec, speculation=spec.k > 0))
+    if isinstance(draft := spec.draft_config, Qwen3Config):
         # NxDI fuses a decoder alone; what other drafters need is in no field of its
         value["fused_spec_config"] = _fused(spec, draft)
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
-def _fused(spec: BuildSpec, config: Qwen3Config) -> dict[str, Any]:
+def _fused(spec: BundleSpec, config: Qwen3Config) -> dict[str, Any]:
     draft = _neuron(spec, speculation=False) | {"tp_degree": spec.draft_ranks}
     return {
-        "draft_config": _model(config, _name(spec.draft), draft),
-        "draft_model_path": _name(spec.draft),
+        "draft_config": _model(config, spec.draft, draft),
+        "draft_model_path": spec.draft,
         "worker_cls": {
             "__module__": "neuronx_distributed_inference.models.qwen3.modeling_qwen3",
             "__name__": "NeuronQwen3Model",
         },
     }
-
-
-def _name(name_or_path: str) -> str:
-    return Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else name_or_path
 
 
 def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +62,7 @@ def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, 
     }
 
 
-def _neuron(spec: BuildSpec, speculation: bool) -> dict[str, Any]:
+def _neuron(spec: BundleSpec, speculation: bool) -> dict[str, Any]:
     batch = dict.fromkeys(
         ("batch_size", "kv_cache_batch_size", "max_batch_size", "pa_num_blocks", "spec_batch_size", "tkg_batch_size"),
         spec.batch,

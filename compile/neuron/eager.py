@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from compile.neuron.module import Collective, StaticOps, StepModule
-from compile.plan import BuildPlan
-from model.backing import Backing
-from model.qwen3 import REFERENCE
+from compile.neuron.sdk import nxdi_graphs
+from model.backing import REFERENCE, Backing
+from model.bundle.plan import BundlePlan
 
 
 class EagerRanks:
     """The graphs of some tags with the weights of every rank; caches and counts follow the alias map."""
 
     def __init__(
-        self, plan: BuildPlan, tags: Sequence[str], shards: list[dict[str, Tensor]], backing: Backing = REFERENCE
+        self, plan: BundlePlan, tags: Sequence[str], shards: list[dict[str, Tensor]], backing: Backing = REFERENCE
     ) -> None:
         tp = plan.spec.tp
         self._barrier, self._parts = threading.Barrier(tp), [torch.empty(0)] * tp
         self._local = threading.local()
         ops = StaticOps(self._within, tp)
-        graphs = {tag: next(g for g in plan.graphs if g.tag == tag) for tag in tags}
+        graphs = {tag: nxdi_graphs(plan, tag)[0] for tag in tags}
         self.modules = [{t: StepModule(plan, g, ops, backing) for t, g in graphs.items()} for _ in range(tp)]
         self.state: list[dict[str, Tensor]] = [{} for _ in range(tp)]
         for of_rank, shard in zip(self.modules, shards, strict=True):

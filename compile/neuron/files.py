@@ -10,32 +10,29 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Final, Protocol
 
 from compile.bundle.staging import StagedFile
-from compile.neuron import sdk as toolchain
-from compile.neuron.flags import LNC, TARGET, flags_of
+from compile.neuron import sdk
+from compile.neuron.flags import LNC, TARGET, flag_tag, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_graphs, nxdi_tags
-from compile.plan import BuildPlan
 from compile.recipes import sources
-from compile.spec import BuildSpec
-from model.bundle.manifest import FUSED, GraphSpec, canonical_hash
-from model.bundle.schema import DRAFT, VERIFY, kind_of
+from model.bundle.manifest import Compiler, canonical_hash
+from model.bundle.plan import BundlePlan
 from model.errors import UserError
 
-MODEL = "model.pt"
-_CHOICES = ("auto", "cpu", "neuron")
-
-
+MODEL: Final = "model.pt"
 # what runs while the module of model.pt is traced, beside what makes the graphs of the plan
 _TRACED_BY = ("compile/neuron/module.py", "compile/neuron/sdk.py")
 
 
-def check_words(spec: BuildSpec) -> None:
-    """Raise UserError for a toolchain or compiler flags that are none, also where nothing will be compiled."""
-    if spec.toolchain not in _CHOICES:
-        raise UserError(f"toolchain is {spec.toolchain!r}; it must be one of {', '.join(_CHOICES)}")
-    flags_of(spec.compiler_flags)
+class Wanted(Protocol):
+    """What a recipe says of the SDK."""
+
+    @property
+    def toolchain(self) -> str: ...
+    @property
+    def compiler_flags(self) -> dict[str, str]: ...
 
 
 def chosen(name: str, kernels: str) -> Found:
@@ -43,62 +40,59 @@ def chosen(name: str, kernels: str) -> Found:
     if name == "cpu":
         return Found(Level.NONE, (), {})
     if name == "neuron":
-        return toolchain.require(Level.COMPILER, "--toolchain neuron", kernels)
-    return toolchain.find(kernels)
+        return sdk.require(Level.COMPILER, "toolchain neuron", kernels)
+    return sdk.find(kernels)
 
 
-def compiled(plan: BuildPlan, graphs: list[StagedFile]) -> tuple[list[StagedFile], dict[str, Any]]:
-    """The artifacts that the SDK adds to those of the graphs, and what it changes in the manifest."""
-    found = chosen(plan.spec.toolchain, plan.spec.kernels)
+def compiled(
+    plan: BundlePlan, folder: Path, wanted: Wanted, graphs: list[StagedFile]
+) -> tuple[list[StagedFile], Compiler]:
+    """The artifacts that the SDK adds to those of the graphs in a folder, and what the manifest says of it."""
+    found = chosen(wanted.toolchain, plan.spec.kernels)
     if found.level is Level.NONE:
-        return [], {}
-    flags = flags_of(plan.spec.compiler_flags)
-    tags = sorted({_flagged(g) for g in plan.graphs}) if found.level is Level.COMPILER else sorted(nxdi_tags(plan))
+        return [], Compiler()
+    flags, alone = flags_of(wanted.compiler_flags), found.level is Level.COMPILER
+    tags = sorted({flag_tag(g.key) for g in plan.graphs}) if alone else sorted(nxdi_tags(plan))
     of_graphs = sorted((g.name, g.recipe) for g in graphs)
-    recipe = [found.versions, {t: flags[t] for t in tags}, of_graphs, sources(_TRACED_BY)]
-    if found.level is Level.COMPILER:
+    if alone:
         print(f"this bundle gets NEFFs and no {MODEL}: {found.why_no_model}", file=sys.stderr)
-        artifacts, neff = _neffs(plan, dict(of_graphs), flags, found), "neff"
+        artifacts = _neffs(plan, folder, dict(of_graphs), flags, found)
     else:
-        artifacts, neff = _model(plan, canonical_hash(recipe), flags), MODEL
-    how = {"target": TARGET, "lnc": LNC, "flags": {t: flags[t] for t in tags}, "versions": found.versions}
-    return artifacts, {"toolchain": found.level.name.lower(), "neff": neff, "compiler": how}
+        recipe = [found.versions, {t: flags[t] for t in tags}, of_graphs, sources(_TRACED_BY)]
+        artifacts = _model(plan, folder, canonical_hash(recipe), flags)
+    used = {t: flags[t] for t in tags}
+    if alone:
+        return artifacts, Compiler("compiler", "neff", TARGET, LNC, used, found.versions)
+    return artifacts, Compiler("full", MODEL, TARGET, LNC, used, found.versions)
 
 
-def _work(plan: BuildPlan) -> Path:
-    return Path(plan.spec.out) / ".build" / "neuron"
+def _work(folder: Path) -> Path:
+    return folder / ".build" / "neuron"
 
 
-def _flagged(graph: GraphSpec) -> str:
-    """The tag whose flags a graph is compiled with: the same for every k and every ending, and for halves of a step."""
-    return FUSED if (kind := kind_of(graph.tag)) in (DRAFT, VERIFY) else kind
-
-
-def _stem(graph: GraphSpec) -> str:
-    return f"{graph.tag}_bk{graph.bucket}"
-
-
-def _neffs(plan: BuildPlan, recipes: dict[str, str], flags: dict[str, str], found: Found) -> list[StagedFile]:
+def _neffs(
+    plan: BundlePlan, folder: Path, recipes: dict[str, str], flags: dict[str, str], found: Found
+) -> list[StagedFile]:
     if plan.spec.kernels != "reference":
         raise UserError(
-            f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {toolchain.COMPILER} "
-            f"alone, which cannot read our calls of kernels ({found.why_no_model}); use --kernels reference, "
-            "--toolchain cpu, or install it"
+            f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {sdk.COMPILER} alone, "
+            f"which cannot read our calls of kernels ({found.why_no_model}); use --kernels reference, the toolchain "
+            "cpu, or install it"
         )
     made = []
     for graph in plan.graphs:
-        log = _work(plan) / _stem(graph) / "log-neuron-cc.txt"
-        hlo, line = Path(plan.spec.out) / graph.file, flags[_flagged(graph)]
+        name, line = graph.key.name, flags[flag_tag(graph.key)]
+        log = _work(folder) / name / "log-neuron-cc.txt"
         recipe = canonical_hash([recipes[graph.file], line, found.versions])
         made += [
-            StagedFile(f"neff/{_stem(graph)}.neff", recipe, functools.partial(_neff, hlo, log, line)),
-            StagedFile(f"logs/{_stem(graph)}.txt", recipe, _copy_of(log)),
+            StagedFile(f"neff/{name}.neff", recipe, functools.partial(_neff, folder / graph.file, log, line)),
+            StagedFile(f"logs/{name}.txt", recipe, _copy_of(log)),
         ]
     return made
 
 
 def _neff(hlo: Path, log: Path, flags: str, neff: Path) -> None:
-    toolchain.compile_hlo(hlo, neff, log, flags)
+    sdk.compile_hlo(hlo, neff, log, flags)
 
 
 def _copy_of(source: Path) -> Callable[[Path], None]:
@@ -112,14 +106,14 @@ def _copy_of(source: Path) -> Callable[[Path], None]:
     return write
 
 
-def _model(plan: BuildPlan, recipe: str, flags: dict[str, str]) -> list[StagedFile]:
-    work = _work(plan)
-    made = [StagedFile(MODEL, recipe, lambda path: toolchain.build_model(plan, path, work, flags))]
+def _model(plan: BundlePlan, folder: Path, recipe: str, flags: dict[str, str]) -> list[StagedFile]:
+    work = _work(folder)
+    made = [StagedFile(MODEL, recipe, lambda path: sdk.build_model(plan, path, work, flags))]
     for tag in nxdi_tags(plan):
         for index, graph in enumerate(nxdi_graphs(plan, tag)):
-            folder = work / tag / f"_tp0_bk{index}"
+            of_graph = work / tag / f"_tp0_bk{index}"
             made += [
-                StagedFile(f"logs/{_stem(graph)}.txt", recipe, _copy_of(folder / "log-neuron-cc.txt")),
-                StagedFile(f"logs/{_stem(graph)}.hlo", recipe, _copy_of(folder / "model" / "graph.hlo")),
+                StagedFile(f"logs/{graph.key.name}.txt", recipe, _copy_of(of_graph / "log-neuron-cc.txt")),
+                StagedFile(f"logs/{graph.key.name}.hlo", recipe, _copy_of(of_graph / "model" / "graph.hlo")),
             ]
     return made

@@ -1,18 +1,23 @@
-"""The compiler's flags for each tag, as NxDI emits them, and the flags that override them.
+"""NxDI's tags of graphs, and the compiler's flags for each, as NxDI emits them and as a recipe overrides them.
 
-Recorded literally in the manifest: two bundles compiled with other flags are two bundles.
+The flags are part of a bundle's identity: its manifest records them literally.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
-from model.bundle.manifest import DECODE, FUSED, PREFILL
 from model.errors import UserError
+from model.graph_key import GraphKey, Stage
 
+if TYPE_CHECKING:
+    from model.bundle.spec import BundleSpec
+
+PREFILL, FUSED, DECODE = "context_encoding_model", "fused_speculation_model", "token_generation_model"
 TARGET = "trn2"
 # logical cores of two physical ones; must be neuron_config.json's logical_nc_config
-LNC = 2
+LNC: Final = 2
 # source: NxDI 0.9, models/model_wrapper.py, as it prints them for these tags without kernels switched on, blank for
 # blank
 _ALL = "--auto-cast=none --model-type=transformer  "
@@ -27,17 +32,26 @@ _PROMPT = (
 DEFAULT_FLAGS = {PREFILL: _PROMPT, FUSED: _DECODING, DECODE: _DECODING}
 
 
-def flags_of(given: str) -> dict[str, str]:
-    """Flags by tag: the defaults, or `given`: one line for every tag, or a JSON object of tag and line."""
-    if not given.lstrip().startswith("{"):
-        return dict.fromkeys(DEFAULT_FLAGS, given) if given else dict(DEFAULT_FLAGS)
-    try:
-        named = json.loads(given)
-    except ValueError as error:
-        raise UserError(f"--compiler-flags is no JSON object ({error}); give a line or {{tag: line}}") from error
-    for tag, line in named.items():
-        if tag not in DEFAULT_FLAGS or not isinstance(line, str):
-            raise UserError(
-                f"--compiler-flags has {tag!r}: {line!r}; give a line of flags for one of {', '.join(DEFAULT_FLAGS)}"
-            )
-    return DEFAULT_FLAGS | named
+def nxdi_tag(key: GraphKey, spec: BundleSpec) -> str:
+    """NxDI's tag of a graph; "" for one that NxDI does not have.
+
+    NxDI's host fills prompts up to a bucket, runs one k, always filters and knows no masks.
+    """
+    if key.masks or not key.filters or key.bucket not in spec.buckets:
+        return ""
+    if key.is_prefill:
+        return PREFILL
+    return {0: DECODE, spec.k: FUSED}.get(key.k, "") if key.stage is Stage.STEP else ""
+
+
+def flag_tag(key: GraphKey) -> str:
+    """The tag whose flags a graph is compiled with, also where NxDI does not have it."""
+    return PREFILL if key.is_prefill else FUSED if key.k else DECODE
+
+
+def flags_of(given: Mapping[str, str]) -> dict[str, str]:
+    """Flags by tag: the defaults, and those that are given instead. UserError for a tag that is none."""
+    for tag in given:
+        if tag not in DEFAULT_FLAGS:
+            raise UserError(f"compiler_flags has {tag!r}; give a line of flags for one of {', '.join(DEFAULT_FLAGS)}")
+    return DEFAULT_FLAGS | dict(given)

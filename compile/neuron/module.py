@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph.pair import grouped_state, make_pair, stage_of
-from compile.plan import BuildPlan
 from model.backing import Backing
-from model.bundle.manifest import GraphSpec, TensorSpec
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.plan import BundlePlan
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
 from model.ops import Ops
-from model.speculative import Pair
 
 Collective = Callable[[Tensor], Tensor]
 # prompts that each cache slot has had
@@ -64,10 +63,10 @@ class StaticOps(Ops):
 class StepModule(nn.Module):
     """A graph of the plan for one rank; parameters are zeros, whose values no graph holds."""
 
-    def __init__(self, plan: BuildPlan, graph: GraphSpec, ops: Ops, backing: Backing) -> None:
+    def __init__(self, plan: BundlePlan, graph: GraphSpec, ops: Ops, backing: Backing) -> None:
         super().__init__()
         spec = plan.spec
-        self.alone, self.k, self.stage = not spec.k, graph.k, stage_of(graph)
+        self.alone, self.run = not spec.k, stage_of(graph)
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
         self.graph = graph
@@ -103,7 +102,7 @@ class StepModule(nn.Module):
         unused = 0 * (hidden.to(torch.int32) + adapter_ids)
         slots = seq_ids + unused
         counts = given[REQUEST_COUNTS]
-        if self.stage is Pair.prefill:
+        if self.graph.key.is_prefill:
             counts = counts + (torch.arange(counts.shape[0], dtype=torch.int32, device=slots.device) == slots)
         seeds = torch.stack([slots, counts.index_select(0, slots)], -1)
         inputs = StepInputs(
@@ -114,12 +113,12 @@ class StepModule(nn.Module):
             sampling_params,
             torch.zeros_like(sampling_params[:, 0]),
             seeds,
-            torch.full_like(seq_ids, self.k),
+            torch.full_like(seq_ids, self.graph.key.k),
         )
         state = grouped_state(self.graph, [given[name] for name in self.state_names[:-1]])
         named = {ours: given[name] for ours, name in self.names.items()}
-        out = torch.func.functional_call(self._pair[0], named, (self.stage, self.k, inputs, *state))
-        visible = (out.next_ids[:, 0],) if self.alone else out[:4]
+        out = torch.func.functional_call(self._pair[0], named, (self.run, inputs, *state))
+        visible = (out.next_ids[:, 0],) if self.alone else out.visible[:4]
         after = [t for cache in out.draft_state.caches for t in cache]
         after += [*out.draft_state.kept, *(t for cache in out.target_caches for t in cache)]
         return (*visible, *after, counts)

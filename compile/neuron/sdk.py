@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from compile.neuron.flags import LNC, TARGET
+from compile.neuron.flags import DECODE, FUSED, LNC, PREFILL, TARGET, nxdi_tag
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
-from compile.plan import BuildPlan
-from model.bundle.manifest import DECODE, FUSED, PREFILL, GraphSpec
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.plan import BundlePlan
 from model.errors import UserError
 from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
@@ -162,21 +162,21 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
             f"neuronx-cc ended with {done.returncode} on {hlo.name} and said: {said}; read {log}, "
-            "change --compiler-flags, and run the same command to go on"
+            "change compiler_flags, and run the same command to go on"
         )
 
 
-def nxdi_tags(plan: BuildPlan) -> tuple[str, ...]:
+def nxdi_tags(plan: BundlePlan) -> tuple[str, ...]:
     """The tags of model.pt."""
     return NXDI_TAGS if plan.spec.k else NXDI_TAGS_ALONE
 
 
-def nxdi_graphs(plan: BuildPlan, tag: str) -> list[GraphSpec]:
-    """The graphs of a tag in model.pt: none for shorter prompts, since NxDI's host fills prompts up to a bucket."""
-    return [g for g in plan.graphs if g.tag == tag and g.bucket in plan.spec.buckets]
+def nxdi_graphs(plan: BundlePlan, tag: str) -> list[GraphSpec]:
+    """The graphs of a tag in model.pt, a bucket each."""
+    return [g for g in plan.graphs if nxdi_tag(g.key, plan.spec) == tag]
 
 
-def build_model(plan: BuildPlan, out: Path, work: Path, flags: dict[str, str]) -> None:
+def build_model(plan: BundlePlan, out: Path, work: Path, flags: dict[str, str]) -> None:
     """Trace and compile the plan's graphs of a prompt and of a step with ModelBuilder; save them as NxDI's model.pt.
 
     The compiler's files stay in `work`, `{tag}/_tp0_bk{bucket index}` each; the builder empties it first.
@@ -219,7 +219,7 @@ def device_ops(tp: int) -> StaticOps:
     return StaticOps(within, tp)
 
 
-def _instance(plan: BuildPlan, graph: GraphSpec, base: Any) -> Any:
+def _instance(plan: BundlePlan, graph: GraphSpec, base: Any) -> Any:
     class Instance(base):  # type: ignore[misc]
         """One tag's module. Its buckets differ in the inputs alone, so all get the same parameters."""
 

@@ -14,13 +14,16 @@ from torch import Tensor
 
 from model.bundle.blocks import Blocks
 from model.bundle.cut import Cut, Weight
-from model.bundle.weights import hf_shapes, known_as, lent
-from model.draft_config import DraftConfig
+from model.bundle.part import checkpoint_shapes
+from model.config import ModelConfig, Qwen3Config
+from model.drafters.registry import model_of
 from model.errors import UserError
 from model.parallel import HeadMap
+from model.strict import shown
 
 # of a tensor that is read at a time
 BLOCK_BYTES = 16 << 20
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Piece(NamedTuple):
@@ -36,22 +39,23 @@ class Checkpoint:
     A draft's may lack a tensor that `target`, its target's, lends it.
     """
 
-    def __init__(self, path: Path, config: DraftConfig, target: Checkpoint | None = None) -> None:
+    def __init__(self, path: Path, config: ModelConfig, target: Checkpoint | None = None) -> None:
         self.path, self.config, self._memory = path, config, Blocks()
-        self._names = _files_of(path)
+        self._names, model = _files_of(path), model_of(config)
         opened = [_open(path / name) for name in self._names]
         stored = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
         files = zip(self._names, opened, strict=True)
         places = {key: place for name, file in files for key, place in _places(path / name, file)}
-        known = {key: ours for key in stored if (ours := known_as(config, key))}
+        known = {key: ours for key in stored if (ours := model.stored_as(key))}
         self._where = {ours: stored[key].get_slice(key) for key, ours in known.items()}
         self._places = {ours: places[key] for key, ours in known.items()}
-        if target and (names := lent(config)) and names[0] not in known.values():
+        if target and (names := model.lent) and names[0] not in known.values():
             self._where[names[0]], self._places[names[0]] = target._where[names[1]], target._places[names[1]]
-        self._check()
+        self._check(target.config if target else config)
 
-    def _check(self) -> None:
-        expected, found = hf_shapes(self.config), set(self._where)
+    def _check(self, target: Any) -> None:
+        assert isinstance(target, Qwen3Config)
+        expected, found = checkpoint_shapes(self.config, target), set(self._where)
         missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
         wrong = [
             f"{n} is {tuple(self._where[n].get_shape())}, expected {s}"
@@ -100,7 +104,7 @@ class Checkpoint:
         takers: dict[tuple[tuple[int, int], ...], list[int]] = {}
         for rank in ranks:
             takers.setdefault(tuple(_ranges(shape[0], cut, rank, heads, dim)), []).append(rank)
-        # a head of padding is nobody's: its rows are zeros
+        # no checkpoint has a head of padding: its rows are zeros
         zeros = torch.zeros((dim, *shape[1:]), dtype=dtype)
         for ranges, takers_of_it in takers.items():
             for start, stop in ranges:
@@ -138,13 +142,21 @@ class Checkpoint:
         return cut
 
 
+def has_weights(path: Path) -> bool:
+    """Whether a folder is meant to hold weights: it has them, or an index of them."""
+    return any((path / name).is_file() for name in (_WEIGHTS, _INDEX))
+
+
 def _files_of(path: Path) -> list[str]:
-    index = path / "model.safetensors.index.json"
+    index = path / _INDEX
     if not index.is_file():
-        return ["model.safetensors"]
+        return [_WEIGHTS]
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if odd := [name for name in names if not (isinstance(name, str) and name == Path(name).name)]:
+            raise ValueError(f"{shown(odd[0])} is no file's name")
+        return sorted(names)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is not a checkpoint index ({error}); fetch the checkpoint again") from error
 
 

@@ -27,6 +27,7 @@ MANIFEST = "manifest.json"
 # the largest manifest that is read
 MANIFEST_BYTES = 16 << 20
 _PIECE = 1 << 20
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
 _Digest = Annotated[str, Text(r"[0-9a-f]{64}", "a sha256")]
 _FileName = Annotated[str, Text(r"[A-Za-z0-9_./-]{1,500}", "a file's name")]
@@ -59,7 +60,7 @@ class _Stored:
     """The manifest but its format and its spec, which `spec_from_json` reads."""
 
     graphs: Annotated[dict[_FileName, _Digest], Length(1, 4096)]
-    files: Annotated[dict[_FileName, dict[str, Any]], Length(1, 10_000)]
+    files: Annotated[dict[_FileName, File], Length(1, 10_000)]
     versions: _Names
     commit: Name | None
     compiler: Compiler
@@ -81,6 +82,14 @@ class Manifest:
     def has_weights(self) -> bool:
         """Whether every rank has its weights."""
         return shard_file(0) in self.files
+
+    def title(self, role: str) -> str:
+        """A model for people: its name, and its size where that is a folder's, which may be any word."""
+        part = next((p for p in self.spec.parts if p.role == role), None)
+        if part is None or "/" in part.name:
+            return part.name if part else "none"
+        count = part.config.parameter_count
+        return f"{part.name} ({next((f'{count / unit:.1f}{sign}' for unit, sign in _UNITS if count >= unit), count)})"
 
 
 def manifest_json(
@@ -136,7 +145,7 @@ def _checked(raw: dict[str, Any], digest: str) -> Manifest:
     spec = spec_from_json(raw.pop("spec"))
     spec.check()
     stored = read(_Stored, raw)
-    files = {name: read(File, value, f"files.{shown(name)[1:-1]}") for name, value in stored.files.items()}
+    files = stored.files
     plan = make_plan(spec)
     if stored.graphs != graph_digests(plan):
         raise Wrong("its graphs are not those that this version plans for its spec")

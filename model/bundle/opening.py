@@ -29,7 +29,6 @@ _READERS = min(4, os.cpu_count() or 1)
 _PIECE = 1 << 20
 _SIGNATURE_BYTES = 1 << 16
 Told = Callable[[int], None]
-_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 class _Folder:
@@ -133,17 +132,14 @@ class Bundle:
 
     def title(self, role: str) -> str:
         """A model for people: its name, and its size where that is a folder's, which may be any word."""
-        part = next((p for p in self.spec.parts if p.role == role), None)
-        if part is None or "/" in part.name:
-            return part.name if part else "none"
-        count = part.config.parameter_count
-        return f"{part.name} ({next((f'{count / unit:.1f}{sign}' for unit, sign in _UNITS if count >= unit), count)})"
+        return self.manifest.title(role)
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path, key: str | None = None) -> Bundle:
     """A folder's bundle with its manifest checked, and its signature where a key is set; no file is read yet.
 
-    UserError says why the folder is not a bundle of this version.
+    `key` is the public key, "" for none, by default the environment's. UserError says why the folder is not a bundle
+    of this version.
     """
     folder = _Folder(path)
     content = folder.small(MANIFEST, MANIFEST_BYTES)
@@ -152,9 +148,14 @@ def read_bundle(path: Path) -> Bundle:
             f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
             "run compile.build with the same --out to finish it"
         )
-    if key := key_of():
+    if key := key_of() if key is None else key:
         check_signature(content, folder.small(SIGNATURE, _SIGNATURE_BYTES), key, str(path))
     return Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, folder)
+
+
+def unfinished(path: Path, manifest: Manifest, content: bytes) -> Bundle:
+    """A folder that is to hold the bundle of a manifest from elsewhere; its files may be missing."""
+    return Bundle(path, manifest, content, _Folder(path))
 
 
 def open_bundle(path: Path) -> Bundle:

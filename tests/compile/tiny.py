@@ -1,9 +1,10 @@
-"""A tiny random Qwen3 pair as Hugging Face folders, and a bundle of it."""
+"""A tiny random Qwen3 pair as Hugging Face folders, a bundle of it, and forged manifests of that."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from compile.build import described
-from compile.bundle.cutting import layout
-from compile.plan import make_plan
-from compile.spec import BuildSpec
+from compile.spec import BuildSpec, Recipe
 from model.bundle.checkpoint import Checkpoint
-from model.bundle.manifest import manifest_digest, sha256_of
-from model.bundle.weights import RANK, hf_shapes, table
+from model.bundle.manifest import MANIFEST, Compiler, File, canonical_hash, manifest_json, sha256_of
+from model.bundle.part import checkpoint_shapes
+from model.bundle.plan import make_plan
+from model.bundle.weights import RANK
 from model.config import config_from_dict
+from model.drafters.registry import model_of
 from model.packing import Packing
 
 BASE = {
@@ -27,16 +28,18 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
+_OF_RECIPE = ("draft_tp", "kv_shard", "toolchain", "compiler_flags")
 
 
-def write_model(folder: Path, seed: int, scale: float = 0.1, **changes: object) -> Path:
-    """A checkpoint folder with config, weights and tokenizer."""
+def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:
+    """A checkpoint folder with config, tokenizer and, unless they are not wanted, weights."""
     folder.mkdir(parents=True)
     raw = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
-    generator = torch.Generator().manual_seed(seed)
-    shapes = hf_shapes(config_from_dict(raw, "tiny"))
-    tensors = {n: torch.randn(s, generator=generator) * scale + (len(s) == 1) for n, s in shapes.items()}
-    save_file(tensors, folder / "model.safetensors")
+    if weights:
+        generator, config = torch.Generator().manual_seed(seed), config_from_dict(raw, "tiny")
+        shapes = checkpoint_shapes(config, config)
+        tensors = {n: torch.randn(s, generator=generator) * scale + (len(s) == 1) for n, s in shapes.items()}
+        save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     words = {f"w{i}": i for i in range(64)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
@@ -69,32 +72,44 @@ def write_pair(base: Path) -> tuple[str, str]:
 
 
 def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
-    """A spec of the pair that write_pair(base) has written; of its target alone for k 0."""
-    target, draft = str(base / "target"), str(base / "draft")
-    values = {
-        "target": target, "checkpoint": target, "tp": 1, "k": 3, "batch": 2, "max_len": 128, "dtype": "fp32",
-        "out": str(base / out),
+    """A spec of the pair that write_pair(base) has written, of its target alone for k 0; fields of a recipe by name."""
+    values: dict[str, Any] = {
+        "target": str(base / "target"), "tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32",
+        "out": str(base / out), "recipe": Recipe(**{n: changes.pop(n) for n in _OF_RECIPE if n in changes}),
     }  # fmt: skip
-    if changes.get("k") != 0:
-        values |= {"draft": draft, "draft_checkpoint": draft}
-    return BuildSpec(**(values | changes))  # type: ignore[arg-type]
+    changes |= {"k": str(changes.get("k", "3"))}
+    if changes["k"] != "0":
+        values |= {"draft": str(base / "draft")}
+    return BuildSpec(**(values | changes))
 
 
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
         weight.ours: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
-        for weight in table(checkpoint.config, packing)
+        for weight in model_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
 
 
-def manifest_of(spec: BuildSpec, files: dict[str, Path]) -> dict[str, Any]:
+def manifest_of(spec: BuildSpec, files: dict[str, Path]) -> bytes:
     """The manifest that a build of a spec with the whole SDK would write over these files and empty graphs."""
-    plan = make_plan(spec)
-    manifest = described(plan) | {"toolchain": "full", "neff": "model.pt", "weights": layout(spec)}
-    empty = {"sha256": hashlib.sha256(b"").hexdigest(), "bytes": 0}
-    listed = {graph.file: empty for graph in plan.graphs}
-    listed |= {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()}
-    manifest["files"] = listed
-    return manifest | {"manifest_sha256": manifest_digest(manifest)}
+    plan, recipe = make_plan(spec.bundle), "0" * 64
+    listed = {graph.file: File(recipe, hashlib.sha256(b"").hexdigest(), 0) for graph in plan.graphs}
+    listed |= {name: File(recipe, sha256_of(file), file.stat().st_size) for name, file in files.items()}
+    return manifest_json(plan, listed, Compiler("full", "model.pt", "trn2", 2), {}, None)
+
+
+def forge(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit a bundle's manifest in place and compute its digest anew, as an author of a forged one would."""
+    manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    edit(manifest)
+    manifest.pop("manifest_sha256", None)
+    manifest["manifest_sha256"] = canonical_hash(manifest)
+    (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def relist(bundle: Path, *names: str) -> None:
+    """Forge the entries of files whose content was changed."""
+    found = {n: {"sha256": sha256_of(bundle / n), "bytes": (bundle / n).stat().st_size} for n in names}
+    forge(bundle, lambda manifest: [manifest["files"][name].update(entry) for name, entry in found.items()])

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from model.bundle.eagle3_weights import eagle3_shapes
+from model.bundle.part import checkpoint_shapes
 from model.config import load_config
-from model.draft_config import Eagle3Config, load_draft
+from model.drafters import eagle3
+from model.drafters.registry import load_draft
 from tests.compile.tiny import write_model
 
 LAYER = {
@@ -41,11 +42,11 @@ def write_head(
     named = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": list(taps), **own}
     raw = layer | own if original else named | {"transformer_layer_config": layer}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    config = load_draft("eagle3", str(folder), load_config(str(target)))
-    assert isinstance(config, Eagle3Config)
+    of_target = load_config(str(target))
+    config = load_draft(eagle3.KIND, str(folder), of_target)
     generator = torch.Generator().manual_seed(3)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in eagle3_shapes(config).items():
+    for name, shape in checkpoint_shapes(config, of_target).items():
         scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
         noise = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else noise * scale

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.bundle.manifest import TensorSpec
+from model.bundle.graph_spec import TensorSpec
 from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
+from model.filters import Filters
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
@@ -41,9 +42,9 @@ class Pass(nn.Module):
 
     def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
         placement = Placement(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
-        x, _ = self.model.hidden(ids, caches, placement)
-        draws, caches, _ = self.model(ids, caches, placement, sampling.draw(positions + 1))
-        return self.model.logits(x), draws.merged(), caches
+        x, *_ = self.model.hidden(ids, caches, placement)
+        draws, passed = self.model(ids, caches, placement, sampling.draw(positions + 1))
+        return self.model.logits(x), draws.merged().unflatten(0, ids.shape), passed.caches
 
 
 def _config(**changes: int) -> Qwen3Config:
@@ -106,9 +107,8 @@ class Compiled:
         batch, count = ids.shape
         positions = np.tile(np.arange(start, start + count, dtype=np.int32), (batch, 1))
         fill = lambda value, kind="float32": np.full(batch, value, kind)  # noqa: E731
-        sampling = Sampling(
-            fill(0.8), fill(50.0), fill(0.9), fill(0.01), np.tile(np.array([[5, 6]], np.int32), (batch, 1))
-        )
+        seeds, filters = np.tile(np.array([[5, 6]], np.int32), (batch, 1)), Filters(fill(50.0), fill(0.9), fill(0.01))
+        sampling = Sampling(fill(0.8), seeds, filters)
         logits, drawn, caches = self._run(ids.astype(np.int32), caches, positions, sampling)
         return np.asarray(logits), np.asarray(drawn), caches
 

@@ -21,21 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from model import sampling
+from model.backing import REFERENCE
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.eagle3 import Eagle3
 from model.drafters.medusa import Medusa
-from model.drafters.parallel import Parallel
+from model.drafters.parallel import MaskedDraft
 from model.graph_io import StepInputs
 from model.kernels import Kernels
 from model.ops import EAGER
 from model.parallel import ONE_RANK, Shard
-from model.qwen3 import REFERENCE
+from model.qwen3 import Hidden
 from model.sampling import Draw, Draws
 from model.speculative import Pair
-from model.tree import Tree
-from model.window import TreeWindow
 from tests.model.test_sampling import law_of_filter
 
 BOUND = 1e-3
@@ -74,7 +73,7 @@ class Table(nn.Module):
 
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
-        self.size, self.kind, self.kernels = size, seed, Kernels()
+        self.size, self.config, self.kernels = size, seed, Kernels()
         self.parallel, self.backing, self.head_ops = ONE_RANK, REFERENCE, EAGER
         self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
         rng = np.random.default_rng(seed)
@@ -86,35 +85,29 @@ class Table(nn.Module):
     def length(self, caches: list[Cache]) -> int:
         return caches[0].v.shape[2]
 
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> tuple[Tensor, list[Cache]]:
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
         """The logits of each row, as hidden states; a mask is id 0, seen by the masks after it."""
         written = EAGER.append(
             caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN)), placement.positions_BN
         )
         text_BS = written[:, 0, :, 0].long()
         x_BNV = torch.stack([self._after(text_BS, p_B) for p_B in placement.positions_BN.T], 1)
-        return x_BNV, [Cache(written, caches[0].v)]
+        # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
+        seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
+        states_BNS = torch.where(seen_BNS, text_BS.clamp(min=0)[:, None], NOT_SEEN)
+        return Hidden(x_BNV, [Cache(written, caches[0].v)], states_BNS)
 
     def logits(self, x_BNV: Tensor) -> Tensor:
         return x_BNV
 
+    def drawn(self, x_BNV: Tensor, draw: Draw) -> tuple[Draws, None]:
+        return self.kernels.coupled_sample(EAGER, x_BNV.flatten(0, 1), draw), None
+
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, list[Cache], Tensor]:
-        count = ids_BN.shape[1]
-        if placement.paths is None:
-            x_BNV, caches = self.hidden(ids_BN, caches, placement)
-            # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
-            text_BS = caches[0].k[:, 0, :, 0].long().clamp(min=0)
-            seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
-            states = torch.where(seen_BNS, text_BS[:, None], NOT_SEEN)
-        else:
-            x_PLV, caches = self.hidden(placement.by_path(ids_BN), caches, placement.of_paths())
-            x_BNV = placement.by_row(x_PLV)
-            states = ids_BN[..., None]
-        drawn = [self.kernels.coupled_sample(EAGER, x_BNV[:, n], draw.row(n, count)) for n in range(count)]
-        columns = zip(*drawn, strict=True)
-        return Draws._make(None if c[0] is None else torch.stack(c, -1) for c in columns), caches, states
+    ) -> tuple[Draws, Hidden]:
+        passed = self.hidden(ids_BN, caches, placement)
+        return self.drawn(passed.x_BNE, draw)[0], passed
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -141,10 +134,11 @@ class HeadRows(nn.Module):
     def hidden(
         self, next_BN: Tensor, x_BNV: Tensor, caches: list[Cache], placement: Placement
     ) -> tuple[Tensor, list[Cache]]:
-        return self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
+        passed = self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
+        return passed.x_BNE, passed.caches
 
     def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
-        return self.kernels.coupled_sample(EAGER, x_B1V[:, 0], draw).ranked().unsqueeze(-1)
+        return self.kernels.coupled_sample(EAGER, x_B1V[:, 0], draw).merged().unsqueeze(-1)
 
     def forward(
         self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
@@ -170,7 +164,7 @@ class TableHeads(nn.Module):
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
-    "parallel": lambda table: Parallel(table, 0),  # type: ignore[arg-type]
+    "parallel": lambda table: MaskedDraft(table, 0),  # type: ignore[arg-type]
     "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
     "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
@@ -202,7 +196,7 @@ def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, 
 
 
 def _emitted_law(
-    size: Size, models: list[Table], mix: Mix, drafter: str, tree: Tree | None
+    size: Size, models: list[Table], mix: Mix, drafter: str
 ) -> tuple[dict[tuple[int, ...], float], float]:
     """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
     cells = _cells(size, models, mix)
@@ -217,8 +211,7 @@ def _emitted_law(
     def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    copies = len(tree.branches) if tree else 1
-    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER, tree, copies)  # type: ignore[arg-type]
+    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER)  # type: ignore[arg-type]
     with mock.patch.object(sampling, "gumbel", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
@@ -231,17 +224,17 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     def column(value: float) -> Tensor:
         return torch.full((batch,), float(value))
 
-    def cache(count: int = batch) -> list[Cache]:
-        return [Cache(torch.full((count, 1, length, 1), -1.0), torch.zeros(count, 1, length, 1))]
+    def cache() -> list[Cache]:
+        return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch, 1), BEGIN, dtype=torch.int32)
-    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
+    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, MaskedDraft) else 1, 1, dtype=torch.int32)
     if isinstance(pair.draft_model, HeadRows):
         kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
     if isinstance(pair.draft_model, TableHeads):
         # the state of the row before the first input id
         kept = torch.where(torch.arange(length) < BEGIN, 0, NOT_SEEN).expand(batch, 1, -1)
-    drafts, targets = DraftState(cache(), (kept,)), cache(batch * pair.copies.paths)
+    drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
@@ -260,7 +253,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
             torch.stack((rows, rows), 1),
             torch.full((batch,), size.k, dtype=torch.int32),
         )
-        out = pair.step(size.k, inputs, drafts, targets)
+        out = pair.step(size.k, inputs, inputs.sampling(), drafts, targets)
         for n in range(size.k + 1):
             place = position[:, 0].numpy() - BEGIN + n
             keep = (out.accepted[:, n].numpy() >= 0) & (place < size.tokens)
@@ -284,11 +277,9 @@ def _target_law(size: Size, target: Table, mix: Mix) -> dict[tuple[int, ...], fl
     return law
 
 
-def _distance(
-    size: Size, mix: Mix, drafter: str = "chain", seed: int = 0, tree: Tree | None = None
-) -> tuple[float, float]:
+def _distance(size: Size, mix: Mix, drafter: str = "chain", seed: int = 0) -> tuple[float, float]:
     models = [Table(size, 10 + seed), Table(size, 20 + seed)]
-    found, tokens_per_step = _emitted_law(size, models, mix, drafter, tree)
+    found, tokens_per_step = _emitted_law(size, models, mix, drafter)
     expected = _target_law(size, models[0], mix)
     return max(abs(found[t] - expected[t]) for t in expected), tokens_per_step
 
@@ -307,40 +298,11 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
 @pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa", "host"])
-def test_the_law_does_not_hang_on_the_drafter(drafter: str, mix: Mix) -> None:
+def test_the_law_does_not_depend_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)
         assert distance < BOUND
         assert 1 < tokens_per_step < size.k + 1
-
-
-# of a size, the rows beside the best draft of each position
-TREES = [
-    (SIZES[0], Tree((0, 0, 1, 1))),
-    (SIZES[2], Tree((0, 0, 0, 1, 1))),
-    (SIZES[3], Tree((0, 0, 0, 1, 1, 4))),
-]
-
-
-@pytest.mark.parametrize("mix", [MIXES[0], MIXES[1], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["chain", "parallel", "eagle3"])
-def test_the_law_of_a_tree_is_the_targets(drafter: str, mix: Mix) -> None:
-    for size, tree in TREES:
-        distance, tokens_per_step = _distance(size, mix, drafter, tree=tree)
-        assert distance < BOUND
-        assert tokens_per_step > _distance(size, mix, drafter)[1], "siblings must be accepted for this to mean anything"
-
-
-@pytest.mark.parametrize("drafter", ["chain", "parallel"])
-def test_a_wrong_branch_is_caught(drafter: str) -> None:
-    real = TreeWindow.walk
-
-    def others_path(self: TreeWindow, *args: Any) -> Any:
-        walk = real(self, *args)
-        return walk._replace(path_B=walk.path_B.flip(0))
-
-    with mock.patch.object(TreeWindow, "walk", others_path):
-        assert _distance(*TREES[0][:1], Mix(), drafter, tree=TREES[0][1])[0] > 10 * BOUND
 
 
 _ACCEPT = sampling.accept

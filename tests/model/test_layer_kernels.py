@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.bundle.weights import table
+from model.backing import REFERENCE
+from model.bundle.weights import decoder_weights
 from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
@@ -21,7 +22,7 @@ from model.nki.on_device import launch_on_device
 from model.nki.table import KERNELS
 from model.packing import fused_packing
 from model.parallel import Parallel
-from model.qwen3 import REFERENCE, Qwen3, rope_angles
+from model.qwen3 import Qwen3, rope_angles
 
 SIMULATED = backing_of("nki", simulated.serve)
 # the smallest Qwen3 that the fused kernels take
@@ -49,7 +50,7 @@ def models(dtype: torch.dtype) -> tuple[Qwen3, Qwen3]:
 
 def packed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights in the layout of the fused kernels."""
-    names = ((w, [name.removeprefix("model.") for name, _ in w.parts]) for w in table(CONFIG, fused_packing(CONFIG, 1)))
+    names = ((w, [name.removeprefix("model.") for name, _ in w.parts]) for w in decoder_weights(CONFIG, fused_packing(CONFIG, 1)))
     made = {w.ours: w.join(*(state[n] for n in parts), CONFIG.head_dim) for w, parts in names if w.ours not in state}
     inside = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     return {n: t for n, t in state.items() if n.split(".")[-2] not in inside} | made
@@ -81,9 +82,9 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype, monkeypatch: pytest.Mon
             placement = Placement(
                 torch.arange(40, dtype=torch.int32)[None], keys, torch.tensor([slot], dtype=torch.int32)
             )
-            _, caches = model.hidden(ids, caches, placement)
+            _, caches, _ = model.hidden(ids, caches, placement)
         positions = torch.tensor([[40], [40]], dtype=torch.int32) + torch.arange(5, dtype=torch.int32)
-        x, _ = model.hidden(torch.arange(10, dtype=torch.int32).view(2, 5), caches, Placement(positions, keys))
+        x, *_ = model.hidden(torch.arange(10, dtype=torch.int32).view(2, 5), caches, Placement(positions, keys))
         outs.append(model.logits(x))
     # a layer rounds a dozen times on the way
     bound = 24 * torch.finfo(dtype).eps * outs[0].abs().max()

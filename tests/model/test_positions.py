@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.bundle.manifest import PREFILL, Bundle
-from model.bundle.weights import names, shard_file
+from model.bundle.opening import Bundle
+from model.bundle.weights import shard_file
 from model.cache import Placement, empty_caches
+from model.filters import Filters
 from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey
 from model.ops import EAGER
-from model.packing import Packing
 from model.qwen3 import Qwen3
 from model.sampling import Sampling, coupled_sample
 from model.serving.engine import Engine
@@ -29,9 +30,9 @@ NOISE_ALONE = 1e30
 
 
 def _draft(bundle: Bundle) -> Qwen3:
-    stored, config = load_file(bundle.path / shard_file(0)), bundle.config("draft")
-    draft = Qwen3(config)
-    ours = names("draft_model", config, Packing(), alone=False)
+    stored, (_, part) = load_file(bundle.path / shard_file(0)), bundle.spec.parts
+    draft = Qwen3(part.config)
+    ours = part.bundle_names(alone=False)
     draft.load_state_dict({name.removeprefix("draft_model."): stored[theirs] for name, theirs in ours.items()})
     return draft.eval()
 
@@ -42,9 +43,11 @@ def _agrees(bundle: Bundle, ids: tuple[int, ...], params: Params) -> list[bool]:
     draft, ids_11 = _draft(bundle), torch.tensor([ids], dtype=torch.int32)
     positions = torch.arange(len(ids), dtype=torch.int32)
     caches = empty_caches(draft.config, draft.parallel, 1, len(ids), torch.float32)
-    x, _ = draft.hidden(ids_11, caches, Placement(positions[None], positions))
-    asked = (torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
-    draw = Sampling(*asked, torch.tensor([params.seed_words], dtype=torch.int32)).draw(positions[None] + 1)
+    x, *_ = draft.hidden(ids_11, caches, Placement(positions[None], positions))
+    asked = (params.temperature, params.top_k, params.top_p, params.min_p)
+    temperature, *filters = (torch.tensor([float(v)]) for v in asked)
+    seeds = torch.tensor([params.seed_words], dtype=torch.int32)
+    draw = Sampling(temperature, seeds, Filters(*filters)).draw(positions[None] + 1)
     drawn = coupled_sample(EAGER, draft.logits(x)[0], draw).tolist()
     return [False, *(d == i for d, i in zip(drawn, ids[1:], strict=False))]
 
@@ -106,15 +109,14 @@ class Watched:
         self.inner, self.buckets, self.short_prompts = inner, shape.buckets, shape.short_prompts
         self.edges: set[tuple[str, int]] = set()
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Run it, if its bucket is right."""
-        drafts = self.inner.bundle.graph(tag, bucket).k
         # a prompt's rows beyond the mask are padding
-        positions = inputs.attention_mask.sum() if tag == PREFILL else inputs.position_ids.max() + drafts + 1
-        buckets = (*(self.short_prompts if tag == PREFILL else ()), *self.buckets)
-        assert bucket == next((b for b in buckets if positions <= b), buckets[-1]), (tag, positions)
-        self.edges.add((tag, int(positions)))
-        return self.inner.run(tag, bucket, inputs)
+        positions = inputs.attention_mask.sum() if key.is_prefill else inputs.position_ids.max() + key.k + 1
+        buckets = (*(self.short_prompts if key.is_prefill else ()), *self.buckets)
+        assert key.bucket == next((b for b in buckets if positions <= b), buckets[-1]), (key, positions)
+        self.edges.add((key.stage, int(positions)))
+        return self.inner.run(key, inputs)
 
 
 @pytest.mark.parametrize("speculative", [True, False], ids=["pair", "alone"])
@@ -127,6 +129,6 @@ def test_every_row_is_inside_of_the_smallest_bucket(base: Path, speculative: boo
     (short,) = shape.short_prompts
     for length in (short - 1, short, short + 1, edge - 1, edge, edge + 1, edge - rows, edge - rows + 1):
         Engine(watched, shape, speculative).run([Request(tuple(range(1, length + 1)), max_new_tokens=3)])
-    tags = {tag for tag, _ in watched.edges}
-    assert len(tags) == 2
-    assert {(tag, edge + beyond) for tag in tags for beyond in (0, 1)} <= watched.edges
+    stages = {stage for stage, _ in watched.edges}
+    assert len(stages) == 2
+    assert {(stage, edge + beyond) for stage in stages for beyond in (0, 1)} <= watched.edges

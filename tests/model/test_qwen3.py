@@ -47,7 +47,7 @@ def _prefix_logits(ours: Qwen3, ids: torch.Tensor, length: int) -> torch.Tensor:
     pieces, start = [], 0
     for stop in (length // 2, length):
         if stop > start:
-            x, caches = ours.hidden(ids[None, start:stop], caches, Placement(keys[None, start:stop], keys))
+            x, caches, _ = ours.hidden(ids[None, start:stop], caches, Placement(keys[None, start:stop], keys))
             pieces.append(ours.logits(x)[0])
         start = stop
     return torch.cat(pieces)
@@ -71,9 +71,9 @@ def test_a_batch_equals_its_rows_alone_within_rounding() -> None:
     keys = torch.arange(256, dtype=torch.int32)
     ids = torch.randint(0, 97, (3, 40), dtype=torch.int32)
     placement = Placement(keys[None, :40].expand(3, -1), keys)
-    together, _ = ours.hidden(ids, empty_caches(ours.config, Parallel(), 3, 256, torch.float32), placement)
+    together = ours.hidden(ids, empty_caches(ours.config, Parallel(), 3, 256, torch.float32), placement).x_BNE
     for b in range(3):
-        alone, _ = ours.hidden(
+        alone, *_ = ours.hidden(
             ids[b : b + 1],
             empty_caches(ours.config, Parallel(), 1, 256, torch.float32),
             Placement(keys[None, :40], keys),
@@ -114,7 +114,7 @@ def test_the_states_at_the_taps_are_transformers_hidden_states() -> None:
     plain = ours.hidden(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))[0]
     for taps in ((0,), (3,), (1, 2, 3)):
         ours.taps = taps
-        x, _, features = ours.tapped(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))
+        x, _, features = ours.hidden(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))
         assert features is not None
         assert torch.equal(x, plain)
         assert torch.allclose(features, torch.cat([theirs[t] for t in taps], -1), atol=1e-4, rtol=0)

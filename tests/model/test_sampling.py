@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model.ops import EAGER
-from model.sampling import Draw, accept, coupled_sample, filtered, gumbel
+from model.filters import Filters
+from model.sampling import Draw, accept, coupled_sample, gumbel
 from model.threefry import ROUNDS, threefry2x32
 
 # source: kat_vectors of Random123 (D. E. Shaw Research)
@@ -49,14 +50,9 @@ def test_the_documented_known_answers() -> None:
 
 def _draw(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0, position: int = 0) -> Draw:
     seeds = torch.arange(rows, dtype=torch.int32)
-    return Draw(
-        torch.full((rows,), t),
-        torch.full((rows,), float(k)),
-        torch.full((rows,), p),
-        torch.full((rows,), m),
-        torch.stack((seeds, seeds * 0 + 7), 1),
-        torch.full((rows,), position, dtype=torch.int32),
-    )
+    filters = Filters(torch.full((rows,), float(k)), torch.full((rows,), p), torch.full((rows,), m))
+    positions = torch.full((rows,), position, dtype=torch.int32)
+    return Draw(torch.full((rows,), t), torch.stack((seeds, seeds * 0 + 7), 1), positions, filters)
 
 
 def law_of_filter(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
@@ -77,7 +73,7 @@ def test_filter_keeps_what_its_law_keeps(seed: int) -> None:
     logits = np.round(rng.normal(0, 3, 37), 1 if seed % 2 else 6).astype(np.float32)
     k, p, m = rng.choice([0, 1, 3, 20]), rng.choice([1.0, 0.3, 0.8, 0.95]), rng.choice([0.0, 0.02, 0.3])
     scaled = torch.from_numpy(logits - logits.max())[None]
-    kept = torch.isfinite(filtered(EAGER, scaled, _draw(1, 1.0, k, p, m)))[0].numpy()
+    kept = torch.isfinite(_draw(1, 1.0, k, p, m).filters.filtered(EAGER, scaled))[0].numpy()
     assert kept.tolist() == (law_of_filter(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist()
 
 
@@ -117,14 +113,9 @@ def test_positions_and_seeds_are_independent() -> None:
 def test_neighbours_change_no_row() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 50)
-    mixed = Draw(
-        torch.tensor([0.0, 1.0, 0.8]),
-        torch.tensor([0.0, 0.0, 5.0]),
-        torch.tensor([1.0, 1.0, 0.5]),
-        torch.zeros(3),
-        torch.arange(6, dtype=torch.int32).view(3, 2),
-        torch.tensor([3, 4, 5], dtype=torch.int32),
-    )
+    filters = Filters(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3))
+    seeds, positions = torch.arange(6, dtype=torch.int32).view(3, 2), torch.tensor([3, 4, 5], dtype=torch.int32)
+    mixed = Draw(torch.tensor([0.0, 1.0, 0.8]), seeds, positions, filters)
     together = coupled_sample(EAGER, logits, mixed)
     for row in range(3):
         assert coupled_sample(EAGER, logits[row : row + 1], mixed.row(row, 3))[0] == together[row]

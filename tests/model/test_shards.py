@@ -12,6 +12,7 @@ from torch import Tensor
 from model import sampling
 from model.config import PRESETS
 from model.drafters.chain import Chain
+from model.filters import Filters
 from model.kernels import Kernels
 from model.nki import simulated
 from model.nki.backing import backing_of
@@ -21,7 +22,7 @@ from model.ops import EAGER
 from model.parallel import Parallel, Shard
 from model.qwen3 import Qwen3
 from model.sampling import Draws, Sampling
-from model.speculative import Pair
+from model.window import Window
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_simulated_kernels import _filters
 
@@ -84,7 +85,7 @@ def test_more_rows_than_a_launch_takes() -> None:
 def test_equal_scores_go_to_the_smallest_id() -> None:
     logits = torch.zeros(2, 64)
     logits[0, [17, 33, 50]] = 1.0
-    params = Sampling(torch.zeros(2), torch.zeros(2), torch.ones(2), torch.zeros(2), torch.zeros(2, 2).int())
+    params = Sampling(torch.zeros(2), torch.zeros(2, 2).int(), Filters(torch.zeros(2), torch.ones(2), torch.zeros(2)))
     for ranks in (2, 4):
         assert drawn(logits, params, torch.zeros(2, dtype=torch.int32), ranks)[0].merged().tolist() == [17, 0]
 
@@ -110,12 +111,13 @@ def test_every_rank_finds_the_same_floor(ranks: int) -> None:
     """That of one rank, by as many collectives as the plan says; masses round differently, no near-tie is here."""
     logits, params, positions = rows(9, 4 * 31)
     draw = params.draw(positions[:, None])
+    by = (draw.heat_R, draw.filters)
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        return filter_floor(ops, part(logits, ops, ranks), draw, SIMULATED._weights_above), ops.gathered
+        return filter_floor(ops, part(logits, ops, ranks), by, SIMULATED._weights_above), ops.gathered
 
     found = on_ranks(ranks, work)
-    alone = filter_floor(EAGER, logits, draw, SIMULATED._weights_above)
+    alone = filter_floor(EAGER, logits, by, SIMULATED._weights_above)
     assert all(torch.equal(floor, alone) and gathered == ALL_GATHERS for floor, gathered in found)
 
 
@@ -153,9 +155,10 @@ def test_noise_is_shared_by_models_of_the_same_shards(of_draft: Parallel) -> Non
     target.rank_util.rank.data += 1
     draft.rank_util.rank.data += head_tp - 1
     off = torch.zeros(3)
-    params = Sampling(off + 1, off, off + 1, off, torch.arange(6, dtype=torch.int32).view(3, 2))
-    positions = torch.arange(6, dtype=torch.int32).view(3, 2)
-    of_target, drafts = Pair(target, Chain(draft), EAGER)._prepared(params, positions)
+    params = Sampling(off + 1, torch.arange(6, dtype=torch.int32).view(3, 2), Filters(off, off + 1, off))
+    window = Window.of(1, torch.arange(3, dtype=torch.int32)[:, None], 128)
+    of_target = target.kernels.prepare(EAGER, params, window.drawn_BN, target.shard)
+    drafts = Chain(draft).draw(EAGER, params, window, of_target, target.shard)
     assert of_target.noise_RV is not None
     assert drafts.noise_RV is not None
     assert (of_target.start_11.item(), drafts.start_11.item()) == (48, 48 * (head_tp - 1))  # type: ignore[union-attr]

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from model.backing import REFERENCE
 from model.cache import PLAIN, Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
+from model.filters import Filters
+from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls, simulated
 from model.nki.backing import backing_of
 from model.nki.filter_floor import filter_floor
@@ -22,7 +25,6 @@ from model.nki.kernels import NkiKernels
 from model.nki.launches import TARGET, Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.parallel import Parallel
-from model.qwen3 import REFERENCE
 from model.sampling import Sampling
 from model.serving.engine import Engine
 from model.serving.request import Params, Request
@@ -66,12 +68,13 @@ def test_the_target_alone_emits_the_same(base: Path) -> None:
 def test_the_graph_holds_the_calls(base: Path) -> None:
     """Each layer's attention, the noise, the draws and the acceptance are calls by the compiler's name."""
     bundle = graphs(base, kernels="nki", k=7, batch=4, max_len=128).bundle
-    fused = (bundle.path / bundle.graph("fused_speculation_model", 128).file).read_bytes()
+    step = GraphKey(Stage.STEP, 7, 128)
+    fused = bundle.read(bundle.plan.by_key[step].file)
     assert TARGET.encode() in fused
     for kernel in ("verify_attention", "gumbel_noise", "coupled_sample", "weights_above", "accept_drafts"):
         assert f'"kernel": "{kernel}"'.encode() in fused
     plain = graphs(base, k=7, batch=4, max_len=128).bundle
-    assert TARGET.encode() not in (plain.path / plain.graph("fused_speculation_model", 128).file).read_bytes()
+    assert TARGET.encode() not in plain.read(plain.plan.by_key[step].file)
 
 
 def test_a_failure_inside_a_call_is_one_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +103,8 @@ def _filters(rows: int, seed: int) -> Sampling:
         rng.choice([1.0, 0.9, 0.3, 0.01], rows),
         rng.choice([0.0, 0.0, 0.05, 1.0], rows),
     )
-    return Sampling(*(torch.tensor(c, dtype=torch.float32) for c in columns), torch.zeros(rows, 2, dtype=torch.int32))
+    temperature, *filters = (torch.tensor(c, dtype=torch.float32) for c in columns)
+    return Sampling(temperature, torch.zeros(rows, 2, dtype=torch.int32), Filters(*filters))
 
 
 @pytest.mark.parametrize("shape", [(40, 501), (33, 2048), (3, 7)])
@@ -113,22 +117,21 @@ def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
         if step:
             logits = np.round(logits / step).astype(np.float32) * np.float32(step)
         draw = _filters(rows, seed).draw(torch.zeros(rows, 1, dtype=torch.int32))
-        floor = filter_floor(EAGER, torch.from_numpy(logits), draw, SIMULATED._weights_above).numpy()
+        assert draw.filters
+        by = (draw.heat_R, draw.filters)
+        floor = filter_floor(EAGER, torch.from_numpy(logits), by, SIMULATED._weights_above).numpy()
         for r in range(rows):
-            row = law.RowParameters(
-                *(float(t[r]) for t in draw[:1]),
-                int(draw.top_k_R[r]),
-                float(draw.top_p_R[r]),
-                float(draw.min_p_R[r]),
-            )
+            top_k, top_p, min_p = (float(t[r]) for t in draw.filters)
+            row = law.RowParameters(float(draw.temperature_R[r]), int(top_k), top_p, min_p)
             assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
 
 
 def test_no_filter_is_no_floor() -> None:
     off = torch.zeros(2)
-    sampling = Sampling(off + 1, off, off + 1, off, torch.zeros(2, 2, dtype=torch.int32))
+    sampling = Sampling(off + 1, torch.zeros(2, 2, dtype=torch.int32), Filters(off, off + 1, off))
     draw = sampling.draw(torch.zeros(2, 1, dtype=torch.int32))
-    floor = filter_floor(EAGER, torch.randn(2, 50), draw, SIMULATED._weights_above)
+    assert draw.filters
+    floor = filter_floor(EAGER, torch.randn(2, 50), (draw.heat_R, draw.filters), SIMULATED._weights_above)
     assert (floor == NO_FLOOR).all()
 
 
