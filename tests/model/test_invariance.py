@@ -30,7 +30,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @last_few
 def graphs(base: Path, draft: str = "chain", **changes: Any) -> Graphs:
     """The compiled graphs of a bundle, by default k 15, batch 4, length 128, fp32."""
-    name = "-".join([draft, *(f"{k}{v}" for k, v in changes.items())])
+    name = "-".join(["of", draft, *(f"{k}{v}" for k, v in changes.items())])
     values = {"target": str(base / "target"), "draft": str(base / draft), "tp": 1, "k": "15", "batch": 4}
     values |= {"max_len": 128, "dtype": "fp32", "out": str(base / name)}
     return Graphs(read_bundle(build(BuildSpec(**(values | changes)))))

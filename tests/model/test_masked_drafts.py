@@ -17,6 +17,7 @@ from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.bundle.opening import read_bundle
 from model.errors import UserError
+from model.filters import Filters
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.ops import EAGER
@@ -84,14 +85,12 @@ def _oracle(folder: Path, request: Request, seed: int) -> list[int]:
     """transformers' logits and the law of a masked draw, one id after the other."""
     theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     p, ids = request.params, list[int]()
-    asked = Sampling(
-        torch.tensor([p.temperature]), torch.tensor([p.top_k]), torch.tensor([p.top_p]), torch.tensor([p.min_p]),
-        torch.tensor([p.seed_words], dtype=torch.int32),
-    )  # fmt: skip
+    filters = Filters(torch.tensor([float(p.top_k)]), torch.tensor([p.top_p]), torch.tensor([p.min_p]))
+    sampling = Sampling(torch.tensor([p.temperature]), torch.tensor([p.seed_words], dtype=torch.int32), filters)
     while len(ids) < request.max_new_tokens and ids[-1:] != [END]:
         with torch.no_grad():
             logits_1V = theirs(torch.tensor([[*request.ids, *ids]])).logits[:, -1]
-        draw = asked.draw(torch.tensor([[len(request.ids) + len(ids)]], dtype=torch.int32))
+        draw = sampling.draw(torch.tensor([[len(request.ids) + len(ids)]], dtype=torch.int32))
         allowed_1V = torch.tensor([_allowed(seed, ids)])
         ids.append(int(coupled_sample(EAGER, logits_1V, draw._replace(allowed_RV=allowed_1V))))
     return ids
