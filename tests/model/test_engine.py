@@ -1,34 +1,51 @@
 """The engine's loop and its slot table, on a runner that computes nothing: slots, events, cancellation."""
 
+from __future__ import annotations
+
 import itertools
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from model.serving.switching import Belief, Table
 
-from model.bundle.manifest import PREFILL
 from model.errors import UserError
-from model.serving.engine import Engine, Event
-from model.serving.request import Params, Request, Shape
+from model.graph_key import GraphKey, Stage
+from model.serving.engine import Event
+from model.serving.overlap import OverlappedEngine
+from model.serving.request import Params, Request, Result, Shape
 from model.serving.slots import SlotTable
+from model.serving.step_k import Batches, KOfBatch, parse_k_of_batch, step_k, tuned
 from tests.model.ahead import ids_ahead
-from tests.model.synthetic_load import Synthetic, table
+from tests.model.synthetic_load import Synthetic
 
 K, BATCH, MAX_LEN = 3, 2, 64
 
 
-def _engine(batch: int = BATCH, alpha: float = 0.6) -> Engine:
-    runner = Synthetic(K, dict.fromkeys(range(1, 99), lambda position: alpha))
-    return Engine(runner, Shape(K, batch, MAX_LEN, (32, MAX_LEN)))
+def _engine(
+    batch: int = BATCH, k_of_batch: KOfBatch | None = None, ks: tuple[int, ...] = (K,), **more: Any
+) -> OverlappedEngine:
+    shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, **more)
+    return OverlappedEngine(Synthetic(), shape, k_of_batch=k_of_batch)
+
+
+def _keys(engine: OverlappedEngine) -> list[GraphKey]:
+    keys: list[GraphKey] = engine.runner.keys  # type: ignore[attr-defined]
+    return keys
+
+
+def _stages(engine: OverlappedEngine) -> list[Stage]:
+    return [key.stage for key in _keys(engine)]
 
 
 def _request(seed: int, tokens: int = 9, **more: object) -> Request:
     return Request((1, 2, 3), Params(seed=seed), tokens, **more)  # type: ignore[arg-type]
 
 
-def _drain(engine: Engine) -> list[Event]:
+def _drain(engine: OverlappedEngine) -> list[Event]:
     events = []
     while engine.busy:
         events += engine.step()
@@ -57,8 +74,8 @@ def test_a_step_runs_one_graph_and_prompts_go_first() -> None:
         engine.add(_request(seed))
     first, second, third = engine.step(), engine.step(), engine.step()
     assert [len(e) for e in (first, second, third)] == [1, 1, 2]
-    assert engine.runner.runs[:2] == [PREFILL] * 2  # type: ignore[attr-defined]
-    assert engine.runner.runs[2] != PREFILL, "the third request has no slot yet"  # type: ignore[attr-defined]
+    # the third request has no slot yet
+    assert _stages(engine) == [Stage.PREFILL, Stage.PREFILL, Stage.STEP]
 
 
 def test_a_request_joins_while_others_run() -> None:
@@ -87,18 +104,18 @@ def test_a_cancelled_request_is_not_heard_of_again(steps: int) -> None:
 
 
 def test_a_step_that_begins_early_changes_no_id() -> None:
-    engine, events, asked = _engine(), list[Event](), dict[int, Request]()
+    engine, events, requests = _engine(), list[Event](), dict[int, Request]()
 
     def add(seed: int, tokens: int) -> int:
         request = _request(seed, tokens)
-        asked[number := engine.add(request)] = request
+        requests[number := engine.add(request)] = request
         return number
 
     def step() -> None:
         events.extend(engine.step())
         if not engine.slots.full:
             return
-        engine.begin(K)
+        engine.begin()
         assert engine.begun
 
     early, gone = add(1, 30), add(2, 30)
@@ -112,18 +129,18 @@ def test_a_step_that_begins_early_changes_no_id() -> None:
     assert count
     assert len(_ids(events, gone)) == count
     for number in (early, late):
-        assert _ids(events, number) == _engine().run([asked[number]])[0].ids
+        assert _ids(events, number) == _engine().run([requests[number]])[0].ids
 
 
 def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
     engine = _engine(batch=3)
     numbers = [engine.add(_request(1, 30))]
     events = engine.step()
-    engine.begin(K)
+    engine.begin()
     numbers += [engine.add(_request(seed, 9)) for seed in (2, 3, 4)]
     engine.admit()
     # the step that ran, and the two prompts that a slot was free for
-    assert engine.runner.runs[-2:] == [PREFILL] * 2  # type: ignore[attr-defined]
+    assert _stages(engine)[-2:] == [Stage.PREFILL] * 2
     told = [engine.step() for _ in range(3)]
     assert [[e.number for e in some] for some in told] == [[n] for n in numbers[:3]]
     assert not engine.begun
@@ -143,49 +160,48 @@ def test_a_begun_step_of_nobody_is_forgotten() -> None:
     engine = _engine()
     gone = engine.add(_request(1, 30))
     engine.step()
-    engine.begin(K)
+    engine.begin()
     engine.cancel(gone)
     left = engine.add(_request(2))
     assert {e.number for e in _drain(engine)} == {left}
 
 
 def test_with_masks_a_step_begins_when_they_are_there() -> None:
-    shape = Shape(K, BATCH, MAX_LEN, (32, MAX_LEN), vocabulary=64, structured=True)
-    engine = Engine(_engine().runner, shape)
-    engine.add(_request(1, 30, allowed=lambda ids: np.full(2, -1, np.int32)))
+    engine = _engine(structured=True)
+    engine.add(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32)))
     engine.admit()
     engine.step()
-    engine.begin(K)
+    engine.begin()
     assert not engine.begun
-    engine.begin(K, masks=True)
+    engine.begin(masks=True)
     assert engine.begun
-    # what it may emit next is known when it was read
+    assert _stages(engine)[1:] == [Stage.DRAFT, Stage.VERIFY]
+    assert all(key.masks for key in _keys(engine))
+    # the masks of the step after it depend on the ids that it emits
     assert not _follows(engine)
 
 
 def test_steps_that_follow_unread_ones_change_no_id() -> None:
-    """More requests than slots, of uneven lengths: who ends in a step is in the one after it too, and is not heard."""
-    asked = [_request(seed, 6 + 5 * seed) for seed in range(1, 6)]
-    ids, followed = ids_ahead(_engine(), asked)
-    assert ids == [r.ids for r in _engine().run(asked)]
+    """More requests than slots, of different lengths: one that ends in a step is in the next too, without events."""
+    requests = [_request(seed, 6 + 5 * seed) for seed in range(1, 6)]
+    ids, followed = ids_ahead(_engine(), requests)
+    assert ids == [r.ids for r in _engine().run(requests)]
     assert followed > 9
 
 
-def _running(tokens: int = 40, positions: int = 3, policy: Table | None = None) -> Engine:
-    """An engine with a step begun of one request, whose prompt has so many ids."""
-    engine = _engine()
-    engine = Engine(engine.runner, engine.shape, table=policy)
+def _running(tokens: int = 40, positions: int = 3, **more: Any) -> OverlappedEngine:
+    """An engine with a step begun of one request with a prompt of so many ids."""
+    engine = _engine(**more)
     engine.add(Request((1,) * positions, Params(seed=1), tokens))
     engine.step()
-    engine.begin(K)
+    engine.begin()
     return engine
 
 
-def _follows(engine: Engine) -> bool:
-    runs = engine.runner.runs  # type: ignore[attr-defined]
-    before = len(runs)
-    engine.follow(K)
-    return len(runs) > before
+def _follows(engine: OverlappedEngine) -> bool:
+    before = len(_keys(engine))
+    engine.follow()
+    return len(_keys(engine)) > before
 
 
 def test_one_step_follows_and_no_more() -> None:
@@ -206,13 +222,11 @@ def test_no_step_follows_into_a_different_bucket(positions: int, follows: bool) 
     assert _follows(_running(positions=positions)) == follows
 
 
-def test_no_step_follows_with_a_different_k() -> None:
-    """Its rows could end behind the bucket of the one that runs."""
-    engine = _engine()
-    engine.add(_request(1, 40))
-    engine.step()
-    engine.begin(0)
-    assert not _follows(engine)
+def test_a_step_follows_with_the_k_of_the_one_that_runs() -> None:
+    """Rows of a larger k could end behind its bucket."""
+    engine = _running(k_of_batch=(Batches(1, 1, 1), Batches(2, 2, 3)), ks=(1, 3))
+    assert _follows(engine)
+    assert [key.k for key in _keys(engine)[1:]] == [1, 1]
 
 
 # one id is there before the step that runs
@@ -221,13 +235,13 @@ def test_no_step_follows_one_that_may_be_all_requests_last(tokens: int, follows:
     assert _follows(_running(tokens)) == follows
 
 
-def test_no_step_follows_where_a_table_or_a_different_seat_decides() -> None:
-    assert not _follows(_running(policy=table(K, BATCH)))
+def test_no_step_follows_where_the_host_drafts_or_the_seats_change() -> None:
+    assert not _follows(_running(host_drafts=True))
     waiting = _running()
     waiting.add(_request(2))
     assert not _follows(waiting)
     left = _running()
-    left.slots.seat(9, _request(2, 40), Belief(K))
+    left.slots.seat(9, _request(2, 40))
     assert not _follows(left)
 
 
@@ -250,24 +264,17 @@ def test_a_run_wants_the_engine_for_itself() -> None:
         engine.run([_request(2)])
 
 
-def test_a_bad_request_is_refused_when_it_is_added() -> None:
-    engine = _engine()
-    with pytest.raises(UserError, match="64"):
-        engine.add(Request((1,) * MAX_LEN))
-    assert not engine.busy
-
-
 def test_a_first_token_that_ends_the_request_frees_the_slot() -> None:
     engine = _engine(batch=1)
     for seed in (1, 2):
         engine.add(_request(seed, 1))
     assert [e.result.reason for e in _drain(engine) if e.result] == ["length", "length"]
-    assert engine.runner.runs == [PREFILL] * 2  # type: ignore[attr-defined]
+    assert _stages(engine) == [Stage.PREFILL] * 2
 
 
 def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
     table = SlotTable(3)
-    slots = [table.seat(n, Request((7,), Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n)), Belief(K)) for n in range(2)]
+    slots = [table.seat(n, Request((7,), Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n))) for n in range(2)]
     table.leave(0)
     slots[1].token, slots[1].position = 8, 5
     inputs = table.step_inputs((2,), 16)
@@ -277,8 +284,84 @@ def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
     assert inputs.k_limits.tolist() == [2 if i == row else 0 for i in range(3)]
     assert inputs.sampling_params.tolist() == [[4, np.float32(0.9), 1.5] if i == row else [0, 1, 0] for i in range(3)]
     assert inputs.seeds.tolist() == [[1, 2] if i == row else [0, 0] for i in range(3)]
-    assert table.seat(5, Request((1,)), Belief(K)).index == slots[0].index
+    assert table.seat(5, Request((1,))).index == slots[0].index
     assert not table.full
+
+
+RANGES = (Batches(1, 1, 3), Batches(2, 3, 1), Batches(4, 4, 0))
+
+
+def test_the_k_of_a_step_follows_its_requests() -> None:
+    assert [step_k(RANGES, n) for n in range(1, 6)] == [3, 1, 1, 0, 0]
+    engine = _engine(4, RANGES, (1, 3))
+    for seed, tokens in enumerate((4, 12, 40, 60), 1):
+        engine.add(_request(seed, tokens))
+    seated, ks = list[int](), list[int]()
+    for _ in range(4):
+        engine.step()
+    while engine.busy:
+        seated.append(len(engine.slots.seated))
+        ks += {event.k for event in engine.step()}
+    assert ks == [step_k(RANGES, n) for n in seated]
+    assert {*ks} == {0, 1, 3} == engine.ks()
+
+
+@pytest.mark.parametrize(
+    ("limit", "host", "ks"),
+    [(None, False, {0, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
+)
+def test_the_graphs_that_a_request_may_reach(limit: int | None, host: bool, ks: set[int]) -> None:
+    assert _engine(k_of_batch=(RANGES[0], Batches(2, 2, 0)), ks=(1, 3), host_drafts=host).ks(limit) == ks
+
+
+def test_a_step_runs_the_smallest_graph_that_holds_its_drafts() -> None:
+    engine = _engine(ks=(1, 3, 7))
+    assert [engine.shape.graph_k(n) for n in range(8)] == [0, 1, 3, 3, 7, 7, 7, 7]
+    engine.run([_request(1, 30, k_limit=2), _request(2, 60, k_limit=1)])
+    assert sorted({key.k for key in _keys(engine) if not key.is_prefill}) == [1, 3]
+
+
+def test_a_tuning_file_beside_the_bundle_chooses_k(tmp_path: Path) -> None:
+    assert tuned(tmp_path, (1, 3)) is None
+    rows = [list(row) for row in RANGES]
+    (tmp_path / "tuning.json").write_text(json.dumps({"source": "simulated", "k_of_batch": rows}))
+    assert tuned(tmp_path, (1, 3)) == RANGES
+    for content in ("[]", "{", "{}", "7", "[" * 100_000, " " * (1 << 21)):
+        (tmp_path / "tuning.json").write_text(content)
+        with pytest.raises(UserError, match=r"tuning\.json") as refused:
+            tuned(tmp_path, (1, 3))
+        assert "\n" not in str(refused.value)
+    (tmp_path / "tuning.json").unlink()
+    (tmp_path / "tuning.json").mkdir()
+    with pytest.raises(UserError, match="is not a file"):
+        tuned(tmp_path, (1, 3))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], "7", {}, [[1, 2]], [[1, 2, 5]], [[2, 3, 3]], [[1, 2, 3], [4, 4, 0]], [[1, 0, 3]], [[1, 2, True]],
+     [[1, 2.0, 3]], [[1, 2, -1]], [[1, 1, 3]] * 65],
+    ids=str,
+)  # fmt: skip
+def test_other_ranges_are_refused_in_a_sentence(value: Any) -> None:
+    with pytest.raises(UserError, match=r"^k_of_batch (is|has) .*; (it must|this bundle's)"):
+        parse_k_of_batch(value, (1, 3), "k_of_batch")
+
+
+def test_a_result_counts_its_steps_by_k() -> None:
+    result = Result()
+    for k, drafted, accepted in ((3, 3, 2), (1, 1, 0), (3, 2, 2)):
+        result.count(k, drafted, accepted)
+    assert (result.steps_of_k, result.drafted, result.accepted) == ({3: 2, 1: 1}, [3, 2, 1], [2, 2, 0])
+
+
+def test_events_count_the_drafts_of_a_step() -> None:
+    engine = _engine()
+    number = engine.add(_request(1, 40))
+    events = [event for event in _drain(engine) if event.number == number]
+    (result,) = _engine().run([_request(1, 40)])
+    assert sum(event.drafted for event in events) == sum(result.drafted)
+    assert sum(event.accepted for event in events) == sum(result.accepted) > 0
 
 
 @pytest.mark.parametrize(("setting", "returned"), [({}, 2), ({"NPROC": "1"}, 0)], ids=["too late", "set before"])

@@ -1,19 +1,44 @@
-"""Same seed, same tokens: whatever the draft, k, the limit, the batch and its order."""
+"""Same seed, same tokens, whatever the draft, k, the limit, the batch and its order."""
+
+from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from compile.build import build
+from compile.spec import BuildSpec
+from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
+from model.serving.overlap import OverlappedEngine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
+from tests.last_few import last_few
 from tests.model.ahead import ids_ahead
-from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
+from tests.model.heads import write_family
 
 
-def _requests(g: Graphs, count: int, seed: int, tokens: int = 24) -> list[Request]:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and drafts that are right now and then."""
+    return write_family(tmp_path_factory.mktemp("invariance"))
+
+
+@last_few
+def graphs(base: Path, draft: str = "chain", **changes: Any) -> Graphs:
+    """The compiled graphs of a bundle, by default k 15, batch 4, length 128, fp32."""
+    name = "-".join(["of", draft, *(f"{k}{v}" for k, v in changes.items())])
+    values = {"target": str(base / "target"), "draft": str(base / draft), "tp": 1, "k": "15", "batch": 4}
+    values |= {"max_len": 128, "dtype": "fp32", "out": str(base / name)}
+    return Graphs(read_bundle(build(BuildSpec(**(values | changes)))))
+
+
+def _requests(count: int, seed: int, tokens: int = 24) -> list[Request]:
     rng = random.Random(seed)
-    made = []
+    requests = []
     for _ in range(count):
         params = Params(
             rng.choice([0.0, 0.6, 0.8, 1.0, 1.3]),
@@ -22,9 +47,8 @@ def _requests(g: Graphs, count: int, seed: int, tokens: int = 24) -> list[Reques
             rng.choice([0.0, 0.0, 0.05]),
             rng.getrandbits(64),
         )
-        text = rng.choice(PROMPTS)
-        made.append(request(g, text[: rng.randint(8, len(text))], params, tokens))
-    return made
+        requests.append(Request(tuple(rng.randrange(64) for _ in range(rng.randint(1, 80))), params, tokens))
+    return requests
 
 
 def _run(g: Graphs, requests: list[Request], speculative: bool = True) -> list[Result]:
@@ -35,78 +59,66 @@ def _ids(g: Graphs, requests: list[Request], speculative: bool = True) -> list[l
     return [r.ids for r in _run(g, requests, speculative)]
 
 
-def _alone(g: Graphs, requests: list[Request], speculative: bool = True) -> list[list[int]]:
-    return [_ids(g, [r], speculative)[0] for r in requests]
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_speculation_batch_order_and_limit_change_nothing(base, dtype: str) -> None:
-    g = graphs(base, k=15, dtype=dtype, max_len=128)
-    # 200 requests in all: another hundred for each dtype
-    requests = [r for r in _requests(g, 130, len(dtype) + ord(dtype[0])) if len(r.ids) < 90][:100]
-    assert len(requests) == 100
+def test_speculation_batch_order_and_limit_change_nothing(base: Path, dtype: str) -> None:
+    g = graphs(base, dtype=dtype)
+    # 200 requests in all: a different hundred for each dtype
+    requests = _requests(100, ord(dtype[0]))
     expected = _ids(g, requests, speculative=False)
-    assert _ids(g, requests) == expected
+    found = _run(g, requests)
+    assert [r.ids for r in found] == expected
+    assert 0 < sum(sum(r.accepted) for r in found) < sum(sum(r.drafted) for r in found)
     order = random.Random(2).sample(range(len(requests)), len(requests))
     shuffled = _ids(g, [requests[i] for i in order])
     assert [shuffled[order.index(i)] for i in range(len(requests))] == expected
-    some = range(0, 100, 10)
-    assert _alone(g, [requests[i] for i in some]) == [expected[i] for i in some]
+    assert [_ids(g, [requests[i]])[0] for i in range(0, 100, 10)] == expected[::10]
     for limit in range(16):
-        limited = [Request(**{**requests[i].__dict__, "k_limit": limit}) for i in range(limit, 100, 16)]
+        limited = [Request(**{**vars(requests[i]), "k_limit": limit}) for i in range(limit, 100, 16)]
         assert _ids(g, limited) == [expected[i] for i in range(limit, 100, 16)]
 
 
-@pytest.mark.parametrize("changes", [{"k": 1}, {"k": 4, "batch": 1}, {"draft": "draft_small"}], ids=str)
-def test_other_graphs_emit_the_same(base, changes: dict) -> None:
-    reference = graphs(base, k=15, dtype="fp32", max_len=128)
-    requests = [r for r in _requests(reference, 130, 3) if len(r.ids) < 90][:100]
-    expected = _ids(reference, requests, speculative=False)
-    assert _ids(graphs(base, max_len=128, **changes), requests) == expected
+@pytest.mark.parametrize(
+    "changes", [{"k": "1"}, {"k": "4", "batch": 1}, {"draft": "parallel"}, {"draft": "eagle3", "k": "5"}], ids=str
+)
+def test_different_graphs_emit_the_same(base: Path, changes: dict[str, Any]) -> None:
+    requests = _requests(100, 3)
+    expected = _ids(graphs(base), requests, speculative=False)
+    assert _ids(graphs(base, **changes), requests) == expected
 
 
-def test_another_seed_is_noticed(base) -> None:
-    g = graphs(base, k=15, dtype="fp32", max_len=128)
-    one, other = (request(g, PROMPTS[-1], Params(1.0, seed=s), 24) for s in (1, 2))
-    assert _ids(g, [one]) != _ids(g, [other])
+def test_a_different_seed_is_noticed(base: Path) -> None:
+    one, other = (Request((9, 2, 7), Params(1.0, seed=s), 24) for s in (1, 2))
+    assert _ids(graphs(base), [one]) != _ids(graphs(base), [other])
 
 
-def test_buckets_do_not_show(base) -> None:
-    small, large = graphs(base, k=15, dtype="fp32", max_len=128), graphs(base, max_len=256)
-    requests = [r for r in _requests(small, 12, 5, tokens=30) if len(r.ids) < 90]
-    assert _ids(small, requests) == _ids(large, requests)
+def test_buckets_do_not_show(base: Path) -> None:
+    requests = _requests(12, 5, tokens=30)
+    assert _ids(graphs(base), requests) == _ids(graphs(base, max_len=256), requests)
 
 
 @pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "alone"])
-def test_what_the_devices_hand_to_the_next_step_does_not_show(base, speculative: bool) -> None:
+def test_what_the_devices_hand_to_the_next_step_does_not_show(base: Path, speculative: bool) -> None:
     """Unread ids, masks and positions as the next step's inputs: more requests than slots, buckets that change."""
     g = graphs(base, max_len=256)
-    requests = [r for r in _requests(g, 24, 7, tokens=80) if len(r.ids) < 90]
-    ids, followed = ids_ahead(Engine(g, shape_of(g.bundle), speculative), requests)
+    requests = _requests(24, 7, tokens=80)
+    ids, followed = ids_ahead(OverlappedEngine(g, shape_of(g.bundle), speculative), requests)
     assert ids == _ids(g, requests, speculative)
     assert followed > 20
 
 
-def test_the_end_of_the_context_is_reached_and_not_passed(base) -> None:
-    g = graphs(base, k=15, dtype="fp32", max_len=128)
-    for text in (PROMPTS[0], "Count from 1 to 100: 1, 2, 3,"):
-        made = request(g, text, count=1000)
-        with_, without = _run(g, [made])[0], _run(g, [made], speculative=False)[0]
-        assert with_.ids == without.ids
-        if with_.reason == "context":
-            assert len(made.ids) + len(with_.ids) == 128
-            break
-    else:
-        pytest.fail("no prompt reached the end of the context")
+def test_the_end_of_the_context_is_reached_and_not_passed(base: Path) -> None:
+    g, request = graphs(base), Request((9, 2, 7), Params(0.9, seed=3), 1000)
+    with_, without = _run(g, [request])[0], _run(g, [request], speculative=False)[0]
+    assert (with_.ids, with_.reason) == (without.ids, "context")
+    assert len(request.ids) + len(with_.ids) == 128
 
 
-def test_eos_and_stop_cut_inside_an_accepted_block(base) -> None:
-    g = graphs(base, k=15, dtype="fp32", max_len=128)
-    made = request(g, "Count from 1 to 100: 1, 2, 3,", count=40)
-    whole = _run(g, [made])[0]
-    assert whole.tokens_per_step > 2, "the block must hold several tokens for this test to mean anything"
+def test_eos_and_stop_cut_inside_an_accepted_block(base: Path) -> None:
+    g, request = graphs(base), Request((9, 2, 7), Params(0.9, seed=3), 40)
+    whole = _run(g, [request])[0]
+    assert whole.tokens_per_step > 1.3, "a block must hold several tokens for this test to mean anything"
     for at in range(3, 20):
         token = whole.ids[at]
         first = whole.ids.index(token)
-        cut = _run(g, [Request(made.ids, made.params, 40, (token,))])[0]
+        cut = _run(g, [Request(request.ids, request.params, 40, (token,))])[0]
         assert (cut.ids, cut.reason) == (whole.ids[: first + 1], "eos")

@@ -1,7 +1,8 @@
-"""Drafts under masks: the ids of one token a step and of an oracle, whoever drafts; what a walk asks a grammar."""
+"""Drafts under masks: the ids of one token a step and of an oracle for every drafter; how a walk calls a grammar."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model.bundle.schema import FUSED, MASKED, UNFILTERED
 from transformers import AutoModelForCausalLM
 
-from compile import plan
 from compile.build import build
-from compile.doctor import findings, summary
+from compile.doctor import findings
 from compile.spec import BuildSpec
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.errors import UserError
-from model.graph_io import INPUTS
+from model.filters import Filters
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey, Stage
 from model.ops import EAGER
 from model.sampling import Sampling, coupled_sample
 from model.serving.engine import Engine, Proposer
@@ -43,20 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(tmp_path_factory.mktemp("masked_drafts"))
 
 
-def _built(folder: Path, drafter: str, name: str) -> Graphs:
-    flags, target = dict(DRAFTERS[drafter]), str(folder / "target")
-    if "draft" in flags:
-        flags["draft"] = flags["draft_checkpoint"] = str(folder / flags["draft"])
-    values = {"target": target, "checkpoint": target, "tp": 1, "k": 3, "fewer": (1,), "batch": 3, "max_len": 128}
-    values |= {"dtype": "fp32", "structured": True, "out": str(folder / name)}
-    bundle = read_bundle(build(BuildSpec(**(values | flags))))
-    assert findings(bundle) == []
-    return Graphs(bundle)
-
-
 @last_few
 def _graphs(folder: Path, drafter: str) -> Graphs:
-    return _built(folder, drafter, f"of-{drafter}")
+    flags, target = dict(DRAFTERS[drafter]), str(folder / "target")
+    if "draft" in flags:
+        flags["draft"] = str(folder / flags["draft"])
+    values = {"target": target, "tp": 1, "k": "1,3", "batch": 3, "max_len": 128, "dtype": "fp32", "structured": True}
+    bundle = read_bundle(build(BuildSpec(**(values | {"out": str(folder / f"of-{drafter}")} | flags))))
+    assert findings(bundle) == []
+    return Graphs(bundle)
 
 
 def _run(
@@ -81,7 +77,7 @@ def _allowed(seed: int, ids: Sequence[int], share: float = 0.6) -> list[bool]:
 
 
 def _by(seed: int, share: float = 0.6) -> Callable[[Sequence[int]], np.ndarray | None]:
-    """Masks that hang on all ids so far; the text ends with an END."""
+    """Masks that depend on all ids so far; the text ends with an END."""
     return lambda ids: None if ids and ids[-1] == END else words(_allowed(seed, ids, share))
 
 
@@ -89,14 +85,12 @@ def _oracle(folder: Path, request: Request, seed: int) -> list[int]:
     """transformers' logits and the law of a masked draw, one id after the other."""
     theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     p, ids = request.params, list[int]()
-    asked = Sampling(
-        torch.tensor([p.temperature]), torch.tensor([p.top_k]), torch.tensor([p.top_p]), torch.tensor([p.min_p]),
-        torch.tensor([p.seed_words], dtype=torch.int32),
-    )  # fmt: skip
+    filters = Filters(torch.tensor([float(p.top_k)]), torch.tensor([p.top_p]), torch.tensor([p.min_p]))
+    sampling = Sampling(torch.tensor([p.temperature]), torch.tensor([p.seed_words], dtype=torch.int32), filters)
     while len(ids) < request.max_new_tokens and ids[-1:] != [END]:
         with torch.no_grad():
             logits_1V = theirs(torch.tensor([[*request.ids, *ids]])).logits[:, -1]
-        draw = asked.draw(torch.tensor([[len(request.ids) + len(ids)]], dtype=torch.int32))
+        draw = sampling.draw(torch.tensor([[len(request.ids) + len(ids)]], dtype=torch.int32))
         allowed_1V = torch.tensor([_allowed(seed, ids)])
         ids.append(int(coupled_sample(EAGER, logits_1V, draw._replace(allowed_RV=allowed_1V))))
     return ids
@@ -152,23 +146,53 @@ def test_no_step_accepts_what_its_mask_forbids(folder: Path, monkeypatch: pytest
     assert [r.ids for r in _run(graphs, requests)] != expected
 
 
-def test_a_bundle_of_an_earlier_build_takes_one_token_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fused steps have a mask of each sequence, and no halves."""
-    requests = [Request((9, 2, 7), p, 20, (END,), allowed=_by(n)) for n, p in enumerate(PARAMS)] + [
-        Request((5,), PARAMS[1])
-    ]
-    for drafter in ("chain", "ngram"):
-        expected = [r.ids for r in _run(_graphs(folder, drafter), requests)]
-        with monkeypatch.context() as patched:
-            patched.setattr(plan, "_halves", lambda fused, spec: iter(()))
-            patched.setattr(plan, "_takes_masks", lambda graph, spec: not graph.tag.endswith(UNFILTERED))
-            patched.setattr(plan, "ALLOWED_ROWS", {"allowed": INPUTS["allowed"]})
-            graphs = _built(folder, drafter, f"earlier-{drafter}")
-        assert len({t.name: t for t in graphs.bundle.graph(FUSED + MASKED, 128).inputs}["allowed"].shape) == 2
-        assert summary(graphs.bundle)["masks"] == "one token a step"
-        results = _run(graphs, requests)
-        assert [r.ids for r in results] == expected
-        assert [sum(r.accepted) for r in results[:3]] == [0, 0, 0]
+class _Watched:
+    """Graphs, and the stages that ran."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs, self.stages = graphs, set[Stage]()
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        self.stages.add(key.stage)
+        return self.graphs.run(key, inputs)
+
+    def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
+        self.stages.add(key.stage)
+        return self.graphs.draft(key, inputs)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_halves_emit_and_accept_what_the_fused_step_does(folder: Path, drafter: str) -> None:
+    """With log-probabilities, which need graphs with masks, and without: steps, drafts offered and kept, reasons."""
+    graphs = _graphs(folder, drafter)
+    prompts = [(9, 2, 7), (4,), (1, 2, 3, 1, 2, 3, 1, 2)]
+    requests = [Request(prompt, params, 20) for prompt in prompts for params in PARAMS]
+    # one that meets the context's end, and limits that make steps of the smaller k
+    requests += [Request(tuple(range(1, 60)) * 2, PARAMS[1], 30), Request((8, 8), PARAMS[1], 20, k_limit=1)]
+    found, stages = [], []
+    for logprobs in (False, True):
+        watched = _Watched(graphs)
+        scored = [dataclasses.replace(request, logprobs=logprobs) for request in requests]
+        results = Engine(watched, shape_of(graphs.bundle)).run(scored)
+        found.append([dataclasses.replace(result, scores=[]) for result in results])
+        stages.append(watched.stages - {Stage.PREFILL})
+    fused, halves = found
+    assert halves == fused
+    assert [r.ids for r in fused] == [r.ids for r in _run(graphs, requests, speculative=False)]
+    assert 0 < sum(sum(r.accepted) for r in halves) < sum(sum(r.drafted) for r in halves)
+    assert stages[0] == {Stage.STEP}
+    assert drafter == "ngram" or {Stage.DRAFT, Stage.VERIFY} <= stages[1]
+
+
+def test_each_half_holds_what_it_reads(folder: Path) -> None:
+    by_key = _graphs(folder, "parallel").bundle.plan.by_key
+    draft, verify = (by_key[GraphKey(stage, 3, 128, True, True)] for stage in (Stage.DRAFT, Stage.VERIFY))
+    assert {t.name.split(".")[0] for t in draft.weights} == {"draft_model"}
+    assert {t.name.split(".")[0] for t in verify.weights} == {"target_model"}
+    # the drafter's memory of a step is written where the step is verified
+    assert [t.name for t in verify.state if t.name.startswith("draft_model")] == ["draft_model.kept.ids"]
+    assert [t.name for t in draft.outputs] == ["candidates"]
+    assert {t.name: t.shape for t in verify.inputs}["input_ids"] == (3, 4)
 
 
 def _walk(masks: dict[tuple[int, ...], set[int]], most: int = 3) -> Walk:

@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model.bundle.schema import MASKED
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from compile.build import build
 from compile.doctor import findings
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.graph_io import words_of
 from model.kernels import Kernels
 from model.llm import LLM
 from model.ops import EAGER, Ops
 from model.parallel import Shard
-from model.sampling import Draws, allowed_ids, coupled_sample
+from model.sampling import Draws, Sampling, allowed_ids, coupled_sample
 from model.serving.engine import Engine
+from model.serving.masks import Allowed
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Shape, check
 from model.serving.runtime import Graphs
@@ -55,9 +55,9 @@ def test_a_shard_reads_its_own_bits(vocabulary: int, ranks: int) -> None:
     words_BW = torch.from_numpy(np.stack([words(mask) for mask in masks]))
     assert words_BW.shape[1] == words_of(vocabulary)
     width = vocabulary // ranks
-    parts = [allowed_ids(words_BW, torch.tensor([[r * width]], dtype=torch.int32), width) for r in range(ranks)]
+    shards = [Shard(torch.tensor([[r * width]], dtype=torch.int32), width) for r in range(ranks)]
+    parts = [allowed_ids(words_BW, shard, 3) for shard in shards]
     assert torch.cat(parts, 1).tolist() == masks
-    assert allowed_ids(words_BW, None, vocabulary).tolist() == masks
 
 
 MIXES = [(0.7, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.3, 0, 0.6, 0.0), (0.9, 0, 1.0, 0.2), (1.1, 4, 0.8, 0.05)]
@@ -104,11 +104,9 @@ def test_a_greedy_masked_draw_is_the_best_allowed_id() -> None:
 
 
 def _scored(
-    kernels: Kernels, ops: Ops, logits: Tensor, params: object, at: Tensor, masks: Tensor, first: Shard
-) -> Draws:
-    prepared = kernels.prepare(ops, params, at[:, None], first)  # type: ignore[arg-type]
-    allowed = allowed_ids(masks, first.start, first.width)
-    return kernels.coupled_sample(ops, logits, prepared._replace(allowed_RV=allowed))
+    kernels: Kernels, ops: Ops, logits: Tensor, params: Sampling, at: Tensor, masks: Tensor, held: Shard
+) -> tuple[Draws, Tensor | None]:
+    return kernels.scored_sample(ops, logits, kernels.prepare(ops, params._replace(allowed=masks), at[:, None], held))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -119,21 +117,21 @@ def test_shards_draw_and_score_as_the_whole_vocabulary_does(ranks: int) -> None:
     allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
     masks = torch.from_numpy(np.stack([words(a) for a in allowed]))
     whole = Shard(torch.zeros(1, 1, dtype=torch.int32), count)
-    expected = _scored(Kernels(), EAGER, logits_RV, params, positions_R, masks, whole)
+    expected, _ = _scored(Kernels(), EAGER, logits_RV, params, positions_R, masks, whole)
 
-    def work(ops: RankOps) -> Draws:
+    def work(ops: RankOps) -> tuple[Draws, Tensor | None]:
         held = Shard(torch.tensor([[ops.rank * count // ranks]], dtype=torch.int32), count // ranks)
         return _scored(SIMULATED, ops, part(logits_RV, ops, ranks), params, positions_R, masks, held)
 
     logprobs = torch.where(torch.tensor(allowed), logits_RV, float("-inf")).log_softmax(-1)
-    for draws in on_ranks(ranks, work):
+    for draws, scores in on_ranks(ranks, work):
         ids = draws.merged()
         assert torch.equal(ids, expected.merged())
         assert all(a[i] for a, i in zip(allowed, ids.tolist(), strict=True))
-        assert draws.scores is not None
+        assert scores is not None
         own = logprobs.gather(1, ids.long()[:, None])
-        torch.testing.assert_close(draws.scores[0], own[:, 0], atol=2e-6, rtol=0)
-        assert draws.scores[1].tolist() == (logprobs >= own).sum(-1).tolist()
+        torch.testing.assert_close(scores[0], own[:, 0], atol=2e-6, rtol=0)
+        assert scores[1].tolist() == (logprobs >= own).sum(-1).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +140,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("masked")
     for name, seed, layers in (("target", 5, 2), ("draft", 5, 1)):
         write_model(folder / name, seed, scale=0.5, num_hidden_layers=layers, eos_token_id=None)
-    build(spec(folder, structured=True, k=3, fewer=(1,), batch=3))
+    build(spec(folder, structured=True, k="1,3", batch=3))
     return folder
 
 
@@ -151,8 +149,8 @@ def graphs(base: Path) -> Graphs:
     return Graphs(read_bundle(base / "bundle"))
 
 
-def _by(seed: int, told: list[tuple[int, ...]] | None = None):
-    """Masks that hang on all ids so far, as a grammar's do."""
+def _by(seed: int, told: list[tuple[int, ...]] | None = None) -> Allowed:
+    """Masks that depend on all ids so far, as a grammar's do."""
 
     def allowed(ids: Sequence[int]) -> np.ndarray:
         if told is not None:
@@ -175,7 +173,7 @@ def test_masked_rows_obey_and_their_neighbours_do_not_notice(graphs: Graphs, par
     masked = Engine(graphs, shape).run([free[0], bound, free[1]])
     assert [masked[0].ids, masked[2].ids] == [r.ids for r in alone]
     ids = masked[1].ids
-    # asked of all before each id, and of drafts that did not come
+    # the masks were called with all ids before each id, and with drafts that were rejected
     assert {tuple(ids[:n]) for n in range(20)} < {*told}
     assert all(some(V, hash((1, *ids[:n])) & 0xFFFF)[ids[n]] for n in range(20))
     assert ids == Engine(graphs, shape, False).run([bound])[0].ids
@@ -239,11 +237,11 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> N
 def test_a_bundle_with_masks_is_whole_and_one_without_refuses_them(base: Path) -> None:
     bundle = read_bundle(base / "bundle")
     assert findings(bundle) == []
-    # two prompts', and with and without filters the target's alone and two halves of each k
-    assert sum(g.tag.endswith(MASKED) for g in bundle.graphs) == 12
+    # two prefills; with and without filters the step of k 0 and two halves of each k
+    assert sum(key.masks for key in bundle.plan.by_key) == 12
     for request in (Request((1,), allowed=_by(1)), Request((1,), logprobs=True)):
         with pytest.raises(UserError, match="built without --structured"):
-            check(Shape(3, 2, 128, (128,), V), request)
+            check(Shape((3,), 2, 128, (128,), V), request)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "nki"])

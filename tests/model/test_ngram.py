@@ -11,7 +11,7 @@ from compile.build import build
 from compile.doctor import main as doctor
 from compile.serve_command import check_loadable
 from compile.spec import BuildSpec
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.serving.engine import Engine, Proposer
 from model.serving.ngram import propose
@@ -53,9 +53,8 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     folder = tmp_path_factory.mktemp("ngram")
     target = str(write_model(folder / "target", 1, eos_token_id=None))
     spec = BuildSpec(
-        target=target, checkpoint=target, drafter="ngram", tp=1, k=5, fewer=(2,), batch=2, max_len=128, dtype="fp32",
-        out=str(folder / "bundle"),
-    )  # fmt: skip
+        target=target, drafter="ngram", tp=1, k="2,5", batch=2, max_len=128, dtype="fp32", out=str(folder / "bundle")
+    )
     return Graphs(read_bundle(build(spec)))
 
 
@@ -86,8 +85,7 @@ def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: Graphs) -> No
 
 def test_the_bundle_is_a_target_that_takes_drafts(graphs: Graphs, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = graphs.bundle
-    assert bundle["drafter"] == {"kind": "ngram"}
-    assert bundle["models"]["draft"] == {"name": "none"}
+    assert (bundle.spec.drafter, bundle.spec.draft) == ("ngram", "none")
     assert not [t.name for g in bundle.graphs for t in (*g.weights, *g.state) if t.name.startswith("draft")]
     doctor([str(bundle.path)])
     assert "ngram" in capsys.readouterr().out
@@ -99,10 +97,10 @@ def test_what_does_not_go_together_is_refused(graphs: Graphs, tmp_path: Path) ->
     target = str(graphs.bundle.path.parent / "target")
     for flags, why in (
         ({"drafter": "ngram", "draft": target}, "the drafter ngram has no model, and --draft was given"),
-        ({"drafter": "ngram", "k": 0}, "k is 0 and the drafter ngram"),
-        ({"drafter": "none", "k": 3}, "k is 3 and the drafter none"),
+        ({"drafter": "ngram", "k": "0"}, "k is 0 and the drafter ngram"),
+        ({"drafter": "none", "k": "3"}, "k is 3 and the drafter none"),
         ({"drafter": "tree"}, "drafter is 'tree'; it must be one of auto, chain"),
-        ({"drafter": "parallel", "draft": target, "k": 3}, "has None as pard_token"),
+        ({"drafter": "parallel", "draft": target, "k": "3"}, "has None as pard_token"),
     ):
         spec = BuildSpec(**({"target": target, "tp": 1, "max_len": 128, "out": str(tmp_path / "x")} | flags))  # type: ignore[arg-type]
         with pytest.raises(UserError, match=why):

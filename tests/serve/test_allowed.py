@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from model.serving.request import Params, Shape
-from serve.allowed import Refused, engine_request, refuse_others
+from serve.allowed import Refused, check_request, engine_request, refuse_others
 
 DEFAULTS: dict[str, Any] = {
     "n": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [],
@@ -25,7 +25,7 @@ NOT_SERVED = {
     "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "bad_words": ["x"], "extra_args": {"a": 1},
     "structured_outputs": object(), "allowed_token_ids": [1], "of_a_later_vllm": True,
 }  # fmt: skip
-SHAPE = Shape(k=7, batch=4, max_len=256, buckets=(128, 256), vocabulary=2048)
+SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048)
 
 
 def sampling(**changes: Any) -> SimpleNamespace:
@@ -77,6 +77,6 @@ def test_the_engine_gets_what_was_asked_and_leaves_every_end_to_vllm() -> None:
 )
 def test_what_the_bundle_cannot_hold_is_refused(ids: tuple[int, ...], changes: dict[str, Any], parameter: str) -> None:
     with pytest.raises(Refused) as refused:
-        engine_request(SHAPE, ids, sampling(**changes))
+        check_request(SHAPE, ids, sampling(**changes))
     assert refused.value.parameter == parameter
-    engine_request(SHAPE, (1,), sampling())
+    check_request(SHAPE, (1,), sampling())

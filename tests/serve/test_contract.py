@@ -40,7 +40,6 @@ FIELDS = {
         "finished_req_ids",
         "has_structured_output_requests",
         "scheduled_spec_decode_tokens",
-        "num_spec_tokens_to_schedule",
     },
     "vllm.v1.core.sched.output.GrammarOutput": {"structured_output_request_ids", "grammar_bitmask"},
     "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},

@@ -22,8 +22,8 @@ from transformers import LlamaConfig
 from model.bundle.checkpoint import Checkpoint
 from model.cache import Placement, empty_caches
 from model.config import load_config
-from model.draft_config import Eagle3Config, load_draft
-from model.drafters.eagle3 import Eagle3Draft
+from model.drafters.eagle3 import KIND, Eagle3Config, Eagle3Draft
+from model.drafters.registry import load_draft
 from model.packing import Packing
 from model.parallel import ONE_RANK
 from tests.compile.tiny import shard_of, write_model
@@ -106,7 +106,7 @@ def _theirs(folder: Path) -> Any:
 
 
 def _ours(folder: Path, target: Path) -> Eagle3Draft:
-    config = load_draft("eagle3", str(folder), load_config(str(target)))
+    config = load_draft(KIND, str(folder), load_config(str(target)))
     assert isinstance(config, Eagle3Config)
     draft = Eagle3Draft(config)
     draft.load_state_dict(shard_of(Checkpoint(folder, config), 0, 1, torch.float32, Packing()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import serve.folder
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder
 from serve.plugin import platform
@@ -48,7 +48,7 @@ def test_an_address_is_pulled_and_its_folder_takes_its_place(bundle: Path, monke
     arguments = ["serve", "s3://team/demo"]
     folder = meant_bundle(arguments)
     assert folder is not None
-    assert read_bundle(folder)["manifest_sha256"] == read_bundle(bundle)["manifest_sha256"]
+    assert read_bundle(folder).manifest.digest == read_bundle(bundle).manifest.digest
     assert arguments == ["serve", str(folder), "--served-model-name", "s3://team/demo"]
 
 
@@ -75,5 +75,5 @@ def test_vllm_reads_the_target_and_its_tokenizer(bundle: Path) -> None:
 def test_a_changed_tokenizer_is_refused(bundle: Path) -> None:
     file = bundle / "tokenizer/tokenizer.json"
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
-    with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json has another content"):
+    with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json does not match the manifest"):
         model_folder(read_bundle(bundle))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.llm import LLM
 from model.serving.request import Params
@@ -33,7 +34,7 @@ SCHEMA = {
 REGEX = "[A-C]{2}-[0-9]{3}( or [A-C]{2}-[0-9]{3})?"
 # a small model may go on with blanks between a schema's parts until its tokens are used up
 DENSE = {"backend": "xgrammar", "disable_any_whitespace": True}
-# vLLM's schedule: alone seven drafts, two or three requests three, a full batch none
+# seven drafts alone, three for two or three requests, none for a full batch
 SCHEDULE = {"k_of_batch": [[1, 1, 7], [2, 3, 3], [4, 4, 0]], "acceptance": "detailed"}
 
 
@@ -41,7 +42,7 @@ SCHEDULE = {"k_of_batch": [[1, 1, 7], [2, 3, 3], [4, 4, 0]], "acceptance": "deta
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
     folder.mkdir(exist_ok=True)
-    return graphs(folder, k=7, fewer=(3,), structured=True, max_len=128).bundle.path
+    return graphs(folder, k="3,7", structured=True, max_len=128).bundle.path
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_drafts_under_a_schema_change_no_id(
     for seed, prompt in enumerate(PROMPTS[:3]):
         asked = {"max_tokens": 60, "temperature": temperature, "seed": seed, "extra_body": FORMS["schema"][0]}
         ids = ids_of(ask(client, name, prompt, **asked))
-        allowed = grammar_of(SCHEMA, llm.bundle.config("target").eos_token_ids)
+        allowed = grammar_of(SCHEMA, llm.bundle.spec.target_config.eos_token_ids)
         params = Params(temperature, seed=seed)
         offline = llm.generate(prompt, params, max_new_tokens=60, speculation=False, allowed=allowed)
         assert ids == list(offline.ids)
@@ -143,7 +144,7 @@ def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) ->
     """Alone on the server: the counts are those of the same request offline."""
     answer = ask(client, name, PROMPTS[0], max_tokens=20, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
     told = answer.metrics["speculative_decoding"]
-    ids = llm.bundle.config("target").eos_token_ids
+    ids = llm.bundle.spec.target_config.eos_token_ids
     offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=20)
     assert not set(ids) & set(offline.ids), "the request ended early: pick another seed"
     assert len(told["per_step_accepted"]) == offline.steps
@@ -158,15 +159,19 @@ def test_the_k_of_steps_follows_the_batch_and_is_in_the_metrics(server: Server) 
     assert of_k == {"0", "3", "7"}
 
 
-def test_a_schedule_that_the_graphs_do_not_have_is_refused(bundle: Path) -> None:
+def test_a_schedule_that_the_graphs_do_not_have_is_refused(bundle: Path, tmp_path: Path) -> None:
     from serve.platform import ACCEPTANCE, K_OF_BATCH, k_of_batch, speculates  # noqa: PLC0415
 
     def config(**options: Any) -> Any:
         return SimpleNamespace(additional_config=options)
 
     opened = read_bundle(bundle)
-    assert k_of_batch(opened, config(**{K_OF_BATCH: [[1, 2, 7], [3, 4, 0]]})) == [(1, 2, 7), (3, 4, 0)]
+    assert k_of_batch(opened, config(**{K_OF_BATCH: [[1, 2, 7], [3, 4, 0]]})) == ((1, 2, 7), (3, 4, 0))
     assert k_of_batch(opened, config()) is None
+    copied = shutil.copytree(bundle, tmp_path / "tuned")
+    (copied / "tuning.json").write_text(json.dumps({"k_of_batch": [[1, 4, 3]]}))
+    assert k_of_batch(read_bundle(copied), config()) == ((1, 4, 3),)
+    assert k_of_batch(read_bundle(copied), config(**{K_OF_BATCH: [[1, 4, 7]]})) == ((1, 4, 7),)
     for wrong in ([[1, 2, 5]], [[2, 3, 7]], [], "7", [[1, 2]]):
         with pytest.raises(UserError, match="k_of_batch"):
             k_of_batch(opened, config(**{K_OF_BATCH: wrong}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def test_speculation_off_and_a_restart_give_the_same_bytes(bundle: Path, llm: LL
         assert (found.ids, found.text) == (drafts.ids, drafts.text)
         assert sum(found.drafts_offered) == found.steps * way.get("k_limit", 0)
     none = llm.generate([COUNT, PROMPTS[3]], params, **FEW, k_limit=0)
-    assert (none[0].ids, none[0].steps_of_k) == (drafts.ids, {0: 15})
+    assert (none[0].ids, none[0].steps, none[0].drafts_offered) == (drafts.ids, 15, ())
     assert "".join(llm.stream(COUNT, params, **FEW, k_limit=0)) == drafts.text
     flags = {"temperature": params.temperature, "top-k": params.top_k, "seed": params.seed, "max-new-tokens": 16}
     command = [sys.executable, "-m", "model.generate", "--bundle", str(bundle), "--prompt", COUNT, "--json"]
@@ -74,7 +75,7 @@ def test_ids_in_and_out(llm: LLM) -> None:
     assert as_ids.ids == as_text.ids
     assert [o.ids for o in llm.generate([ids, COUNT], DRAWN, **FEW)] == [as_text.ids] * 2
     assert llm.tokenizer.decode(list(as_ids.ids)) == as_ids.text
-    # what was written, in two parts: a prompt's noise hangs on positions alone
+    # the same text in two parts: the noise of a token depends on its position
     whole = llm.generate((*ids, *as_ids.ids[:10]), DRAWN, max_new_tokens=6)
     assert (*as_ids.ids[:10], *whole.ids) == as_ids.ids
 
@@ -121,8 +122,6 @@ def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
     for _ in range(llm.shape.batch + 1):
         stream = llm.stream(PROMPTS[0])
         next(stream)
-        with pytest.raises(UserError, match="a stream is open"):
-            llm.generate(COUNT, speculation=False)
         stream.close()
         assert stream.output is None
     assert len(llm.generate(COUNT, **FEW).ids) == 16
@@ -191,6 +190,30 @@ def test_what_is_refused_and_why(llm: LLM, use: Callable[[LLM], object], sentenc
     with pytest.raises(UserError, match=sentence):
         use(llm)
     assert len(llm.generate(COUNT, max_new_tokens=2).ids) == 2
+
+
+def test_a_stream_and_a_prompt_without_speculation_are_served_together(llm: LLM) -> None:
+    alone, drafts = llm.generate(PROMPTS[1], DRAWN, **FEW, speculation=False), llm.generate(COUNT, DRAWN, **FEW)
+    stream = llm.stream(COUNT, DRAWN, **FEW)
+    first = next(stream)
+    beside = llm.generate(PROMPTS[1], DRAWN, **FEW, speculation=False)
+    assert (beside.ids, sum(beside.drafts_kept)) == (alone.ids, 0)
+    assert first + "".join(stream) == drafts.text
+
+
+def test_a_tuning_file_changes_no_token(llm: LLM, bundle: Path, tmp_path: Path) -> None:
+    """The k of steps follows the number of prompts, from the bundle's folder alone."""
+    expected = llm.generate(PROMPTS[:3], DRAWN, **FEW)
+    tuned = shutil.copytree(bundle, tmp_path / "tuned")
+    (tuned / "tuning.json").write_text('{"k_of_batch": [[1, 1, 7], [2, 4, 0]]}')
+    with LLM(tuned) as opened:
+        found = opened.generate(PROMPTS[:3], DRAWN, **FEW)
+        assert [o.ids for o in found] == [o.ids for o in expected]
+        assert sum(sum(o.drafts_offered) for o in found) < sum(sum(o.drafts_offered) for o in expected)
+        assert sum(opened.generate(COUNT, DRAWN, **FEW).drafts_kept) > 0
+    (tuned / "tuning.json").write_text('{"k_of_batch": [[1, 4, 5]]}')
+    with pytest.raises(UserError, match="has k 5; this bundle's graphs have k 0, 7"):
+        LLM(tuned, load=False)
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
