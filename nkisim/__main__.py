@@ -1,4 +1,4 @@
-"""`nkisim COMMAND ...`: run, time, lint, report, trace, coverage, accuracy; each tells its arguments with --help."""
+"""`nkisim COMMAND ...`; each command tells its arguments with --help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from nkisim import command, coverage, lint
+from nkisim import command, coverage, lint, machine
 from nkisim.accuracy import __main__ as accuracy
 from nkisim.cli import commands
 
@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "trace": (commands.trace_, "a timeline for Perfetto"),
     "coverage": (coverage.main, "what of the public API exists here"),
     "accuracy": (accuracy.main, "simulated times beside measured ones"),
+    "version": (machine.main, "the version, and the processor, BLAS kernels and instruction sets"),
 }
 
 
