@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,14 +39,18 @@ def blas_kernels() -> str:
             function = getattr(library, name)
             function.restype = ctypes.c_char_p
             return str(function().decode())
-    dependencies: dict[str, dict[str, str]] = np.show_config(mode="dicts")["Build Dependencies"]  # type: ignore[index]
-    return dependencies["blas"]["name"]
+    return str(_built()["Build Dependencies"]["blas"]["name"])
 
 
 def instruction_sets() -> list[str]:
     """What numpy's own loops may use: its baseline and the sets that it found."""
-    sets: dict[str, list[str]] = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[index]
+    sets = _built()["SIMD Extensions"]
     return [*sets["baseline"], *sets.get("found", [])]
+
+
+def _built() -> Any:
+    """How numpy was built, and what it finds now."""
+    return np.show_config(mode="dicts")
 
 
 def facts() -> dict[str, str]:
