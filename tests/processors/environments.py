@@ -73,7 +73,8 @@ def kernel_environments() -> list[Environment]:
         *(Environment(f"BLAS-{name}", {"OPENBLAS_CORETYPE": name}, _missing(needs)) for name, needs in _NEEDS.items()),
         _numpy("numpy-without-AVX512", wide),
         _numpy("numpy-baseline", found),
-        Environment("libm-without-FMA", {"GLIBC_TUNABLES": tunables}, _missing(_AVX2)),
+        # numpy asks the C library where it has no loop of its own
+        Environment("libm-without-FMA", {"GLIBC_TUNABLES": tunables} | _numpy("", found).variables, _missing(_AVX2)),
     ]
 
 

@@ -177,7 +177,12 @@ def test_no_library_function_is_asked(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_library_function_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
-    x, asks = np.arange(5, dtype=np.float32), functions.rounded(lambda wide: np.exp(wide))
+    x = np.arange(5, dtype=np.float32)
+
+    @functions.rounded
+    def asks(x: Any) -> Any:
+        return np.exp(x)
+
     before = asks(x)
     monkeypatch.setattr(np, "exp", np.square)
     assert asks(x).tobytes() != before.tobytes()
