@@ -1,4 +1,4 @@
-"""`nkisim run|time|lint|report|trace|coverage|accuracy|version`: what they print, and that every mistake is one sentence."""
+"""Every command of `nkisim`: what it prints, and that every mistake is one sentence."""
 
 from __future__ import annotations
 
