@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from tests.processors.environments import UNFORCED, results
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that every worker of this session shares."""
-    folder = tmp_path_factory.getbasetemp().parent / "processors"
+    """A folder that the workers of this session share, and no other session: results of other code are not these."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "processors"
     folder.mkdir(exist_ok=True)
     return folder
 
