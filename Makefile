@@ -12,7 +12,7 @@ PORT ?= 8000
 SOAK ?= 300
 DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
-DEMO_PAIR := --target demo/target --draft demo/draft --checkpoint demo/target --draft-checkpoint demo/draft
+DEMO_PAIR := --target demo/target --draft demo/draft
 
 .PHONY: build test check hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install xla-check install clean
 

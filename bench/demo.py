@@ -53,9 +53,9 @@ def spec(out: Path, drafter: str, k: int, model: str = "", **sizes: Any) -> Buil
     folder = model or MODELS.get(drafter, "")
     about: dict[str, Any] = {"tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"} | sizes
     if k and folder:
-        about |= {"draft": str(DEMO / folder), "draft_checkpoint": str(DEMO / folder)}
+        about["draft"] = str(DEMO / folder)
     kind = drafter if k else "none"
-    return BuildSpec(target=str(TARGET), checkpoint=str(TARGET), drafter=kind, k=k, out=str(out), **about)
+    return BuildSpec(target=str(TARGET), drafter=kind, k=str(k), out=str(out), **about)
 
 
 def bundle(out: Path, drafter: str, k: int, model: str = "", **sizes: Any) -> Path:

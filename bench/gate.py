@@ -84,7 +84,8 @@ def differences(alone: Sequence[Sequence[Any]], speculative: Sequence[Sequence[A
 
 def answers(llm: LLM, asked: Sequence[Question], tokens: int, speculation: bool) -> list[Output]:
     """The questions served by a bundle, those of one limit together; a prompt is cut to what the bundle holds."""
-    k, room = llm.bundle["k"], llm.bundle["max_len"] - llm.bundle["k"] - tokens
+    k = llm.bundle.spec.k
+    room = llm.bundle.spec.max_len - k - tokens
     prompts = [llm.tokenizer.encode(q.text).ids[:room] for q in asked]
     found: dict[int, Output] = {}
     for limit in dict.fromkeys(q.limit for q in asked):
@@ -109,12 +110,12 @@ def compared(asked: Sequence[Question], alone: Sequence[Output], outputs: Sequen
 def of_bundle(folder: Path, asked: Sequence[Question], tokens: int) -> dict[str, Any]:
     """A row: the bundle against its target alone."""
     with LLM(folder) as llm:
-        found = llm.bundle
-        if not found["k"]:
+        spec = llm.bundle.spec
+        if not spec.k:
             raise UserError(f"{folder} is a target alone (k 0), with nothing to compare; give the bundle of a pair")
         with progress(f"{len(asked)} requests, both ways"):
             alone, outputs = (answers(llm, asked, tokens, way) for way in (False, True))
-    about = {"drafter": found.drafting.kind, "k": found["k"], "batch": found["batch"], "dtype": found["dtype"]}
+    about = {"drafter": spec.drafter, "k": spec.k, "batch": spec.batch, "dtype": spec.dtype}
     return about | compared(asked, alone, outputs)
 
 

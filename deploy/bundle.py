@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from compile.serve_command import MODEL, check_loadable
 from compile.store import pull, push
-from model.bundle.manifest import Bundle, read_bundle
-from model.drafting import KINDS
+from model.bundle.opening import Bundle, read_bundle
+from model.drafters.registry import KINDS
 from model.errors import UserError, run_cli
 
 
@@ -31,14 +31,14 @@ class Expected(NamedTuple):
 
 def check_shape(bundle: Bundle, expected: Expected) -> None:
     """Raise UserError unless a bundle's manifest has the expected shape and a model.pt."""
-    built = {name: bundle[name] for name in ("tp", "batch", "max_len", "k")} | {"drafter": bundle.drafting.kind}
-    for name, value in built.items():
+    for name in ("tp", "batch", "max_len", "k", "drafter"):
+        value = getattr(bundle.spec, name)
         if value != getattr(expected, name):
             raise UserError(
                 f"{bundle.path} was built for {name} {value} and the server needs {getattr(expected, name)}; "
                 "render again from the values that it was built with, or build it again"
             )
-    if MODEL not in bundle["files"]:
+    if MODEL not in bundle.files:
         raise UserError(f"{bundle.path} was built without the Neuron SDK and has no {MODEL}; build it where the SDK is")
 
 

@@ -22,7 +22,7 @@ from compile import serve_command
 from compile.neuron.flags import LNC
 from deploy.values import DEFAULTS, NONE, Values, load_values
 from model.bundle.signature import VARIABLE
-from model.drafting import KINDS
+from model.drafters.registry import KINDS
 from model.errors import UserError, run_cli
 
 VARIANTS = ("baseline", "speculative")

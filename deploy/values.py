@@ -6,18 +6,20 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from compile.neuron.flags import LNC
 from compile.spec import BuildSpec
-from model.bundle.schema import MAX_K, MAX_TP, Check, Wrong, one_of, record, shown, text, whole
+from model.bundle.spec import MAX_K, MAX_TP
 from model.config import PRESETS
-from model.drafting import KINDS
+from model.drafters.registry import KINDS
 from model.dtypes import BY_FLAG
 from model.errors import UserError
+from model.strict import Range, Text, Wrong, read, shown
 
 DEFAULTS = Path(__file__).with_name("values.yaml")
 NONE = "none"
@@ -32,7 +34,22 @@ _VENDOR_IMAGE = "public.ecr.aws/neuron/"
 INSTANCES = {"trn2.3xlarge": (1, 12, 128), "trn2.48xlarge": (16, 192, 2048), "trn2u.48xlarge": (16, 192, 2048)}
 
 
-def _name(most: int) -> Check:
+def text(pattern: str, expected: str) -> Any:
+    """A string that a pattern fits from end to end."""
+    return Annotated[str, Text(pattern, expected)]
+
+
+def whole(low: int, high: int) -> Any:
+    """A whole number in a range."""
+    return Annotated[int, Range(low, high)]
+
+
+def one_of(*choices: str) -> Any:
+    """One of a few words."""
+    return Literal[choices]
+
+
+def _name(most: int) -> Any:
     label = rf"(?!kube-|default$)(?=.{{1,{most}}}$)[a-z]([a-z0-9-]*[a-z0-9])?"
     return text(label, f"up to {most} lower-case letters, digits and hyphens, a letter first, not default or kube-*")
 
@@ -91,23 +108,22 @@ _FIELDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _exactly(fields: Mapping[str, Any]) -> Check:
-    """An object with these fields and no other."""
-    inner = record({name: _exactly(field) if isinstance(field, dict) else field for name, field in fields.items()})
-
-    def check(value: Any, at: str) -> None:
-        prefix = f"{at}." if at else ""
-        for name in value if isinstance(value, dict) else ():
-            if name not in fields:
-                raise Wrong(f"{prefix}{shown(name)} is not a value, expected one of {', '.join(fields)}")
-            if isinstance(value[name], str) and _PLACEHOLDER.search(value[name]):
-                raise Wrong(f"{prefix}{name} is {shown(value[name])}, which looks unfilled, expected a value of yours")
-        inner(value, at)
-
-    return check
+def _declared(name: str, fields: Mapping[str, Any]) -> type[Any]:
+    """A dataclass with these fields, for the strict reader."""
+    named = [(n, _declared(n, kind) if isinstance(kind, dict) else kind) for n, kind in fields.items()]
+    return make_dataclass(name, named, frozen=True)
 
 
-_VALUES = _exactly(_FIELDS)
+_VALUES = _declared("Values", _FIELDS)
+
+
+def _unfilled(value: Any, at: str = "") -> Iterator[str]:
+    """A clause for each text that still stands for a value to be filled in."""
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _unfilled(inner, f"{at}{name}.")
+        elif isinstance(inner, str) and _PLACEHOLDER.search(inner):
+            yield f"{at}{name} is {shown(inner)}, which looks unfilled, expected a value of yours"
 
 
 class Values(dict[str, Any]):
@@ -153,7 +169,9 @@ def load_values(path: Path = DEFAULTS, changes: Sequence[str] = ()) -> Values:
 def check(raw: Any) -> Values:
     """Raise UserError for the first value that cannot be deployed."""
     try:
-        _VALUES(raw, "")
+        read(_VALUES, raw)
+        if clause := next(_unfilled(raw), ""):
+            raise Wrong(clause)
     except Wrong as wrong:
         raise UserError(f"the values cannot be deployed: {wrong}; see deploy/values.yaml") from None
     values = Values(raw)
@@ -232,7 +250,8 @@ def _model_faults(values: Values) -> Iterator[str]:
     # but for a chain only the draft's folder has its shape
     drafter = {"draft": m["draft"]} if chain else {"drafter": "ngram"}
     try:
-        BuildSpec(**{name: m[name] for name in ("target", "tp", "k", "batch", "max_len", "dtype")}, **drafter).check()
+        sizes = {name: m[name] for name in ("target", "tp", "batch", "max_len", "dtype")}
+        BuildSpec(k=str(m["k"]), **sizes, **drafter).check()
     except UserError as error:
         yield f"model cannot be built: {error}"
 

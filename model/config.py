@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
@@ -11,7 +12,18 @@ from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
 
 
-class LayerConfig(Protocol):
+class HeadConfig(Protocol):
+    """The heads of attention."""
+
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class LayerConfig(HeadConfig, Protocol):
     """The sizes of a decoder layer."""
 
     @property
@@ -19,16 +31,10 @@ class LayerConfig(Protocol):
     @property
     def intermediate_size(self) -> int: ...
     @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def num_key_value_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
     def rms_norm_eps(self) -> float: ...
 
 
-class ModelConfig(Protocol):
+class ModelConfig(HeadConfig, Hashable, Protocol):
     """What is asked of every model's configuration, a target's or a draft's: a frozen dataclass.
 
     `split` are the sizes that ranks divide among themselves, `ids` the size that the ranks of the head divide. A draft
@@ -44,12 +50,6 @@ class ModelConfig(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def num_hidden_layers(self) -> int: ...
-    @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def num_key_value_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
     @property
     def max_position_embeddings(self) -> int: ...
     @property

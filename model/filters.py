@@ -31,7 +31,7 @@ class Filters(NamedTuple):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Filters:
         """The same change of every filter."""
-        return self._make(map(change, self))
+        return type(self)(*map(change, self))
 
     def filtered(self, ops: Ops, scaled_RV: Tensor) -> Tensor:
         """Logits (scaled, maximum 0) with what min-p, then top-k, then top-p removes set to -inf.

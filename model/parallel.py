@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
+from model.config import HeadConfig, ModelConfig
 from model.errors import UserError
 from model.ops import EAGER, Ops
 
@@ -163,14 +163,14 @@ class Parallel:
         """How the head is split, and the ranks that draw together."""
         return self.wider or self
 
-    def heads(self, config: ModelConfig) -> HeadMap:
+    def heads(self, config: HeadConfig) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
 
-    def slices(self, config: ModelConfig) -> int:
+    def slices(self, config: HeadConfig) -> int:
         """The slices that a kv head's positions are cut into; 1 where a rank's cache holds them all."""
         return self.heads(config).replicas if self.sequence else 1
 
-    def attention_ops(self, config: ModelConfig) -> Ops:
+    def attention_ops(self, config: HeadConfig) -> Ops:
         """The operations of attention: their collectives join the slices of a kv head."""
         slices = self.slices(config)
         return self.ops.grouped(slices) if slices > 1 else self.ops

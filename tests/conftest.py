@@ -12,7 +12,7 @@ import torch
 import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
 from model.serving import memory_maps
 from nkisim import machine
-from tests import last_few
+from tests import executables, last_few
 
 # the plugin also where nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
@@ -35,6 +35,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("machine")
     for name, fact in facts.items():
         terminalreporter.write_line(f"{name}: {fact}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _graphs_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """XLA compiles a graph once in a session, whichever worker needs it."""
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        executables.share((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executables", patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

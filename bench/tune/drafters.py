@@ -20,7 +20,7 @@ from bench.table import markdown
 from bench.tune import choose, passes, published
 from bench.tune.choose import TARGET, Setup
 from bench.tune.regimes import REGIMES
-from model.drafting import KINDS
+from model.drafters.registry import KINDS
 from nkisim.timeline.chip import Chip
 
 EAGLE3_IDS, TAPS = 32000, 3

@@ -121,12 +121,13 @@ def _transformers(*names: str, look_up: int = 0) -> dict[str, Way]:
 
 def _readme(options: argparse.Namespace, stack: ExitStack) -> Ways:
     found = open_bundle(options.bundle)
-    if not found["k"]:
+    spec = found.spec
+    if not spec.k:
         raise UserError(f"{options.bundle} is a target alone (k 0): there is nothing to compare; give a pair's bundle")
     graphs = Graphs(found)
     stack.callback(graphs.close)
     own = {ALONE: ours(graphs, False), OURS: ours(graphs, True)}
-    settings = f"k {found['k']}, batch 1, {found['dtype']}"
+    settings = f"k {spec.k}, batch 1, {spec.dtype}"
     others = _transformers(GREEDY, ASSISTED)
     return Ways(own | others, settings, (ALONE, ASSISTED), frozenset(others))
 

@@ -19,7 +19,7 @@ from bench.tune.acceptance import Acceptance, at_rate, from_steps, tokens
 from bench.tune.choose import Setup
 from bench.tune.drafters import KNOWN, Known
 from bench.tune.passes import Pass, collective_us
-from model.drafting import KINDS
+from model.drafters.registry import KINDS
 from model.errors import UserError
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.schedule import schedule

@@ -12,7 +12,7 @@ from compile.neuron.flags import LNC
 from deploy import values as module
 from deploy.render import main
 from deploy.values import DEFAULTS, INSTANCES, check, load_values
-from model.drafting import KINDS
+from model.drafters.registry import KINDS
 from model.errors import UserError
 from tests.deploy.rendered import FILLED, OURS, SET, values_of
 
