@@ -63,7 +63,7 @@ class BuildSpec:
     structured: bool = _flag(False, "adds graphs that take masks of allowed ids and return log-probabilities")
     recipe: Recipe = field(
         default=_PLAIN,
-        metadata={"help": "JSON file of rare fields: draft_tp, kv_shard, toolchain, compiler_flags"},
+        metadata={"help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, toolchain, compiler_flags"},
     )
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
@@ -139,9 +139,9 @@ def model_name(name_or_path: str) -> str:
 
 
 def read_recipe(file: str) -> Recipe:
-    """The recipe in a JSON file; UserError names the first field that is not as declared."""
+    """The recipe of a JSON object, or of a file that holds one; UserError names the first wrong field."""
     try:
-        value = json.loads(Path(file).read_text(encoding="utf-8"))
+        value = json.loads(file if file.startswith("{") else Path(file).read_text(encoding="utf-8"))
         if isinstance(value, dict) and isinstance(line := value.get("compiler_flags"), str):
             value["compiler_flags"] = dict.fromkeys(DEFAULT_FLAGS, line)
         return read(Recipe, value)
