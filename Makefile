@@ -46,7 +46,7 @@ hostile: install
 	$(RUN) -m tests.hostile
 
 bench: install
-	$(RUN) -m bench.speedup --out bench/results/speedup.json
+	$(RUN) -m bench.wall --out bench/results/speedup.json --readme
 
 # vLLM has an environment of its own; see serve/install.sh
 $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
@@ -85,10 +85,10 @@ device-install:
 	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
-# two servers of the demo pair under load by `vllm bench serve` and bench.serving; the report and its figures
+# two servers of the demo pair under load by `vllm bench serve`, behind the gate of token identity
 serve-report: $(SERVE)/.installed
 	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt pandas
-	$(SERVE_RUN) -m bench.serving_pair --vllm $(SERVE)/bin/vllm
+	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:
 	rm -rf $(BUNDLES) $(VENV) $(SERVE) .xla

@@ -1,10 +1,9 @@
 """`python -m bench.acceptance`: how many drafts of each drafter the demo target accepts, by position, for k of 1 to 15.
 
 Every drafter's bundle of k 15 serves the demo's prompts, greedy and at T 0.6, top-p 0.95, and each request limits its
-drafts to k: a limited step accepts what one of a smaller k does. By position is the share of the steps of
-15 drafts whose first n were all accepted. A draft draws with the noise of the target's draw; the control gives drafts
-a noise of their own, by a different seed for the graph that drafts. The ids must be equal over all of it: one that
-differs ends the run with 1. It describes the demo pair, and says nothing about Qwen3-32B.
+drafts to k: a limited step accepts what one of a smaller k does. By position is the share of the steps of 15 drafts
+whose first n were all accepted. The file of --out is a trace of `bench.tune --traces`. All answers must be equal: one
+that differs ends the run with 1. It describes the demo pair, and says nothing about Qwen3-32B.
 """
 
 from __future__ import annotations
@@ -13,179 +12,113 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from matplotlib.figure import Figure
 
-from bench.drafters import MODELS, Case, tokens_a_step
+from bench.demo import ENTROPIES, MODELS, Prompt, bundle, count, prompts
+from bench.plots import line, panels, save
 from bench.provenance import header, said, write_result
-from bench.quality.__main__ import PROMPTS, load_prompts
-from bench.serving.plots import COLOURS, Axes, Series, grid, lines
-from bench.speedup import ENTROPIES
-from bench.tune.text import markdown
-from compile.build import build
-from model.bundle.manifest import read_bundle
-from model.drafting import KINDS
+from bench.table import markdown
 from model.errors import run_cli
-from model.graph_io import StepInputs, StepOutputs
+from model.llm import LLM, Output
 from model.progress import each
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result
-from model.serving.runtime import Graphs
-from model.serving.text import load_tokenizer
+from model.serving.request import Params
 
-MOST, BATCH = 15, 8
-COUPLED, OWN = "the target's", "its own"
-# the k of each, by the noise of the drafts
-KS = {COUPLED: (1, 2, 3, 5, 7, 11, MOST), OWN: (1, 3, 7, MOST)}
-POSITIONS = (1, 2, 3, 4, 6, 8, 12, MOST)
+MOST, BATCH, KS, POSITIONS = 15, 8, (1, 2, 3, 5, 7, 11, 15), (1, 2, 3, 4, 6, 8, 12, 15)
+TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95)}
+# a drafter, or a smaller model for one, by the name of its rows: its kind and the folder of its model
+DRAFTS = {name: (name, folder) for name, folder in MODELS.items()} | {"small chain": ("chain", "draft_small")}
 Rows = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class OwnNoise:
-    """A bundle's graphs whose drafts are drawn with every seed changed: a control, not a way to serve."""
-
-    graphs: Graphs
-
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
-        return self.graphs.run(tag, bucket, inputs)
-
-    def draft(self, tag: str, bucket: int, inputs: StepInputs) -> np.ndarray:
-        return self.graphs.draft(tag, bucket, inputs._replace(seeds=~inputs.seeds))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request with the class of its prompt."""
-
-    entropy: str
-    request: Request
-
-    @property
-    def key(self) -> tuple[str, float]:
-        return self.entropy, self.request.params.temperature
-
-
-def questions(folder: Path, options: argparse.Namespace) -> list[Asked]:
-    """Each prompt once greedy and `samples` times drawn, for the bundle in the folder."""
-    tokenizer, stops = load_tokenizer(folder), read_bundle(folder).config("target").eos_token_ids
-    params = [Params(), *(Params(0.6, top_p=0.95, seed=seed) for seed in range(options.samples))]
-    return [
-        Asked(entropy, Request(tuple(tokenizer.encode(text).ids), asked, options.tokens, stops))
-        for _, entropy, text in load_prompts(PROMPTS)[:: options.every]
-        for asked in params
-    ]
-
-
-def engines(graphs: Graphs) -> dict[str, Engine]:
-    """By the noise of the drafts; the host's drafts are not drawn."""
-    shape = shape_of(graphs.bundle)
-    served = {COUPLED: Engine(graphs, shape)}
-    return served | ({OWN: Engine(OwnNoise(graphs), shape, separate=True)} if shape.separate else {})
-
-
-def measure(options: argparse.Namespace) -> Rows:
-    """A row a drafter, class of prompts, temperature and noise."""
+def measure(names: Sequence[str], asked: Sequence[Prompt], tokens: int) -> Rows:
+    """A table for each drafter, class of prompts and temperature, with its answers' ids."""
     rows: Rows = []
-    with tempfile.TemporaryDirectory() as name:
-        for drafter in options.drafters:
-            spec = Case(drafter, MOST, BATCH, "fp32").spec(Path(name) / drafter)
-            graphs = Graphs(read_bundle(build(replace(spec, separate=KINDS[drafter].has_model))))
-            asked = questions(graphs.bundle.path, options)
-            for noise, engine in engines(graphs).items():
-                drawn = [a for a in asked if noise == COUPLED or a.request.params.temperature]
-                results = {k: _limited(engine, drawn, k) for k in each(KS[noise], f"{drafter}, noise {noise}")}
-                rows += [{"drafter": drafter, "noise": noise} | row for row in _rows(drawn, results)]
-            graphs.close()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            kind, model = DRAFTS[name]
+            with LLM(bundle(Path(folder) / name, kind, MOST, model, batch=BATCH)) as llm:
+                for temperature, params in TEMPERATURES.items():
+                    outputs = {
+                        k: llm.generate([p.text for p in asked], params, max_new_tokens=tokens, k_limit=k)
+                        for k in each(KS, f"{name}, T {temperature:g}")
+                    }
+                    rows += [{"draft": name} | row for row in tables(asked, temperature, outputs)]
     return rows
 
 
-def _limited(engine: Engine, asked: Sequence[Asked], k: int) -> list[Result]:
-    return engine.run([replace(a.request, k_limit=k) for a in asked])
+def tables(asked: Sequence[Prompt], temperature: float, outputs: dict[int, list[Output]]) -> Iterator[dict[str, Any]]:
+    """Of one drafter, a table for each class of prompts; `ids` are every answer's, to be compared and left out."""
+    for entropy in ENTROPIES:
+        of_k = {k: [o for p, o in zip(asked, own, strict=True) if p.entropy == entropy] for k, own in outputs.items()}
+        steps = sum(o.steps for o in of_k[max(of_k)])
+        if steps:
+            kept = [sum(o.drafts_kept[n] for o in of_k[max(of_k)] if n < len(o.drafts_kept)) for n in range(max(of_k))]
+            yield {
+                "name": f"demo {entropy}, T {temperature:g}", "entropy": entropy, "temperature": temperature,
+                "steps": steps, "unconditional": [round(n / steps, 4) for n in kept],
+                "tokens_per_step": {str(k): round(_tokens_a_step(own), 3) for k, own in of_k.items()},
+                "ids": [[o.ids for o in own] for own in of_k.values()],
+            }  # fmt: skip
 
 
-def _rows(asked: Sequence[Asked], results: dict[int, list[Result]]) -> Iterator[dict[str, Any]]:
-    """Of one engine, by k up to the most; `ids` are every answer's, to be compared and left out."""
-    for key in dict.fromkeys(a.key for a in asked):
-        of_k = {k: [r for a, r in zip(asked, own, strict=True) if a.key == key] for k, own in results.items()}
-        most = max(of_k)
-        steps = sum(r.steps for r in of_k[most])
-        reached = np.sum([np.pad(r.accepted, (0, most - len(r.accepted))) for r in of_k[most]], 0)
-        yield dict(zip(("entropy", "temperature"), key, strict=True)) | {
-            "steps": steps,
-            "by_position": [round(n / steps, 4) for n in reached.tolist()],
-            "tokens_per_step": {k: round(tokens_a_step(of), 3) for k, of in of_k.items()},
-            "ids": [[r.ids for r in of] for of in of_k.values()],
-        }
+def _tokens_a_step(outputs: Sequence[Output]) -> float:
+    """On average; the first token of a prompt is no step's."""
+    return sum(len(o.ids) - 1 for o in outputs) / max(1, sum(o.steps for o in outputs))
 
 
 def differences(rows: Rows) -> int:
     """Answers that differ from the first ones of the same requests; the ids are taken out of the rows."""
-    first: dict[tuple[str, float], Any] = {}
-    count = 0
+    first: dict[str, Any] = {}
+    number = 0
     for row in rows:
         for ids in row.pop("ids"):
-            expected = first.setdefault((row["entropy"], row["temperature"]), ids)
-            count += sum(own != other for own, other in zip(ids, expected, strict=True))
-    return count
+            expected = first.setdefault(row["name"], ids)
+            number += sum(own != other for own, other in zip(ids, expected, strict=True))
+    return number
 
 
-def table(rows: Rows) -> str:
+def text(rows: Rows) -> str:
     """Tokens a step by k, and the shares by position."""
-    by_k = [{k: f"{value:.2f}" for k, value in r["tokens_per_step"].items()} for r in rows]
-    by_position = [{n: f"{value:.2f}" for n, value in enumerate(r["by_position"], 1)} for r in rows]
+    by_k = [[f"{r['tokens_per_step'][str(k)]:.2f}" for k in KS] for r in rows]
+    by_position = [[f"{r['unconditional'][n - 1]:.2f}" for n in POSITIONS] for r in rows]
+    named = [[r["draft"], r["entropy"], f"{r['temperature']:g}"] for r in rows]
+    heads = ["drafter", "prompts", "T"]
     return (
-        f"Tokens a step by k:\n\n{_table(rows, by_k, KS[COUPLED])}\n\n"
-        f"Share of steps whose first n drafts were all accepted, k {MOST}:\n\n{_table(rows, by_position, POSITIONS)}"
+        f"Tokens a step by k:\n\n{markdown([*heads, *map(str, KS)], map(list.__add__, named, by_k))}\n\n"
+        f"Share of steps whose first n drafts were all accepted, k {MOST}:\n\n"
+        + markdown([*heads, *map(str, POSITIONS)], map(list.__add__, named, by_position))
     )
 
 
-def _table(rows: Rows, cells: Sequence[dict[int, str]], shown: Sequence[int]) -> str:
-    lines_of = [
-        [r["drafter"], r["entropy"], f"{r['temperature']:g}", r["noise"] if r["temperature"] else "none",
-         *(of.get(n, "") for n in shown)]
-        for r, of in zip(rows, cells, strict=True)
-    ]  # fmt: skip
-    return markdown(["drafter", "prompts", "T", "drafts' noise", *map(str, shown)], lines_of)
-
-
-def picture(rows: Rows) -> str:
-    """Tokens a step over k, a panel a class of prompts and temperature; dashed: drafts with a noise of their own."""
-    drafters = list(dict.fromkeys(r["drafter"] for r in rows))
-    panels = []
-    for entropy in ENTROPIES:
-        for temperature in sorted({r["temperature"] for r in rows}):
-            series = []
-            for r in (r for r in rows if (r["entropy"], r["temperature"]) == (entropy, temperature)):
-                points = tuple(r["tokens_per_step"].items())
-                colour, own = COLOURS[drafters.index(r["drafter"])], r["noise"] == OWN
-                series.append(Series(r["drafter"] + ", own noise" * own, colour, points, dashed=own))
-            axes = Axes(f"{entropy} prompts, T {temperature:g}", "k", "tokens a step", 420, 260, whole=True)
-            panels.append(lines(axes, series))
-    return grid(panels, 2)
+def picture(rows: Rows) -> Figure:
+    """Tokens a step over k, a panel for each class of prompts and temperature."""
+    figure, axes = panels(2, 2)
+    names = list(dict.fromkeys(r["name"] for r in rows))
+    for panel, name in zip(axes, names, strict=False):
+        for r in (r for r in rows if r["name"] == name):
+            line(panel, r["draft"], {int(k): (value,) * 3 for k, value in r["tokens_per_step"].items()})
+        panel.set(title=name, xlabel="k", ylabel="tokens a step")
+    axes[0].legend()
+    return figure
 
 
 def main(arguments: list[str]) -> None:
     """Print the tables; exit 1 if any id differs."""
     parser = argparse.ArgumentParser(prog="python -m bench.acceptance", description=__doc__)
-    parser.add_argument("--drafters", nargs="+", default=list(MODELS), choices=MODELS, help="which (default: all)")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each request (default: 64)")
-    parser.add_argument("--samples", type=int, default=1, help="drawn answers of each prompt (default: 1)")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th prompt of the demo's")
-    parser.add_argument("--out", type=Path, help="write the rows here, JSON, and the picture beside them, SVG")
+    parser.add_argument("--drafters", nargs="+", default=list(DRAFTS), choices=DRAFTS, help="which (default: all)")
+    parser.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
+    parser.add_argument("--every", type=count(), default=1, help="take every n-th prompt of the demo's")
+    parser.add_argument("--out", type=Path, help="write the tables here, JSON, and the picture beside them, SVG")
     options = parser.parse_args(arguments)
-    rows = measure(options)
+    made_by, rows = header("wall"), measure(options.drafters, prompts(options.every), options.tokens)
     different = differences(rows)
-    result = header("wall") | {"tokens": options.tokens, "differences": different, "rows": rows}
     if options.out:
-        write_result(options.out, result)
-        options.out.with_suffix(".svg").write_text(picture(rows), encoding="utf-8")
-    print(f"{said(result)}; {options.tokens} new tokens; {different} answers differ.")
-    print(f"\n{table(rows)}")
+        write_result(options.out, made_by | {"tokens": options.tokens, "differences": different, "tables": rows})
+        save(picture(rows), options.out.with_suffix(".svg"))
+    print(f"{said(made_by)}; {options.tokens} new tokens; {different} answers differ.\n\n{text(rows)}")
     if different:
         raise SystemExit(1)
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, date and machine, as they stand in every file of results."""
+"""The header of every file of results (source, commit, machine, date), and the files themselves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import platform
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from model.errors import UserError
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -35,7 +37,7 @@ def machine() -> str:
 
 
 def header(source: str) -> dict[str, Any]:
-    """What every file of results begins with; `source` is simulated or wall."""
+    """The beginning of every file of results; `source` is simulated or wall."""
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return {"source": source, "commit": commit(), "machine": machine(), "date": date}
 
@@ -53,3 +55,17 @@ def write_result(file: Path, value: dict[str, Any]) -> None:
         shown = "[\n" + ",\n".join(json.dumps(r) for r in part) + "\n]" if rows else json.dumps(part)
         parts.append(f"{json.dumps(name)}: {shown}")
     file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
+
+
+def read_result(file: Path, *parts: str) -> dict[str, Any]:
+    """A file of results with its header and these parts; UserError if it is none."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({type(error).__name__}); give a file that --out wrote") from error
+    needed = ("source", "commit", "machine", "date", *parts)
+    missing = [name for name in needed if not isinstance(value, dict) or name not in value]
+    if missing:
+        raise UserError(f"{file} is no file of results: it lacks {', '.join(missing)}; give a file that --out wrote")
+    found: dict[str, Any] = value
+    return found

@@ -39,6 +39,9 @@ class Recipe:
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
 
 
+_PLAIN = Recipe()
+
+
 def _flag(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -58,8 +61,9 @@ class BuildSpec:
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
     structured: bool = _flag(False, "adds graphs that take masks of allowed ids and return log-probabilities")
-    recipe: Recipe = _flag(
-        Recipe(), f"JSON file of rare fields: {', '.join(f.name for f in dataclasses.fields(Recipe))}"
+    recipe: Recipe = field(
+        default=_PLAIN,
+        metadata={"help": "JSON file of rare fields: draft_tp, kv_shard, toolchain, compiler_flags"},
     )
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
@@ -151,7 +155,7 @@ def parse(arguments: Sequence[str] | None = None) -> BuildSpec:
     """The command line as a BuildSpec; each flag is a field with its default and help."""
     parser = argparse.ArgumentParser(
         prog="python -m compile.build",
-        description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if there are.",
+        description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if any.",
     )
     hints = get_type_hints(BuildSpec) | {"recipe": read_recipe}
     for f in dataclasses.fields(BuildSpec):

@@ -2,16 +2,20 @@
 
 import gzip
 import hashlib
+import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from demo import structured, structured_code
 
+END = "<|endoftext|>"
 TEXT = Path(__file__).parent / "text"
 GENERATORS = structured.GENERATORS | structured_code.GENERATORS
 HELD_OUT_SHARE = 0.05
@@ -20,7 +24,7 @@ PASSAGE_CHARS = (300, 1800)
 
 @dataclass(frozen=True)
 class Prose:
-    """Open text by paragraph: what is trained on, what is held out, and its common words."""
+    """Open text by paragraph: the trained part, the held-out part, and its common words."""
 
     train: tuple[tuple[str, ...], ...]
     held_out: tuple[tuple[str, ...], ...]
@@ -28,10 +32,9 @@ class Prose:
     sha256: str
 
 
-def load_prose(folder: Path = TEXT) -> Prose:
+def load_prose() -> Prose:
     """Read demo/text/*.txt.gz; the last twentieth of each text is held out."""
-    files = sorted(folder.glob("*.txt.gz"))
-    texts = [gzip.decompress(file.read_bytes()).decode() for file in files]
+    texts = [gzip.decompress(file.read_bytes()).decode() for file in sorted(TEXT.glob("*.txt.gz"))]
     paragraphs = [text.splitlines() for text in texts]
     cuts = [round(len(lines) * (1 - HELD_OUT_SHARE)) for lines in paragraphs]
     pairs = list(zip(paragraphs, cuts, strict=True))
@@ -44,9 +47,7 @@ def load_prose(folder: Path = TEXT) -> Prose:
 
 
 def _common_words(texts: list[str], count: int = 3000) -> tuple[str, ...]:
-    seen: dict[str, int] = {}
-    for word in re.findall(r"\b[a-z]{2,10}\b", " ".join(texts)):
-        seen[word] = seen.get(word, 0) + 1
+    seen = Counter(re.findall(r"\b[a-z]{2,10}\b", " ".join(texts)))
     return tuple(sorted(seen, key=lambda word: (-seen[word], word))[:count])
 
 
@@ -63,45 +64,38 @@ def open_document(rng: random.Random, texts: tuple[tuple[str, ...], ...]) -> str
     return passage[: 2 * PASSAGE_CHARS[1]]
 
 
-def structured_document(rng: random.Random, words: tuple[str, ...]) -> str:
-    """One document of one of the generators, chosen by weight."""
-    (generator,) = rng.choices(list(GENERATORS), weights=list(GENERATORS.values()))
-    return generator(rng, words)
+def documents(prose: Prose, entropy: str, rng: random.Random, held_out: bool = False) -> Iterator[str]:
+    """Endless documents, open or structured; the held-out prose never meets the trained one."""
+    while True:
+        if entropy == "open":
+            yield open_document(rng, prose.held_out if held_out else prose.train)
+        else:
+            (generator,) = rng.choices(list(GENERATORS), weights=list(GENERATORS.values()))
+            yield generator(rng, prose.words)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Documents of one entropy class, as an endless stream from a seeded generator."""
-
-    prose: Prose
-    entropy: str
-    held_out: bool = False
-
-    def documents(self, rng: random.Random) -> Iterator[str]:
-        """Endless documents; the held-out prose never meets the trained one."""
-        texts = self.prose.held_out if self.held_out else self.prose.train
-        while True:
-            if self.entropy == "open":
-                yield open_document(rng, texts)
-            else:
-                yield structured_document(rng, self.prose.words)
-
-
-def rows(source: Source, tokenizer: Tokenizer, length: int, seed: int) -> Iterator[list[int]]:
-    """Rows of `length` ids: each starts with a document, documents end with the end id."""
-    end = tokenizer.token_to_id("<|endoftext|>")
+def end_id(tokenizer: Tokenizer) -> int:
+    """The id that ends a document."""
+    end = tokenizer.token_to_id(END)
     assert end is not None
-    documents = source.documents(random.Random(f"{seed}-{source.entropy}-{source.held_out}"))
+    return end
+
+
+def rows(
+    prose: Prose, entropy: str, tokenizer: Tokenizer, length: int, seed: int, held_out: bool = False
+) -> Iterator[list[int]]:
+    """Rows of `length` ids: each starts with a document, documents end with the end id."""
+    stream = documents(prose, entropy, random.Random(f"{seed}-{entropy}-{held_out}"), held_out)
     while True:
         row: list[int] = []
         while len(row) < length:
-            row += [*tokenizer.encode(next(documents)).ids, end]
+            row += [*tokenizer.encode(next(stream)).ids, end_id(tokenizer)]
         yield row[:length]
 
 
-def mixed_rows(prose: Prose, tokenizer: Tokenizer, length: int, seed: int) -> Iterator[list[int]]:
-    """Training rows, a structured one and an open one in turn."""
-    both = [rows(Source(prose, e), tokenizer, length, seed) for e in ("structured", "open")]
+def batches(prose: Prose, tokenizer: Tokenizer, shape: tuple[int, int], seed: int) -> Iterator[torch.Tensor]:
+    """Endless ids of a shape [B, S], a structured row and an open one in turn."""
+    both = [rows(prose, entropy, tokenizer, shape[1], seed) for entropy in ("structured", "open")]
+    stream = (next(source) for source in itertools.cycle(both))
     while True:
-        for stream in both:
-            yield next(stream)
+        yield torch.tensor(list(itertools.islice(stream, shape[0])))

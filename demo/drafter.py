@@ -1,15 +1,16 @@
-"""What the drafters share: what they see of a target pass, and what training and measuring ask of them."""
+"""The drafters' common ground: what they see of a target pass, and the methods by which they are trained."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from transformers import Qwen3ForCausalLM
 
-# drafts a step for which the drafters are trained and measured
+# drafts a step for which the drafters are trained
 K = 16
 
 
@@ -25,32 +26,32 @@ class TargetPass(NamedTuple):
     logits_BSV: torch.Tensor
 
 
-class Drafter(Protocol):
-    """A drafter of any kind, as it is trained and measured."""
+class Drafter(torch.nn.Module, ABC):
+    """A drafter of any kind, as it is trained."""
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The weights that learn."""
-
+    @abstractmethod
     def hidden_matrices(self) -> Iterable[torch.nn.Parameter]:
         """The weights whose matrices Muon updates; AdamW has the rest."""
 
+    @abstractmethod
     def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
         """The training loss on rows of the target's text."""
 
+    @abstractmethod
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
         """Logits (A, k, V) of the k drafts after each anchor, the position of the last kept token, of one row.
 
-        A drafter that reads its own drafts is given those that the target accepts: the text.
+        A drafter that reads its own drafts gets those that the target accepts: the text.
         """
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the checkpoint in its public format."""
 
 
 @torch.no_grad()
 def target_pass(target: Qwen3ForCausalLM, ids_BS: torch.Tensor) -> TargetPass:
-    """What a drafter may see of the target's pass over these rows."""
+    """The target's pass over these rows, as a drafter may see it."""
     output = target(ids_BS, output_hidden_states=True, use_cache=False)
     # the last of them has been through the final norm
     *hidden_LBSH, last_BSH = output.hidden_states

@@ -16,16 +16,17 @@ from torch.nn import functional
 from transformers import LlamaConfig, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from demo.drafter import TargetPass, write_checkpoint
-from demo.learn import distillation_loss
-from demo.models import ROPE_THETA
+from demo.drafter import Drafter, TargetPass, write_checkpoint
+from demo.learn import distillation_loss, weighted_mean
+from demo.models import ROPE_THETA, initialise_layers
 
 # states before these layers of the target: low, middle, high
 FEATURE_LAYERS = (1, 3, 5)
 DRAFT_VOCAB = 1280
 # training-time test: how many drafts are unrolled, for how many anchors a row, and the weight of each over the last
 UNROLLED, ANCHORS, DECAY = 8, 96, 0.9
-# what the head's layer has of the target's config, and what the speculators format writes of the layer's
+PROPOSAL = {"proposal_type": "greedy", "speculative_tokens": 7, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+# fields that the head's layer takes from the target's config, and those of the layer in the speculators format
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias",
@@ -50,21 +51,18 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
 
     def forward(self, x_BRE: torch.Tensor, rotary: Rotary, cache: Cache, mask_RS: torch.Tensor) -> torch.Tensor:
-        """Rows see what mask_RS (R, S) shows of the cache after their own keys joined it."""
-        q, k, v = (p(x_BRE).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in self.projections())
+        """Rows join the cache and see the keys that mask_RS (R, S) shows."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x_BRE).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in projections)
         q, k = apply_rotary_pos_emb(q, k, *rotary)
         cache.append((k, v))
         keys, values = (torch.cat(tensors, dim=2) for tensors in zip(*cache, strict=True))
         seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask_RS, enable_gqa=True)
         return self.o_proj(seen.transpose(1, 2).flatten(2))
 
-    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        """Query, key, value."""
-        return self.q_proj, self.k_proj, self.v_proj
-
 
 class Layer(nn.Module):
-    """The head's decoder layer; what it adds to is the normed feature (`norm_before_residual`)."""
+    """The head's decoder layer; its residual is the normed feature (`norm_before_residual`)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -83,7 +81,7 @@ class Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Head(nn.Module):
+class Eagle3(Drafter):
     """The weights, under the names of the speculators format."""
 
     d2t: torch.Tensor
@@ -103,7 +101,7 @@ class Head(nn.Module):
 
     @property
     def target_ids_D(self) -> torch.Tensor:
-        """The target's id of each draft id; `d2t` has what to add."""
+        """The target's id of each draft id; `d2t` is the difference."""
         return torch.arange(len(self.d2t)) + self.d2t
 
     def unrolled(self, seen: TargetPass, anchors_A: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
@@ -131,6 +129,52 @@ class Head(nn.Module):
         rotary = self.rotary(hidden_BRH, position_R[None])
         return self.layers[0](self.embed_tokens(ids_BR), hidden_BRH, rotary, cache, mask)
 
+    def hidden_matrices(self) -> Iterable[nn.Parameter]:
+        return [*self.layers.parameters(), *self.fc.parameters()]
+
+    def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
+        """Weighted mean KL(target || draft) of the unrolled drafts, over the draft's vocabulary."""
+        length = seen.ids_BS.shape[1]
+        shuffled = torch.randperm(length - UNROLLED - 1, generator=generator)[:ANCHORS]
+        anchors_A, teacher_BSD = shuffled + 1, seen.logits_BSV[..., self.target_ids_D]
+        losses = []
+        for step, logits in enumerate(self.unrolled(seen, anchors_A, UNROLLED)):
+            teacher = teacher_BSD[:, anchors_A + step] if step else teacher_BSD[:, 1:]
+            losses.append(distillation_loss(logits, teacher))
+        return weighted_mean(losses, DECAY)
+
+    @torch.no_grad()
+    def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
+        """-inf for ids that it does not have."""
+        first, *later = self.unrolled(seen, anchors_A, k)
+        logits_AKD = torch.stack([first[0, anchors_A - 1], *(logits[0] for logits in later)], dim=1)
+        logits_AKV = logits_AKD.new_full((*logits_AKD.shape[:2], self.config.vocab_size), float("-inf"))
+        logits_AKV[..., self.target_ids_D] = logits_AKD
+        return logits_AKV
+
+    def save(self, folder: Path) -> None:
+        """config.json and model.safetensors of the speculators format, as RedHatAI's heads, in bfloat16."""
+        layer = self.config.to_dict()
+        config = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": len(self.d2t),
+            "eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS),
+            "norm_before_residual": True,
+            "norm_before_fc": False,
+            "target_hidden_size": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "transformer_layer_config": {name: layer[name] for name in LAYER_KEYS} | {"rope_theta": ROPE_THETA},
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [PROPOSAL],
+                "verifier": {"name_or_path": "demo/target", "architectures": ["Qwen3ForCausalLM"]},
+            },
+        }
+        write_checkpoint(self, config, folder)
+
 
 def head_config(target: Qwen3ForCausalLM) -> LlamaConfig:
     """The layer's shape: that of the target's layers."""
@@ -139,9 +183,9 @@ def head_config(target: Qwen3ForCausalLM) -> LlamaConfig:
     return LlamaConfig(num_hidden_layers=1, rope_parameters=rope, tie_word_embeddings=False, **shared)
 
 
-def new_head(target: Qwen3ForCausalLM, text_RS: torch.Tensor) -> Head:
+def new_head(target: Qwen3ForCausalLM, text_RS: torch.Tensor) -> Eagle3:
     """A head before training: the target's embeddings (they stay), norm and rows of its projection."""
-    head = Head(head_config(target), DRAFT_VOCAB)
+    head = Eagle3(head_config(target), DRAFT_VOCAB)
     counts_V = torch.bincount(text_RS.flatten(), minlength=target.config.vocab_size)
     ids_D = counts_V.argsort(descending=True, stable=True)[:DRAFT_VOCAB].sort().values
     head.d2t.copy_(ids_D - torch.arange(DRAFT_VOCAB))
@@ -150,74 +194,10 @@ def new_head(target: Qwen3ForCausalLM, text_RS: torch.Tensor) -> Head:
         head.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
         head.norm.weight.copy_(target.model.norm.weight)
         head.lm_head.weight.copy_(target.lm_head.weight[ids_D])
-        for name, weight in head.layers.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.zeros_(weight)
-            elif weight.ndim == 2:
-                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        initialise_layers(head.layers)
         nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)
     head.embed_tokens.weight.requires_grad_(False)
     return head
-
-
-class Eagle3:
-    """An EAGLE-3 head as it is trained and measured."""
-
-    def __init__(self, module: Head) -> None:
-        self.module = module
-
-    def hidden_matrices(self) -> Iterable[nn.Parameter]:
-        """Those of the layer and the projection of the features."""
-        return [*self.module.layers.parameters(), *self.module.fc.parameters()]
-
-    def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
-        """Weighted mean KL(target || draft) of the unrolled drafts, over the draft's vocabulary."""
-        length = seen.ids_BS.shape[1]
-        shuffled = torch.randperm(length - UNROLLED - 1, generator=generator)[:ANCHORS]
-        anchors_A, teacher_BSD = shuffled + 1, seen.logits_BSV[..., self.module.target_ids_D]
-        losses, weights = [], []
-        for step, logits in enumerate(self.module.unrolled(seen, anchors_A, UNROLLED)):
-            teacher = teacher_BSD[:, anchors_A + step] if step else teacher_BSD[:, 1:]
-            losses.append(DECAY**step * distillation_loss(logits, teacher))
-            weights.append(DECAY**step)
-        return torch.stack(losses).sum() / sum(weights)
-
-    @torch.no_grad()
-    def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
-        """Logits (A, k, V) of the k drafts after each anchor of one row; -inf for ids it does not have."""
-        first, *later = self.module.unrolled(seen, anchors_A, k)
-        logits_AKD = torch.stack([first[0, anchors_A - 1], *(logits[0] for logits in later)], dim=1)
-        logits_AKV = logits_AKD.new_full((*logits_AKD.shape[:2], self.module.config.vocab_size), float("-inf"))
-        logits_AKV[..., self.module.target_ids_D] = logits_AKD
-        return logits_AKV
-
-    def save(self, folder: Path) -> None:
-        """config.json and model.safetensors of the speculators format, in bfloat16."""
-        write_checkpoint(self.module, speculator_config(self.module), folder)
-
-
-def speculator_config(head: Head) -> dict[str, object]:
-    """The config.json of the speculators format, as of RedHatAI's heads for Qwen3."""
-    layer = head.config.to_dict()
-    proposal = {"proposal_type": "greedy", "speculative_tokens": 7, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-    return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": len(head.d2t),
-        "eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS),
-        "norm_before_residual": True,
-        "norm_before_fc": False,
-        "target_hidden_size": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformer_layer_config": {name: layer[name] for name in LAYER_KEYS} | {"rope_theta": ROPE_THETA},
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": "demo/target", "architectures": ["Qwen3ForCausalLM"]},
-        },
-    }
 
 
 def load_head(folder: Path) -> Eagle3:
@@ -226,6 +206,6 @@ def load_head(folder: Path) -> Eagle3:
     layer = dict(config["transformer_layer_config"])
     rope = {"rope_type": "default", "rope_theta": layer.pop("rope_theta")}
     layer.pop("model_type")
-    head = Head(LlamaConfig(**layer, rope_parameters=rope), config["draft_vocab_size"])
+    head = Eagle3(LlamaConfig(**layer, rope_parameters=rope), config["draft_vocab_size"])
     head.load_state_dict(load_file(folder / "model.safetensors"))
-    return Eagle3(head.train(False))
+    return head.train(False)

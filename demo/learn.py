@@ -1,16 +1,16 @@
-"""Learning steps: next-token loss, distillation from the target, and text the target samples."""
+"""Learning: optimizers and their schedule, the two losses, and text that a model writes."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from rich.progress import track
 from torch.nn import functional
 from transformers import DynamicCache, Qwen3ForCausalLM
 
-from demo.muon import Muon
-
 WARMUP_SHARE, FINAL_SHARE = 0.04, 0.03
+Choice = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Updates:
         matrices = [w for w in hidden if w.ndim == 2]
         taken = {id(w) for w in matrices}
         others = [w for w in self.weights if id(w) not in taken]
-        self.optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=rates.muon, weight_decay=0.1)]
+        # updates as large as AdamW's (Moonlight, arXiv 2502.16982)
+        muon = torch.optim.Muon(matrices, lr=rates.muon, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        self.optimizers: list[torch.optim.Optimizer] = [muon]
         if others:
-            adamw = torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-            self.optimizers.append(adamw)
+            self.optimizers.append(torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0))
         self.schedules = [
             torch.optim.lr_scheduler.LambdaLR(o, lambda step: cosine_share(step, steps)) for o in self.optimizers
         ]
@@ -46,22 +47,6 @@ class Updates:
             optimizer.zero_grad()
             schedule.step()
         return loss.item()
-
-
-class Learner:
-    """A language model with its updates."""
-
-    def __init__(self, model: Qwen3ForCausalLM, rates: Rates, steps: int) -> None:
-        self.model = model
-        self.updates = Updates(model, model.model.layers.parameters(), rates, steps)
-
-    def step(self, ids: torch.Tensor, teacher_logits: torch.Tensor | None = None) -> float:
-        """One update on ids [B, S]; distils when teacher logits [B, S, V] are given."""
-        self.model.train()
-        logits = self.model(ids).logits
-        if teacher_logits is None:
-            return self.updates.apply(next_token_loss(logits, ids))
-        return self.updates.apply(distillation_loss(logits, teacher_logits))
 
 
 def cosine_share(step: int, steps: int) -> float:
@@ -83,13 +68,6 @@ def distillation_loss(logits: torch.Tensor, teacher_logits: torch.Tensor) -> tor
     log_draft = functional.log_softmax(logits.flatten(0, 1), dim=-1)
     log_target = functional.log_softmax(teacher_logits.flatten(0, 1), dim=-1)
     return functional.kl_div(log_draft, log_target, log_target=True, reduction="batchmean")
-
-
-@torch.no_grad()
-def held_out_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> float:
-    """Next-token loss in nats, without learning."""
-    model.train(False)
-    return next_token_loss(model(ids).logits, ids).item()
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -119,9 +97,6 @@ def top_p_logits(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     return logits.masked_fill(removed.scatter(-1, ids, removed), float("-inf"))
 
 
-Choice = Callable[[torch.Tensor], torch.Tensor]
-
-
 @torch.no_grad()
 def continued(model: Qwen3ForCausalLM, prompts: torch.Tensor, new: int, choose: Choice) -> torch.Tensor:
     """Prompts [B, S] with `new` more ids each, chosen from the logits [B, V] of the last position."""
@@ -132,12 +107,17 @@ def continued(model: Qwen3ForCausalLM, prompts: torch.Tensor, new: int, choose: 
     return ids
 
 
-def own_text(
-    model: Qwen3ForCausalLM, source: Iterator[torch.Tensor], batches: int, length: int, seed: int
-) -> Iterator[torch.Tensor]:
-    """Batches [B, length] that the target wrote itself, greedy and sampled in turn."""
-    generator = torch.Generator().manual_seed(seed)
-    for n in range(batches):
-        prompt_tokens = (8, 16, 32)[n % 3]
-        prompts = next(source)[:, :prompt_tokens]
-        yield continued(model, prompts, length - prompt_tokens, Sampler(generator) if n % 2 else greedy)
+def written(
+    model: Qwen3ForCausalLM, source: Iterator[torch.Tensor], ways: Sequence[tuple[int, Choice]], length: int
+) -> torch.Tensor:
+    """Rows [R, length] of the model's own text: for each (tokens, choice) a batch that begins as the source's does."""
+    parts = []
+    for tokens, choose in track(ways, "own text"):
+        parts.append(continued(model, next(source)[:, :tokens], length - tokens, choose))
+    return torch.cat(parts)
+
+
+def weighted_mean(losses: Iterable[torch.Tensor], decay: float) -> torch.Tensor:
+    """The mean of each draft's loss, the n-th with weight decay^n."""
+    weighted = [decay**n * loss for n, loss in enumerate(losses)]
+    return torch.stack(weighted).sum() / sum(decay**n for n in range(len(weighted)))

@@ -1,4 +1,4 @@
-"""Medusa heads for the demo target: residual blocks on its last hidden state, one a draft, and one projection.
+"""Medusa heads for the demo target: residual blocks on its last hidden state, one for each draft, and one projection.
 
 Cai et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads" (arXiv 2401.10774).
 Names and config are those of vLLM's loader; `original_lm_head` there shares one projection, the target's own.
@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from demo.drafter import K, TargetPass, write_checkpoint
-from demo.learn import distillation_loss
+from demo.drafter import Drafter, K, TargetPass, write_checkpoint
+from demo.learn import distillation_loss, weighted_mean
 
 LAYERS = 2
 # training: positions a row, and the weight of each draft over the one before
@@ -38,84 +38,61 @@ class Block(nn.Module):
         return x
 
 
-class Heads(nn.Module):
+class Medusa(Drafter):
     """The weights: `blocks.<head>.layers.<layer>.weight`, and the shared projection as `lm_heads.0.weight`."""
 
     def __init__(self, vocabulary: int, hidden: int, heads: int, layers: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(hidden, layers) for _ in range(heads))
         self.lm_heads = nn.ModuleList([nn.Linear(hidden, vocabulary, bias=False)])
-        self.layers = layers
-
-    @property
-    def projection(self) -> nn.Linear:
-        """The projection that all heads share."""
-        (shared,) = self.lm_heads
-        assert isinstance(shared, nn.Linear)
-        return shared
+        self.shape = {"vocab_size": vocabulary, "hidden_size": hidden, "num_heads": heads, "num_hidden_layers": layers}
 
     def forward(self, last_BRH: torch.Tensor, k: int) -> torch.Tensor:
         """Logits (B, R, k, V) of the k drafts after each row's next token."""
-        return self.projection(torch.stack([block(last_BRH) for block in list(self.blocks)[:k]], dim=2))
-
-
-def new_heads(target: Qwen3ForCausalLM) -> Heads:
-    """Heads before training: each proposes what the target's own projection says; that projection stays."""
-    heads = Heads(target.config.vocab_size, target.config.hidden_size, K, LAYERS)
-    heads.projection.weight.data.copy_(target.lm_head.weight)
-    heads.projection.weight.requires_grad_(False)
-    return heads
-
-
-class Medusa:
-    """Medusa heads as they are trained and measured."""
-
-    def __init__(self, module: Heads) -> None:
-        self.module = module
+        states_BRKH = torch.stack([block(last_BRH) for block in list(self.blocks)[:k]], dim=2)
+        return functional.linear(states_BRKH, self.get_parameter("lm_heads.0.weight"))
 
     def hidden_matrices(self) -> Iterable[nn.Parameter]:
-        """Those of the blocks."""
-        return self.module.blocks.parameters()
+        return self.blocks.parameters()
 
     def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
         """Weighted mean KL(target || head) over random positions."""
         length = seen.ids_BS.shape[1]
         anchors_A = torch.randperm(length - K - 1, generator=generator)[:ANCHORS] + 1
-        logits_BAKV = self.module(seen.last_BSH[:, anchors_A - 1], K)
-        weights = [DECAY**n for n in range(K)]
-        losses = [
-            weight * distillation_loss(logits_BAKV[:, :, n], seen.logits_BSV[:, anchors_A + n])
-            for n, weight in enumerate(weights)
-        ]
-        return torch.stack(losses).sum() / sum(weights)
+        logits_BAKV = self(seen.last_BSH[:, anchors_A - 1], K)
+        teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(K)]
+        return weighted_mean([distillation_loss(logits_BAKV[:, :, n], t) for n, t in enumerate(teachers)], DECAY)
 
     @torch.no_grad()
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
-        """Logits (A, k, V) of the k drafts after each anchor of one row, from the state before the anchor."""
-        return self.module(seen.last_BSH[:, anchors_A - 1], k)[0]
+        """From the state before each anchor."""
+        return self.forward(seen.last_BSH[:, anchors_A - 1], k)[0]
 
     def save(self, folder: Path) -> None:
         """config.json and model.safetensors as vLLM reads them, in bfloat16."""
-        vocabulary, hidden = self.module.projection.weight.shape
         config = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
-            "hidden_size": hidden,
-            "vocab_size": vocabulary,
-            "truncated_vocab_size": vocabulary,
-            "num_heads": len(self.module.blocks),
-            "num_hidden_layers": self.module.layers,
+            **self.shape,
+            "truncated_vocab_size": self.shape["vocab_size"],
             "medusa_fc_bias": False,
             "original_lm_head": True,
             "torch_dtype": "bfloat16",
         }
-        write_checkpoint(self.module, config, folder)
+        write_checkpoint(self, config, folder)
+
+
+def new_heads(target: Qwen3ForCausalLM) -> Medusa:
+    """Heads before training: each gives the logits of the target's own projection, which stays."""
+    heads = Medusa(target.config.vocab_size, target.config.hidden_size, K, LAYERS)
+    heads.lm_heads.requires_grad_(False)
+    heads.get_parameter("lm_heads.0.weight").copy_(target.lm_head.weight.detach())
+    return heads
 
 
 def load_heads(folder: Path) -> Medusa:
     """Saved heads in float32."""
     config = json.loads((folder / "config.json").read_text())
-    shape = (config["vocab_size"], config["hidden_size"], config["num_heads"], config["num_hidden_layers"])
-    heads = Heads(*shape)
+    heads = Medusa(config["vocab_size"], config["hidden_size"], config["num_heads"], config["num_hidden_layers"])
     heads.load_state_dict(load_file(folder / "model.safetensors"))
-    return Medusa(heads.train(False))
+    return heads.train(False)

@@ -5,7 +5,6 @@ An, Bai, Liu, Li, Barsoum, "PARD: accelerating LLM inference with low-cost paral
 last kept row and of the mask rows are the k drafts. Training puts the mask rows of many anchors into one pass.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from demo.drafter import K, TargetPass
+from demo.drafter import Drafter, K, TargetPass
 from demo.learn import distillation_loss
 from demo.models import save
 
@@ -37,7 +36,7 @@ class Layout:
         return self.anchor_R + self.offset_R
 
     def mask_RR(self) -> torch.Tensor:
-        """What each row (first axis) sees: kept tokens up to its anchor, and its anchor's mask rows up to itself."""
+        """A row (first axis) sees kept tokens up to its anchor, and its anchor's mask rows up to itself."""
         anchor, offset = self.anchor_R, self.offset_R
         kept = (offset == 0) & (anchor <= anchor[:, None])
         own = (anchor == anchor[:, None]) & (offset <= offset[:, None])
@@ -77,44 +76,34 @@ def layout_logits(model: Qwen3ForCausalLM, ids_BS: torch.Tensor, layout: Layout,
     ).logits
 
 
-@torch.no_grad()
-def one_pass_drafts(model: Qwen3ForCausalLM, kept_ids: list[int], k: int) -> torch.Tensor:
-    """Logits (k, V) of the k drafts as inference makes them: a plain causal pass, no mask of our own."""
-    masked = [model.config.pard_token] * (k - 1)
-    return model(torch.tensor([kept_ids + masked]), use_cache=False).logits[0, -k:]
-
-
-class Parallel:
+class Parallel(Drafter):
     """A parallel draft that starts from the weights of a chain draft."""
 
     def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+        super().__init__()
         unused = tokenizer.token_to_id(UNUSED_TOKEN)
         assert unused is not None
-        self.module, self.tokenizer, self.pard_token = model, tokenizer, unused
+        self.model, self.tokenizer, self.pard_token = model, tokenizer, unused
         model.config.pard_token = unused
 
     def hidden_matrices(self) -> Iterable[torch.nn.Parameter]:
-        """Those of the layers."""
-        return self.module.model.layers.parameters()
+        return self.model.model.layers.parameters()
 
     def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
         """Mean KL(target || draft) over the kept rows and the mask rows that conditional drop leaves."""
         length = seen.ids_BS.shape[1]
         layout = layout_of(length, conditional_drop(length, K, generator))
-        logits_BRV = layout_logits(self.module, seen.ids_BS, layout, self.pard_token)
+        logits_BRV = layout_logits(self.model, seen.ids_BS, layout, self.pard_token)
         return distillation_loss(logits_BRV, seen.logits_BSV[:, layout.position_R])
 
     @torch.no_grad()
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
-        """Logits (A, k, V) of the k drafts after each anchor of one row."""
         length = seen.ids_BS.shape[1]
         layout = layout_of(length, [anchors_A] * (k - 1))
-        logits_RV = layout_logits(self.module, seen.ids_BS, layout, self.pard_token)[0]
+        logits_RV = layout_logits(self.model, seen.ids_BS, layout, self.pard_token)[0]
         masked = logits_RV[length:].unflatten(0, (k - 1, len(anchors_A))).transpose(0, 1)
         return torch.cat([logits_RV[anchors_A][:, None], masked], dim=1)
 
     def save(self, folder: Path) -> None:
         """A plain Qwen3 folder whose config names the mask token as PARD and vLLM read it."""
-        save(self.module, self.tokenizer, folder)
-        config = json.loads((folder / "config.json").read_text())
-        assert config["pard_token"] == self.pard_token
+        save(self.model, self.tokenizer, folder)

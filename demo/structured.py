@@ -1,12 +1,19 @@
 """Seeded generators of structured text: repetition, counting, lists and tables."""
 
+import calendar
 import random
+import string
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
-
-from demo.lines import CYCLES, LINES
+from pathlib import Path
 
 Generator = Callable[[random.Random, Sequence[str]], str]
+# most repetition uses these fixed lines and cycles, so that the models know them
+LINES = (Path(__file__).parent / "text/lines.txt").read_text().splitlines()
+CYCLES = [tuple(cycle.split()) for cycle in (
+    "red green blue", "one two three four", "yes no", "tick tock", "north east south west",
+    "spring summer autumn winter", "do re mi fa sol la ti", "ha", "left right", "a b c", "0 1", "foo bar baz",
+)]  # fmt: skip
 KNOWN_SHARE = 0.85
 FEW, MANY = (3, 4, 5, 6, 8, 10, 12), (20, 30, 40, 50, 100)
 REPEAT_REQUESTS = (
@@ -15,10 +22,7 @@ REPEAT_REQUESTS = (
     "Write the line below {n} times.\n{line}\n\n",
     "Say it {n} times: {line}\n",
 )
-WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-FIRST_MONTHS = ("January", "February", "March", "April", "May", "June")
-MONTHS = (*FIRST_MONTHS, "July", "August", "September", "October", "November", "December")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WEEK, MONTHS = tuple(calendar.day_name), tuple(calendar.month_name)[1:]
 
 
 def _times(rng: random.Random) -> int:
@@ -97,7 +101,7 @@ def numbered(rng: random.Random, words: Sequence[str]) -> str:
 
 def alphabet(rng: random.Random, words: Sequence[str]) -> str:
     """The alphabet, the week or the months, once or cycled."""
-    items = list(rng.choice((LETTERS, LETTERS.upper(), WEEK, MONTHS)))
+    items = list(rng.choice((string.ascii_lowercase, string.ascii_uppercase, WEEK, MONTHS)))
     start = rng.choice((0, 0, rng.randrange(len(items))))
     cycled = (items[start:] + items[:start]) * rng.choice((1, 2, 3, 4))
     head = "The alphabet: " if items[0] in "aA" and not start else ""
@@ -113,7 +117,7 @@ def dates(rng: random.Random, words: Sequence[str]) -> str:
 
 
 def times_table(rng: random.Random, words: Sequence[str]) -> str:
-    """A multiplication table, one line a product."""
+    """A multiplication table, one product in each line."""
     factor = rng.randint(2, 12)
     head = rng.choice(("", f"The {factor} times table:\n"))
     count = rng.choice((10, 12))
@@ -132,15 +136,6 @@ def markdown_table(rng: random.Random, words: Sequence[str]) -> str:
 
 
 GENERATORS: dict[Generator, int] = {
-    repeated_line: 10,
-    repeated_cycle: 3,
-    repeated_stanza: 2,
-    counting: 7,
-    counting_down: 2,
-    counting_by: 4,
-    numbered: 3,
-    alphabet: 2,
-    dates: 2,
-    times_table: 2,
-    markdown_table: 2,
-}
+    repeated_line: 10, repeated_cycle: 3, repeated_stanza: 2, counting: 7, counting_down: 2, counting_by: 4,
+    numbered: 3, alphabet: 2, dates: 2, times_table: 2, markdown_table: 2,
+}  # fmt: skip

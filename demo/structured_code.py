@@ -31,7 +31,7 @@ RECORDS: tuple[Record, ...] = (
 
 
 def json_lines(rng: random.Random, words: Sequence[str]) -> str:
-    """Records with fixed keys, one a line."""
+    """Records with fixed keys, each on a line."""
     record, count = rng.choice(RECORDS), rng.choice((6, 8, 10, 20))
     head = f"Write {count} JSON lines with the keys {', '.join(record(1))}.\n"
     lines = "".join(json.dumps(record(n)) + "\n" for n in range(1, count + 1))
@@ -101,13 +101,6 @@ def assignments(rng: random.Random, words: Sequence[str]) -> str:
 
 
 GENERATORS: dict[Generator, int] = {
-    json_lines: 6,
-    json_array: 4,
-    json_object: 3,
-    functions: 3,
-    function_family: 3,
-    loop: 2,
-    assertions: 2,
-    record_class: 3,
-    assignments: 2,
-}
+    json_lines: 6, json_array: 4, json_object: 3, functions: 3, function_family: 3, loop: 2, assertions: 2,
+    record_class: 3, assignments: 2,
+}  # fmt: skip

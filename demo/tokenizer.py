@@ -7,9 +7,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from demo.corpus import Prose, Source
+from demo.corpus import END, Prose, documents
 
-END = "<|endoftext|>"
 VOCAB = 2048
 # Qwen's pattern: words with their space, single digits, runs of punctuation, runs of space.
 PATTERN = (
@@ -17,15 +16,9 @@ PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CONFIG = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "eos_token": END,
-    "pad_token": END,
-    "bos_token": None,
-    "unk_token": None,
-    "model_max_length": 1024,
-    "clean_up_tokenization_spaces": False,
-    "add_prefix_space": False,
-}
+    "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END, "bos_token": None,
+    "unk_token": None, "model_max_length": 1024, "clean_up_tokenization_spaces": False, "add_prefix_space": False,
+}  # fmt: skip
 
 
 def train_tokenizer(prose: Prose, seed: int, structured_documents: int = 4000) -> Tokenizer:
@@ -44,19 +37,12 @@ def train_tokenizer(prose: Prose, seed: int, structured_documents: int = 4000) -
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    stream = Source(prose, "structured").documents(random.Random(f"{seed}-tokenizer"))
+    stream = documents(prose, "structured", random.Random(f"{seed}-tokenizer"))
     sample = itertools.islice(stream, structured_documents)
     lines = itertools.chain.from_iterable(prose.train)
     tokenizer.train_from_iterator(itertools.chain(lines, sample), trainer)
     assert tokenizer.get_vocab_size() == VOCAB
     return tokenizer
-
-
-def end_id(tokenizer: Tokenizer) -> int:
-    """The id that ends a document."""
-    found = tokenizer.token_to_id(END)
-    assert found is not None
-    return found
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -1,123 +1,137 @@
-"""Trains the demo pair from nothing: tokenizer, target, both drafts; `python -m demo.train`."""
+"""Training of the target on the corpus, and of both chain drafts on the corpus and on the target's probabilities."""
 
-import argparse
+import itertools
 import json
-from dataclasses import asdict, replace
-from pathlib import Path
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
+import tokenizers
 import torch
-from rich import progress
+import transformers
+from rich.progress import track
+from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from demo.corpus import load_prose
-from demo.learn import Learner, own_text
-from demo.models import DRAFT, DRAFT_SMALL, TARGET, build, load, parameters, rounded, save
-from demo.report import write_report
-from demo.run import QUICK, Run, TrainingPlan
-from demo.tokenizer import end_id, train_tokenizer
+from demo.corpus import Prose, batches, end_id, rows
+from demo.learn import Rates, Sampler, Updates, distillation_loss, greedy, next_token_loss, written
+from demo.models import build, rounded
 
-HERE = Path(__file__).parent
-COLUMNS = (
-    progress.TextColumn("{task.description:10}"),
-    progress.BarColumn(),
-    progress.MofNCompleteColumn(),
-    progress.TimeElapsedColumn(),
-    progress.TimeRemainingColumn(),
-)
+HELD_OUT_ROWS = 8
+TARGET_RATES, DRAFT_RATES = Rates(muon=5e-3, adamw=4e-3), Rates(muon=8e-3, adamw=1e-2)
+OWN_PROMPT_TOKENS = (8, 16, 32)
+Point = dict[str, float | int | str]
 
 
-def train_target(run: Run) -> Qwen3ForCausalLM:
-    """The target, on the corpus; its weights end rounded to bfloat16."""
-    plan = run.plan
-    torch.manual_seed(plan.seed)
-    learner = Learner(build(TARGET, end_id(run.tokenizer)), plan.target_rates, plan.steps)
-    batches = run.batches(plan.seed, plan.batch)
-    for step in run.stage("target", plan.steps):
-        loss = learner.step(next(batches))
-        if run.due(step, plan.steps):
-            run.record(learner, TARGET.name, "corpus", step, loss)
-    return rounded(learner.model)
+@dataclass(frozen=True)
+class PairPlan:
+    """The size of a run: steps of the target, of the drafts on the corpus, and of the drafts towards the target."""
+
+    steps: int = 1100
+    draft_steps: int = 275
+    distil_steps: int = 660
+    batch: int = 4
+    length: int = 512
+    seed: int = 0
+    target_rates: Rates = TARGET_RATES
+    draft_rates: Rates = DRAFT_RATES
+    own_batches: int = 24
+    own_batch_rows: int = 24
+    every: int = 50
 
 
-def train_drafts(run: Run, target: Qwen3ForCausalLM) -> dict[str, Qwen3ForCausalLM]:
-    """Both drafts: on the corpus first, then towards the target on corpus and on its own text."""
-    plan, end = run.plan, end_id(run.tokenizer)
-    torch.manual_seed(plan.seed + 1)
-    total = plan.draft_steps + plan.distil_steps
-    shapes = (DRAFT, DRAFT_SMALL)
-    drafts = {s.name: Learner(build(s, end), plan.draft_rates, total) for s in shapes}
-    batches = run.batches(plan.seed + 1, plan.batch)
-    for step in run.stage("drafts", plan.draft_steps):
-        ids = next(batches)
-        for name, draft in drafts.items():
-            loss = draft.step(ids)
-            if run.due(step, plan.draft_steps):
-                run.record(draft, name, "corpus", step, loss)
-    own = own_rows(run, target)
-    for step in run.stage("distil", plan.distil_steps):
-        at = torch.arange(plan.batch) + step // 2 * plan.batch
-        ids = own[at % len(own)] if step % 2 else next(batches)
-        with torch.no_grad():
-            teacher_logits = target(ids).logits
-        for name, draft in drafts.items():
-            loss = draft.step(ids, teacher_logits)
-            if run.due(step, plan.distil_steps):
-                run.record(draft, name, "distil", plan.draft_steps + step, loss)
-    return {name: rounded(draft.model) for name, draft in drafts.items()}
+class Learner:
+    """A language model with its updates."""
+
+    def __init__(self, name: str, end: int, rates: Rates, steps: int) -> None:
+        self.name, self.model = name, build(name, end)
+        self.updates = Updates(self.model, self.model.model.layers.parameters(), rates, steps)
+
+    def step(self, ids: torch.Tensor, teacher_logits: torch.Tensor | None = None) -> float:
+        """One update on ids [B, S]: next-token loss, or the distance to teacher logits [B, S, V]."""
+        self.model.train()
+        logits = self.model(ids).logits
+        loss = next_token_loss(logits, ids) if teacher_logits is None else distillation_loss(logits, teacher_logits)
+        return self.updates.apply(loss)
 
 
-def own_rows(run: Run, target: Qwen3ForCausalLM) -> torch.Tensor:
-    """Rows of text that the target wrote, shuffled."""
-    plan = run.plan
-    prompts = run.batches(plan.seed + 2, plan.own_batch_rows)
-    written = own_text(target, prompts, plan.own_batches, plan.length // 2, plan.seed)
-    batches = [next(written) for _ in run.stage("own text", plan.own_batches)]
-    order = torch.randperm(plan.own_batches * plan.own_batch_rows, generator=torch.Generator().manual_seed(plan.seed))
-    return torch.cat(batches)[order]
+class PairRun:
+    """A run of the plan: its text, its curve, and the seconds of each stage."""
 
+    def __init__(self, plan: PairPlan, prose: Prose, tokenizer: Tokenizer) -> None:
+        self.plan, self.prose, self.tokenizer = plan, prose, tokenizer
+        self.curve: list[Point] = []
+        self.seconds: dict[str, float] = {}
+        self.held_out: dict[str, torch.Tensor] = {}
+        for entropy in ("structured", "open"):
+            stream = rows(prose, entropy, tokenizer, plan.length, plan.seed, held_out=True)
+            self.held_out[entropy] = torch.tensor(list(itertools.islice(stream, HELD_OUT_ROWS)))
 
-def saved_target(run: Run, out: Path) -> Qwen3ForCausalLM:
-    """The target of an earlier run of the same plan and its curve, instead of training it."""
-    earlier = json.loads((out / "run.json").read_text())
-    if earlier["plan"] != asdict(run.plan):
-        raise SystemExit(f"{out / 'run.json'} is of another plan; train without --reuse-target.")
-    run.curves += [point for point in earlier["curves"] if point["model"] == TARGET.name]
-    run.stage_seconds["target"] = earlier["stage_seconds"]["target"]
-    return load(out / TARGET.name)[0]
+    def batches(self, seed: int, count: int) -> Iterator[torch.Tensor]:
+        """Batches [count, S] of the corpus."""
+        return batches(self.prose, self.tokenizer, (count, self.plan.length), seed)
 
+    def stage(self, name: str, steps: int) -> Iterator[int]:
+        """Count steps from 1 under a progress bar, and keep the stage's seconds."""
+        began = time.perf_counter()
+        yield from track(range(1, steps + 1), name)
+        self.seconds[name] = round(time.perf_counter() - began, 1)
 
-def finish(run: Run, models: dict[str, Qwen3ForCausalLM], out: Path) -> None:
-    """Save what is trained so far, with its report."""
-    for name, model in models.items():
-        save(model, run.tokenizer, out / name)
-    write_report(run, {name: parameters(model) for name, model in models.items()}, out)
+    @torch.no_grad()
+    def record(self, learner: Learner, stage: str, at: tuple[int, int, int], loss: float) -> None:
+        """At the first, each `every`-th and the last step (before the stage, in it, all): a point of the curve."""
+        before, step, steps = at
+        if step not in (1, steps) and step % self.plan.every:
+            return
+        point: Point = {"model": learner.name, "stage": stage, "step": before + step, "loss": round(loss, 4)}
+        learner.model.train(False)
+        for entropy, ids in self.held_out.items():
+            point[f"held_out_{entropy}"] = round(next_token_loss(learner.model(ids).logits, ids).item(), 4)
+        self.curve.append(point)
+        print(json.dumps(point), flush=True)
 
+    def target(self) -> Qwen3ForCausalLM:
+        """The target, on the corpus; its weights end rounded to bfloat16."""
+        plan = self.plan
+        torch.manual_seed(plan.seed)
+        learner = Learner("target", end_id(self.tokenizer), plan.target_rates, plan.steps)
+        corpus = self.batches(plan.seed, plan.batch)
+        for step in self.stage("target", plan.steps):
+            self.record(learner, "corpus", (0, step, plan.steps), learner.step(next(corpus)))
+        return rounded(learner.model)
 
-def train(plan: TrainingPlan, out: Path, reuse_target: bool = False) -> None:
-    """Run the plan and write three model folders, run.json and loss.svg into `out`."""
-    torch.set_num_threads(1)
-    prose = load_prose()
-    with progress.Progress(*COLUMNS) as bar:
-        run = Run(plan, prose, train_tokenizer(prose, plan.seed), bar)
-        target = saved_target(run, out) if reuse_target else train_target(run)
-        finish(run, {TARGET.name: target}, out)
-        finish(run, {TARGET.name: target, **train_drafts(run, target)}, out)
+    def drafts(self, target: Qwen3ForCausalLM) -> dict[str, Qwen3ForCausalLM]:
+        """Both drafts: on the corpus first, then towards the target, on corpus rows and on its own text in turn."""
+        plan, end = self.plan, end_id(self.tokenizer)
+        torch.manual_seed(plan.seed + 1)
+        total = plan.draft_steps + plan.distil_steps
+        learners = [Learner(name, end, plan.draft_rates, total) for name in ("draft", "draft_small")]
+        corpus = self.batches(plan.seed + 1, plan.batch)
+        for step in self.stage("drafts", plan.draft_steps):
+            ids = next(corpus)
+            for learner in learners:
+                self.record(learner, "corpus", (0, step, plan.draft_steps), learner.step(ids))
+        own_RS = self.own_rows(target)
+        for step in self.stage("distil", plan.distil_steps):
+            at = torch.arange(plan.batch) + step // 2 * plan.batch
+            ids = own_RS[at % len(own_RS)] if step % 2 else next(corpus)
+            with torch.no_grad():
+                teacher_logits = target(ids).logits
+            for learner in learners:
+                loss = learner.step(ids, teacher_logits)
+                self.record(learner, "distil", (plan.draft_steps, step, plan.distil_steps), loss)
+        return {learner.name: rounded(learner.model) for learner in learners}
 
+    def own_rows(self, target: Qwen3ForCausalLM) -> torch.Tensor:
+        """Rows of text that the target wrote, greedy and sampled in turn, shuffled."""
+        plan, generator = self.plan, torch.Generator().manual_seed(self.plan.seed)
+        choices = (greedy, Sampler(generator))
+        ways = [(OWN_PROMPT_TOKENS[n % 3], choices[n % 2]) for n in range(plan.own_batches)]
+        own_RS = written(target, self.batches(plan.seed + 2, plan.own_batch_rows), ways, plan.length // 2)
+        return own_RS[torch.randperm(len(own_RS), generator=torch.Generator().manual_seed(plan.seed))]
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE, help="folder to write into")
-    parser.add_argument("--steps", type=int, help=f"steps of the target (default {TrainingPlan.steps})")
-    parser.add_argument("--seed", type=int, default=TrainingPlan.seed, help="seed of everything")
-    parser.add_argument("--quick", action="store_true", help="a few steps, to test the script")
-    parser.add_argument("--reuse-target", action="store_true", help="train only the drafts, for the target in --out")
-    args = parser.parse_args()
-    plan = replace(QUICK if args.quick else TrainingPlan(), seed=args.seed)
-    plan = plan if args.steps is None else replace(plan, steps=args.steps)
-    train(plan, args.out, args.reuse_target)
-    print(args.out)
-
-
-if __name__ == "__main__":
-    main()
+    def report(self) -> dict[str, object]:
+        """Plan, seconds, versions, data and curve."""
+        versions = {m.__name__: m.__version__ for m in (torch, transformers, tokenizers)}
+        data = {"versions": versions, "prose_sha256": self.prose.sha256}
+        return {"plan": asdict(self.plan), "seconds": self.seconds, **data, "curve": self.curve}

@@ -1,27 +1,42 @@
-"""Trains drafters for the demo target, one after the other; `python -m demo.train_drafters parallel`."""
+"""Training of the parallel, EAGLE-3 and Medusa drafters on text that the target wrote."""
 
-import argparse
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import rich.progress
 import torch
+from rich.progress import track
+from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from demo.agreement import leading_hits
+from demo.corpus import Prose, batches
 from demo.drafter import Drafter, K, TargetPass, target_pass
-from demo.drafter_figure import loss_figure
-from demo.drafters import NEW, TRAINED
-from demo.learn import Rates, Updates
+from demo.eagle3 import new_head
+from demo.learn import Rates, Sampler, Updates, greedy, written
+from demo.medusa import new_heads
 from demo.models import load
-from demo.target_text import load_text
+from demo.parallel import Parallel
 
-HERE = Path(__file__).parent
 HELD_OUT_ROWS = 12
-Point = dict[str, float | int]
+PROMPT_TOKENS = (4, 8, 16, 32)
+# a drafter before training, of the folder of models, the target and its text
+NEW: dict[str, Callable[[Path, Qwen3ForCausalLM, torch.Tensor], Drafter]] = {
+    "parallel": lambda models, target, text_RS: Parallel(*load(models / "draft")),
+    "eagle3": lambda models, target, text_RS: new_head(target, text_RS),
+    "medusa": lambda models, target, text_RS: new_heads(target),
+}
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """The size of the text; its batches are greedy, drawn at T = 0.6 with top-p 0.95 and at T = 1, in turn."""
+
+    batches: int = 48
+    batch_rows: int = 64
+    length: int = 256
+    seed: int = 5
 
 
 @dataclass(frozen=True)
@@ -40,101 +55,56 @@ PLANS = {
     "eagle3": DrafterPlan(800, Rates(muon=8e-3, adamw=4e-3)),
     "medusa": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
 }
-# for every drafter that goes on
-AGAIN = DrafterPlan(1500, Rates(muon=4e-3, adamw=4e-3), seed=7)
 
 
-@dataclass
-class DrafterRun:
-    """A training in progress: the drafter, its target, the text, and the curve so far."""
-
-    drafter: Drafter
-    target: Qwen3ForCausalLM
-    plan: DrafterPlan
-    text_RS: torch.Tensor
-    curve: list[Point] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        held_out = min(HELD_OUT_ROWS, len(self.text_RS) // 4)
-        self.learned_RS = self.text_RS[:-held_out]
-        self.held_out = [target_pass(self.target, row[None]) for row in self.text_RS[-held_out:]]
-
-    def batches(self) -> Iterator[TargetPass]:
-        """Endless passes of the target over its text, in a new order each time."""
-        generator = torch.Generator().manual_seed(self.plan.seed)
-        while True:
-            for rows in torch.randperm(len(self.learned_RS), generator=generator).split(self.plan.batch):
-                yield target_pass(self.target, self.learned_RS[rows])
-
-    def accepted(self) -> float:
-        """Mean drafts of K that agree with the target's argmax on held-out rows of its text, over all anchors."""
-        self.drafter.module.train(False)
-        means = []
-        for seen in self.held_out:
-            anchors_A = torch.arange(8, seen.ids_BS.shape[1] - K, 7)
-            drafts_AK = self.drafter.draft_logits(seen, anchors_A, K).argmax(-1)
-            choices_AK = seen.logits_BSV[0].argmax(-1)[anchors_A[:, None] + torch.arange(K)]
-            means.append(leading_hits(drafts_AK == choices_AK).float().mean().item())
-        return sum(means) / len(means)
-
-    def train(self) -> Iterator[bool]:
-        """Run the plan; after each point of the curve: are the held-out rows accepted better than ever?"""
-        plan = self.plan
-        updates = Updates(self.drafter.module, self.drafter.hidden_matrices(), plan.rates, plan.steps)
-        generator, batches = torch.Generator().manual_seed(plan.seed), self.batches()
-        before = self.curve[-1]["step"] if self.curve else 0
-        best = max((point["accepted"] for point in self.curve), default=-1.0)
-        for step in rich.progress.track(range(1, plan.steps + 1), "steps"):
-            self.drafter.module.train()
-            loss = updates.apply(self.drafter.loss(next(batches), generator))
-            if step == 1 or step % plan.every == 0 or step == plan.steps:
-                accepted = self.accepted()
-                self.curve.append({"step": before + step, "loss": round(loss, 4), "accepted": round(accepted, 3)})
-                print(json.dumps(self.curve[-1]), flush=True)
-                yield accepted > best
-                best = max(accepted, best)
+def write_text(target: Qwen3ForCausalLM, tokenizer: Tokenizer, prose: Prose, plan: TextPlan) -> torch.Tensor:
+    """Rows [R, S] that the target continued from the first tokens of corpus rows, shuffled."""
+    generator = torch.Generator().manual_seed(plan.seed)
+    choices = (greedy, Sampler(generator, 0.6, 0.95), Sampler(generator))
+    ways = [(PROMPT_TOKENS[n // 3 % 4], choices[n % 3]) for n in range(plan.batches)]
+    corpus = batches(prose, tokenizer, (plan.batch_rows, plan.length), plan.seed)
+    rows = written(target, corpus, ways, plan.length)
+    return rows[torch.randperm(len(rows), generator=generator)]
 
 
-def train(name: str, plan: DrafterPlan, text: Path, out: Path, again: bool) -> None:
-    """Train one drafter into `out`/draft_<name>; plans, seconds and curve go to `out`/drafters.json."""
-    began = time.perf_counter()
-    torch.manual_seed(plan.seed)
-    target, text_RS = load(HERE / "target")[0], load_text(text)
-    report = out / "drafters.json"
-    reports = json.loads(report.read_text()) if report.exists() else {}
-    earlier = reports[name] if again else {"plans": [], "seconds": [], "curve": []}
-    drafter = TRAINED[name](out) if again else NEW[name](HERE, target, text_RS)
-    run = DrafterRun(drafter, target, plan, text_RS, earlier["curve"])
-    for better in run.train():
-        if better:
-            drafter.save(out / f"draft_{name}")
-        reports[name] = {
-            "plans": [*earlier["plans"], asdict(plan)],
-            "seconds": [*earlier["seconds"], round(time.perf_counter() - began, 1)],
-            "text_rows": len(run.learned_RS),
-            "trained_parameters": sum(w.numel() for w in drafter.module.parameters() if w.requires_grad),
-            "curve": run.curve,
-        }
-        report.write_text(json.dumps(reports, indent=1) + "\n")
-        (out / "drafters.svg").write_text(loss_figure({name: of["curve"] for name, of in reports.items()}))
+def passes(target: Qwen3ForCausalLM, text_RS: torch.Tensor, plan: DrafterPlan) -> Iterator[TargetPass]:
+    """Endless passes of the target over its text, in a new order each time."""
+    generator = torch.Generator().manual_seed(plan.seed)
+    while True:
+        for rows in torch.randperm(len(text_RS), generator=generator).split(plan.batch):
+            yield target_pass(target, text_RS[rows])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("drafters", nargs="+", choices=list(PLANS), help="which drafters, in this order")
-    parser.add_argument("--text", type=Path, required=True, help="the file of demo.target_text")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder to write into")
-    parser.add_argument("--again", action="store_true", help="go on from the checkpoint and the curve in --out")
-    parser.add_argument("--steps", type=int, help="steps of each, instead of the plan's")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.drafters:
-        plan = AGAIN if args.again else PLANS[name]
-        plan = plan if args.steps is None else replace(plan, steps=args.steps)
-        train(name, plan, args.text, args.out, args.again)
-        print(args.out / f"draft_{name}")
+def accepted(drafter: Drafter, held_out: list[TargetPass]) -> float:
+    """Mean drafts of K that agree with the target's argmax on held-out rows of its text, over all anchors."""
+    drafter.train(False)
+    means = []
+    for seen in held_out:
+        anchors_A = torch.arange(8, seen.ids_BS.shape[1] - K, 7)
+        drafts_AK = drafter.draft_logits(seen, anchors_A, K).argmax(-1)
+        choices_AK = seen.logits_BSV[0].argmax(-1)[anchors_A[:, None] + torch.arange(K)]
+        # those before the first miss
+        means.append((drafts_AK == choices_AK).int().cumprod(-1).sum(-1).float().mean().item())
+    return sum(means) / len(means)
 
 
-if __name__ == "__main__":
-    main()
+def train(
+    drafter: Drafter, target: Qwen3ForCausalLM, text_RS: torch.Tensor, plan: DrafterPlan, folder: Path
+) -> dict[str, object]:
+    """Run the plan; the weights that accept most on held-out rows go to the folder. Returns plan, seconds and curve."""
+    began, held_out = time.perf_counter(), min(HELD_OUT_ROWS, len(text_RS) // 4)
+    learned_RS, shown = text_RS[:-held_out], [target_pass(target, row[None]) for row in text_RS[-held_out:]]
+    updates = Updates(drafter, drafter.hidden_matrices(), plan.rates, plan.steps)
+    generator, seen = torch.Generator().manual_seed(plan.seed), passes(target, learned_RS, plan)
+    curve: list[dict[str, float]] = []
+    for step in track(range(1, plan.steps + 1), folder.name):
+        drafter.train()
+        loss = updates.apply(drafter.loss(next(seen), generator))
+        if step in (1, plan.steps) or step % plan.every == 0:
+            before, hits = max((p["accepted"] for p in curve), default=-1.0), round(accepted(drafter, shown), 3)
+            curve.append({"step": step, "loss": round(loss, 4), "accepted": hits})
+            print(json.dumps(curve[-1]), flush=True)
+            if hits > before:
+                drafter.save(folder)
+    seconds = round(time.perf_counter() - began, 1)
+    return {"plan": asdict(plan), "seconds": seconds, "text_rows": len(learned_RS), "curve": curve}

@@ -1,192 +1,170 @@
-"""The values file as frozen dataclasses, read strictly; `deploy.checks` says what they may be."""
+"""The values of a deployment, read strictly: a value that a cluster would refuse hours later is refused here."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any
 
 import yaml
 
-from deploy.checks import check
+from compile.neuron.flags import LNC
+from compile.spec import BuildSpec
+from model.bundle.schema import MAX_K, MAX_TP, Check, Wrong, one_of, record, shown, text, whole
+from model.config import PRESETS
 from model.drafting import KINDS
+from model.dtypes import BY_FLAG
 from model.errors import UserError
 
-
-@dataclass(frozen=True)
-class Storage:
-    bucket: str
-    prefix: str
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True)
-class Images:
-    """Image names with a version or a digest."""
-
-    server: str
-    tools: str
-    lm_eval: str
+DEFAULTS = Path(__file__).with_name("values.yaml")
+NONE = "none"
+# connected sets that the Neuron DRA driver offers: resource.aws.com/devicegroup<n>_id
+CONNECTED_DEVICES = (1, 4, 8, 16)
+_CORES_PER_DEVICE = 8
+_PLACEHOLDER = re.compile(r"your-|changeme|example\.com", re.IGNORECASE)
+_VENDOR_IMAGE = "public.ecr.aws/neuron/"
 
 
-@dataclass(frozen=True)
-class ModelPair:
-    """The pair and the shape it is built for; k counts draft tokens per step."""
-
-    target: str
-    drafter: str
-    draft: str
-    target_folder: str
-    draft_folder: str
-    k: int
-    tp: int
-    batch: int
-    max_len: int
-    dtype: str
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether the drafter has a model."""
-        return KINDS[self.drafter].has_model
-
-    @property
-    def draft_title(self) -> str:
-        """What drafts, in words."""
-        return self.draft if self.has_draft else self.drafter
+# Neuron devices, processors and GiB of memory. Source: https://aws.amazon.com/ec2/instance-types/trn2/
+INSTANCES = {"trn2.3xlarge": (1, 12, 128), "trn2.48xlarge": (16, 192, 2048), "trn2u.48xlarge": (16, 192, 2048)}
 
 
-@dataclass(frozen=True)
-class Device:
-    instance_type: str
-    physical_cores_per_device: int
-    lnc: int
+def _name(most: int) -> Check:
+    label = rf"(?!kube-|default$)(?=.{{1,{most}}}$)[a-z]([a-z0-9-]*[a-z0-9])?"
+    return text(label, f"up to {most} lower-case letters, digits and hyphens, a letter first, not default or kube-*")
 
 
-@dataclass(frozen=True)
-class Server:
-    engine: str
-    replicas: int
-    port: int
-    api_key_secret: str
-    clients_namespace: str
-    cpu: int
-    memory_gib: int
-    shm_gib: int
-    disk_gib: int
-    startup_seconds: int
+_LABEL = text(r"(?=.{1,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?", "a name of up to 63 lower-case letters, digits and hyphens")
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_FOLDER = text(rf"(?=.{{1,200}}$){_PART}(/{_PART})*", "a path of letters, digits, . _ and - without a slash at an end")
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = text(
+    r"(?!xn--|sthree-|amzn-s3-demo-|[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$)(?!.*(\.\.|-s3alias$|--ol-s3$|\.mrap$|--x-s3$))"
+    r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "the name of an S3 bucket",
+)
+# https://github.com/distribution/reference; a version or a digest, because latest changes under its name
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = text(
+    rf"(?=.{{1,255}}$)[a-zA-Z0-9.-]+(:[0-9]{{1,5}})?(/{_COMPONENT})+"
+    r"(:(?!latest$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})",
+    "registry/name:version or registry/name@sha256:digest, not latest",
+)
+_DRAFT = text(rf"(?=.{{1,96}}$){_PART}(/{_PART})?", "the name of a checkpoint, or none")
+_LIST = text(r"(?=.{1,200}$)[A-Za-z0-9_.-]+(,[A-Za-z0-9_.-]+)*", "names with commas between them")
+_LABEL_KEY = text(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", "the key of a label")
+_MOST = 1_000_000
+# a disk no larger than the instance store of trn2.48xlarge
+_CPU, _MEMORY, _DISK = whole(1, 192), whole(1, 2048), whole(1, 7000)
+_FIELDS: dict[str, Any] = {
+    # a Job's name adds up to 29 characters, and a pod's name is a label of at most 63
+    "name": _name(30),
+    "namespace": _name(40),
+    "region": text(r"[a-z]{2}(-[a-z]+)+-[1-9]", "a region such as us-west-2"),
+    "kubernetes": text(r"1\.(3[4-9]|[4-9][0-9])", "a version from 1.34 on, without a patch level"),
+    "instance_type": one_of(*INSTANCES),
+    "public_key": text(r"none|RW[A-Za-z0-9+/]{54}", "minisign's line of base64, 56 characters from RW on, or none"),
+    "storage": {"bucket": _BUCKET, "prefix": _FOLDER, "uid": whole(1, 2**31 - 1), "gid": whole(1, 2**31 - 1)},
+    "images": {"server": _IMAGE, "tools": _IMAGE, "lm_eval": _IMAGE},
+    "model": {
+        "target": one_of(*PRESETS), "drafter": one_of(*(kind for kind in KINDS if kind != NONE)), "draft": _DRAFT,
+        "target_folder": _FOLDER, "draft_folder": _FOLDER, "k": whole(1, MAX_K), "tp": whole(1, MAX_TP),
+        "batch": whole(1, 4096), "max_len": whole(1, 1 << 24), "dtype": one_of(*BY_FLAG),
+    },
+    "server": {
+        "engine": one_of("nxdi", "trnspec"), "replicas": whole(1, 1000), "port": whole(1024, 65535),
+        "api_key_secret": _LABEL, "clients_namespace": _LABEL, "cpu": _CPU, "memory_gib": _MEMORY, "shm_gib": _MEMORY,
+        "disk_gib": _DISK, "startup_seconds": whole(60, 86400),
+    },
+    "router": {
+        "kind": one_of(NONE, "gateway"), "gateway": _LABEL, "gateway_namespace": _LABEL, "picker": _LABEL,
+        "picker_label": _LABEL_KEY,
+    },
+    "compile": {"cpu": _CPU, "memory_gib": _MEMORY, "disk_gib": _DISK, "deadline_seconds": whole(600, 7 * 86400)},
+    "load_test": {
+        "prompts": _FOLDER, "requests": whole(1, _MOST), "concurrency": whole(1, _MOST), "max_tokens": whole(1, _MOST),
+    },
+    "quality": {"tasks": _LIST, "max_gen_toks": whole(1, _MOST)},
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Router:
-    """What is before the servers; names of what the cluster has already."""
+def _exactly(fields: Mapping[str, Any]) -> Check:
+    """An object with these fields and no other."""
+    inner = record({name: _exactly(field) if isinstance(field, dict) else field for name, field in fields.items()})
 
-    kind: str
-    gateway: str
-    gateway_namespace: str
-    picker: str
-    picker_label: str
+    def check(value: Any, at: str) -> None:
+        prefix = f"{at}." if at else ""
+        for name in value if isinstance(value, dict) else ():
+            if name not in fields:
+                raise Wrong(f"{prefix}{shown(name)} is not a value, expected one of {', '.join(fields)}")
+            if isinstance(value[name], str) and _PLACEHOLDER.search(value[name]):
+                raise Wrong(f"{prefix}{name} is {shown(value[name])}, which looks unfilled, expected a value of yours")
+        inner(value, at)
 
-
-@dataclass(frozen=True)
-class Compile:
-    cpu: int
-    memory_gib: int
-    disk_gib: int
-    deadline_seconds: int
+    return check
 
 
-@dataclass(frozen=True)
-class LoadTest:
-    prompt_set: str
-    requests: int
-    concurrency: int
-    max_tokens: int
-    cloudwatch_namespace: str
+_VALUES = _exactly(_FIELDS)
 
 
-@dataclass(frozen=True)
-class Quality:
-    tasks: str
-    max_gen_toks: int
-
-
-@dataclass(frozen=True)
-class Values:
-    """A deployment; every manifest is a function of it."""
-
-    name: str
-    namespace: str
-    region: str
-    partition: str
-    kubernetes: str
-    claim_api: str
-    storage: Storage
-    images: Images
-    model: ModelPair
-    device: Device
-    server: Server
-    router: Router
-    compile: Compile
-    load_test: LoadTest
-    quality: Quality
+class Values(dict[str, Any]):
+    """Checked values, as the YAML file holds them."""
 
     @property
     def devices(self) -> int:
-        """Neuron devices of one server: tp logical cores of lnc physical cores each."""
-        return self.model.tp * self.device.lnc // self.device.physical_cores_per_device
+        """Neuron devices of one server: tp logical cores of LNC physical cores each."""
+        tp: int = self["model"]["tp"]
+        return tp * LNC // _CORES_PER_DEVICE
 
     @property
     def version(self) -> str:
-        """A digest of what makes the bundles: models, folders, shape, cores, and the image that compiles."""
-        makers = [*dataclasses.astuple(self.model), self.device.lnc, self.images.tools]
-        return hashlib.sha256(json.dumps(makers).encode()).hexdigest()[:8]
+        """A digest of what the bundles depend on: models, folders, shape, cores, and the image that compiles."""
+        makers = [self["model"], LNC, self["images"]["tools"]]
+        return hashlib.sha256(json.dumps(makers, sort_keys=True).encode()).hexdigest()[:8]
 
-    def bundle_name(self, variant: str) -> str:
-        """The bundle's name says what it was built for and by what, so that an upgrade meets no older bundle."""
-        m = self.model
-        shape = f"tp{m.tp}-b{m.batch}-s{m.max_len}-{m.dtype}"
-        target, draft = (name.rsplit("/", 1)[-1].lower() for name in (m.target, m.draft_title))
-        named = f"{target}-{shape}" if variant == "baseline" else f"{target}-{draft}-{shape}-k{m.k}"
-        return f"{named}-{self.version}"
-
-    def server_name(self, variant: str) -> str:
-        return f"{self.name}-{variant}"
-
-    def url(self, variant: str) -> str:
-        """The server's address inside the cluster."""
-        return f"http://{self.server_name(variant)}.{self.namespace}.svc.cluster.local:{self.server.port}"
-
-    def s3(self, folder: str) -> str:
-        return f"s3://{self.storage.bucket}/{self.storage.prefix}/{folder}"
+    def bundle(self, variant: str) -> str:
+        """The bundle's name: models, shape and version, so that changed values never meet an older bundle."""
+        m = self["model"]
+        drafts = m["draft"] if KINDS[m["drafter"]].has_model else m["drafter"]
+        target, draft = (name.rsplit("/", 1)[-1].lower() for name in (m["target"], drafts))
+        shape = f"tp{m['tp']}-b{m['batch']}-s{m['max_len']}-{m['dtype']}"
+        pair = f"{target}-{draft}-{shape}-k{m['k']}" if variant == "speculative" else f"{target}-{shape}"
+        return f"{pair}-{self.version}"
 
 
-_T = TypeVar("_T")
-
-
-def load_values(path: Path, changes: Sequence[str] = ()) -> Values:
+def load_values(path: Path = DEFAULTS, changes: Sequence[str] = ()) -> Values:
     """The values of a YAML file with changes of the form key.key=value.
 
     UserError names the first key that is missing, unknown, doubled or wrong.
     """
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Strict)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = error.problem if isinstance(error, yaml.constructor.ConstructorError) else type(error).__name__
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else type(error).__name__
         raise UserError(f"{path} cannot be read as YAML ({reason}); start from deploy/values.yaml") from error
     for change in changes:
         _set(raw, change)
-    values = _parse(Values, raw, "")
-    check(values)
+    return check(raw)
+
+
+def check(raw: Any) -> Values:
+    """Raise UserError for the first value that cannot be deployed."""
+    try:
+        _VALUES(raw, "")
+    except Wrong as wrong:
+        raise UserError(f"the values cannot be deployed: {wrong}; see deploy/values.yaml") from None
+    values = Values(raw)
+    for faults in (_size_faults, _model_faults, _engine_faults):
+        if sentence := next(faults(values), ""):
+            raise UserError(sentence)
     return values
 
 
 class _Strict(yaml.SafeLoader):
-    """YAML in which a key may stand once: the last of two would win unseen."""
+    """YAML without doubled keys, of which the last would win silently, and with decimal numbers only."""
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -197,40 +175,74 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    return int(node.value) if re.fullmatch(r"0|[1-9][0-9]{0,18}", node.value) else node.value
+
+
 _Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Strict.add_constructor("tag:yaml.org,2002:int", _number)
 
 
 def _set(raw: Any, change: str) -> None:
-    """Replace one value that the file has; the text is read as YAML, so numbers are numbers."""
-    name, equals, text = change.partition("=")
+    """Replace one value that the file has; the text is a number where the file has one."""
+    name, equals, word = change.partition("=")
     *outer, last = name.split(".")
-    at = raw
     for key in outer:
-        at = at.get(key) if isinstance(at, dict) else None
-    if not equals or not isinstance(at, dict) or last not in at:
+        raw = raw.get(key) if isinstance(raw, dict) else None
+    if not equals or not isinstance(raw, dict) or isinstance(raw.get(last, {}), dict):
         raise UserError(f"--set {change!r} names no value; write key.key=value with a key of the values file")
+    raw[last] = int(word) if isinstance(raw[last], int) and re.fullmatch(r"0|[1-9][0-9]{0,18}", word) else word
+
+
+def _size_faults(values: Values) -> Iterator[str]:
+    """A sentence for each size that does not fit: devices, processors, memory, lengths."""
+    m, server, instance = values["model"], values["server"], values["instance_type"]
+    devices, cpus, memory = INSTANCES[instance]
+    if m["tp"] * LNC % _CORES_PER_DEVICE or values.devices not in CONNECTED_DEVICES:
+        sets = ", ".join(map(str, CONNECTED_DEVICES))
+        taken = m["tp"] * LNC / _CORES_PER_DEVICE
+        yield f"model.tp {m['tp']} takes {taken:g} devices, and connected sets have {sets}; change it"
+    if values.devices > devices:
+        yield f"model.tp {m['tp']} needs {values.devices} devices and a {instance} has {devices}; lower it"
+    for part in ("server", "compile"):
+        for key, most in (("cpu", cpus), ("memory_gib", memory)):
+            if values[part][key] > most:
+                yield f"{part}.{key} is {values[part][key]} and a {instance} has {most}; lower it"
+    if server["shm_gib"] >= server["memory_gib"]:
+        yield "server.shm_gib is part of server.memory_gib and must be less; lower it"
+    for part, key in (("load_test", "max_tokens"), ("quality", "max_gen_toks")):
+        if values[part][key] >= m["max_len"] - m["k"]:
+            yield f"{part}.{key} {values[part][key]} leaves a prompt no room in model.max_len less model.k; lower it"
+
+
+def _model_faults(values: Values) -> Iterator[str]:
+    """A sentence for each reason that compile.build would give hours later."""
+    m = values["model"]
+    kind, draft, chain = KINDS[m["drafter"]], {m["draft"], m["draft_folder"]}, m["drafter"] == "chain"
+    if kind.has_model and NONE in draft:
+        yield f"the drafter {m['drafter']} needs a model; name it as model.draft and model.draft_folder"
+    if not kind.has_model and draft != {NONE}:
+        yield f"the drafter {m['drafter']} has no model; write none for model.draft and model.draft_folder"
+    if m["draft_folder"] == m["target_folder"]:
+        yield "model.draft_folder is the target's; name the draft's own folder"
+    if chain and m["draft"] not in PRESETS:
+        yield f"model.draft is {m['draft']}, and the draft of a chain must be one of {', '.join(PRESETS)}; name one"
+    if kind.limit and m["k"] > kind.limit:
+        yield f"model.k is {m['k']} and the drafter {m['drafter']} drafts at most {kind.limit} in a step; lower it"
+    # but for a chain only the draft's folder has its shape
+    drafter = {"draft": m["draft"]} if chain else {"drafter": "ngram"}
     try:
-        at[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {change!r} cannot be read; write key.key=value") from error
+        BuildSpec(**{name: m[name] for name in ("target", "tp", "k", "batch", "max_len", "dtype")}, **drafter).check()
+    except UserError as error:
+        yield f"model cannot be built: {error}"
 
 
-def _parse(kind: type[_T], raw: Any, where: str) -> _T:
-    hints = get_type_hints(kind)
-    if not isinstance(raw, dict):
-        raise UserError(f"{where or 'the values file'} is {raw!r}; it must hold {', '.join(hints)}")
-    for name in [*raw, *hints]:
-        if name not in hints:
-            raise UserError(f"{where}{name} is no value; the values are {', '.join(hints)}")
-        if name not in raw:
-            raise UserError(f"{where}{name} is missing; see deploy/values.yaml")
-    found: dict[str, Any] = {}
-    for name, hint in hints.items():
-        value = raw[name]
-        if dataclasses.is_dataclass(hint):
-            found[name] = _parse(cast("type[Any]", hint), value, f"{where}{name}.")
-        elif type(value) is hint:
-            found[name] = value
-        else:
-            raise UserError(f"{where}{name} is {value!r}; it must be of type {hint.__name__}")
-    return kind(**found)
+def _engine_faults(values: Values) -> Iterator[str]:
+    """A sentence for each value that the chosen engine cannot serve."""
+    nxdi, drafter = values["server"]["engine"] == "nxdi", values["model"]["drafter"]
+    if nxdi and drafter != "chain":
+        yield f"server.engine nxdi cannot load the drafter {drafter}; set server.engine to trnspec"
+    if not nxdi and values["images"]["server"].startswith(_VENDOR_IMAGE):
+        yield "images.server is the vendor's and lacks our plugin; name an image of deploy/Dockerfile's target server"
+    if nxdi and values["router"]["kind"] == "gateway":
+        yield "server.engine nxdi stays ready while it ends and lacks a picker's metrics; set server.engine to trnspec"

@@ -19,8 +19,9 @@ class Backing:
     """What a model is built with.
 
     `layer` makes a decoder layer of a config, a `Parallel` and the kernels, `mlp` the half of one, which `branch` runs
-    behind its norm; without them a model has the layers of `model/qwen3.py`. `layout` is that of its caches, `packing` says which weights of a config
-    at a tp degree are packed. With `sharded` logits stay on their ranks: a draw then merges the shards' best.
+    behind its norm; without them a model has the layers of `model/qwen3.py`. `layout` is that of its caches, `packing`
+    says which weights of a config at a tp degree are packed. With `sharded` logits stay on their ranks: a draw then
+    merges the shards' best.
     """
 
     name: str

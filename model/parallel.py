@@ -73,9 +73,8 @@ def check_tp(config: ModelConfig, tp: int, what: str, head_tp: int = 0) -> None:
         )
     for name, ranks in (*((name, tp) for name in config.split), (config.ids, head_tp or tp)):
         if getattr(config, name) % ranks:
-            other = ", or --draft-head group" if ranks > tp else ""
             raise UserError(
-                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {ranks}; choose a smaller tp{other}"
+                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {ranks}; choose a smaller tp"
             )
 
 

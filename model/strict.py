@@ -44,6 +44,11 @@ class Text:
     expected: str
 
 
+# what a terminal takes for more than a letter is no part of a string
+PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
+_LINE = Text(PRINTABLE + "{0,4096}", "a line of text")
+
+
 def read(cls: type[T], value: Any, at: str = "") -> T:
     """A dataclass from a JSON object; Wrong names the first field, below `at`, that is not as declared."""
     result: T = _read(cls, value, at, ())
@@ -94,7 +99,8 @@ def _read(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
         most = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
         holds = isinstance(value, dict) and most.least <= len(value) <= most.most
         _expect(holds, value, at, f"an object of at most {most.most} entries")
-        return {_read(inner[0], k, f"a name in {at}", ()): _read(inner[1], v, _below(at, k), rules) for k, v in value.items()}
+        names = {key: _read(inner[0], key, f"a name in {at}", ()) for key in value}
+        return {name: _read(inner[1], value[key], _below(at, key), rules) for key, name in names.items()}
     if dataclasses.is_dataclass(kind):
         return _record(kind, value, at)
     return _scalar(kind, value, at, rules)
@@ -128,7 +134,8 @@ def _scalar(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
         _expect(type(value) is bool, value, at, "true or false")
         return value
     if kind is str:
-        text = next((r for r in rules if isinstance(r, Text)), Text(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{0,4096}", "a line of text"))
-        _expect(isinstance(value, str) and re.fullmatch(text.pattern, value) is not None, value, at, text.expected)
+        text = next((r for r in rules if isinstance(r, Text)), _LINE)
+        fits = isinstance(value, str) and re.fullmatch(text.pattern, value) is not None
+        _expect(fits, value, at, text.expected)
         return value
     raise AssertionError(f"{at}: the reader has no rule for {kind}")

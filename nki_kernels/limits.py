@@ -1,6 +1,6 @@
-"""What one launch takes: known to the host wrappers, which refuse more, and to the model, which splits its work."""
+"""The limits of one launch. The host wrappers refuse more; the model splits its work by them."""
 
-# rows of noise, draws and layers: one a partition
+# rows of noise, draws and layers: each on a partition
 ROWS = 128
 # sequences of attention
 SEQUENCES = 32

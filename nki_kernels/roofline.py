@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel needs at least: bytes to and from HBM, and operations of the Tensor Engine."""
+    """A kernel's least work: bytes to and from HBM, and operations of the Tensor Engine."""
 
     hbm_bytes: int
     flops: int
@@ -68,11 +68,6 @@ def weights_above(rows: int, columns: int, itemsize: int) -> Cost:
     return Cost(rows * columns * itemsize, 0)
 
 
-def rejection_sample(rows: int, columns: int, itemsize: int) -> Cost:
-    """Target and draft logits and noise in."""
-    return Cost(rows * columns * (2 * itemsize + 4), 0)
-
-
 def accept(shards: int, batch: int, rows: int, numbers: int) -> Cost:
-    """`numbers` of 4 bytes of each shard, sequence and row in, one a row out."""
+    """`numbers` of 4 bytes of each shard, sequence and row in, one for each row out."""
     return Cost(4 * batch * rows * (numbers * shards + 1), 0)

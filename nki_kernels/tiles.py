@@ -1,4 +1,4 @@
-"""What the kernels of all families share: the chip's tile sizes, small moves and tiles, and the halves of two cores."""
+"""Shared by the kernels of all families: the chip's tile sizes, small moves and tiles, and the halves of two cores."""
 
 import math
 
@@ -12,6 +12,11 @@ BANK = 512
 PSUM_BANK_BYTES = 2048
 # below every score, and far enough from the end of fp32 that scaling does not leave it
 LOWEST = -3.0e38
+
+
+def absent(value):
+    """Whether an optional operand or field is None; the NKI language guide refuses `is None`."""
+    return value == None  # noqa: E711
 
 
 def this_core():
@@ -40,7 +45,7 @@ def itemsize(dtype):
 
 
 def move(dst, src):
-    """A small transfer whose descriptors are made beforehand, so that many can follow each other."""
+    """A small transfer with descriptors that exist beforehand, so that many can follow each other."""
     nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
 
 

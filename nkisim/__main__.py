@@ -1,4 +1,4 @@
-"""`nkisim COMMAND ...`: run, time, lint, report, trace, coverage, accuracy; each tells its arguments with --help."""
+"""`nkisim COMMAND ...`; each command tells its arguments with --help."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from nkisim import command, coverage, lint
-from nkisim.accuracy import __main__ as accuracy
+from nkisim import command, coverage, lint, machine
 from nkisim.cli import commands
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
@@ -17,7 +16,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "report": (commands.report, "a timeline as a page or a picture; a difference of latencies"),
     "trace": (commands.trace_, "a timeline for Perfetto"),
     "coverage": (coverage.main, "what of the public API exists here"),
-    "accuracy": (accuracy.main, "simulated times beside measured ones"),
+    "version": (machine.main, "the version, and the processor, BLAS kernels and instruction sets"),
 }
 
 

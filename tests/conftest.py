@@ -1,13 +1,17 @@
 """Two CPU devices for every test process, made before anything traces."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import jax
+import jaxlib
 import pytest
+import torch
 
 import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
 from model.serving import memory_maps
+from nkisim import machine
 from tests import last_few
 
 # the plugin also where nkisim is on the path and not installed
@@ -18,6 +22,19 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--witness", action="store_true", help="run nkisim's tests on the vendor's nki too")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what bits may depend on; `-q` prints no header, so that it comes before the list of failures."""
+    torch_set = torch.backends.cpu.get_cpu_capability()
+    flags = os.environ.get("XLA_FLAGS", "no flags")
+    facts = machine.facts() | {
+        "torch": f"{torch.__version__} with {torch_set}",
+        "XLA": f"{jaxlib.__version__}, {flags}",
+    }
+    terminalreporter.section("machine")
+    for name, fact in facts.items():
+        terminalreporter.write_line(f"{name}: {fact}")
 
 
 @pytest.fixture(autouse=True, scope="module")

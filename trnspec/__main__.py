@@ -13,7 +13,6 @@ _COMMANDS = {
     "doctor": ("compile.doctor", "what a bundle is, and whether it is whole and can generate"),
     "store": ("compile.store", "push, pull, list and verify bundles in S3"),
     "serve-command": ("compile.serve_command", "the command by which a server loads a bundle"),
-    "device-check": ("compile.device_check", "every check that only a Trainium machine can make"),
 }
 
 

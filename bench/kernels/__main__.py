@@ -1,4 +1,4 @@
-"""`python -m bench.kernels [--json] [--only TEXT] [--recording FILE]`: every kernel and case, simulated and its band.
+"""`python -m bench.kernels [--json] [--only TEXT]`: each kernel and case, simulated; `--explain` takes one apart.
 
 Times are simulated by nkisim's timeline. Where the vendor's `nki` can be imported the same command also
 measures on the device, and the simulated column comes from a second process; that half is untried.
@@ -18,8 +18,11 @@ from typing import Any
 import nkisim
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES
+from bench.kernels.explain import bound_ns, explained
+from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
+from nkisim.timeline.drawing import draw
 from nkisim.timeline.recording_file import save
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
@@ -88,7 +91,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     device = any("device_us" in row for row in rows)
     heads = ["case", "us (simulated)", "band", "MB", "GFLOP", "share of roofline", "busy", "SBUF KiB", "PSUM KiB"]
     heads += ["us (wall, device)"] * device
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines = []
     for row in rows:
         peaks = row["peak_bytes_per_partition"]
         cells = [
@@ -97,8 +100,21 @@ def table(rows: list[dict[str, Any]]) -> str:
             ", ".join(f"{name} {share:.0%}" for name, share in row["busy"].items()),
             f"{peaks.get('sbuf', 0) / 1024:.0f}", f"{peaks.get('psum', 0) / 1024:.0f}",
         ]  # fmt: skip
-        cells += [f"{row['device_us']:.2f}" if "device_us" in row else ""] * device
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(cells + [f"{row['device_us']:.2f}" if "device_us" in row else ""] * device)
+    return markdown(heads, lines)
+
+
+def recorded(case: Case, numerics: bool = True) -> Any:
+    """The events of one run of a case."""
+    policy = nkisim.Policy(recording=True, numerics=numerics)
+    return nkisim.run(case.kernel[case.lnc], case.arguments(), policy=policy).recording.events
+
+
+def explain(case: Case) -> str:
+    """The critical path of a case by stage; for verification attention, what no order of steps can beat."""
+    lines = [case.full_name, "", explained(recorded(case, numerics=False))]
+    if case.dims:
+        lines += ["", f"No order of steps takes less than {bound_ns(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]
     return "\n".join(lines)
 
 
@@ -108,12 +124,24 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--json", action="store_true", help="print one JSON row per case")
     parser.add_argument("--recording", type=Path, help="write the events of the one chosen case, for nkisim.report")
+    parser.add_argument("--picture", type=Path, help="draw the timeline of the one chosen case, SVG")
+    parser.add_argument("--explain", action="store_true", help="the critical path of the one chosen case, by stage")
     options = parser.parse_args(arguments)
-    chosen = [case for case in CASES if options.only in case.full_name]
+    exact = [case for case in CASES if options.only == case.full_name]
+    chosen = exact or [case for case in CASES if options.only in case.full_name]
     if not chosen:
         raise UserError(f"no case contains {options.only!r}: {len(CASES)} cases exist, run without --only to see them")
-    if options.recording and len(chosen) > 1:
-        raise UserError(f"--recording takes one case, {options.only!r} chooses {len(chosen)}: name one with --only")
+    if (options.recording or options.explain or options.picture) and len(chosen) > 1:
+        raise UserError(
+            f"--recording, --picture and --explain take one case, {options.only!r} chooses {len(chosen)}: name one by "
+            "--only"
+        )
+    if options.picture:
+        events = recorded(chosen[0])
+        options.picture.write_text(draw(events, schedule(events)), encoding="utf-8")
+    if options.explain:
+        print(explain(chosen[0]))
+        return
     rows = []
     for case in each(chosen, "kernels, cases"):
         if has_device():

@@ -1,4 +1,4 @@
-"""What one benchmark case is, and the random numbers that its arguments are filled with."""
+"""A benchmark case, and the random numbers of its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_kernels.roofline import Cost
+from nki_kernels.roofline import AttentionDims, Cost
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Case:
     """One kernel at one size.
 
     `name` says the dims (B4-S8192-N8-bf16); `kernel` is jitted and gets `arguments()` as positional
-    arguments on `lnc` cores; `cost()` gives the bytes and operations that the work needs at least.
+    arguments on `lnc` cores; `cost()` gives the bytes and operations that the work needs at least. `dims` are those of
+    verification attention, whose time has a bound.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Case:
     arguments: Callable[[], tuple[Any, ...]]
     cost: Callable[[], Cost]
     lnc: int = 1
+    dims: AttentionDims | None = None
 
     @property
     def full_name(self) -> str:

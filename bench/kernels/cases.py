@@ -29,13 +29,12 @@ def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
     return q, new, new.copy(), np.tile(chain, (d.batch, 1))
 
 
-def attention_arguments(d: AttentionDims, tree: bool = False) -> tuple[Any, ...]:
-    """Arguments of verify_attention_kernel; the tree is a root with N - 1 leaves."""
+def attention_arguments(d: AttentionDims) -> tuple[Any, ...]:
+    """Arguments of verify_attention_kernel."""
     q, k_new, v_new, positions = _attention_rows(d)
     keys = normal((d.batch, d.kv_heads, d.dim, d.slots), d.itemsize)
     values = normal((d.batch, d.kv_heads, d.slots, d.dim), d.itemsize)
-    ancestors = np.tile((1 | 1 << np.arange(d.candidates)).astype(np.int32), (d.batch, 1)) if tree else None
-    return q, k_new, v_new, keys, values, positions, ancestors
+    return q, k_new, v_new, keys, values, positions
 
 
 def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
@@ -47,7 +46,7 @@ def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
     return q, (k_new, v_new), pages, pages.copy(), positions, table
 
 
-def _attention(dims: tuple[int, ...], lnc: int = 1, tree: bool = False, page: int = 0) -> Case:
+def _attention(dims: tuple[int, ...], lnc: int = 1, page: int = 0) -> Case:
     """One case from (B, H, G, N, S, D, bytes per number)."""
     batch, heads, kv_heads, count, slots, dim, itemsize = dims
     d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
@@ -55,13 +54,7 @@ def _attention(dims: tuple[int, ...], lnc: int = 1, tree: bool = False, page: in
     cost = partial(roofline.verify_attention, d)
     if page:
         return Case(f"{name}-L{page}", verify_attention_paged_kernel, partial(paged_arguments, d, page), cost, lnc)
-    arguments = partial(attention_arguments, d, tree)
-    return Case(name + "-tree" * tree, verify_attention_kernel, arguments, cost, lnc)
-
-
-def merge_arguments(shards: int, rows: int, dim: int) -> tuple[Any, ...]:
-    """Arguments of merge_attention_kernel."""
-    return normal((shards, rows, dim), 4), normal((shards, rows), 4)
+    return Case(name, verify_attention_kernel, partial(attention_arguments, d), cost, lnc, d)
 
 
 # the Qwen3-32B shard at TP 32 over lengths and k, then other shapes
@@ -72,12 +65,11 @@ VERIFY_ATTENTION = (
     _attention((32, 2, 1, 8, 1024, 128, 2)),
     _attention((1, 16, 2, 8, 4096, 128, 2)),
     _attention((4, 4, 2, 8, 2048, 64, 4)),
-    _attention((4, 2, 1, 8, 8192, 128, 2), tree=True),
     _attention((4, 2, 1, 8, 8192, 128, 2), page=32),
     Case(
         "M4-R64-D128-fp32",
         merge_attention_kernel,
-        partial(merge_arguments, 4, 64, 128),
+        lambda: (normal((4, 64, 128), 4), normal((4, 64), 4)),
         partial(roofline.merge_attention, 4, 64, 128, 4),
     ),
 )

@@ -1,13 +1,14 @@
-"""The article's claims, each with what the model and the demo pair say about it; verdicts are computed."""
+"""The article's claims, each with the model's and the demo pair's figures; verdicts are computed from both."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.reproduce.wall import pairs
+from bench.demo import ENTROPIES
+from bench.reproduce.model import OPEN, STRUCTURED
+from bench.wall.ways import ALONE
 
 Results = dict[str, Any]
 # how far a wall figure on a shared machine may move before it counts as a difference
@@ -16,7 +17,7 @@ _NOISE = 0.10
 
 @dataclass(frozen=True)
 class Claim:
-    """What was said and where; the functions give the two columns and the verdict from the results."""
+    """What was said; the functions give the two columns and the verdict from the results."""
 
     said: str
     modelled: Callable[[Results], str]
@@ -24,81 +25,76 @@ class Claim:
     verdict: Callable[[Results], str]
 
 
-def point(results: Results, workload: str, k: int, draft: str = "1.7B") -> dict[str, Any]:
-    """A row of the modelled sweep."""
-    rows = results["model"]["sweep"]
-    found: dict[str, Any] = next(r for r in rows if (r["draft"], r["workload"], r["k"]) == (draft, workload, k))
+def point(results: Results, workload: str, k: int | None = None) -> dict[str, Any]:
+    """A row of the modelled sweep of the 1.7B, or its optimum."""
+    rows = results["model"]["best" if k is None else "sweep"]
+    found: dict[str, Any] = next(
+        r for r in rows if (r["draft"], r["workload"]) == ("1.7B", workload) and k in (None, r["k"])
+    )
     return found
 
 
-def best(results: Results, workload: str, draft: str = "1.7B") -> dict[str, Any]:
-    """The modelled optimum."""
-    rows = results["model"]["best"]
-    found: dict[str, Any] = next(r for r in rows if (r["draft"], r["workload"]) == (draft, workload))
+def wall(results: Results, entropy: str, k: int, draft: str = "draft") -> dict[str, Any]:
+    """The demo pair's row for a class of prompts and a k."""
+    way = f"{draft}, k {k}" if k else ALONE
+    found: dict[str, Any] = next(r for r in results["wall"]["rows"] if (r["entropy"], r["way"]) == (entropy, way))
     return found
 
 
-def chosen(results: Results, **named: Any) -> list[dict[str, Any]]:
-    """The rows of the demo pair that have these values."""
-    return [r for r in results["wall"]["rows"] if all(r[name] == value for name, value in named.items())]
+def ratio(results: Results, entropy: str, k: int, figure: str = "times_itl") -> float:
+    """The median of the target alone over k drafts."""
+    return float(wall(results, entropy, k)[figure][1])
 
 
-def wall(results: Results, figure: str, **named: Any) -> float:
-    """The median over runs of a figure of the demo pair."""
-    return statistics.median(r[figure] for r in chosen(results, **named))
-
-
-def spread(results: Results, entropy: str, k: int, figure: str = "itl_ms", draft: str = "draft") -> list[float]:
-    """p20, p50 and p80 of the target alone over k drafts; each ratio is of one prompt in one round, side by side."""
-    alone = {(r["prompt"], r["round"]): r[figure] for r in chosen(results, k=0, entropy=entropy)}
-    found = [alone[r["prompt"], r["round"]] / r[figure] for r in chosen(results, k=k, entropy=entropy, draft=draft)]
-    cuts = statistics.quantiles(found, n=10, method="inclusive") if len(found) > 1 else found * 9
-    return [cuts[1], statistics.median(found), cuts[7]]
-
-
-def ratio(results: Results, entropy: str, k: int, figure: str = "itl_ms", draft: str = "draft") -> float:
-    """The median of these ratios."""
-    return spread(results, entropy, k, figure, draft)[1]
+def end_to_end(results: Results, entropy: str, k: int) -> float:
+    """The same for the whole time of a request."""
+    return float(wall(results, entropy, k)["times"][ALONE][1])
 
 
 def swept(results: Results, draft: str = "draft") -> list[int]:
-    """The k of the measured bundles of a draft."""
-    return sorted({r["k"] for r in chosen(results, draft=draft)})
+    """The measured k of a draft."""
+    ways = (r["way"].split(", k ") for r in results["wall"]["rows"])
+    return sorted({int(way[1]) for way in ways if way[0] == draft and len(way) > 1})
+
+
+def same(results: Results) -> str:
+    """How many runs gave the target's tokens."""
+    rows = results["wall"]["rows"]
+    return f"{sum(r['same'] for r in rows)} of {sum(r['compared'] for r in rows)}"
 
 
 def _fastest(results: Results, entropy: str) -> str:
     """The best k, and the others whose gain is as good within the noise."""
     gains = {k: ratio(results, entropy, k) for k in swept(results)}
-    best_k = max(gains, key=lambda k: gains[k])
-    near = [str(k) for k, gain in gains.items() if gain > (1 - _NOISE) * gains[best_k] and k != best_k]
-    return f"{entropy} {best_k}" + (f" (within 10 %: {', '.join(near)})" if near else "")
+    best = max(gains, key=lambda k: gains[k])
+    near = [str(k) for k, gain in gains.items() if gain > (1 - _NOISE) * gains[best] and k != best]
+    return f"{entropy} {best}" + (f" (within 10 %: {', '.join(near)})" if near else "")
 
 
-def _ms(row: dict[str, Any]) -> str:
+def ms(row: dict[str, Any]) -> str:
+    """Nominal and band."""
     return f"{row['ms']:.2f} ms [{row['ms_low']:.2f}, {row['ms_high']:.2f}]"
 
 
-def _gain(row: dict[str, Any]) -> str:
+def gain(row: dict[str, Any]) -> str:
+    """Nominal and band."""
     return f"{row['gain']:.2f}x [{row['gain_low']:.2f}, {row['gain_high']:.2f}]"
 
 
-def _ratios(results: Results, figure: str = "itl_ms") -> str:
-    k = 7
-    return ", ".join(f"{e} {ratio(results, e, k, figure):.2f}x" for e in ("structured", "open")) + f" (k = {k})"
+def _ratios(results: Results, figure: str = "times_itl") -> str:
+    return ", ".join(f"{e} {ratio(results, e, 7, figure):.2f}x" for e in ENTROPIES) + " (k = 7)"
 
 
 def _accepted(results: Results, draft: str) -> float:
-    steps = pairs(chosen(results, draft=draft, k=7))
-    return sum(a for _, a in steps) / sum(d for d, _ in steps)
-
-
-STRUCTURED, OPEN = "structured, assumed rate", "open, assumed rate"
+    """Drafts kept over drafts made: a step emits one token more than it keeps, the prompt one without a step."""
+    rows = [wall(results, entropy, 7, draft) for entropy in ENTROPIES]
+    steps = sum(r["steps"] for r in rows)
+    return (sum(r["tokens"] - r["runs"] for r in rows) - steps) / (7 * steps)
 
 
 def _baseline(results: Results) -> str:
     row = point(results, OPEN, 0)
-    inside = row["ms_low"] <= 45 <= row["ms_high"]
-    if inside:
+    if row["ms_low"] <= 45 <= row["ms_high"]:
         return "inside the band"
     return (
         f"not explained: {45 / row['ms']:.1f} times the kernels' time, so a step there is mostly something else, "
@@ -107,7 +103,7 @@ def _baseline(results: Results) -> str:
 
 
 def _up_to_three(results: Results) -> str:
-    row = best(results, STRUCTURED)
+    row = point(results, STRUCTURED)
     holds = "reachable for the model" if row["gain_high"] >= 3 else "not reached by the model"
     return f"{holds} on the same prompt at rate {row['rate']:.2f}; the article divides two different prompts"
 
@@ -124,102 +120,84 @@ def _fifteen(results: Results) -> str:
     said = "holds in the model" if modelled else "does not hold for every workload of the model"
     if 15 not in swept(results):
         return f"{said}; not measured"
-    worse = {e: ratio(results, e, 15) < ratio(results, e, 7) for e in ("structured", "open")}
+    worse = {e: ratio(results, e, 15) < ratio(results, e, 7) for e in ENTROPIES}
     return f"{said}; on the demo pair " + ", ".join(
         f"{'holds' if w else 'does not hold'} on {e} prompts" for e, w in worse.items()
     )
 
 
 def _open(results: Results) -> str:
-    modelled, measured = best(results, OPEN)["gain"], ratio(results, "open", 7)
-    small = {"model": modelled < 1 + _NOISE, "demo pair": measured < 1 + _NOISE}
-    holds = [name for name, value in small.items() if value]
-    if len(holds) == len(small):
+    gains = {"model": point(results, OPEN)["gain"], "demo pair": ratio(results, "open", 7)}
+    against = [name for name, value in gains.items() if value >= 1 + _NOISE]
+    if not against:
         return "holds"
-    against = [name for name in small if name not in holds]
     return (
-        f"does not hold for the {' and the '.join(against)}: {modelled:.2f}x and {measured:.2f}x; the model sees no "
-        f"benefit below a rate of {results['model']['off_below']['1.7B']:.2f}"
+        f"does not hold for the {' and the '.join(against)}: {gains['model']:.2f}x and {gains['demo pair']:.2f}x; the "
+        f"model sees no benefit below a rate of {results['model']['off_below']['1.7B']:.2f}"
     )
 
 
 def _ttft(results: Results) -> str:
-    found = [ratio(results, entropy, 7, "ttft_ms") for entropy in ("structured", "open")]
-    same = all(abs(value - 1) < _NOISE for value in found)
-    return (
-        "holds within 10 % here, with the draft's prefill" if same else "does not hold here, with the draft's prefill"
-    )
+    alike = all(abs(ratio(results, entropy, 7, "times_first") - 1) < _NOISE for entropy in ENTROPIES)
+    return f"{'holds within 10 %' if alike else 'does not hold'} here, with the draft's prefill"
 
 
 def _draft(results: Results) -> str:
     rows = results["model"]["other_draft"]
     needed = ", ".join(f"{r['needed_rate']:.2f} ({r['workload']})" for r in rows)
-    wins = all(r["rate_60_percent_lower"]["ms"] > point_ms(results, r["workload"]) for r in rows)
+    wins = all(r["rate_60_percent_lower"]["ms"] > point(results, r["workload"])["ms"] for r in rows)
     said = "holds if acceptance is 60 % lower" if wins else "does not hold even if acceptance is 60 % lower"
-    return f"{said}; the 0.6B wins above a rate of {needed}, which nobody has published"
-
-
-def point_ms(results: Results, workload: str) -> float:
-    """The modelled optimum of the 1.7B in milliseconds."""
-    return float(best(results, workload)["ms"])
+    return f"{said}; the 0.6B wins above a rate of {needed}, which is not published"
 
 
 def _both_drafts(results: Results) -> str:
-    said = []
-    for row in results["model"]["other_draft"]:
-        small, large = _ms(row["rate_60_percent_lower"]), _ms(best(results, row["workload"]))
-        said.append(f"{row['workload']}: 0.6B at 60 % less {small}, 1.7B {large}")
-    return ", ".join(said)
-
-
-def _same(results: Results) -> int:
-    return sum(row["identical"] for row in results["wall"]["rows"])
+    return ", ".join(
+        f"{r['workload']}: 0.6B at 60 % less {ms(r['rate_60_percent_lower'])}, 1.7B {ms(point(results, r['workload']))}"
+        for r in results["model"]["other_draft"]
+    )
 
 
 def _identical(results: Results) -> str:
-    differing = len(results["wall"]["rows"]) - _same(results)
-    return (
-        f"{differing} runs differ here" if differing else "token-identical here, demo pair, greedy"
-    ) + "; the article's own chart shows texts of different length at temperature 0"
+    differing = sum(r["compared"] - r["same"] for r in results["wall"]["rows"])
+    found = f"{differing} runs differ here" if differing else "token-identical here, demo pair, greedy"
+    return f"{found}; the article's own chart shows texts of different length at temperature 0"
 
 
 def _end_to_end(results: Results) -> str:
-    both = [ratio(results, "structured", 7, figure) > 1 + _NOISE for figure in ("itl_ms", "e2e_ms")]
+    both = [f(results, "structured", 7) > 1 + _NOISE for f in (ratio, end_to_end)]
     return "contradicts the 15 ms claim, and here both fall together" if all(both) else "not shown here"
 
 
 CLAIMS = (
     Claim("about 45 ms per token on open-ended prompts, with and without speculation",
-          lambda r: f"target alone {_ms(point(r, OPEN, 0))}",
-          lambda r: f"target alone {wall(r, 'itl_ms', k=0, entropy='open'):.2f} ms (demo pair)",
-          _baseline),
+          lambda r: f"target alone {ms(point(r, OPEN, 0))}",
+          lambda r: f"target alone {wall(r, 'open', 0)['itl_ms']:.2f} ms (demo pair)", _baseline),
     Claim("about 15 ms per token on structured prompts with speculation, k = 7",
-          lambda r: f"at rate {point(r, STRUCTURED, 7)['rate']:.2f}: {_ms(point(r, STRUCTURED, 7))}",
-          lambda r: f"{wall(r, 'itl_ms', k=7, entropy='structured', draft='draft'):.2f} ms (demo pair)",
+          lambda r: f"at rate {point(r, STRUCTURED, 7)['rate']:.2f}: {ms(point(r, STRUCTURED, 7))}",
+          lambda r: f"{wall(r, 'structured', 7)['itl_ms']:.2f} ms (demo pair)",
           lambda r: "slower than the model's band" if point(r, STRUCTURED, 7)["ms_high"] < 15 else "inside the band"),
-    Claim("up to 3x faster (45 / 15)", lambda r: f"same prompt: {_gain(best(r, STRUCTURED))}", _ratios, _up_to_three),
+    Claim("up to 3x faster (45 / 15)", lambda r: f"same prompt: {gain(point(r, STRUCTURED))}", _ratios, _up_to_three),
     Claim("k swept from 5 to 15, 7 is best", lambda r: ", ".join(
-              f"{w}: k = {best(r, w)['k']}" for w in (OPEN, "InstructCoder", "MT-Bench", STRUCTURED)),
+              f"{w}: k = {point(r, w)['k']}" for w in (OPEN, "InstructCoder", "MT-Bench", STRUCTURED)),
           lambda r: f"best of k = {', '.join(map(str, swept(r)))}: {_fastest(r, 'structured')}, {_fastest(r, 'open')}",
           _best_k),
     Claim("k = 15 (in the manifest) is worse than 7",
-          lambda r: f"MT-Bench: {_gain(point(r, 'MT-Bench', 15))} against {_gain(point(r, 'MT-Bench', 7))} at 7",
+          lambda r: f"MT-Bench: {gain(point(r, 'MT-Bench', 15))} against {gain(point(r, 'MT-Bench', 7))} at 7",
           lambda r: ", ".join(f"k {k}: structured {ratio(r, 'structured', k):.2f}x, open {ratio(r, 'open', k):.2f}x"
                               for k in swept(r) if k in {7, 15}), _fifteen),
-    Claim("no benefit on open-ended prompts", lambda r: f"rate 0.60: {_gain(best(r, OPEN))}",
+    Claim("no benefit on open-ended prompts", lambda r: f"rate 0.60: {gain(point(r, OPEN))}",
           lambda r: f"{ratio(r, 'open', 7):.2f}x (k = 7)", _open),
-    Claim("TTFT unchanged", lambda r: "not modelled", lambda r: _ratios(r, "ttft_ms"), _ttft),
-    Claim("the 0.6B draft is accepted about 60 % less, the 1.7B is the better balance",
-          _both_drafts,
+    Claim("TTFT unchanged", lambda r: "not modelled", lambda r: _ratios(r, "times_first"), _ttft),
+    Claim("the 0.6B draft is accepted about 60 % less, the 1.7B is the better balance", _both_drafts,
           lambda r: f"accepted at k = 7: {_accepted(r, 'draft'):.0%}, small draft {_accepted(r, 'draft_small'):.0%}",
           _draft),
     Claim("no loss of quality, output identical", lambda r: "not modelled",
-          lambda r: f"the same tokens in {_same(r)} of {len(r['wall']['rows'])} runs", _identical),
+          lambda r: f"the same tokens in {same(r)} runs", _identical),
     Claim("gains appear end to end but not in inter-token latency", lambda r: "not modelled",
-          lambda r: f"ITL {ratio(r, 'structured', 7):.2f}x, E2E {ratio(r, 'structured', 7, 'e2e_ms'):.2f}x, structured",
+          lambda r: f"ITL {ratio(r, 'structured', 7):.2f}x, E2E {end_to_end(r, 'structured', 7):.2f}x, structured",
           _end_to_end),
     Claim("lower cost per output token (no figure given)",
-          lambda r: f"cost is time at equal chips: {_gain(best(r, 'MT-Bench'))} on MT-Bench", lambda r: "no price here",
-          lambda r: "follows from the gain, below the break-even rate it turns round: off below "
+          lambda r: f"cost is time at equal chips: {gain(point(r, 'MT-Bench'))} on MT-Bench", lambda r: "no price here",
+          lambda r: "follows from the gain; the opposite below the break-even rate of "
                     f"{r['model']['off_below']['1.7B']:.2f}"),
 )  # fmt: skip

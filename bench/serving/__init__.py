@@ -1,1 +1,1 @@
-"""`python -m bench.serving`: load on OpenAI-compatible endpoints, measured in tokens, not in lines."""
+"""Two OpenAI-compatible endpoints under load."""

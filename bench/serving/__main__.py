@@ -1,93 +1,198 @@
-"""`python -m bench.serving`: measure, or render stored runs; the last line of stdout is the report's path."""
+"""`python -m bench.serving --baseline URL --speculative URL`: two servers under load, and whether they answer alike.
+
+`vllm bench serve` sends each tier of prompts to one endpoint after the other, in random order in every round. Its TPOT
+is the time after the first token over the tokens that the server's usage field counts, less one; it reads acceptance
+from the server's /metrics. First the gate sends random requests to both endpoints (`bench.gate`): where an answer
+differs no speedup is printed and the exit status is 1. `--demo` starts two servers of the demo pair.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import json
+import random
+import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.serving.client import Prompt
-from bench.serving.cloudwatch import publish
-from bench.serving.options import Options, parse
-from bench.serving.progress import live
-from bench.serving.prompts import prompt_sets, read_prompts
-from bench.serving.report import page
-from bench.serving.rows import RowLog
-from bench.serving.run import Run, measure
-from bench.serving.text import table
+from bench import demo, gate
+from bench.demo import count
+from bench.provenance import header, said, write_result
+from bench.serving.prompts import Prompt, prompt_sets
+from bench.serving.servers import Endpoint, Server, serving, vllm_command
+from bench.table import markdown
 from model.errors import UserError, run_cli
+from model.progress import each
 
-SUMMARY, ROWS, REPORT = "summary.json", "requests.jsonl", "report.html"
+_LOAD_SECONDS, _DEMO_K, _DEMO_LENGTH = 3600, 7, 512
+BASELINE, SPECULATIVE = "baseline", "speculative"
+# of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
+FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms", "spec_decode_acceptance_length")
+_BY_POSITION, _STEPS = "spec_decode_per_position_acceptance_rates", "spec_decode_num_drafts"
+Rows = list[dict[str, Any]]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Exit code 1 when the answers of the two endpoints differ, or when no request was answered."""
-    options = parse(arguments)
-    out = Path(options.out)
-    if options.report:
-        summaries = [read_summary(Path(folder)) for folder in options.report.split(",")]
-        _make(out)
-        (out / REPORT).write_text(page(summaries), encoding="utf-8")
-        print(out / REPORT)
-        return
-    options.check()
-    prompts = read_prompts(Path(options.prompts)) if options.prompts else prompt_sets(options.prompt_set, options.seed)
-    run = measured(options, prompts, out)
-    write(run, out)
-    if options.cloudwatch:
-        publish(options.cloudwatch, run)
-    _print(options, run.summary, out)
-    if run.summary["gate"]["passed"] is False or all(s.error for s in run.samples):
+def command(endpoint: Endpoint, dataset: Path, result: Path, options: argparse.Namespace) -> list[str]:
+    """One run of the public client over a file of prompts, greedy."""
+    chat = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
+            "--extra-body", '{"chat_template_kwargs": {"enable_thinking": false}}']  # fmt: skip
+    plain = ["--backend", "openai", "--endpoint", "/v1/completions"]
+    flags = {
+        "base-url": endpoint.address, "model": endpoint.model, "tokenizer": options.tokenizer or endpoint.model,
+        "dataset-name": "custom", "dataset-path": dataset, "custom-output-len": options.tokens,
+        "num-prompts": options.requests, "max-concurrency": options.concurrency, "num-warmups": options.concurrency,
+        "temperature": 0, "seed": options.seed, "percentile-metrics": "ttft,tpot,e2el", "result-filename": result,
+    }  # fmt: skip
+    named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    more = ["--skip-chat-template", "--save-result"] + ["--ignore-eos"] * options.ignore_eos
+    return [str(options.vllm), "bench", "serve", *(chat if options.chat else plain), *named, *more]
+
+
+def figures(result: Path, asked: int) -> dict[str, Any]:
+    """The figures of a saved result; UserError unless every request was answered."""
+    try:
+        value = json.loads(result.read_text(encoding="utf-8"))
+        answered = value["completed"]
+        found = {name: value.get(name) for name in (*FIGURES, _BY_POSITION, _STEPS)}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise UserError(f"{result} is no result of vllm bench serve ({type(error).__name__}); run it again") from None
+    if answered != asked or None in (found[name] for name in FIGURES[:4]):
+        raise UserError(f"vllm bench serve got {answered} of {asked} answers; see the server's log and run it again")
+    return found
+
+
+def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: argparse.Namespace, folder: Path) -> Rows:
+    """A row for each round, tier and endpoint."""
+    rng, tiers = random.Random(options.seed), list(dict.fromkeys(p.tier for p in prompts))
+    jobs = [(n, tier) for n in range(options.rounds) for tier in rng.sample(tiers, len(tiers))]
+    rows = []
+    for number, tier in each(jobs, "rounds of tiers"):
+        dataset, result = folder / "prompts.jsonl", folder / "result.json"
+        lines = [json.dumps({"prompt": p.text}) for p in prompts if p.tier == tier]
+        dataset.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for name in rng.sample(list(endpoints), len(endpoints)):
+            result.unlink(missing_ok=True)
+            run = command(endpoints[name], dataset, result, options)
+            try:
+                done = subprocess.run(run, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise UserError(f"{options.vllm} bench serve did not end well ({error}); check --vllm") from None
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                raise UserError(f"vllm bench serve failed: {reason}")
+            rows.append(
+                {"round": number, "tier": tier, "endpoint": name, "source": "wall"} | figures(result, options.requests)
+            )
+    return rows
+
+
+def summary(rows: Rows, green: bool) -> Rows:
+    """Medians over rounds of each tier and endpoint; the speedup of a tier, if the gate is green, is the median over
+    rounds of the baseline's time per token over the other's."""
+    found = []
+    for tier, name in dict.fromkeys((r["tier"], r["endpoint"]) for r in sorted(rows, key=lambda r: r["tier"])):
+        own = [r for r in rows if (r["tier"], r["endpoint"]) == (tier, name)]
+        known = {figure: [r[figure] for r in own if r[figure] is not None] for figure in FIGURES}
+        row: dict[str, Any] = {"tier": tier, "endpoint": name, "rounds": len(own)}
+        row |= {figure: statistics.median(values) for figure, values in known.items() if values}
+        alone = {r["round"]: r["median_tpot_ms"] for r in rows if (r["tier"], r["endpoint"]) == (tier, BASELINE)}
+        if green and name == SPECULATIVE:
+            row["speedup"] = statistics.median(alone[r["round"]] / r["median_tpot_ms"] for r in own)
+        found.append(row)
+    return found
+
+
+def acceptance(rows: Rows, draft: str) -> Rows:
+    """Tables by position for `bench.tune --traces`, from the steps that the server counted."""
+    tables = []
+    for tier in dict.fromkeys(r["tier"] for r in rows):
+        own = [r for r in rows if r["tier"] == tier and r.get(_BY_POSITION)]
+        if steps := sum(r[_STEPS] for r in own):
+            shares = [
+                sum(share * r[_STEPS] for share, r in zip(column, own, strict=True)) / steps
+                for column in zip(*(r[_BY_POSITION] for r in own), strict=True)
+            ]
+            tables.append({"name": tier, "draft": draft, "unconditional": shares, "steps": steps})
+    return tables
+
+
+def table(rows: Rows) -> str:
+    """A line for each tier and endpoint."""
+    heads = ("tokens/s", "TTFT ms", "TPOT ms", "E2E ms", "tokens/step", "times the baseline")
+    lines = [
+        [r["tier"], r["endpoint"], *(f"{r[name]:.2f}" if name in r else "" for name in (*FIGURES, "speedup"))]
+        for r in rows
+    ]
+    return markdown(["prompts", "endpoint", *(f"{head} (wall)" for head in heads)], lines)
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__)
+    parser.add_argument("--baseline", default="", help="URL of the server without speculation, without /v1")
+    parser.add_argument("--speculative", default="", help="URL of the server with speculation")
+    parser.add_argument("--demo", action="store_true", help="start both servers with the demo pair on loopback")
+    parser.add_argument("--vllm", type=Path, default=Path("vllm"), help="the command of vLLM (default: vllm)")
+    parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
+    parser.add_argument("--tokenizer", default="", help="for the client; by default that of --model")
+    parser.add_argument("--chat", action="store_true", help="chat completions without thinking, not completions")
+    parser.add_argument("--prompt-set", default="demo", help="demo, article, pod, synthetic, a file; with commas")
+    parser.add_argument("--requests", type=count(), default=60, help="of each tier, round and endpoint (default: 60)")
+    parser.add_argument("--concurrency", type=count(), default=4, help="requests at once (default: 4)")
+    parser.add_argument("--rounds", type=count(), default=2, help="each in random order (default: 2)")
+    parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
+    parser.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")
+    parser.add_argument("--seed", type=count(0), default=0, help="of the orders and the gate")
+    parser.add_argument("--ignore-eos", action="store_true", help="let every answer run to --tokens")
+    parser.add_argument("--draft", default="", help="name of the draft, for the acceptance tables")
+    parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="demo: bundles and logs")
+    parser.add_argument("--port", type=count(), default=8770, help="demo: the first of two")
+    parser.add_argument("--out", type=Path, help="write the results here, JSON; acceptance is in `tables`")
+    options = parser.parse_args(arguments)
+    if options.demo == bool(options.baseline or options.speculative) or bool(options.baseline) != bool(
+        options.speculative
+    ):
+        raise UserError("two servers are compared; give --baseline URL and --speculative URL, or --demo alone")
+    return options
+
+
+def _demo(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
+    options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
+    found, vllm = {}, vllm_command(options.vllm)
+    for number, (name, k) in enumerate(((BASELINE, 0), (SPECULATIVE, _DEMO_K))):
+        folder = options.folder / f"k{k}"
+        built = demo.bundle(folder, "chain", k, batch=options.concurrency, max_len=_DEMO_LENGTH)
+        server = Server(vllm, options.port + number, [str(built)])
+        found[name] = Endpoint(stack.enter_context(serving(server, options.folder / f"{name}.log")), "m")
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Gate, load, table; exit 1 on a red gate."""
+    options, made_by = _options(arguments), header("wall")
+    prompts = prompt_sets(options.prompt_set, options.seed)
+    with ExitStack() as stack:
+        urls = {BASELINE: options.baseline, SPECULATIVE: options.speculative}
+        endpoints = {name: Endpoint(url.rstrip("/").removesuffix("/v1"), options.model) for name, url in urls.items()}
+        endpoints = _demo(options, stack) if options.demo else endpoints
+        asked = gate.questions(options.gate, options.seed)
+        gated = gate.of_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], asked, min(64, options.tokens))
+        runs = load(endpoints, prompts, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    green = not gated["differences"]
+    rows = summary(runs, green)
+    if options.out:
+        about = made_by | {"prompts": options.prompt_set, "requests": options.requests, "tokens": options.tokens}
+        about |= {"concurrency": options.concurrency, "gate": gated, "rows": rows}
+        write_result(options.out, about | {"tables": acceptance(runs, options.draft)})
+    verdict = "token-identical" if green else "NOT identical: no speedup is shown"
+    print(f"{said(made_by)}\n\nGate: {gated['requests']} random requests, {verdict}.\n\n{table(rows)}")
+    if not green:
+        print(f"\n{gate.table([gated])}")
         raise SystemExit(1)
-
-
-def measured(options: Options, prompts: Sequence[Prompt], out: Path) -> Run:
-    """Run it with live progress; each row is on disk as soon as its request is finished."""
-    _make(out)
-    try:
-        with (out / ROWS).open("w", encoding="utf-8") as file, live() as shown:
-            return asyncio.run(measure(options, prompts, RowLog(file, shown)))
-    except KeyboardInterrupt:
-        print(f"interrupted: the rows so far are in {out / ROWS}, without a summary; start again", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be a folder ({error.strerror}); give another --out") from error
-
-
-def write(run: Run, out: Path) -> None:
-    """The summary and the report, beside the rows."""
-    (out / SUMMARY).write_text(json.dumps(run.summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (out / REPORT).write_text(page([run.summary]), encoding="utf-8")
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """A stored run's summary; UserError if the folder has none."""
-    try:
-        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        if not {"run", "notes", "gate", "rows", "speedup"} <= summary.keys():
-            raise ValueError(SUMMARY)
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{folder} holds no {SUMMARY} of a run ({type(error).__name__}); give the --out folder of one"
-        ) from error
-    return summary
-
-
-def _print(options: Options, summary: dict[str, Any], out: Path) -> None:
-    if options.json:
-        for row in [*summary["rows"], *({"speedup": s} for s in summary["speedup"]), {"gate": summary["gate"]}]:
-            print(json.dumps(row, ensure_ascii=False))
-        return
-    print(table(summary))
-    print(out / REPORT)
 
 
 if __name__ == "__main__":

@@ -1,65 +1,50 @@
-"""The prompts: the published pod's, the article's two, a synthetic set in entropy tiers, or a file's."""
+"""The load's prompts: the published pod's, the article's two, a set of our own, the demo's, or a file's."""
 
 from __future__ import annotations
 
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.serving.client import Prompt
+from bench import demo
 from model.errors import UserError
 
+# by set: its source and its prompts
 _SETS: dict[str, Any] = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
-TIERS = ("low", "middle", "high")
+
+
+class Prompt(NamedTuple):
+    """`tier` is the entropy of the answer: low, middle or high, or structured or open for the demo's."""
+
+    name: str
+    tier: str
+    text: str
 
 
 def prompt_sets(names: str, seed: int) -> list[Prompt]:
-    """The prompts of one or more sets, named with commas; the seed draws the synthetic set's words."""
-    chosen = []
+    """The prompts of one or more sets, named with commas, in an order by the seed; a name that is none is a file's."""
+    chosen: list[Prompt] = []
     for name in names.split(","):
-        if name not in _SETS:
-            raise UserError(f"there is no prompt set {name!r}; choose from {', '.join(_SETS)}")
-        chosen += [_prompt(_SETS[name], case, seed) for case in _SETS[name]["cases"]]
+        if name == "demo":
+            chosen += [Prompt(*p) for p in demo.prompts()]
+        elif name in _SETS:
+            chosen += [Prompt(p["name"], p["tier"], p["text"]) for p in _SETS[name]["prompts"]]
+        else:
+            chosen += _of_file(Path(name))
+    random.Random(seed).shuffle(chosen)
     return chosen
 
 
-def _prompt(made: dict[str, Any], case: dict[str, Any], seed: int) -> Prompt:
-    if "line" in case:
-        line = case["line"] + "\n"
-        text = made["instruction"] + line * case["lines"] + line[: case["cut"]]
-    elif "instruction" in made:
-        text = made["instruction"] + case["text"]
-    else:
-        rng = random.Random(f"{seed} {case['name']}")
-        text = case["text"]
-        if "words" in made:
-            words = ", ".join(rng.sample(made["words"], 6))
-            text = text.replace("{words}", words).replace("{number}", str(rng.randrange(500, 5000)))
-    return Prompt(case["name"], text, case["tier"], made["source"])
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """A file's prompts: JSON lines with text, and name and tier if wanted; any other line is a text."""
+def _of_file(file: Path) -> list[Prompt]:
+    """A prompt a line."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({type(error).__name__}); give a UTF-8 file") from error
-    prompts = [_from_line(line, number, path) for number, line in enumerate(lines, 1)]
-    if not prompts:
-        raise UserError(f"{path} holds no prompt; write one a line")
-    if len({p.name for p in prompts}) < len(prompts):
-        raise UserError(f"{path} gives two prompts the same name; rename one")
-    return prompts
-
-
-def _from_line(line: str, number: int, path: Path) -> Prompt:
-    if not line.lstrip().startswith("{"):
-        return Prompt(f"line_{number}", line, source=path.name)
-    try:
-        raw = json.loads(line)
-        return Prompt(
-            str(raw.get("name", f"line_{number}")), str(raw["text"]), str(raw.get("tier", "unclassified")), path.name
-        )
-    except (ValueError, KeyError) as error:
-        raise UserError(f'{path}, line {number}: not a prompt ({error}); write {{"text": "..."}}') from error
+        sets = ", ".join(["demo", *_SETS])
+        raise UserError(
+            f"{file} is no set of prompts ({sets}) and no readable file ({type(error).__name__}); name one of them"
+        ) from None
+    if not lines:
+        raise UserError(f"{file} holds no prompt; write one a line")
+    return [Prompt(f"line {number}", file.stem, line) for number, line in enumerate(lines, 1)]

@@ -11,18 +11,36 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.draft_cost import DRAFTS
 from bench.provenance import header, write_result
-from bench.tune import acceptance, choose, page, published, study, text
+from bench.table import markdown
+from bench.tune import acceptance, choose, drafters, published, regimes
+from bench.tune.acceptance import Acceptance
+from bench.tune.choose import Latency, Setup
 from model.errors import UserError, run_cli
-from model.progress import each, progress
-from model.serving.switching import FORMAT
+from model.progress import progress
 
-DEGREES = (4, 8, 16, 32)
+DRAFTS, DEGREES = ("1.7B", "0.6B"), (4, 8, 16, 32)
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The study: `latencies` has the keys low, nominal and high; `limit_ms` bounds the cheapest choice."""
+
+    setups: list[Setup]
+    workloads: list[Acceptance]
+    latencies: dict[str, Latency]
+    limit_ms: float
+
+    @property
+    def reference(self) -> Setup:
+        """The setup of the drafters' table and of tuning.json: the article's, as far as it is in the plan."""
+        fitting = [s for s in self.setups if any(choose.fits(s, w) for w in self.workloads)]
+        return min(fitting, key=lambda s: (-s.tp, -s.draft_tp, abs(s.batch - 4)))
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -42,12 +60,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tp", nargs="+", type=int, default=[8, 32], choices=DEGREES, help="ranks of the target")
     parser.add_argument("--draft-tp", nargs="+", type=int, default=[8, 32], choices=DEGREES, help="ranks of the draft")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16], help="sequences decoded together")
-    parser.add_argument("--lnc", type=int, default=2, choices=(1, 2), help="physical cores per rank (default: 2)")
-    parser.add_argument("--host-us", type=float, default=0.0, help="what host and launch add to a step (default: 0)")
     parser.add_argument("--limit-ms", type=float, default=15.0, help="time per token that the cheapest choice may take")
-    parser.add_argument("--no-sensitivity", action="store_true", help="leave out the slowest part")
-    parser.add_argument("--html", type=Path, help="write the page with the plots here")
-    parser.add_argument("--table", type=Path, help="write the gain per batch, rate and k here, as JSON")
+    parser.add_argument("--tuning", type=Path, help="write the best k by batch size here: a bundle's tuning.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     for batch in options.batch:
@@ -56,11 +70,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _plan(options: argparse.Namespace) -> study.Plan:
+def _plan(options: argparse.Namespace) -> Plan:
     workloads = [w for file in options.traces or [] for w in acceptance.read(file)] or published.workloads()
     if options.trace_draft is not None:
         workloads = [dataclasses.replace(w, draft=options.trace_draft) for w in workloads]
-    setups = choose.setups(options.draft, options.tp, options.draft_tp, options.batch, options.lnc)
+    setups = choose.setups(options.draft, options.tp, options.draft_tp, options.batch)
     if not setups:
         raise UserError(
             f"--draft-tp {options.draft_tp} exceeds --tp {options.tp} everywhere; give a smaller --draft-tp"
@@ -70,55 +84,85 @@ def _plan(options: argparse.Namespace) -> study.Plan:
             f"the traces are of the drafts {sorted({w.draft for w in workloads})}, the study of {options.draft}; "
             "give traces of one of these, or say with --trace-draft whose they are"
         )
-    return study.Plan(setups, workloads, choose.band(options.host_us), options.limit_ms)
+    return Plan(setups, workloads, choose.band(), options.limit_ms)
 
 
-def reference_setup(plan: study.Plan) -> choose.Setup:
-    """The setup that curves and sensitivity are drawn for: the article's, as far as it is in the plan."""
-    fitting = [s for s in plan.setups if any(choose.fits(s, w) for w in plan.workloads)]
-    return min(fitting, key=lambda s: (-s.tp, -s.draft_tp, abs(s.batch - 4)))
+def candidates(plan: Plan) -> list[Found]:
+    """The best k of each setup for each workload of its draft, with its band and the rate below which to stop."""
+    stops = {s: {case: choose.break_even(at, s) for case, at in plan.latencies.items()} for s in plan.setups}
+    return [
+        choose.banded(plan.latencies, setup, workload)
+        | {"off_below": stops[setup]["nominal"],
+           "off_below_ends": sorted((stops[setup]["low"], stops[setup]["high"]))}
+        for workload in plan.workloads for setup in plan.setups if choose.fits(setup, workload)
+    ]  # fmt: skip
 
 
-def run(plan: study.Plan, with_sensitivity: bool = True) -> dict[str, Any]:
-    """The study as one JSON object."""
-    at = reference_setup(plan)
-    workload = next(w for w in plan.workloads if choose.fits(at, w))
-
-    def watch(jobs: Iterable[Any]) -> Iterable[Any]:
-        return each(list(jobs), "sensitivity, jobs")
-
-    with progress("simulating the passes"):
-        rows = study.candidates(plan)
-        found: dict[str, Any] = {
-            "setup": vars_of(at), "candidates": rows, "choices": study.choices(plan, rows),
-            "curves": study.curves(plan, at), "stops": study.stops(plan), "h100": study.h100(),
-            "workloads": [{"name": w.name, "draft": w.draft, "rate": w.rate, "reach": w.reach, "source": w.source,
-                           "steps": w.steps} for w in plan.workloads],
-        }  # fmt: skip
-        others = [d for d in dict.fromkeys(s.draft for s in plan.setups) if d != at.draft]
-        found["other_drafts"] = [row for d in others for row in study.other_draft(plan, at, d)]
-    found["sensitivity"] = study.moved(at, workload, watch) if with_sensitivity else []
+def choices(rows: list[Found], limit_ms: float) -> list[Found]:
+    """For each workload the fastest setup, and the one with most tokens per second and chip within the limit."""
+    found = []
+    for name in dict.fromkeys(row["workload"] for row in rows):
+        mine = [row for row in rows if row["workload"] == name]
+        found.append({"goal": "least time per token"} | min(mine, key=lambda r: r["ms"]))
+        within = [row for row in mine if row["ms"] <= limit_ms]
+        if within:
+            goal = f"most tokens per second and chip within {limit_ms:g} ms"
+            found.append({"goal": goal} | max(within, key=lambda r: r["tokens_per_second_per_chip"]))
     return found
 
 
-def vars_of(setup: choose.Setup) -> dict[str, Any]:
-    """A setup as JSON."""
-    return {"draft": setup.draft, "tp": setup.tp, "draft_tp": setup.draft_tp, "batch": setup.batch, "lnc": setup.lnc}
+def run(plan: Plan, drafts: list[str], degrees: list[int]) -> Found:
+    """The study as one JSON object."""
+    at = plan.reference
+    own = [degree for degree in degrees if degree <= at.tp]
+    with progress("simulating the passes"):
+        rows = candidates(plan)
+        return {
+            "setup": dataclasses.asdict(at), "choices": choices(rows, plan.limit_ms), "candidates": rows,
+            "regimes": regimes.rows(drafts, own), "answers": drafters.answers(at, own),
+            "drafters": [drafters.row(known, at) for known in drafters.KNOWN],
+        }  # fmt: skip
+
+
+def _cells(row: Found) -> list[str]:
+    return [
+        Setup(*(row[f.name] for f in dataclasses.fields(Setup))).name, str(row["k"]) if row["k"] else "off",
+        f"{row['ms']:.2f} [{row['ms_low']:.2f}, {row['ms_high']:.2f}]",
+        f"{row['gain']:.2f}x [{row['gain_low']:.2f}, {row['gain_high']:.2f}]",
+        f"{row['tokens_per_second_per_chip']:.0f}",
+    ]  # fmt: skip
+
+
+def text(found: Found) -> str:
+    """The study as markdown tables."""
+    heads = ["setup", "k", "ms per token (simulated)", "gain (simulated)", "tokens/s and chip"]
+    best = [[r["workload"], r["goal"], *_cells(r)] for r in found["choices"]]
+    all_rows = [
+        [r["workload"], *_cells(r), f"{r['off_below']:.2f} [{', '.join(f'{v:.2f}' for v in r['off_below_ends'])}]"]
+        for r in found["candidates"]
+    ]
+    sections = {
+        "Best choice": markdown(["workload", "goal", *heads], best),
+        "Every setup at its best k": markdown(["workload", *heads, "off below this acceptance rate"], all_rows),
+        "Three regimes of collectives": regimes.table(found["regimes"]),
+        "Drafters": drafters.table(found["drafters"]),
+        "The drafter with the largest gain": drafters.answers_table(found["answers"]),
+    }
+    return "\n\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
 
 
 def main(arguments: list[str]) -> None:
-    """Print the tables, or one JSON object; write the page and the switching table where asked."""
+    """Print the tables, or one JSON object; write tuning.json on request."""
     options = _options(arguments)
-    plan = _plan(options)
-    made_by = header("simulated")
-    found = made_by | run(plan, not options.no_sensitivity)
-    if options.table:
-        at = reference_setup(plan)
-        rows = study.switch_rows(plan.latencies["nominal"], at, options.batch)
-        write_result(options.table, {"format": FORMAT, **made_by, "setup": vars_of(at), "rows": rows})
-    if options.html:
-        options.html.write_text(page.page(found), encoding="utf-8")
-    print(json.dumps(found) if options.json else text.tables(found))
+    plan, made_by = _plan(options), header("simulated")
+    found = made_by | run(plan, options.draft, options.draft_tp)
+    if options.tuning:
+        at = plan.reference
+        workload = next(w for w in plan.workloads if choose.fits(at, w))
+        ranges = choose.k_of_batch(plan.latencies["nominal"], at, options.batch, workload)
+        about = {"format": 1, **made_by, "setup": found["setup"], "workload": workload.name}
+        write_result(options.tuning, about | {"k_of_batch": ranges})
+    print(json.dumps(found) if options.json else text(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far a workload's drafts get: read from recorded steps, from bench.serving, or from a published table."""
+"""How many drafts of a step a workload accepts: read from recorded steps or from a table by position."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from model.errors import UserError
 
 _EXPECTED = (
-    'JSON lines {"drafted": k, "accepted": n}, a summary.json of bench.serving, or '
-    '{"tables": [{"name", "draft", "lengths" or "unconditional"}]}'
+    'JSON lines {"drafted": k, "accepted": n}, or {"tables": [{"name", "draft", "lengths" or "unconditional"}]} '
+    "as bench.acceptance and bench.serving write it"
 )
 
 
@@ -97,7 +97,7 @@ def from_steps(name: str, draft: str, steps: Iterable[tuple[int, int]], source: 
 
 
 def read(path: Path) -> list[Acceptance]:
-    """The workloads of a file of any of the three kinds; UserError when it is none of them."""
+    """The workloads of a file of either kind; UserError when it is neither."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -119,8 +119,6 @@ def _read_object(path: Path, value: Any) -> list[Acceptance]:
         return _read_rows(path, value)
     if isinstance(value, dict) and "tables" in value:
         return [_table(path, value, table) for table in value["tables"]]
-    if isinstance(value, dict) and "rows" in value:
-        return _serving(path, value)
     return _read_rows(path, [value])
 
 
@@ -132,21 +130,6 @@ def _table(path: Path, file: dict[str, Any], table: dict[str, Any]) -> Acceptanc
     if "unconditional" in table:
         return _checked(Acceptance(name, draft, tuple(table["unconditional"]), source, table.get("steps", 0)))
     raise UserError(f"table {name!r} of {path} has neither lengths nor unconditional; expected {_EXPECTED}")
-
-
-def _serving(path: Path, summary: dict[str, Any]) -> list[Acceptance]:
-    draft = _short(summary.get("run", {}).get("settings", {}).get("draft"))
-    taken = [
-        (row["case"], row["acceptance"])
-        for row in summary["rows"]
-        if (row.get("acceptance") or {}).get("unconditional")
-    ]
-    if not taken:
-        raise UserError(f"{path} has no row with an acceptance by position; the server must offer vLLM's counters")
-    source = f"bench.serving {path.name}"
-    return [
-        _checked(Acceptance(case, draft, tuple(a["unconditional"]), source, a.get("steps", 0))) for case, a in taken
-    ]
 
 
 def _read_rows(path: Path, rows: list[Any]) -> list[Acceptance]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 from bench.kernels.layer import Shard
 from bench.tune import passes
 from bench.tune.acceptance import Acceptance, at_rate
-from compile.spec import BuildSpec
 from nkisim.timeline.chip import CASES, Chip
 from nkisim.timeline.trn2 import TRN2
 
@@ -20,9 +19,9 @@ CORES_PER_CHIP = 8
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fixed before compiling, k apart: `tp` and `draft_tp` are ranks, `lnc` cores per rank.
+    """A choice before compiling, without k: `tp` and `draft_tp` are ranks, `lnc` cores per rank.
 
-    The draft's head is split among `all` ranks or those of its `group`, as by a build's `--draft-head`.
+    All ranks of the target split the draft's head.
     """
 
     draft: str
@@ -30,12 +29,6 @@ class Setup:
     draft_tp: int
     batch: int
     lnc: int = 2
-    draft_head: str = BuildSpec.draft_head
-
-    @property
-    def head_tp(self) -> int:
-        """Ranks that split the draft's head."""
-        return self.tp if self.draft_head == "all" else self.draft_tp
 
     @property
     def chips(self) -> float:
@@ -44,8 +37,8 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """As in 1.7B tp 32, target tp 32, B4."""
-        return f"{self.draft} tp {self.draft_tp}, target tp {self.tp}, B{self.batch}"
+        """As in 1.7B tp 32, target tp 32, batch 4."""
+        return f"{self.draft} tp {self.draft_tp}, target tp {self.tp}, batch {self.batch}"
 
 
 class Latency(Protocol):
@@ -65,43 +58,36 @@ class Latency(Protocol):
 
 
 def draft_pass(setup: Setup, chip: Chip = TRN2, rows: int = 1) -> passes.Pass:
-    """A pass of the draft over so many rows per sequence; with as many ids as the target on a rank, it draws with the
-    target's noise."""
+    """A pass of the draft over so many rows per sequence; it draws with the target's noise."""
     shard = Shard(setup.draft, setup.draft_tp, setup.batch, rows)
-    return passes.simulated_pass(shard, setup.lnc, chip, setup.head_tp, noise=setup.head_tp != setup.tp)
+    return passes.simulated_pass(shard, setup.lnc, chip, setup.tp, noise=False)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """The kernels' simulated times on a chip description; `host_us` is added to each step, with drafts or without."""
+    """The kernels' simulated times on a chip description."""
 
     chip: Chip = TRN2
-    host_us: float = 0.0
 
     def draft(self, setup: Setup) -> float:
         return draft_pass(setup, self.chip).total
 
     def target(self, setup: Setup, rows: int) -> float:
-        return passes.target_us(Shard(TARGET, setup.tp, setup.batch, rows), setup.lnc, self.chip) + self.host_us
+        return passes.target_us(Shard(TARGET, setup.tp, setup.batch, rows), setup.lnc, self.chip)
 
     def longest(self, setup: Setup) -> int:
         return passes.longest(setup.batch)
 
 
-def band(host_us: float = 0.0) -> dict[str, Latency]:
+def band() -> dict[str, Latency]:
     """The fast end, the middle and the slow end of all uncertain constants together."""
-    return {case: Simulated(passes.CHIPS[case], host_us) for case in CASES}
+    return {case: Simulated(passes.CHIPS[case]) for case in CASES}
 
 
 def ms_per_token(latency: Latency, setup: Setup, acceptance: Acceptance, k: int) -> float:
     """Expected milliseconds per token and sequence; k = 0 is the target alone."""
     step = k * latency.draft(setup) + latency.target(setup, k + 1)
     return step / acceptance.tokens(k) / 1e3
-
-
-def gain(latency: Latency, setup: Setup, acceptance: Acceptance, k: int) -> float:
-    """Time per token of the target alone over that with k drafts."""
-    return ms_per_token(latency, setup, acceptance, 0) / ms_per_token(latency, setup, acceptance, k)
 
 
 @dataclass(frozen=True)
@@ -135,18 +121,6 @@ def fits(setup: Setup, acceptance: Acceptance) -> bool:
     return acceptance.draft in ("", setup.draft)
 
 
-def fastest(latency: Latency, setups: Iterable[Setup], acceptance: Acceptance) -> Choice:
-    """The setup and k with the least time per token."""
-    return min((best_k(latency, s, acceptance) for s in setups if fits(s, acceptance)), key=lambda c: c.ms)
-
-
-def cheapest(latency: Latency, setups: Iterable[Setup], acceptance: Acceptance, limit_ms: float) -> Choice | None:
-    """The setup and k with the most tokens per second and chip among those within a time per token."""
-    found = [best_k(latency, s, acceptance) for s in setups if fits(s, acceptance)]
-    within = [c for c in found if c.ms <= limit_ms]
-    return max(within, key=lambda c: c.tokens_per_second_per_chip, default=None)
-
-
 def break_even(latency: Latency, setup: Setup) -> float:
     """The acceptance rate, the same at every position, below which speculation should be off."""
     low, high = 0.0, 1.0
@@ -158,11 +132,11 @@ def break_even(latency: Latency, setup: Setup) -> float:
 
 
 def setups(
-    drafts: Sequence[str], degrees: Sequence[int], draft_degrees: Sequence[int], batches: Sequence[int], lnc: int
+    drafts: Sequence[str], degrees: Sequence[int], draft_degrees: Sequence[int], batches: Sequence[int]
 ) -> list[Setup]:
     """Every combination; a draft has no more ranks than the target."""
     return [
-        Setup(draft, tp, draft_tp, batch, lnc)
+        Setup(draft, tp, draft_tp, batch)
         for draft in drafts
         for tp in degrees
         for draft_tp in draft_degrees
@@ -171,14 +145,24 @@ def setups(
     ]
 
 
-def gains(grid: Iterable[tuple[int, float]], latency: Latency, setup: Setup) -> list[dict[str, float]]:
-    """For each batch and acceptance rate the gain of every k from 1: what a server needs to lower k or to stop."""
-    rows = []
-    for batch, rate in grid:
-        at = replace(setup, batch=batch)
-        workload = at_rate(rate, latency.longest(at))
-        rows += [
-            {"batch": batch, "alpha": rate, "k": k, "gain": round(gain(latency, at, workload, k), 4)}
-            for k in range(1, latency.longest(at) + 1)
-        ]
-    return rows
+def banded(latencies: dict[str, Latency], setup: Setup, acceptance: Acceptance, k: int | None = None) -> dict[str, Any]:
+    """The nominal figures with their band, as a row; without `k` the best one, which then stays for the band's ends."""
+    nominal = latencies["nominal"]
+    found = best_k(nominal, setup, acceptance) if k is None else evaluate(nominal, setup, acceptance, k)
+    ends = [evaluate(latencies[case], setup, acceptance, found.k) for case in ("low", "high")]
+    gains = sorted((found.gain, *(end.gain for end in ends)))
+    return asdict(setup) | {
+        "workload": acceptance.name, "rate": acceptance.rate, "k": found.k, "ms": found.ms, "ms_low": ends[0].ms,
+        "ms_high": ends[1].ms, "gain": found.gain, "gain_low": gains[0], "gain_high": gains[-1],
+        "off_ms": ms_per_token(nominal, setup, acceptance, 0),
+        "tokens_per_second_per_chip": found.tokens_per_second_per_chip, "source": "simulated",
+    }  # fmt: skip
+
+
+def k_of_batch(latency: Latency, setup: Setup, batches: Iterable[int], acceptance: Acceptance) -> list[list[int]]:
+    """[first, last, k] for each range of batch sizes: the best k of the range's last one."""
+    ranges: list[list[int]] = []
+    for batch in sorted(set(batches)):
+        first = ranges[-1][1] + 1 if ranges else 1
+        ranges.append([first, batch, best_k(latency, replace(setup, batch=batch), acceptance).k])
+    return ranges

@@ -1,36 +1,36 @@
-"""`python -m bench.tune.drafters`: what a step costs and gains with each drafter that a build takes, for Qwen3-32B.
+"""The cost and gain of a step with each drafter of a build, for Qwen3-32B; times simulated.
 
-gain = tokens of a step / (draft passes + one target pass over k + 1 rows), in target passes over one row. The passes
-are those that `model/drafting.py` declares, their times simulated with a band; tokens of a step are published or
-assumed, and each row says which. A pass that draws fewer ids than it has rows is billed for all of them. n-gram look-up
-has no pass, and no published tokens a step for this target: its row is the gain of one draft a step.
+gain = tokens of a step / (draft passes + one target pass over k + 1 rows), in target passes over one row. Tokens of a
+step are published or assumed; each row says which. A pass that draws fewer ids than it has rows is billed for all of
+them. n-gram look-up has no pass.
 
-The answer: the drafter, k and ranks of the draft with the largest gain for each workload, from published tokens alone
-and with what is assumed, in each of the three regimes of collectives (`bench.tune.regimes`).
+EAGLE-3 has the sizes of RedHatAI/Qwen3-32B-speculator.eagle3: one layer like the target's, whose query, key and value
+projections take two hidden states side by side, `fc` over three, and 32000 ids. Medusa is billed with one residual
+layer for each head and one projection for all. Heads are billed at HBM's rate, draws over the target's vocabulary.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.provenance import header
-from bench.tune import choose, heads, passes, published
+from bench.kernels.layer import BF16, Shard
+from bench.table import markdown
+from bench.tune import choose, passes, published
+from bench.tune.choose import TARGET, Setup
 from bench.tune.regimes import REGIMES
-from bench.tune.text import markdown
 from model.drafting import KINDS
-from model.errors import run_cli
-from model.progress import progress
-from nkisim.timeline.chip import CASES, Chip
+from nkisim.timeline.chip import Chip
+
+EAGLE3_IDS, TAPS = 32000, 3
+# rows whose kernels are simulated: others are billed as the next of them
+_ROWS = (1, 2, 8, 16)
 
 
 @dataclass(frozen=True)
 class Known:
-    """Tokens that a step of k drafts keeps, for a drafter and the size of its model, and where the number is from."""
+    """Tokens of a step of k drafts for a drafter and the size of its model, and the number's source."""
 
     drafter: str
     model: str
@@ -64,30 +64,70 @@ KNOWN = (
 )  # fmt: skip
 
 
-def draft_us(known: Known, setup: choose.Setup, chip: Chip) -> float:
-    """Microseconds of the passes of a drafter's model in a step, simulated."""
+def _target_pass(setup: Setup, chip: Chip, rows: int, noise: bool = True) -> passes.Pass:
+    """The target's own pass on the ranks of the draft, over at least so many rows; all ranks split its head."""
+    billed = next(n for n in _ROWS if n >= rows)
+    shard = Shard(TARGET, setup.draft_tp, setup.batch, billed)
+    return passes.simulated_pass(shard, setup.lnc, chip, setup.tp, noise)
+
+
+def _matrix_us(setup: Setup, chip: Chip, features: int, inputs: int, ranks: int) -> float:
+    """A rank's part of a matrix from HBM."""
+    return passes.read_us(chip, setup.lnc, features * inputs * BF16 / ranks)
+
+
+def _gather_us(setup: Setup, chip: Chip, rows: int, size: int) -> float:
+    """An all-gather of rows of each sequence."""
+    return passes.collective_us(chip, setup.draft_tp, setup.lnc, setup.batch * rows * size * BF16)
+
+
+def eagle3_us(setup: Setup, chip: Chip, rows: int, first: bool) -> float:
+    """A pass of an EAGLE-3 head, which draws one id; the first of a step takes the target's states in."""
+    own = Shard(TARGET, setup.draft_tp, setup.batch, 1)
+    hidden, heads, dim = own.config.hidden_size, own.heads, own.config.head_dim
+    like = _target_pass(setup, chip, rows)
+    layer = (like.attention + like.mlp + like.collectives) / own.config.num_hidden_layers
+    wider = (heads.heads_per_rank + 2 * heads.kv_per_rank) * dim * setup.draft_tp
+    total = layer + _matrix_us(setup, chip, wider, hidden, setup.draft_tp) + _gather_us(setup, chip, rows, hidden)
+    if first:
+        total += _matrix_us(setup, chip, hidden, TAPS * hidden, setup.draft_tp) + _gather_us(setup, chip, rows, hidden)
+    # its ids are its own, and so is their noise
+    return total + _matrix_us(setup, chip, EAGLE3_IDS, hidden, setup.tp) + _target_pass(setup, chip, 1).sampling
+
+
+def medusa_us(setup: Setup, chip: Chip, k: int) -> float:
+    """All k heads of a step."""
+    config = Shard(TARGET, setup.draft_tp, setup.batch, 1).config
+    hidden = config.hidden_size
+    blocks = _matrix_us(setup, chip, k * hidden, hidden, setup.draft_tp) + _gather_us(setup, chip, k, hidden)
+    draws = _target_pass(setup, chip, k, noise=False).sampling
+    return blocks + _matrix_us(setup, chip, config.vocab_size, hidden, setup.tp) + draws
+
+
+def draft_us(known: Known, setup: Setup, chip: Chip) -> float:
+    """Microseconds of a drafter's passes in a step."""
     total = 0.0
     for number, made in enumerate(KINDS[known.drafter].passes(known.k, known.k)):
         if known.drafter == "medusa":
-            total += heads.medusa_us(setup, chip, made.drawn)
+            total += medusa_us(setup, chip, made.drawn)
         elif known.drafter == "eagle3":
-            total += heads.eagle3_us(setup, chip, made.rows, first=not number)
+            total += eagle3_us(setup, chip, made.rows, first=not number)
         else:
             took = choose.draft_pass(replace(setup, draft=known.model), chip, made.rows)
             total += took.total if made.drawn else took.total - took.head - took.sampling
     return total
 
 
-def gain(known: Known, setup: choose.Setup, chip: Chip) -> tuple[float, float]:
-    """A step in target passes over one row, and the tokens that it keeps over them."""
+def gain(known: Known, setup: Setup, chip: Chip) -> tuple[float, float]:
+    """A step in target passes over one row, and its tokens over them."""
     latency = choose.Simulated(chip)
     one = latency.target(setup, 1)
     step = (latency.target(setup, known.k + 1) + draft_us(known, setup, chip)) / one
     return step, known.tokens / step
 
 
-def row(known: Known, setup: choose.Setup, chip: Chip | None = None) -> dict[str, Any]:
-    """A known drafter's step in target passes, and its gain: with the band of all uncertain constants, or on a chip."""
+def row(known: Known, setup: Setup, chip: Chip | None = None) -> dict[str, Any]:
+    """A drafter's step in target passes and its gain: with the band of all uncertain constants, or on one chip."""
     chips = passes.CHIPS if chip is None else {"nominal": chip}
     found = {case: gain(known, setup, one) for case, one in chips.items()}
     gains = sorted(g for _, g in found.values())
@@ -96,8 +136,8 @@ def row(known: Known, setup: choose.Setup, chip: Chip | None = None) -> dict[str
     return about | {"gain_low": gains[0], "gain_high": gains[-1]}
 
 
-def answers(setup: choose.Setup, degrees: Sequence[int]) -> list[dict[str, Any]]:
-    """The row with the largest gain for each workload, regime and evidence: published tokens alone, or assumed ones."""
+def answers(setup: Setup, degrees: Sequence[int]) -> list[dict[str, Any]]:
+    """The largest gain for each workload, regime and evidence: published tokens alone, or assumed ones too."""
     setups, best = [replace(setup, draft_tp=degree) for degree in degrees], []
     # the law by hops is nkisim's own: its constants have the band
     chips = {name: None if name == "by hops" else chip for name, chip in REGIMES.items()}
@@ -107,51 +147,27 @@ def answers(setup: choose.Setup, degrees: Sequence[int]) -> list[dict[str, Any]]
             for evidence, assumed in (("published", (False,)), ("with assumptions", (False, True))):
                 mine = [r for r in rows if r["workload"] == workload and r["assumed"] in assumed]
                 if mine:
-                    largest = max(mine, key=lambda r: r["gain"])
-                    best.append({"regime": regime, "evidence": evidence} | largest)
+                    best.append({"regime": regime, "evidence": evidence} | max(mine, key=lambda r: r["gain"]))
     return best
 
 
-def answers_as_text(best: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each known drafter."""
+    heads = ["drafter", "k", "step, target passes (simulated)", "tokens a step", "gain (simulated)", "tokens from"]
+    return markdown(heads, [
+        [f"{r['drafter']} {r['model']}".strip(), str(r["k"]), f"{r['step']:.2f}",
+         f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}",
+         f"{r['gain']:.2f}x [{r['gain_low']:.2f}, {r['gain_high']:.2f}]", f"{r['workload']}: {r['source']}"]
+        for r in rows
+    ])  # fmt: skip
+
+
+def answers_table(best: Sequence[dict[str, Any]]) -> str:
     """A line for each workload, evidence and regime."""
-    heads_of = ["workload", "tokens a step", "collectives", "drafter", "k", "draft-tp", "gain (simulated) [band]"]
+    heads = ["workload", "tokens a step", "collectives", "drafter", "k", "draft-tp", "gain (simulated) [band]"]
     lines = []
     for r in sorted(best, key=lambda r: (r["workload"], r["evidence"])):
         band = f" [{r['gain_low']:.2f}, {r['gain_high']:.2f}]" if r["gain_low"] < r["gain_high"] else ""
         name, ranks = f"{r['drafter']} {r['model']}".strip(), str(r["draft_tp"]) if r["model"] else ""
-        shown = [r["workload"], r["evidence"], r["regime"], name, str(r["k"]), ranks, f"{r['gain']:.2f}{band}"]
-        lines.append(shown)
-    return markdown(heads_of, lines)
-
-
-def main(arguments: list[str]) -> None:
-    """Print a row for each known drafter."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tune.drafters", description=__doc__)
-    parser.add_argument("--tp", type=int, default=32, help="ranks of the target (default: 32)")
-    parser.add_argument("--draft-tp", type=int, default=32, help="ranks of the draft (default: 32)")
-    parser.add_argument("--batch", type=int, default=4, choices=(1, 2, 4), help="sequences together (default: 4)")
-    parser.add_argument("--degrees", type=int, nargs="+", default=[8, 32], help="ranks of the draft to choose among")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    setup = choose.Setup("", options.tp, options.draft_tp, options.batch)
-    with progress(f"simulating the passes of {len(KNOWN)} rows, {len(CASES)} ends of the band"):
-        rows = [row(known, setup) for known in KNOWN]
-    with progress(f"the answer in {len(REGIMES)} regimes of collectives"):
-        best = answers(setup, options.degrees)
-    if options.json:
-        made = header("simulated") | {"tp": setup.tp, "draft_tp": setup.draft_tp, "rows": rows}
-        print(json.dumps(made | {"answers": best}))
-        return
-    print("| drafter | k | step, target passes (simulated) | tokens a step | gain [band] | tokens from |")
-    print("|---|---|---|---|---|---|")
-    for r in rows:
-        name = f"{r['drafter']} {r['model']}".strip()
-        tokens = f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}"
-        band = f"{r['gain']:.2f} [{r['gain_low']:.2f}, {r['gain_high']:.2f}]"
-        print(f"| {name} | {r['k']} | {r['step']:.2f} | {tokens} | {band} | {r['workload']}: {r['source']} |")
-    print("\nThe largest gain, for Qwen3-32B on 8 chips:\n")
-    print(answers_as_text(best))
-
-
-if __name__ == "__main__":
-    run_cli(lambda: main(sys.argv[1:]))
+        lines.append([r["workload"], r["evidence"], r["regime"], name, str(r["k"]), ranks, f"{r['gain']:.2f}{band}"])
+    return markdown(heads, lines)

@@ -1,6 +1,6 @@
 """How long a pass takes: the kernels of a layer on nkisim's timeline, all-reduces by its law, head and sampling.
 
-Every time is simulated; bench.tune and bench.draft_cost both read it here. A pass is all layers, the head, which
+Every time is simulated. A pass is all layers, the head, which
 streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
 choice, and one exchange between the ranks of the head). The host, launches and the embedding's rows are not in it.
 """
@@ -52,13 +52,6 @@ def chip_at(case: str) -> Chip:
     return replace(TRN2, **changed)
 
 
-def chip_with(case: str, *names: str) -> Chip:
-    """Trainium2 with these constants at the given end of their bands."""
-    constants = TRN2.constants()
-    changed: dict[str, Any] = {name: replace(constants[name], value=constants[name].at(case)) for name in names}
-    return replace(TRN2, **changed)
-
-
 CHIPS = {case: chip_at(case) for case in CASES}
 
 
@@ -80,7 +73,7 @@ def _case(shard: Shard, part: str, lnc: int) -> Case:
 
 @cache
 def _events(shard: Shard, part: str, lnc: int) -> tuple[Any, ...]:
-    """What the kernel of a part did, recorded once: chips differ only in how long it takes."""
+    """The events of a part's kernel, recorded once: chips differ only in their times."""
     case = _case(shard, part, lnc)
     policy = nkisim.Policy(recording=True)
     return tuple(nkisim.run(case.kernel[lnc], case.arguments(), policy=policy).recording.events)

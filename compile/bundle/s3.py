@@ -25,7 +25,9 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
+from compile.bundle import watch
 from compile.bundle.remote import SCHEME, Told
+from compile.bundle.watch import Watch
 from model.bundle.manifest import MANIFEST_BYTES
 from model.errors import UserError
 from model.strict import shown
@@ -46,8 +48,19 @@ class S3:
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket, self.prefix = bucket, prefix
+        self.watch = Watch()
         with self._sentences():
             self.client, self.transfer = _client()
+        # before a request, and before one is tried again
+        for event in ("before-send.s3", "needs-retry.s3"):
+            self.client.meta.events.register(event, self._refuse_stalled)
+
+    def _refuse_stalled(self, **_: Any) -> None:
+        if self.watch.stalled:
+            raise UserError(
+                f"{self._where('')}: the server moved less than {watch.LEAST_BYTES >> 10} KiB in "
+                f"{watch.STALLED_SECONDS:g} seconds; check the endpoint and the network, the same command goes on"
+            )
 
     def _key(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key
@@ -93,6 +106,7 @@ class S3:
                     found.append(consume(self._pieces(key, most)))
                 return found[0] if found else None
             except _Cut as cut:
+                self._refuse_stalled()
                 if pause is None:
                     raise UserError(f"{self._where(key)}: the connection was lost, also when tried again") from cut
                 time.sleep(pause)
@@ -130,8 +144,10 @@ class S3:
     def _sentences(self, key: str = "", then: str = "") -> Iterator[None]:
         """Turn boto3's errors into one sentence; nothing that they may quote is repeated."""
         try:
-            yield
+            with self.watch.request():
+                yield
         except (BotoCoreError, ClientError, Boto3Error) as error:
+            self._refuse_stalled()
             raise UserError(f"{self._where(key)}: {_reason(error)}{then}") from None
 
 
@@ -143,7 +159,7 @@ def _client() -> tuple[Any, TransferConfig]:
     asked = os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS)
     if not asked.isdecimal() or not 1 <= int(asked) <= 100:
         raise UserError(f"AWS_MAX_ATTEMPTS is {shown(asked)}; give a whole number from 1 to 100, or unset it")
-    config = Config(retries={"mode": "standard", "total_max_attempts": int(asked)}, connect_timeout=10, read_timeout=60)  # type: ignore[arg-type, unused-ignore]
+    config = Config(retries={"mode": "standard", "total_max_attempts": int(asked)}, connect_timeout=5, read_timeout=60)  # type: ignore[arg-type, unused-ignore]
     try:
         client = boto3.Session().client("s3", config=config)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""`python -m compile.device_check`: on a trn2 machine, everything that no other machine could check.
+"""`python -m compile.device_check`: on a trn2 machine, everything that no other machine can check.
 
-Each step runs in a process of its own, so that one that crashes or hangs does not take the rest with it.
-The report is written again after every step, and says of each: held, failed, or not reached. Nothing is imported before
-a step runs, so that a Python without torch lists the steps too.
+Each step runs in its own process, so that a crash or a hang ends that step only. The report is written again after
+every step and says of each: held, failed, or not reached. A Python without torch can list the steps. It is used from a
+checkout: the wheel does not contain it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile.device_check.assumptions import FAILED, HELD, NOT_REACHED, table
+from compile.device_check.questions import FAILED, HELD, NOT_REACHED, page, table
 from compile.device_check.table import STEPS, CheckStep
 from model.errors import UserError, run_cli
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: held, failed or not reached; what it said if not held, wall seconds, facts."""
+    """A step's state (held, failed or not reached), its message if it did not hold, wall seconds, facts."""
 
     step: str
     what: str
@@ -37,8 +37,8 @@ class Outcome:
 
 
 def check(steps: Sequence[CheckStep], run: Callable[[CheckStep], dict[str, Any]], out: Path) -> list[Outcome]:
-    """Run every step whose needs held, and keep the report; steps that wait are not reached in it."""
-    outcomes, waiting = list[Outcome](), [_not_reached(step, "the run did not come to it") for step in steps]
+    """Run every step whose needs held, and write the report after each; waiting steps are not reached in it."""
+    outcomes, waiting = list[Outcome](), [_not_reached(step, "the run has not come to it") for step in steps]
     for step in steps:
         outcome = _outcome(step, run, {o.step for o in outcomes if o.state != HELD})
         outcomes.append(outcome)
@@ -65,7 +65,7 @@ def _outcome(step: CheckStep, run: Callable[[CheckStep], dict[str, Any]], not_he
 
 
 def isolated(step: CheckStep, out: Path, command: list[str] | None = None) -> dict[str, Any]:
-    """Run a step in a process of its own; its whole output is kept in logs/."""
+    """Run a step in its own process; its whole output is kept in logs/."""
     child = command or [sys.executable, "-m", "compile.device_check", "--only", step.name, "--out", str(out)]
     log = out / "logs" / f"{step.name.replace(', ', '+').replace(' ', '-')}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +98,7 @@ def write_report(outcomes: list[Outcome], out: Path) -> Path:
     for o in outcomes:
         if o.facts:
             lines += ["", f"## {o.step}", "", f"{o.what}.", "", "```", json.dumps(o.facts, indent=1), "```"]
-    if of_page := table({o.step: o.state for o in outcomes}):
-        lines += ["", "## Every assumption of docs/device_checks.md", "", *of_page]
+    lines += ["", "## Every question of docs/device_checks.md", "", *table({o.step: o.state for o in outcomes})]
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return out / "report.md"
 
@@ -110,8 +109,12 @@ def main(arguments: list[str], steps: tuple[CheckStep, ...] = STEPS) -> None:
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")
     parser.add_argument("--full", action="store_true", help="compile the 32B + 1.7B graphs too, which takes hours")
     parser.add_argument("--only", help="run one step in this process and print its facts")
+    parser.add_argument("--page", action="store_true", help="print docs/device_checks.md and run nothing")
     options = parser.parse_args(arguments)
     named = {step.name: step for step in steps}
+    if options.page:
+        print(page(), end="")
+        return
     if options.only:
         if options.only not in named:
             raise UserError(f"there is no step {options.only!r}; the steps are {', '.join(named)}")

@@ -1,10 +1,10 @@
-"""The host of NxDI's engines, in our words: what it passes to a compiled model and what it makes of the results.
+"""The host of NxDI's engines, in our words: the inputs that it gives to a compiled model, and how it reads the results.
 
-Source: NxDI's model_wrapper.py and hf_adapter.py and vLLM's V0 loader, as read: prompts alone, padded on the right with
-position 1; a step gets every live sequence, rows short of the batch are copies of the first with the idle cache lines,
-all sorted by line, and results are picked by line; the model is found by the list of input shapes; greedy is top-k 1
-at temperature 1; tokens are the accepted row to its first -1, their number the next position less the position, and
-the end token inside of it is the host's to find; a sequence ends when its step would pass the longest bucket.
+Source: NxDI's model_wrapper.py and hf_adapter.py and vLLM's V0 loader, as read: prompts one at a time, padded on the
+right with position 1; a step gets every live sequence, rows short of the batch are copies of the first with the idle
+cache lines, all sorted by line, and results are picked by line; the list of input shapes selects the model; greedy is
+top-k 1 at temperature 1; tokens are the accepted row to its first -1, their number the next position less the position,
+and the host finds the end token in it; a sequence ends when its step would pass the longest bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.bundle.manifest import PREFILL, GraphSpec
+from model.bundle.graph_spec import GraphSpec
 
 Tensors = tuple[np.ndarray, ...]
 # the graph, NxDI's seven inputs -> the results before the caches
@@ -23,7 +23,7 @@ Model = Callable[[GraphSpec, Tensors], list[np.ndarray]]
 
 @dataclass
 class Sequence:
-    """A request, where it is, and what came of it; `top_k` 1 at temperature 1 is greedy, -1 is off."""
+    """A request, its position and its tokens; in `params`, top-k 1 at temperature 1 is greedy and top-k -1 is off."""
 
     prompt: tuple[int, ...]
     new_tokens: int
@@ -41,7 +41,7 @@ class Host:
     def __init__(self, graphs: list[GraphSpec], model: Model, k: int, max_len: int) -> None:
         self.model, self.max_len, self.rows = model, max_len, k + 1
         self.speculation_length = k + 1 if k else 0
-        self.steps = [g for g in graphs if g.tag != PREFILL]
+        self.steps = [g for g in graphs if not g.key.is_prefill]
         self.batch = self.steps[0].inputs[0].shape[0]
         self.routes = {self._shapes(g): g for g in graphs}
         assert len(self.routes) == len(graphs), "two graphs have one list of input shapes"

@@ -1,9 +1,9 @@
-"""The requests with which a host as NxDI's tries a model.pt: one for each way in which its server draws."""
+"""Requests that a host like NxDI's sends to a model.pt: one for each way of drawing."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from compile.bundle.cutting import Cutter
 from compile.device_check.nxdi_host import Host, Sequence, Tensors
+from compile.neuron.flags import nxdi_tag
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags
-from compile.plan import BuildPlan
-from model.bundle.manifest import GraphSpec
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.plan import BundlePlan
 from model.bundle.weights import shard_file
 
 # top-k, top-p, temperature; NxDI writes greedy as top-k 1 at temperature 1
@@ -32,22 +33,22 @@ NEW_TOKENS = 12
 Model = Callable[[str, list[Tensor]], list[np.ndarray]]
 
 
-def serve(plan: BuildPlan, model: Model) -> list[list[int]]:
-    """The tokens of each request, served together as NxDI's host does, in batches that fill and empty."""
+def serve(plan: BundlePlan, model: Model) -> list[list[int]]:
+    """The tokens of each request, served together in batches that fill and empty, as by NxDI's host."""
     graphs = [graph for tag in nxdi_tags(plan) for graph in nxdi_graphs(plan, tag)]
 
     def run(graph: GraphSpec, inputs: Tensors) -> list[np.ndarray]:
-        return model(graph.tag, [torch.from_numpy(np.ascontiguousarray(x)) for x in inputs])
+        return model(nxdi_tag(graph.key, plan.spec), [torch.from_numpy(np.ascontiguousarray(x)) for x in inputs])
 
     sequences: list[Any] = [Sequence(prompt, NEW_TOKENS, params) for prompt, params in NXDI_REQUESTS.values()]
     Host(graphs, run, plan.spec.k, plan.spec.max_len).serve(sequences, plan.spec.batch)
     return [s.ids for s in sequences]
 
 
-def shard_of(plan: BuildPlan, rank: int) -> dict[str, Tensor]:
-    """A rank's weights by their names in the bundle, cut from the checkpoints of the plan."""
+def shard_of(plan: BundlePlan, folders: Mapping[str, Path], rank: int) -> dict[str, Tensor]:
+    """A rank's weights by their names in the bundle, cut from the checkpoints in these folders."""
     with tempfile.TemporaryDirectory() as folder:
-        path, cutter = Path(folder) / "shard", Cutter(plan, Path(folder) / "sources")
+        path, cutter = Path(folder) / "shard", Cutter(plan, folders, Path(folder) / "sources")
         cutter.due([shard_file(rank)], Path(folder))
         cutter.write(rank, path)
         return {name: tensor.clone() for name, tensor in load_file(path).items()}

@@ -1,6 +1,6 @@
-"""The steps of the device check: each gives facts for the report, or raises what did not hold.
+"""The steps of the device check: each returns facts for the report, or raises if it does not hold.
 
-jax and torchax are imported by the steps that trace or run our own graphs: an SDK of torch alone has neither.
+Only the steps that trace or run our own graphs import jax and torchax: an SDK with torch only has neither.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
 from compile.neuron import config
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import flags_of
-from compile.neuron.sdk import Level
-from compile.plan import make_plan
-from compile.spec import BuildSpec
-from model.bundle.manifest import DECODE, FUSED, Bundle
+from compile.neuron.flags import FUSED, PREFILL, flags_of
+from compile.neuron.sdk import Level, nxdi_graphs
+from compile.spec import BuildSpec, Recipe
 from model.bundle.opening import open_bundle
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from model.errors import UserError
 
@@ -37,7 +36,7 @@ _LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
 def versions(work: Path) -> dict[str, Any]:
-    """What of the SDK is here, and which devices."""
+    """The SDK's packages and the devices of this machine."""
     found = toolchain.require(Level.FULL, "the device check")
     return {"versions": found.versions, "devices": _devices()}
 
@@ -51,12 +50,12 @@ def _devices() -> Any:
 
 
 def kernel(name: str, work: Path) -> dict[str, Any]:
-    """One kernel's case on the device; a result beyond its bound is named with its error."""
+    """One kernel's case on the device; UserError names each result beyond its bound, with its error."""
     if getattr(sys.modules.get("nki"), "__nkisim__", False):
         raise UserError("nki is nkisim here, which measures no device; install nki from AWS's package index")
     os.environ[_LNC_VARIABLE] = "1"
     results = CASES[name](lambda launched: launched)
-    wrong = [f"{r.what} is off by {r.error:.3g}, allowed is {r.bound:.3g}" for r in results if not r.error <= r.bound]
+    wrong = [f"{r.what} is off by {r.error:.3g}, the bound is {r.bound:.3g}" for r in results if not r.error <= r.bound]
     if wrong:
         raise UserError("; ".join(wrong))
     return {r.what: {"error": r.error, "bound": r.bound} for r in results}
@@ -65,55 +64,48 @@ def kernel(name: str, work: Path) -> dict[str, Any]:
 def _demo(work: Path, **changes: Any) -> BuildSpec:
     target, draft = str(_DEMO / "target"), str(_DEMO / "draft")
     spec = BuildSpec(
-        target=target, draft=draft, checkpoint=target, draft_checkpoint=draft, tp=1, k=3, batch=1, max_len=_LONGEST,
-        out=str(work / "demo"), dtype="fp32", toolchain="neuron",
+        target=target, draft=draft, tp=1, k="3", batch=1, max_len=_LONGEST,
+        out=str(work / "demo"), dtype="fp32", recipe=Recipe(toolchain="neuron"),
     )  # fmt: skip
     return replace(spec, **changes)
 
 
 def neff(work: Path) -> dict[str, Any]:
-    """The demo pair's fused graph through neuronx-cc alone; again with every layer inlined if that fails."""
+    """The demo pair's fused graph through neuronx-cc alone."""
     from compile.graph.trace import lower_graph  # noqa: PLC0415 (jax)
 
-    facts: dict[str, Any] = {}
-    for inline in (False, True):
-        plan = make_plan(_demo(work, inline=inline))
-        graph = next(g for g in plan.graphs if g.tag == FUSED)
-        stem = work / ("inlined" if inline else "called")
-        hlo, made = stem.with_suffix(".hlo.pb"), stem.with_suffix(".neff")
-        hlo.write_bytes(lower_graph(plan, graph))
-        begin = perf_counter()
-        try:
-            toolchain.compile_hlo(hlo, made, work / f"log-{stem.name}.txt", flags_of("")[FUSED])
-        except UserError as error:
-            facts[stem.name] = str(error)
-            continue
-        return facts | {stem.name: {"bytes": made.stat().st_size, "seconds": perf_counter() - begin}}
-    raise UserError(f"neither form compiles: {facts['called']}; inlined: {facts['inlined']}")
+    plan = make_plan(_demo(work).bundle)
+    hlo, made = work / "step.hlo.pb", work / "step.neff"
+    hlo.write_bytes(lower_graph(plan.spec, nxdi_graphs(plan, FUSED)[0]))
+    begin = perf_counter()
+    toolchain.compile_hlo(hlo, made, work / "log-step.txt", flags_of({})[FUSED])
+    return {"bytes": made.stat().st_size, "seconds": perf_counter() - begin}
 
 
 def model(name: str, work: Path) -> dict[str, Any]:
     """model.pt of a build of the demo pair, its shards and neuron_config.json."""
     spec = _of_build(name, work)
     toolchain.require(Level.FULL, "model.pt", spec.kernels)
-    plan, folder, flags = make_plan(spec), Path(spec.out), flags_of("")
+    plan, folder, flags = make_plan(spec.bundle), Path(spec.out), flags_of({})
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     for rank in range(spec.tp):
-        save_file({n: t.contiguous() for n, t in shard_of(plan, rank).items()}, folder / shard_file(rank))
-    (folder / "neuron_config.json").write_text(config.render(spec), encoding="utf-8")
+        save_file(
+            {n: t.contiguous() for n, t in shard_of(plan, spec.checkpoints, rank).items()}, folder / shard_file(rank)
+        )
+    (folder / "neuron_config.json").write_text(config.render(spec.bundle), encoding="utf-8")
     begin = perf_counter()
     toolchain.build_model(plan, folder / "model.pt", folder / "work", flags)
     logs = sorted(str(log.relative_to(folder)) for log in folder.rglob("log-neuron-cc.txt"))
     return {"bytes": (folder / "model.pt").stat().st_size, "seconds": perf_counter() - begin, "logs": logs}
 
 
-# what a build of the demo pair changes, by its name in the table
+# changes of the demo pair's spec, by the build's name in the table
 _CHANGES: dict[str, dict[str, Any]] = {
     "tp 1, batch 2": {},
     "tp 2": {"tp": 2},
-    "k 0": {"k": 0, "draft": BuildSpec.draft, "draft_checkpoint": ""},
+    "k 0": {"k": "0", "draft": BuildSpec.draft},
     "bf16": {"dtype": "bf16"},
-    "draft groups": {"tp": 2, "draft_tp": 1},
+    "draft groups": {"tp": 2, "recipe": Recipe(draft_tp=1, toolchain="neuron")},
     "kernels": {"kernels": "nki", "batch": 1},
 }
 
@@ -124,12 +116,13 @@ def _of_build(name: str, work: Path) -> BuildSpec:
 
 
 def requests(name: str, work: Path) -> dict[str, Any]:
-    """The requests of NxDI's host to the model of a build; every token is the eager module's on the CPU."""
+    """The requests of NxDI's host to the model of a build; every token must equal the eager module's on the CPU."""
     spec = _of_build(name, work)
     shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
-    device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec)
-    eager = EagerRanks(make_plan(replace(spec, kernels="reference")), toolchain.nxdi_tags(plan), _plain(spec))
-    visible = 4 if spec.k else 1
+    device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec.bundle)
+    reference = make_plan(replace(spec, kernels="reference").bundle)
+    eager = EagerRanks(reference, toolchain.nxdi_tags(plan), _plain(spec))
+    visible = 4 if spec.bundle.k else 1
     found = serve(plan, lambda tag, inputs: [t.cpu().numpy() for t in device(*inputs)[:visible]])
     expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])
     for request, one, other in zip(NXDI_REQUESTS, found, expected, strict=True):
@@ -140,17 +133,18 @@ def requests(name: str, work: Path) -> dict[str, Any]:
 
 
 def _plain(spec: BuildSpec) -> list[dict[str, torch.Tensor]]:
-    """The shards as the reference takes them: not packed."""
-    return [shard_of(make_plan(replace(spec, kernels="reference")), rank) for rank in range(spec.tp)]
+    """The shards in the reference's layout: not packed."""
+    plan = make_plan(replace(spec, kernels="reference").bundle)
+    return [shard_of(plan, spec.checkpoints, rank) for rank in range(spec.tp)]
 
 
 def warm(name: str, work: Path) -> dict[str, Any]:
-    """The same model once more over the compiler's cache, which then may write no log."""
+    """The same model again over a warm compiler cache, which may write no log."""
     spec = _of_build(name, work)
     folder = work / "again"
     folder.mkdir(exist_ok=True)
     begin = perf_counter()
-    toolchain.build_model(make_plan(spec), folder / "model.pt", folder / "work", flags_of(""))
+    toolchain.build_model(make_plan(spec.bundle), folder / "model.pt", folder / "work", flags_of({}))
     return {"seconds": perf_counter() - begin, "logs": len(list(folder.rglob("log-neuron-cc.txt")))}
 
 
@@ -160,46 +154,40 @@ def nxdi(name: str, work: Path) -> dict[str, Any]:
     shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
     prompt, _ = NXDI_REQUESTS["greedy"]
     found = toolchain.nxdi_tokens(Path(spec.out), prompt)
-    eager = EagerRanks(make_plan(spec), toolchain.nxdi_tags(make_plan(spec)), shards)
-    expected = serve(make_plan(spec), lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][: len(found)]
+    plan = make_plan(spec.bundle)
+    eager = EagerRanks(plan, toolchain.nxdi_tags(plan), shards)
+    expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][: len(found)]
     if found != expected:
         raise UserError(f"NxDI's forward gives the tokens {found} after the prompt, the CPU {expected}")
     return {"tokens": found}
 
 
 def plugin(work: Path) -> dict[str, Any]:
-    """What JAX sees of the SDK's plugin, and whether an executable comes back from its own bytes."""
+    """What JAX sees of the SDK's plugin, and whether it compiles a graph of ours."""
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving import pjrt  # noqa: PLC0415
 
-    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
-    graph = next(g for g in bundle.graphs if g.tag == DECODE)
-    file, stamp = work / "decode.bin", pjrt.stamp("neuron", 1)
+    bundle = open_bundle(build(_demo(work, recipe=Recipe(toolchain="cpu"), out=str(work / "on-cpu"))))
+    graph, devices = nxdi_graphs(bundle.plan, PREFILL)[0], pjrt.devices_of("neuron", 1)
     begin = perf_counter()
-    pjrt.write(bundle, graph, "neuron", file)
-    seconds = perf_counter() - begin
-    listed = Bundle(bundle.path, bundle.manifest | {"executables": stamp}, bundle.graphs)
-    (bundle.path / pjrt.name_of(graph)).parent.mkdir(exist_ok=True)
-    file.replace(bundle.path / pjrt.name_of(graph))
-    if pjrt.load(listed, graph, "neuron", pjrt.devices_of("neuron", 1)) is None:
-        raise UserError("the plugin did not load what it had serialized")
-    return {"stamp": stamp, "bytes": (bundle.path / pjrt.name_of(graph)).stat().st_size, "compile_seconds": seconds}
+    pjrt.compile_hlo(bytes(bundle.read(graph.file)), devices, graph)
+    return {"device": str(devices[0]), "compile_seconds": perf_counter() - begin}
 
 
 def graphs(work: Path) -> dict[str, Any]:
-    """The bundle's own graphs on the plugin: seeds, min-p, filtered and not, to the context's end; the CPU's tokens."""
+    """The bundle's graphs on the plugin, with seeds, min-p, filters and to the context's end, give the CPU's tokens."""
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving.engine import Engine  # noqa: PLC0415
     from model.serving.ready import shape_of  # noqa: PLC0415
     from model.serving.request import Params, Request  # noqa: PLC0415
     from model.serving.runtime import Graphs  # noqa: PLC0415
 
-    bundle = open_bundle(build(_demo(work, toolchain="cpu", out=str(work / "on-cpu"))))
+    bundle = open_bundle(build(_demo(work, recipe=Recipe(toolchain="cpu"), out=str(work / "on-cpu"))))
     asked = [
         Request(tuple(range(40, 60)), params, max_new_tokens=16)
         for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
     ]
-    # to the context's end, where rows are dropped that would be written past the caches
+    # to the context's end, where rows beyond the caches are dropped
     asked.append(Request(tuple(range(40, 60)), max_new_tokens=_LONGEST))
     found, expected = (
         [r.ids for r in Engine(Graphs(bundle, platform), shape_of(bundle)).run(asked)] for platform in ("neuron", "cpu")
@@ -211,7 +199,7 @@ def graphs(work: Path) -> dict[str, Any]:
 
 
 def time(case: str, work: Path) -> dict[str, Any]:
-    """One case of bench.kernels, in a process of its own: compile may not import bench."""
+    """One case of bench.kernels, in its own process: compile may not import bench."""
     done = _bench("-m", "bench.kernels", "--json", "--only", case, lnc=2 if case.endswith("-lnc2") else 1)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     row = next((r for r in rows if r["case"] == case and "device_us" in r), None)
@@ -237,7 +225,7 @@ def times(work: Path) -> dict[str, Any]:
 
 
 def _bench(*arguments: str, lnc: int) -> subprocess.CompletedProcess[str]:
-    # a launch's number of cores must be the runtime's
+    # a launch must have as many cores as the runtime
     environment = os.environ | {_LNC_VARIABLE: str(lnc)}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=_DEMO.parent, env=environment, capture_output=True, text=True, check=False)
@@ -247,5 +235,5 @@ def full(work: Path) -> dict[str, Any]:
     """The graphs of Qwen3-32B and Qwen3-1.7B at tp 32, compiled without weights."""
     from compile.build import build  # noqa: PLC0415 (jax)
 
-    path = build(BuildSpec(out=str(work / "full"), toolchain="neuron"))
-    return {"files": {n: e["bytes"] for n, e in open_bundle(path)["files"].items()}}
+    path = build(BuildSpec(out=str(work / "full"), recipe=Recipe(toolchain="neuron")))
+    return {"files": {n: e.bytes for n, e in open_bundle(path).files.items()}}

@@ -1,17 +1,16 @@
-"""The steps of the device check, cheapest first: what each asks. Nothing is imported here: a bare Python lists them."""
+"""The steps of the device check, cheapest first, each with its question. A bare Python can import this file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 _HOUR = 3600
-# the cases of compile.device_check.kernels, the shortest programs first, each with a benchmark case of bench.kernels
+# the cases of compile.device_check.kernels, shortest programs first, each with its case of bench.kernels
 KERNELS = {
     "accept_drafts": "accept_drafts_kernel/M32-B4-N8",
     "merge_attention": "merge_attention_kernel/M4-R64-D128-fp32",
-    "gumbel_noise, uniform": "gumbel_noise_kernel/R4-V4748-fp32",
+    "gumbel_noise": "gumbel_noise_kernel/R4-V4748-fp32",
     "coupled_sample, weights_above": "coupled_sample_kernel/R4-V4748-fp32",
-    "rejection_sample, accept_rejection": "rejection_sample_kernel/R32-V4748-fp32",
     "decode_mlp": "decode_mlp_kernel/1.7B-tp32-B4-N1",
     "decode_attention": "decode_attention_kernel/1.7B-tp32-B4-N1-S1024",
     "verify_attention": "verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16",
@@ -21,9 +20,9 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class CheckStep:
-    """A name for --only, the question in one line, the function of `steps` and its argument, its limit in seconds.
+    """A name for --only, a question, a function of `steps` with its argument, and a limit in seconds.
 
-    A step is not reached where one that it needs did not hold.
+    A step is not reached if one that it needs did not hold.
     """
 
     name: str
@@ -34,13 +33,13 @@ class CheckStep:
     seconds: int = _HOUR
 
 
-# builds of the demo pair whose model.pt is tried with the requests of NxDI's host; the smallest first
+# builds of the demo pair whose model.pt gets the requests of NxDI's host, the smallest first
 BUILDS = {
-    "k 0": "does NxDI's host take one result a step from the model of a target alone",
+    "k 0": "does NxDI's host take one result a step from the model of a target without a draft",
     "tp 1, batch 2": "does model.pt of one rank give the eager module's tokens, greedy as (1, 1, 1), top-k, top-p",
-    "bf16": "does it in bf16, but for near ties",
-    "tp 2": "does it on two ranks, whose collectives are literal groups",
-    "draft groups": "does a draft on one of two ranks, in groups of its own",
+    "bf16": "does model.pt give the eager module's tokens in bf16, except near ties",
+    "tp 2": "does model.pt of two ranks, with collectives of literal groups, give the eager module's tokens",
+    "draft groups": "does model.pt with a draft on one of two ranks give the eager module's tokens",
 }
 
 
@@ -53,7 +52,7 @@ def _of_build(build: str, what: str) -> tuple[CheckStep, ...]:
 
 def _of_kernel(name: str, case: str) -> tuple[CheckStep, ...]:
     law = CheckStep(f"kernel {name}", f"does {name} give its law's result in fp64", "kernel", name, seconds=900)
-    asked = f"what does {case.partition('_kernel')[0]} take beside its simulated time"
+    asked = f"how long does {case.partition('_kernel')[0]} take beside its simulated time"
     return law, CheckStep(f"time {name}", asked, "time", case, (law.name,), 900)
 
 
@@ -72,6 +71,6 @@ STEPS = (
               ("versions",)),
     CheckStep("requests, kernels", "does model.pt with the NKI kernels give the eager module's tokens", "requests",
               "kernels", ("model, kernels",)),
-    CheckStep("times", "what does every benchmark case take beside its simulated time", "times", seconds=4 * _HOUR),
+    CheckStep("times", "how long does every benchmark case take beside its simulated time", "times", seconds=4 * _HOUR),
     CheckStep("full", "do the graphs of Qwen3-32B + Qwen3-1.7B at tp 32 compile", "full", seconds=12 * _HOUR),
 )  # fmt: skip

@@ -46,7 +46,9 @@ def make_pair(spec: BundleSpec, graph: GraphSpec, ops: Ops, backing: Backing) ->
     drafting = graph.key.k > 0 and spec.kind.model
     with torch.device("meta"):
         target = Qwen3(spec.target_config, of_target, backing)
-        drafter = drafting.make(spec.draft_config, of_draft, backing, target.config) if drafting else Drafter()
+        drafter = Drafter()
+        if drafting:
+            drafter = drafting.drafter(drafting.module(spec.draft_config, of_draft, backing), target.config)
         target.taps = drafter.taps
         return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
 

@@ -125,8 +125,8 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
         ) from error
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{file} is a bundle's of format {shown(version)}, this version reads {FORMAT_VERSION}; build it again with "
-            "this version"
+            f"{file} is a bundle's of format {shown(version)}, this version reads {FORMAT_VERSION}; build it "
+            "again with this version"
         )
     digest = raw.pop("manifest_sha256", None)
     if canonical_hash(raw) != digest:

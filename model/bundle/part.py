@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,11 @@ import torch
 from model.backing import REFERENCE, Backing
 from model.bundle.cut import Weight
 from model.bundle.weights import RANK
-from model.config import ModelConfig, Qwen3Config
+from model.config import ModelConfig
 from model.drafters.kind import DraftModel
 from model.drafters.registry import model_of
 from model.packing import Packing
 from model.parallel import ONE_RANK, Parallel
-from model.qwen3 import Qwen3
-from model.rank_model import RankModel
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -32,7 +29,6 @@ class Part:
     config: Any
     parallel: Parallel
     backing: Backing
-    target: Qwen3Config
 
     @property
     def model(self) -> DraftModel:
@@ -67,7 +63,7 @@ class Part:
     @property
     def shapes(self) -> Shapes:
         """Our name -> the shape of every weight on one rank."""
-        return _shapes(self.config, self.parallel, self.backing, self.target)
+        return _shapes(self.config, self.parallel, self.backing)
 
     def bundle_names(self, alone: bool) -> dict[str, str]:
         """A pair's parameter -> its name in the bundle.
@@ -79,20 +75,14 @@ class Part:
         return {f"{self.prefix}.{ours}": before + bundle for ours, bundle in named.items()}
 
 
-def checkpoint_shapes(config: ModelConfig, target: Qwen3Config) -> Shapes:
+def checkpoint_shapes(config: ModelConfig) -> Shapes:
     """Hugging Face name -> shape of every tensor that a checkpoint of this configuration holds."""
-    shapes = _shapes(config, ONE_RANK, REFERENCE, target)
+    shapes = _shapes(config, ONE_RANK, REFERENCE)
     return {w.parts[0][0]: shapes[w.ours] for w in model_of(config).weights(config, Packing())}
 
 
 @functools.lru_cache(maxsize=16)
-def _shapes(config: Any, parallel: Parallel, backing: Backing, target: Qwen3Config) -> Shapes:
+def _shapes(config: Any, parallel: Parallel, backing: Backing) -> Shapes:
     with torch.device("meta"):
-        model = model_of(config).make(config, parallel, backing, target).model
-    assert isinstance(model, RankModel)
+        model = model_of(config).module(config, parallel, backing)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def parameter_bytes(shapes: Shapes, bytes_each: int) -> int:
-    """The bytes of these weights."""
-    return sum(math.prod(shape) for shape in shapes.values()) * bytes_each

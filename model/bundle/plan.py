@@ -130,9 +130,7 @@ def _masked(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
 
 def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
     names, shapes, dtype = part.bundle_names(not spec.has_draft), part.shapes, BY_FLAG[spec.dtype].name
-    weights = (
-        TensorSpec(names[f"{part.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype) for w in part.weights
-    )
+    weights = (TensorSpec(names[f"{part.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype) for w in part.weights)
     return (*weights, TensorSpec(names[f"{part.prefix}.{RANK}"], (1,), "int32"))
 
 

@@ -20,7 +20,7 @@ from model.errors import UserError
 from model.nki.backing import backing_of
 from model.ops import EAGER, Ops
 from model.parallel import Parallel, check_tp
-from model.strict import Length, Range, Text, Wrong, read
+from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
 
 # a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
 MAX_TP = 64
@@ -29,7 +29,7 @@ MAX_K = 31
 DRAFT_GROUPS = (1, 2, 4, 8)
 # most prompts of a chat's first turn; a pass over a tile of keys costs a CPU four times as much
 SHORT_PROMPT = 32
-Name = Annotated[str, Text(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", "a name")]
+Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class BundleSpec:
     def parts(self) -> tuple[Part, ...]:
         """The target, and the draft if there is one."""
         (of_target, of_draft), backing = self.parallel(), backing_of(self.kernels)
-        target = Part("target", self.target, self.target_config, of_target, backing, self.target_config)
+        target = Part("target", self.target, self.target_config, of_target, backing)
         if not self.has_draft:
             return (target,)
-        return (target, Part("draft", self.draft, self.draft_config, of_draft, backing, self.target_config))
+        return (target, Part("draft", self.draft, self.draft_config, of_draft, backing))
 
     def weight_names(self) -> dict[str, str]:
         """Parameter of a pair -> its name in the bundle, for every weight."""

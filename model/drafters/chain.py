@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.backing import Backing
 from model.bundle.weights import decoder_packing, decoder_weights
 from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_of
@@ -58,14 +57,14 @@ class Chain(Drafter):
         return DraftState(caches, (in_slot(state.kept[0], last_111, slot_1),))
 
 
-def make(config: Qwen3Config, parallel: Parallel, backing: Backing, target: Qwen3Config) -> Chain:
-    """The drafter with its model on one rank."""
-    return Chain(Qwen3(config, parallel, backing))
-
-
 def collectives(config: Qwen3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
     """Those of a decoder's passes."""
     return decoder_collectives(config, parallel, len(passes))
+
+
+def stored_as(config: Qwen3Config, name: str) -> str:
+    """A tied head may be stored twice."""
+    return "" if config.tie_word_embeddings and name == "lm_head.weight" else name
 
 
 def unread(key: GraphKey, name: str) -> bool:
@@ -83,11 +82,13 @@ KIND = Kind(
         Qwen3Config,
         claims=lambda raw: raw.get("model_type") == "qwen3",
         read=lambda raw, where, target: config_from_dict(raw, where),
-        make=make,
+        module=Qwen3,
+        drafter=lambda model, target: Chain(model),
         weights=decoder_weights,
         collectives=collectives,
         packing=decoder_packing,
         unread=unread,
+        stored_as=stored_as,
     ),
     _passes,
     kept=(Kept("ids", "B 1 1", "int32"),),

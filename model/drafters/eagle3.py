@@ -309,7 +309,7 @@ def _weights(config: Eagle3Config, packing: Packing) -> list[Weight]:
     return rows
 
 
-def _stored_as(name: str) -> str:
+def _stored_as(config: Eagle3Config, name: str) -> str:
     """The original format says `midlayer` for `layers.0`; `t2d` is the inverse of `d2t`."""
     return "" if name == "t2d" else name.replace("midlayer.", "layers.0.", 1)
 
@@ -335,7 +335,8 @@ KIND = Kind(
         Eagle3Config,
         claims=_claims,
         read=_read,
-        make=lambda config, parallel, backing, target: Eagle3(Eagle3Draft(config, parallel, backing)),
+        module=Eagle3Draft,
+        drafter=lambda model, target: Eagle3(model),
         weights=_weights,
         collectives=_collectives,
         # its attention reads two rows beside each other, which no packed kernel does

@@ -12,6 +12,7 @@ from model.config import ModelConfig, Qwen3Config
 from model.graph_key import GraphKey
 from model.packing import Packing
 from model.parallel import Parallel
+from model.rank_model import RankModel
 
 if TYPE_CHECKING:
     from model.drafters import Drafter
@@ -45,25 +46,26 @@ class DraftModel:
     """The model of a drafter.
 
     - `config`: the frozen dataclass of its configuration, read strictly out of a manifest;
-    - `claims(raw)`: whether a checkpoint's config.json is one of these, and `read(raw, where, target)` its configuration;
-    - `make(config, parallel, backing, target)`: the drafter with its model on one rank, without values of weights;
+    - `claims(raw)`: whether a checkpoint's config.json is of this kind; `read(raw, where, target)`: its configuration;
+    - `module(config, parallel, backing)`: its model on one rank, and `drafter(model, target)` what drafts by it;
     - `weights(config, packing)`: each weight's name, ours and the bundle's, its checkpoint's tensors and their cuts;
     - `packing(backing, config, ranks)`: the halves of its layers that a backing packs;
     - `collectives(config, parallel, passes)`: those of the passes' layers in a step, draws apart;
     - `unread(key, name)`: whether a graph need not read a weight;
-    - `stored_as(name)`: the table's name of a checkpoint's tensor, "" for one that is not needed;
+    - `stored_as(config, name)`: the table's name of a checkpoint's tensor, "" for one that is not needed;
     - `lent`: a tensor that comes from the target's checkpoint if its own lacks it: its name here and there.
     """
 
     config: type[Any]
     claims: Callable[[dict[str, Any]], bool]
     read: Callable[[dict[str, Any], str, Qwen3Config], Any]
-    make: Callable[[Any, Parallel, Backing, Qwen3Config], Drafter]
+    module: Callable[[Any, Parallel, Backing], RankModel]
+    drafter: Callable[[Any, Qwen3Config], Drafter]
     weights: Callable[[Any, Packing], list[Weight]]
     collectives: Callable[[Any, Parallel, tuple[DraftPass, ...]], Counts]
     packing: Callable[[Backing, Any, int], Packing] = lambda backing, config, ranks: Packing()
     unread: Callable[[GraphKey, str], bool] = lambda key, name: False
-    stored_as: Callable[[str], str] = lambda name: name
+    stored_as: Callable[[Any, str], str] = lambda config, name: name
     lent: tuple[str, str] | None = None
 
 

@@ -38,7 +38,7 @@ from model.window import Window
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Medusa heads: `layers` residual blocks each on the target's last state, and a projection, one for all or one each.
+    """Medusa heads: `layers` residual blocks each on the target's last state, and a projection, shared or one each.
 
     There is no attention: no caches, no limit of positions, no heads to count.
     """
@@ -160,10 +160,6 @@ def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> MedusaConfig:
         raise UserError(f"{where}: {wrong}; give the folder of complete Medusa heads") from wrong
 
 
-def _make(config: MedusaConfig, parallel: Parallel, backing: Backing, target: Qwen3Config) -> Medusa:
-    return Medusa(MedusaHeads(config, parallel, backing), target.num_hidden_layers)
-
-
 def _weights(config: MedusaConfig, packing: Packing) -> list[Weight]:
     """vLLM's names, which are ours and the bundle's too; every matrix is cut by rows."""
     projections = 1 if config.shared_head else config.heads
@@ -194,7 +190,8 @@ KIND = Kind(
         MedusaConfig,
         claims=lambda raw: raw.get("model_type") == "medusa" or "medusa_num_heads" in raw,
         read=_read,
-        make=_make,
+        module=MedusaHeads,
+        drafter=lambda model, target: Medusa(model, target.num_hidden_layers),
         weights=_weights,
         collectives=_collectives,
         unread=_unread,

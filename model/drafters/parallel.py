@@ -19,21 +19,18 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from model.backing import Backing
 from model.bundle.weights import decoder_packing, decoder_weights
 from model.cache import Placement
 from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved, rows_of
-from model.drafters.chain import collectives, unread
+from model.drafters.chain import collectives, stored_as, unread
 from model.drafters.kind import DraftModel, DraftPass, Kept, Kind
 from model.errors import UserError
 from model.ops import iota
-from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Draw
 from model.strict import Range
 from model.window import Window
-
 
 # where a published checkpoint's config.json has the id of its mask rows; vLLM reads the same keys
 # (vllm/v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params)
@@ -103,10 +100,6 @@ def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> MaskedConfig:
     return MaskedConfig(**vars(config), mask_id=mask_id)
 
 
-def _make(config: MaskedConfig, parallel: Parallel, backing: Backing, target: Qwen3Config) -> MaskedDraft:
-    return MaskedDraft(Qwen3(config, parallel, backing), config.mask_id)
-
-
 def _passes(k: int, most: int) -> tuple[DraftPass, ...]:
     return (DraftPass(most + k, k),)
 
@@ -117,11 +110,13 @@ KIND = Kind(
         MaskedConfig,
         claims=lambda raw: _mask_id(raw) is not None,
         read=_read,
-        make=_make,
+        module=Qwen3,
+        drafter=lambda model, target: MaskedDraft(model, model.config.mask_id),
         weights=decoder_weights,
         collectives=collectives,
         packing=decoder_packing,
         unread=unread,
+        stored_as=stored_as,
     ),
     _passes,
     kept=(Kept("ids", "B K 1", "int32"),),

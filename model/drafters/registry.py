@@ -27,7 +27,7 @@ def load_draft(kind: Kind, name_or_path: str, target: Qwen3Config) -> Any:
     assert kind.model is not None
     if name_or_path in PRESETS:
         if kind.model.config is not Qwen3Config:
-            raise UserError(f"{name_or_path} is a plain Qwen3; --drafter {kind.name} needs a checkpoint folder of its own")
+            raise UserError(f"{name_or_path} is a plain Qwen3; --drafter {kind.name} needs a checkpoint's folder")
         return load_config(name_or_path)
     return kind.model.read(raw_config(name_or_path), f"{name_or_path}/config.json", target)
 

@@ -59,7 +59,7 @@ def page_rows(length, positions_BN, table, t, span):
     """The row of the flattened pages for each new (group, n) row: int32 (rows, 1)."""
     n, group, count = t.candidates, span[0], span[1]
     rows, kv, width = count * n, t.kv_heads, table.shape[1]
-    # what does not depend on positions comes first, while these travel
+    # work that does not depend on positions comes first, while these travel
     first_R1, index_R1 = of_groups(positions_BN, t, group, count, n, 0), ramp(rows, n, 0, 1, 0)
     sequence_R1 = ramp(rows, n * kv, width, 0, group // kv * width)
     heads_R1 = ramp(rows, n, length, 0, group % kv * length)

@@ -50,7 +50,7 @@ class Cache(nl.NKIObject):
         self.merge(chunk)
 
     def merge(self, chunk):
-        """Put the new keys over the stale ones; what lies outside of this chunk falls into the margins."""
+        """Put the new keys over the stale ones; those outside of this chunk fall into the margins."""
         t, pack, width = self.t, chunk.pack, chunk.keys_DGW.shape[2]
         for back in range(pack.count):
             i = pack.count - 1 - back

@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def visible_slots(first: int, n: int, ancestors: int | None) -> list[int]:
-    """Slots that row n sees, whose slot is first + n: a chain's up to its own, a tree's prefix and ancestors."""
+    """The slots that row n, in slot first + n, sees: those up to its own, or the prefix and its ancestors."""
     if ancestors is None:
         return list(range(first + n + 1))
     return [*range(first), *(first + j for j in range(32) if ancestors >> j & 1)]

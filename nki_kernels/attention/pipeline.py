@@ -1,6 +1,6 @@
 """The order of verification attention: every chunk of every pack of rows, run as a software pipeline.
 
-Where the keys and values come from is the business of the launch's cache object.
+The launch's cache object knows where keys and values come from.
 """
 
 import math
@@ -19,11 +19,11 @@ from nki_kernels.attention.softmax import (
     weigh_second_half,
 )
 from nki_kernels.attention.state import Chunk, Pack
-from nki_kernels.tiles import BANK, P, transposed, warm_up
+from nki_kernels.tiles import BANK, P, absent, transposed, warm_up
 
 
 def outputs(q, with_lse):
-    """out (B, H, N, D) and lse (B, H, N) fp32, or None where it is not asked for."""
+    """out (B, H, N, D) and lse (B, H, N) fp32, or None without `with_lse`."""
     out_BHND, lse_BHN = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm), None
     if with_lse:
         lse_BHN = nl.ndarray(q.shape[0:3], dtype=nl.float32, buffer=nl.shared_hbm)
@@ -65,8 +65,8 @@ def load_keys(chunk, launch):
 
 
 def load_limits(pack, launch):
-    """What each row may see: a range of slots, and for a tree the candidates that are hidden from it."""
-    t, tree = launch.t, launch.ancestors_BN != None  # noqa: E711
+    """The range of slots that each row may see, and with ancestors the candidates that are hidden from it."""
+    t, tree = launch.t, not absent(launch.ancestors_BN)
     pack.limit_R1 = row_limits(launch.positions_BN, t, pack, tree)
     pack.zero_R1 = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
     nisa.memset(dst=pack.zero_R1, value=0.0)

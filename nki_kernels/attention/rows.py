@@ -1,4 +1,4 @@
-"""The rows of verification attention: tiling, and the small operands that are made from positions.
+"""The rows of verification attention: tiling, and the small operands that follow from positions.
 
 Rows of one (sequence, kv head) group, (H / G) x N of them, lie together; groups are packed on the partitions.
 positions and ancestors are (B, N) int32 in HBM; R are the rows of a pack.

@@ -9,7 +9,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.attention.rows import HALF, RUN
-from nki_kernels.tiles import BANK, P, move
+from nki_kernels.tiles import BANK, P, absent, move
 
 
 def scores(chunk, launch):
@@ -49,10 +49,10 @@ def hide(masked_RW, chunk, t, top_R1):
 
 
 def mask(chunk, t):
-    """Hide what a row may not see: scores with a margin (R, margin + W + margin), and one or two maxima (R, 1)."""
+    """Hide the slots that a row may not see: scores (R, margin + W + margin), and one or two maxima (R, 1)."""
     pack, margin = chunk.pack, 0
     rows, width = chunk.scores_psum_RW.shape
-    if pack.hidden_RGN != None:  # noqa: E711
+    if not absent(pack.hidden_RGN):
         margin = t.candidates
     masked_RW, tops, span = nl.ndarray((rows, width + 2 * margin), dtype=nl.float32), [], BANK
     if rows > P // 2:
@@ -79,7 +79,7 @@ def mask(chunk, t):
 
 def raised_shift(shift_R1, tops, scale):
     """-max / sqrt(D) of a row after a chunk with these maxima, from that before it or None: fp32 (R, 1)."""
-    if shift_R1 == None and len(tops) > 1:  # noqa: E711
+    if absent(shift_R1) and len(tops) > 1:
         # one instruction on the path of a short cache instead of two
         raised_R1 = nl.ndarray(tops[0].shape, dtype=nl.float32)
         nisa.tensor_scalar(
@@ -88,7 +88,7 @@ def raised_shift(shift_R1, tops, scale):
         return raised_R1
     for top_R1 in tops:
         raised_R1 = nl.ndarray(top_R1.shape, dtype=nl.float32)
-        if shift_R1 == None:  # noqa: E711
+        if absent(shift_R1):
             nisa.tensor_scalar(dst=raised_R1, data=top_R1, op0=nl.multiply, operand0=-scale)
         else:
             nisa.tensor_scalar(
@@ -187,7 +187,7 @@ def add_sums(chunk, launch):
 
 
 def finish_sums(chunk, launch):
-    """1 / sum, the values so far divided by it, and lse if it is asked for."""
+    """1 / sum, the values so far divided by it, and lse if the launch returns it."""
     pack = chunk.pack
     pack.inverse_R1 = nl.ndarray(pack.total_R1.shape, dtype=nl.float32)
     nisa.reciprocal(dst=pack.inverse_R1, data=pack.total_R1)
@@ -202,7 +202,7 @@ def finish_sums(chunk, launch):
             operand1=pack.inverse_R1,
         )
         pack.values_RGD = values_RGD
-    if launch.lse_BHN != None:  # noqa: E711
+    if not absent(launch.lse_BHN):
         store_lse(pack, launch)
 
 

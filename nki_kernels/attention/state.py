@@ -1,4 +1,4 @@
-"""What the stages of verification attention carry: the launch, a pack of rows, one chunk of a pack.
+"""The state of verification attention: the launch, a pack of rows, one chunk of a pack.
 
 Every field is declared here with its shape, partition axis first; a stage fills the fields that name it.
 R rows of a pack, G its groups, N candidates, W slots of a chunk (a multiple of RUN) in T = W / RUN runs, C chunks of a
@@ -11,7 +11,7 @@ from nki_kernels.attention.rows import CHUNK
 
 
 class Launch(nl.NKIObject):
-    """What all packs share: the tiling, the cache object, and the operands and outputs in HBM."""
+    """Shared by all packs: the tiling, the cache object, and the operands and outputs in HBM."""
 
     def __init__(self, t, cache, candidates, outputs):
         self.t = t
@@ -28,7 +28,7 @@ class Launch(nl.NKIObject):
 
 
 class Pack(nl.NKIObject):
-    """Rows that share the engines: `count` groups from `group` on, and what they carry from chunk to chunk."""
+    """Rows that share the engines: `count` groups from `group` on, and their fields from chunk to chunk."""
 
     def __init__(self, group, count, q_DR):
         self.group = group
@@ -37,8 +37,8 @@ class Pack(nl.NKIObject):
         # load_limits: the first and the last slot that a row may see, fp32 (R, 1)
         self.zero_R1 = None
         self.limit_R1 = None
-        # load_limits, for a tree: HIDDEN for what is no ancestor, fp32 (R, G, N), and where the candidates begin in
-        # each chunk, int32 (1, C, B)
+        # load_limits, with ancestors: HIDDEN for a candidate that is none, fp32 (R, G, N), and the column in each chunk
+        # where the candidates begin, int32 (1, C, B)
         self.hidden_RGN = None
         self.columns_1CB = None
         # Pages.load_keys: rows of the flattened pages, one int32 (P, C) a group
@@ -53,7 +53,7 @@ class Pack(nl.NKIObject):
 
 
 class Chunk(nl.NKIObject):
-    """CHUNK slots of a pack's groups, the last of a cache perhaps fewer: what passes from stage to stage."""
+    """CHUNK slots of a pack's groups, perhaps fewer at a cache's end, and the fields that pass from stage to stage."""
 
     def __init__(self, pack, index, slots):
         self.pack = pack
@@ -73,7 +73,7 @@ class Chunk(nl.NKIObject):
         # exponentials: weights (R, T, RUN), their sums by half of the key tiles, two of fp32 (R, 1)
         self.weights_RTR = None
         self.sums_R1 = []
-        # exponentials, from the second chunk on: what the sums and values so far shrink by, fp32 (R, 1)
+        # exponentials, from the second chunk on: the factor of the sums and values so far, fp32 (R, 1)
         self.factor_R1 = None
         # turn: weights by key tile with keys on partitions (T, RUN, R)
         self.turned_TRR = None

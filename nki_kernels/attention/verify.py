@@ -24,7 +24,7 @@ from nki_kernels.attention.state import Launch
 
 @nki.jit
 def verify_attention_kernel(q, k_new, v_new, k_cache, v_cache, positions, ancestors=None, with_lse=False):
-    """Append the new rows, then attend: out (B, H, N, D) in q's dtype, and lse (B, H, N) fp32 if asked.
+    """Append the new rows, then attend: out (B, H, N, D) in q's dtype, and with `with_lse` lse (B, H, N) fp32.
 
     positions (B, N) int32, ancestors (B, N) int32 or None; positions[b, 0] + N <= S. The caches change in place.
     """

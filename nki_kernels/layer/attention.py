@@ -10,7 +10,7 @@ cache alone. Its sums have a different order than that kernel's, so that the two
 Layouts: weights packed by pack_weights, heads in the order v, k, q; cos and sin (B, N, D / 2); the cache is
 keys (B, G, D, S) and values (B, G, S, D).
 Two cores: each makes half of the heads, attends half of the groups and makes half of the output columns; in between
-they exchange what they made. No partial sums are added.
+they exchange their parts. No partial sums are added.
 Cost: weights and cache are read once (roofline.decode_attention). Design and timeline: docs/decode_layer.md.
 """
 

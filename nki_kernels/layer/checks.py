@@ -1,4 +1,4 @@
-"""What the host refuses before a fused decode kernel runs: rows, dtypes and cores, one sentence each."""
+"""The host's refusals before a fused decode kernel runs: rows, dtypes and cores, one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How heads reach the core that attends with them, and how what it attended reaches the output projection.
+"""The way of heads to the core that attends with them, and of its result to the output projection.
 
 All of it stays in SBUF. Of two cores each makes half of the heads and attends half of the groups; the rest of its
 tiles is zero bits until the other core's tile is laid over them.
@@ -54,7 +54,7 @@ def lay_over(mine, theirs):
 
 class Handed(nl.NKIObject):
     """The rows' keys (D, B, G, N) and queries (D, B, H, N), turned, in one tile that is exchanged at once; their values
-    (R, G, D); and what was attended, turned (D, H, B, N). The first core makes all values, as they come first and are
+    (R, G, D); and attention's result, turned (D, H, B, N). The first core makes all values, as they come first and are
     at most a third of the heads.
     """
 
@@ -69,7 +69,7 @@ class Handed(nl.NKIObject):
         self.attended_DHBN = shared_tile((dim, heads, batch, candidates), dtype)
 
     def send_values(self):
-        """The second core gets the values; what it sends is read by nobody."""
+        """The second core gets the values; the first ignores what comes back."""
         if on_two_cores():
             rows, kv, dim = self.values_RGD.shape
             values_RC, unread_RC = self.values_RGD.reshape((rows, kv * dim)), nl.ndarray((rows, kv * dim), self.dtype)
@@ -93,7 +93,7 @@ class Handed(nl.NKIObject):
         return self.heads_DR[:, self.keys_end : self.heads_DR.shape[1]]
 
     def collect(self):
-        """What both cores attended: (D, H, R)."""
+        """The results of both cores: (D, H, R)."""
         dim, heads, batch, candidates = self.attended_DHBN.shape
         attended_DR = self.attended_DHBN.reshape((dim, heads * batch * candidates))
         if on_two_cores():

@@ -22,8 +22,8 @@ class Rotary(nl.NKIObject):
 
 
 class Norm(nl.NKIObject):
-    """One norm's weight in the tables: w cos, and what a dimension gives its partner, -w sin from the second half on
-    and w sin from the first: fp32 (D, 1, R).
+    """One norm's weight in the tables: w cos, and the factor for a dimension's partner, -w sin from the second half
+    on and w sin from the first: fp32 (D, 1, R).
     """
 
     def __init__(self, weight, rotary):

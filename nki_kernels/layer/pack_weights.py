@@ -72,24 +72,24 @@ def pack_out(weight: Any, dim: int) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """What `pack` was given."""
+    """The inverse of `pack`."""
     return packed.swapaxes(1, 2).reshape(-1, packed.shape[1])
 
 
 def unpack_gate_up(packed: Any) -> tuple[Any, Any]:
-    """What `pack_gate_up` was given."""
+    """The inverse of `pack_gate_up`."""
     count, depth, both = packed.shape
     halves = packed.swapaxes(1, 2).reshape(count, 2, both // 2, depth)
     return halves[:, 0].reshape(-1, depth), halves[:, 1].reshape(-1, depth)
 
 
 def unpack_qkv(packed: Any, kv_features: int) -> tuple[Any, Any, Any]:
-    """What `pack_qkv` was given: q, and k and v of `kv_features` rows each."""
+    """The inverse of `pack_qkv`: q, and k and v of `kv_features` rows each."""
     joined = unpack(packed)
     return joined[2 * kv_features :], joined[kv_features : 2 * kv_features], joined[:kv_features]
 
 
 def unpack_out(packed: Any, dim: int) -> Any:
-    """What `pack_out` was given."""
+    """The inverse of `pack_out`."""
     by_dim = unpack(packed)
     return by_dim.reshape(by_dim.shape[0], dim, -1).swapaxes(1, 2).reshape(by_dim.shape)

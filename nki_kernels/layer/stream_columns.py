@@ -1,7 +1,7 @@
 """Products of streamed weights whose output features lie on the partitions: y^T = W^T x^T for up to 128 rows.
 
 Here the weights are the stationary operand and the rows move: their loads hide behind the products, which are as long
-as there are rows, so that few rows cost half of what 512 moving columns do. A block of C columns becomes J groups of
+as there are rows, so that few rows cost half of 512 moving columns. A block of C columns becomes J groups of
 W <= 128; column w * J + j is on partition w of group j, so that a partition holds J neighbours of each row.
 The contraction's order is stream_weights.product's: a row's bits depend on its own numbers alone.
 """

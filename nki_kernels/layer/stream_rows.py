@@ -8,7 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.layer.stream_weights import turn_rows, turns
-from nki_kernels.tiles import PSUM_BANK_BYTES, P, itemsize, move
+from nki_kernels.tiles import PSUM_BANK_BYTES, P, absent, itemsize, move
 
 # rows from this length on are cut in four, so that 32 of them fill the partitions
 LONG, CUT = 4096, 4
@@ -100,7 +100,7 @@ class Normed(nl.NKIObject):
 
         Ask after the first product: the sum over the partitions would hold the Tensor Engine back before it.
         """
-        if self.inverse_R1 == None:  # noqa: E711
+        if absent(self.inverse_R1):
             ones_P1 = nl.ndarray((P, 1), dtype=nl.float32)
             total_psum_R1 = nl.ndarray((self.squares_PR.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
             nisa.memset(dst=ones_P1, value=1.0)
@@ -109,10 +109,10 @@ class Normed(nl.NKIObject):
         return self.inverse_R1
 
     def floor(self):
-        """eps * (mean x^2 + eps) for each row on all partitions, fp32 (128, R): what eps is in the norm of a head that
+        """eps * (mean x^2 + eps) for each row on all partitions, fp32 (128, R): eps in the norm of a head that
         lacks the factor 1 / rms. Ask after the first product.
         """
-        if self.floor_PR == None:  # noqa: E711
+        if absent(self.floor_PR):
             ones_PP, shape = nl.ndarray((P, P), dtype=nl.float32), self.squares_PR.shape
             total_psum_PR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
             self.floor_PR = nl.ndarray(shape, dtype=nl.float32)

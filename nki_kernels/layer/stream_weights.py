@@ -75,7 +75,7 @@ def pieces(weight, blocks, cut=1, tail=False):
 
 
 class Stream(nl.NKIObject):
-    """Pieces in the order of use: each is asked for `AHEAD_BYTES` before it is used."""
+    """Pieces in the order of use: each is requested `AHEAD_BYTES` before its use."""
 
     def __init__(self, queue):
         self.queue = queue

@@ -1,5 +1,9 @@
 """Attention of few rows with the slots on the partitions: scores, softmax and weighted values of 1024 keys at a time.
 
+decode_attention uses it, always: a layer of a step with `--kernels nki`, up to 128 rows. A prompt, and a launch with
+pages, ancestors or lse, use attention/verify.py, whose rows lie on the partitions. Here few rows are few columns, and
+the result leaves as the output projection reads it. The two agree within rounding, not in their bits.
+
 out^T = V^T w^T / sum w,  w^T = exp(K q^T / sqrt(D) - max)
 
 Keys and values are the stationary operands and the rows move: few rows are a few columns, weights leave as the values
@@ -16,11 +20,11 @@ import nki.language as nl
 
 from nki_kernels.attention.cache import load_key_tile
 from nki_kernels.attention.rows import RUN, row_limits
-from nki_kernels.tiles import LOWEST, P
+from nki_kernels.tiles import LOWEST, P, absent
 
 
 class Softmax(nl.NKIObject):
-    """What a pack of R rows carries from chunk to chunk, on all partitions, fp32 (128, R)."""
+    """The state of a pack of R rows from chunk to chunk, on all partitions, fp32 (128, R)."""
 
     def __init__(self, limit_PR):
         # the last slot that a row may see
@@ -41,14 +45,14 @@ class Turn(nl.NKIObject):
         self.softmax = softmax
         # which slots a row may see: uint8 (T, RUN, R)
         self.visible_TJR = visible(chunk, softmax.limit_PR)
-        # weights (T, RUN, R), their sums by partition, fp32 (T, R), and what the past shrinks by, fp32 (128, R)
+        # weights (T, RUN, R), their sums by partition, fp32 (T, R), and the factor of the sums so far, fp32 (128, R)
         self.weights_TJR = None
         self.sums_TR = None
         self.factor_PR = None
 
 
 def begin(chunk, softmax, launch):
-    """Let a chunk's keys travel, and say what its rows may see; `softmax` is that of the chunk before it."""
+    """Let a chunk's keys travel, and set the slots that its rows may see; `softmax` is that of the chunk before it."""
     if chunk.index == 0:
         softmax = Softmax(kept(spread(row_limits(launch.positions_BN, launch.t, chunk.pack, False))))
     chunk.keys_DGW = load_key_tile(launch.cache.keys_BGDS, chunk, launch.t)
@@ -119,7 +123,7 @@ def visible(chunk, limit_PR):
 
 
 def exponentials(turn, scores_psum_TJR, launch):
-    """Hide what a row may not see, raise its maximum, and exponentiate."""
+    """Hide the slots that a row may not see, raise its maximum, and exponentiate."""
     softmax, scale, shape = turn.softmax, launch.t.dim**-0.5, scores_psum_TJR.shape
     slots, rows = shape[0], shape[2]
     masked_TJR, top_TR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray((slots, rows), dtype=nl.float32)
@@ -146,7 +150,7 @@ def raised_shift(softmax, top_TR):
     psum_RT, shift_R1 = nl.ndarray((rows, slots), nl.float32, buffer=nl.psum), nl.ndarray((rows, 1), nl.float32)
     nisa.nc_transpose(dst=psum_RT, data=top_TR)
     nisa.tensor_reduce(dst=shift_R1, op=nl.maximum, data=psum_RT, axis=1, negate=True)
-    if softmax.shift_R1 != None:  # noqa: E711
+    if not absent(softmax.shift_R1):
         nisa.tensor_tensor(dst=shift_R1, data1=shift_R1, data2=softmax.shift_R1, op=nl.minimum)
     softmax.shift_R1 = shift_R1
     return spread(shift_R1)
@@ -188,7 +192,7 @@ def weigh(turn, launch, attended_DHBN):
 def grown(so_far_PR, part_psum_PR, factor_PR):
     """A running sum after one more part, shrunk as the maximum rose."""
     sum_PR = nl.ndarray(part_psum_PR.shape, dtype=nl.float32)
-    if so_far_PR == None:  # noqa: E711
+    if absent(so_far_PR):
         nisa.tensor_copy(dst=sum_PR, src=part_psum_PR)
     else:
         nisa.tensor_tensor(dst=sum_PR, data1=so_far_PR, data2=factor_PR, op=nl.multiply)

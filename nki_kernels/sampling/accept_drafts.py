@@ -15,7 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.sampling.best import smallest_best
-from nki_kernels.tiles import P, move
+from nki_kernels.tiles import P, absent, move
 
 
 def one_row(source, shape):
@@ -125,7 +125,7 @@ def accept_drafts_kernel(values, ids, drafts, positions, limits):
     rows, index_1BN = batch * candidates, indices(batch, candidates)
     both, shape = (shards, rows), (1, batch, candidates)
     drawn_1BN = merged(values.reshape(both), ids.reshape(both), rows).reshape(shape)
-    if drafts != None:  # noqa: E711
+    if not absent(drafts):
         passed_1BK = nl.ndarray((1, batch, candidates - 1), nl.float32)
         drafts_1BK = one_row(drafts, (1, batch, candidates - 1))
         nisa.tensor_tensor(dst=passed_1BK, data1=drafts_1BK, data2=drawn_1BN[:, :, 0 : candidates - 1], op=nl.equal)

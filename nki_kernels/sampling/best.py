@@ -1,7 +1,7 @@
 """The best value and the smallest id that has it: over columns, over parts of a row, over shards.
 
-Ids are fp32 below 2^22, hence exact. An id that is not the best is lifted above all that are; what it is rounded to
-there is never read.
+Ids are fp32 below 2^22, hence exact. An id that is not the best is lifted above all that are; its rounded
+value there is never read.
 """
 
 import nki.isa as nisa

@@ -15,10 +15,8 @@ import nki.language as nl
 from nki_kernels.sampling.rows import chunks, for_all, part_starts, per_row, store, tiling
 from nki_kernels.sampling.threefry import schedule, threefry
 
-# what the noise of a (seed, position, id) is for; a uniform number's domain has one id
+# keeps this noise apart from any other use of the same (seed, position, id)
 GUMBEL_DOMAIN = 0
-ACCEPT_DOMAIN = 1
-RESIDUAL_DOMAIN = 2
 DOMAIN_SHIFT = 24
 LARGEST_CHUNK = 1536
 

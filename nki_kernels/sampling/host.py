@@ -14,12 +14,8 @@ import numpy as np
 
 from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
-from nki_kernels.sampling.accept_rejection import accept_rejection_kernel
-from nki_kernels.sampling.block_verification import accept_block_kernel, block_weights_kernel
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import DOMAIN_SHIFT, gumbel_noise_kernel
-from nki_kernels.sampling.rejection_sample import rejection_sample_kernel
-from nki_kernels.sampling.uniform import uniform_kernel
 from nki_kernels.sampling.weights_above import weights_above_kernel
 from nki_kernels.tiles import P
 
@@ -40,7 +36,7 @@ class Shard(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What each sequence proposes: drafts (B, N - 1), the position of its row 0 and its limit (B, 1), int32."""
+    """The proposal of each sequence: drafts (B, N - 1), the position of its row 0 and its limit (B, 1), int32."""
 
     drafts: Any
     positions: Any
@@ -55,12 +51,6 @@ def gumbel_noise(
     _check("start", start, (1, 1), INT32)
     _check_columns(columns, rows)
     return run(gumbel_noise_kernel[_cores(lnc)])(seeds, positions, start, columns, domain)
-
-
-def uniform(seeds: Any, positions: Any, *, domain: int, run: Run = nki.simulate) -> Any:
-    """One uniform number (R, 1) fp32 per row of a domain."""
-    _check_generator(seeds, positions, domain)
-    return run(uniform_kernel[1])(seeds, positions, domain)
 
 
 def coupled_sample(
@@ -93,7 +83,7 @@ def weights_above(
         _check(name, column, (rows, 1), FP32)
     count = thresholds.shape[-1] if len(thresholds.shape) else 0
     if not 1 <= count <= P:
-        raise ValueError(f"{count} thresholds a row are given, 1 to {P} are served: search in more passes")
+        raise ValueError(f"{count} thresholds for each row came, 1 to {P} are served: search in more passes")
     _check("thresholds", thresholds, (rows, count), FP32)
     return run(weights_above_kernel[_cores(lnc)])(logits, *weigh, floor, thresholds)
 
@@ -102,60 +92,6 @@ def accept_drafts(values: Any, ids: Any, proposal: Proposal, *, run: Run = nki.s
     """accepted (B, N), counts, next ids, next positions (B, 1) of draws (M, B, N) of M shards; no drafts for N = 1."""
     _check_draws(values, ids, proposal)
     return run(accept_drafts_kernel[1])(values, ids, *proposal)
-
-
-def rejection_sample(
-    target: Shard, draft: Any, scales: Any, drawn: tuple[Any, Any, Any], *, lnc: int = 1, run: Run = nki.simulate
-) -> Any:
-    """sums (cores, 3, R), values and ids (cores, R); drawn is weight (R, 1), drafted (R, 1), noise (R, V)."""
-    rows, columns = _check_logits("target logits", target.logits)
-    if _check_logits("draft logits", draft) != (rows, columns):
-        raise ValueError(
-            f"draft logits are {tuple(draft.shape)}, target logits {(rows, columns)}: pass a draft row "
-            "for each target row"
-        )
-    _check("scales", scales, (rows, 6), FP32)
-    for name, value, shape, kinds in zip(
-        ("weight", "drafted", "noise"), drawn, ((rows, 1), (rows, 1), (rows, columns)), (FP32, INT32, FP32), strict=True
-    ):
-        _check(name, value, shape, kinds)
-    _check("start", target.start, (1, 1), INT32)
-    return run(rejection_sample_kernel[_cores(lnc)])(target.logits, draft, scales, *drawn, target.start)
-
-
-def accept_rejection(sums: Any, values: Any, ids: Any, u: Any, proposal: Proposal, *, run: Run = nki.simulate) -> Any:
-    """accepted (B, N), counts, next ids, next positions (B, 1), from sums (M, 3, B, N), draws (M, B, N), u (B, N)."""
-    shards, batch, candidates = _check_draws(values, ids, proposal)
-    _check("sums", sums, (shards, 3, batch, candidates), FP32)
-    _check("u", u, (batch, candidates), FP32)
-    if proposal.drafts is None:
-        raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
-    return run(accept_rejection_kernel[1])(sums, values, ids, u, *proposal)
-
-
-def block_weights(sums: Any, *, run: Run = nki.simulate) -> Any:
-    """rho (B, N) fp32 of block verification, from sums (M, 3, B, N) of rejection_sample."""
-    if len(sums.shape) != 4 or not 1 <= sums.shape[0] <= P:
-        raise ValueError(f"sums are {tuple(sums.shape)}, (M, 3, B, N) of 1 to {P} shards is needed: stack the shards")
-    _check("sums", sums, (sums.shape[0], 3, *sums.shape[2:]), FP32)
-    return run(block_weights_kernel[1])(sums)
-
-
-def accept_block(
-    sums: Any, draws: tuple[Any, Any], weigh: tuple[Any, Any], proposal: Proposal, *, run: Run = nki.simulate
-) -> Any:
-    """Block verification's accepted (B, N), counts, next ids, next positions (B, 1).
-
-    `draws` are the values and ids (M, B, N) and `sums` (M, 3, B, N) of a rejection_sample with weight rho; `weigh`
-    is rho and u, (B, N) each.
-    """
-    shards, batch, candidates = _check_draws(*draws, proposal)
-    _check("sums", sums, (shards, 3, batch, candidates), FP32)
-    for name, value in zip(("rho", "u"), weigh, strict=True):
-        _check(name, value, (batch, candidates), FP32)
-    if proposal.drafts is None:
-        raise ValueError("drafts are missing, (B, N - 1) is needed: use accept_drafts for rows without drafts")
-    return run(accept_block_kernel[1])(sums, *draws, *weigh, *proposal)
 
 
 def _check(name: str, value: Any, shape: tuple[int, ...], kinds: tuple[str, ...]) -> None:
@@ -197,7 +133,7 @@ def _check_generator(seeds: Any, positions: Any, domain: int) -> int:
             "end the sequence before"
         )
     if not 0 <= domain < 1 << 6:
-        raise ValueError(f"the domain is {domain}, 0 to 63 exist: docs/sampling.md lists those in use")
+        raise ValueError(f"the domain is {domain}, 0 to 63 exist: pass 0, the model's")
     return int(rows)
 
 

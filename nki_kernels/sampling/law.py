@@ -52,7 +52,7 @@ def gumbel_noise(seed: tuple[int, int], position: int, ids: range, domain: int =
 
 
 def kept_ids(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
-    """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits share their fate."""
+    """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits are kept or removed together."""
     mass = np.exp((logits - logits.max()) / row.temperature)
     kept = mass >= row.min_p
     above = np.array([np.sum(kept & (logits > x)) for x in logits])
@@ -71,47 +71,9 @@ def coupled_sample(logits: Array, noise: Array, row: RowParameters) -> int:
     return int(np.argmax(np.where(kept_ids(logits, row), logits / row.temperature + noise, -np.inf)))
 
 
-def distribution(logits: Array, row: RowParameters) -> Array:
-    """The probabilities that a row draws from; its temperature is above 0."""
-    mass = np.where(kept_ids(logits, row), np.exp((logits - logits.max()) / row.temperature), 0.0)
-    return mass / mass.sum()
-
-
 def accept_drafts(drafts: list[int], drawn: list[int], limit: int) -> list[int]:
-    """What one sequence emits: the target's draws up to the first that the drafts miss."""
+    """The ids that one sequence emits: the target's draws up to the first that the drafts miss."""
     count = 0
     while count < min(limit, len(drafts)) and drafts[count] == drawn[count]:
         count += 1
     return drawn[: count + 1]
-
-
-def rejection_sample(target: Array, draft: Array, drafts: list[int], u: list[float], noise: Array) -> list[int]:
-    """What one sequence emits by the classic rule (Leviathan, Kalman, Matias, ICML 2023).
-
-    target (N, V) and draft (N - 1, V) are probabilities, noise (N, V) Gumbel numbers of a domain of their own.
-    """
-    emitted: list[int] = []
-    for n, token in enumerate(drafts):
-        residual = np.maximum(target[n] - draft[n], 0)
-        if not (u[n] * draft[n, token] < target[n, token] or residual.sum() == 0):
-            return [*emitted, int(np.argmax(residual * np.exp(noise[n])))]
-        emitted.append(token)
-    return [*emitted, int(np.argmax(target[-1] * np.exp(noise[-1])))]
-
-
-def block_verification(target: Array, draft: Array, drafts: list[int], u: list[float], noise: Array) -> list[int]:
-    """What one sequence emits by block verification (Sun et al., ICLR 2025, algorithm 2).
-
-    target (N, V) and draft (N - 1, V) are probabilities; u[n] decides on a prefix of n drafts, u[0] is not used.
-    """
-    k = len(drafts)
-    rho = [1.0]
-    for n, token in enumerate(drafts):
-        rho.append(min(rho[-1] * target[n, token] / draft[n, token], 1.0))
-    weighted = [np.maximum(rho[n] * target[n] - (draft[n] if n < k else 0), 0) for n in range(k + 1)]
-    accepted = 0
-    for n in range(1, k + 1):
-        mass = weighted[n].sum()
-        if u[n] * (mass + 1 - rho[n]) <= mass:
-            accepted = n
-    return [*drafts[:accepted], int(np.argmax(weighted[accepted] * np.exp(noise[accepted])))]

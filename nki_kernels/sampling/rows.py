@@ -1,7 +1,7 @@
 """Rows of logits over a vocabulary shard, spread over the partitions.
 
 R rows of W_all columns become tiles (P = parts * R, columns): partition j * R + r holds row r's columns j * W to
-(j + 1) * W, less what lies beyond the core's last column. Two cores take half of the columns each.
+(j + 1) * W, less the columns beyond the core's last. Two cores take half of the columns each.
 """
 
 import math
@@ -80,7 +80,7 @@ def load(t, source, chunk, fill):
 
 
 def store(t, target, chunk, chunk_PW):
-    """Write one chunk of every row to HBM, without what lies beyond the last column."""
+    """Write one chunk of every row to HBM, without the columns beyond the last."""
     size = chunk[1]
     whole, rest = covered(t, chunk[0], size)
     if whole:

@@ -3,7 +3,7 @@
 x0 += x1;  x1 = rotate_left(x1, r) ^ x0;  after every fourth round both take up a word of the key schedule
 
 The engine adds in fp32, so that a 32-bit sum is taken as two sums of 16-bit halves, each exact, and their carry;
-nothing relies on what an integer does that overflows. Words are uint32 (P, W, 1); a sum is int32 (P, W, 2), low
+nothing relies on the overflow of an integer. Words are uint32 (P, W, 1); a sum is int32 (P, W, 2), low
 first, of which only the lower 16 bits count: it is read as halves and packed only where bits move across them.
 Law: model/threefry.py. Source: Salmon, Moraes, Dror, Shaw, SC 2011. Cost: 6 instructions a round, 6 passes over W.
 """
@@ -28,7 +28,7 @@ def halves(x):
 
 
 def carry(sums, terms):
-    """Move what a sum of 2 or 3 low halves has above 16 bits into the high half."""
+    """Move the bits above 16 of a sum of 2 or 3 low halves into the high half."""
     low, high = sums[:, :, 0], sums[:, :, 1]
     for times in range(1, terms):
         nisa.scalar_tensor_tensor(
@@ -109,7 +109,7 @@ def mix(words, by, sums):
 
 
 def schedule(key):
-    """What the injections add, from key (P, 2, 1): words (P, 1, 1) for x0 and x1, the first pair for the start."""
+    """The injections' words, from key (P, 2, 1): words (P, 1, 1) for x0 and x1, the first pair for the start."""
     words = [key[:, 0:1], key[:, 1:2], nl.ndarray((key.shape[0], 1, 1), dtype=nl.uint32)]
     nisa.tensor_tensor(dst=words[2], data1=words[0], data2=words[1], op=nl.bitwise_xor)
     nisa.tensor_scalar(dst=words[2], data=words[2], op0=nl.bitwise_xor, operand0=PARITY)

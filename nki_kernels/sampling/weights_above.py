@@ -1,4 +1,4 @@
-"""What a threshold search asks of a vocabulary shard: the weight above each of a few thresholds.
+"""The sums of a threshold search over a vocabulary shard: the weight above each of a few thresholds.
 
 out[j, r] = sum_i exp(logits[r, i] * scale[r] + bias[r]) [logits[r, i] >= floor[r]] [logits[r, i] > thresholds[r, j]]
 

@@ -1,1 +1,1 @@
-"""How far the timeline is from public measurements of whole kernels on trn2: `python -m nkisim.accuracy`."""
+"""How far the timeline is from public measurements of kernels on trn2: `python -m nkisim.accuracy`, in a checkout."""

@@ -87,7 +87,7 @@ def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print or write every measured kernel beside its simulated time (4 minutes)."""
-    parser = Parser(prog="nkisim accuracy", description=main.__doc__)
+    parser = Parser(prog="python -m nkisim.accuracy", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")

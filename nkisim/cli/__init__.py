@@ -1,1 +1,1 @@
-"""The commands `nkisim run|time|report|trace`; lint, coverage and accuracy have modules of their own."""
+"""The commands `nkisim run|time|report|trace`; lint and coverage have their own modules."""

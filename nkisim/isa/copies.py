@@ -13,7 +13,7 @@ from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
 from nkisim.isa import lanes
 from nkisim.isa.card import card
-from nkisim.isa.operators import Op
+from nkisim.isa.operators import BINARY, Op, reduce_axis
 from nkisim.isa.rules import (
     not_both_psum,
     operator,
@@ -155,7 +155,7 @@ def select_reduce(
     """Choose between a tile and a scalar or column; optionally keep a running maximum."""
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     picked = np.where(chosen, on_true, np.asarray(on_false, np.float32))
-    return picked, picked.max(axis=1, keepdims=True)
+    return picked, reduce_axis(BINARY["maximum"], picked)
 
 
 def _range_limits(call: Call) -> None:
@@ -203,7 +203,7 @@ def range_select(
     index = np.arange(range_start, range_start + on_true_tile.shape[1], dtype=np.float32)[None, :]
     inside = (comp_op0.fn(index, bound0) != 0) & (comp_op1.fn(index, bound1) != 0)
     picked = np.where(inside, on_true_tile, np.float32(FP32_MIN))
-    return picked, picked.max(axis=1, keepdims=True)
+    return picked, reduce_axis(BINARY["maximum"], picked)
 
 
 def _shuffle_rules(call: Call) -> None:

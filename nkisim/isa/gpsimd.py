@@ -18,9 +18,10 @@ from nkisim.errors import (
     WrongDtype,
 )
 from nkisim.isa.card import card
-from nkisim.isa.operators import COMPARISONS, Op
+from nkisim.isa.operators import COMPARISONS, Op, reduce_axis
 from nkisim.isa.rules import operator, per_partition, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import SBUF, Call, Masked, Operand, Target
+from nkisim.isa.sums import total
 from nkisim.isa.tokens import TOKENS
 
 equal = TOKENS["equal"]
@@ -193,10 +194,9 @@ def _partition_rules(call: Call) -> None:
 def tensor_partition_reduce(dst: Target, op: Op, data: Array, name: str | None = None) -> Array:
     """Reduce over the partitions."""
     if op.name in ("add", "average"):
-        total = data.sum(axis=0, keepdims=True, dtype=np.float32)
-        return total / np.float32(data.shape[0]) if op.name == "average" else total
-    assert op.ufunc is not None
-    return op.ufunc.reduce(data, axis=0, keepdims=True)
+        column = total(data, axis=0)
+        return column / np.float32(data.shape[0]) if op.name == "average" else column
+    return reduce_axis(op, data.T).T
 
 
 _SEGMENT = frozenset({"float32", "int32"})

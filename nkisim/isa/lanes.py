@@ -7,15 +7,16 @@ import numpy as np
 from nkisim.dtypes import Array
 from nkisim.enums import reduce_cmd
 from nkisim.errors import AccumulatorUndefined, WrongArgument
+from nkisim.isa.operators import Fn, maximum, minimum
 from nkisim.isa.statement import Call, Rule
 
 START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
-_COMBINE = {
+_COMBINE: dict[str, Fn] = {
     "add": np.add,
     "subtract": np.add,
     "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
+    "maximum": maximum,
+    "minimum": minimum,
 }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nkisim.dtypes import Array
+from nkisim.isa.functions import power
+from nkisim.isa.sums import halved, total
 
 F32 = np.float32
 Fn = Callable[..., Array]
@@ -24,7 +26,7 @@ class Op:
     fn: Fn
     # start value of a reduction with this operator, if it may reduce
     identity: float | int | None = None
-    # how to reduce or accumulate an axis, if the operator is a numpy ufunc
+    # what reduces an axis, if no order affects the result
     ufunc: np.ufunc | None = None
 
 
@@ -70,17 +72,27 @@ def _logical(fn: Fn) -> Fn:
     return apply
 
 
+def maximum(x: Array, y: Array | np.float32 | float) -> Array:
+    """The larger one; which of two zeros a processor takes is its own affair, so that a zero here is +0."""
+    return np.add(np.maximum(x, y), 0)
+
+
+def minimum(x: Array, y: Array | np.float32 | float) -> Array:
+    """The smaller one; a zero is +0."""
+    return np.add(np.minimum(x, y), 0)
+
+
 _INF = float("inf")
 _BINARY = (
-    ("add", np.add, 0.0, np.add),
-    ("subtract", np.subtract, 0.0, np.subtract),
-    ("multiply", np.multiply, 1.0, np.multiply),
+    ("add", np.add, 0.0, None),
+    ("subtract", np.subtract, 0.0, None),
+    ("multiply", np.multiply, 1.0, None),
     ("divide", np.divide, None, None),
-    ("maximum", np.maximum, -_INF, np.maximum),
-    ("minimum", np.minimum, _INF, np.minimum),
+    ("maximum", maximum, -_INF, np.maximum),
+    ("minimum", minimum, _INF, np.minimum),
     ("abs_max", _abs_pick(np.maximum), 0.0, None),
     ("abs_min", _abs_pick(np.minimum), _INF, None),
-    ("power", np.power, None, None),
+    ("power", power, None, None),
     ("equal", _truth(np.equal), None, None),
     ("not_equal", _truth(np.not_equal), None, None),
     ("less", _truth(np.less), None, None),
@@ -110,15 +122,15 @@ COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_e
 
 
 def reduce_axis(op: Op, values: Array) -> Array:
-    """Reduce the last axis of (P, ..., F) in order, keeping it with size 1."""
+    """Reduce the last axis of (P, ..., F), keeping it with size 1: sums and products by halves, the rest in order."""
+    if op.name in ("add", "multiply"):
+        return halved(op.fn, values)
     if op.name == "subtract":
         # ((x0 - x1) - x2) ...
-        return values[..., :1] - values[..., 1:].sum(axis=-1, keepdims=True, dtype=values.dtype)
+        return values[..., :1] - total(values[..., 1:])
     if op.ufunc is not None:
-        if op.name == "add":
-            # pairwise sums, as close to the engine's undocumented order as any
-            return values.sum(axis=-1, keepdims=True, dtype=values.dtype)
-        return op.ufunc.reduce(values, axis=-1, keepdims=True)
+        # the zero that a maximum may be is +0
+        return np.add(op.ufunc.reduce(values, axis=-1, keepdims=True), 0)
     result = op.fn(values[..., :1], values[..., :1]) if op.name.startswith("abs_") else values[..., :1]
     if op.name.startswith("logical"):
         result = (values[..., :1] != 0).astype(F32)

@@ -14,6 +14,7 @@ from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
 from nkisim.isa.statement import Call, Operand, Results, Target
+from nkisim.isa.sums import total
 from nkisim.isa.tokens import Token
 from nkisim.memory.tensor import NkiTensor
 
@@ -98,7 +99,7 @@ def activation(
     value = op.fn(_affine(data, scale, bias))
     if reduce_op is None:
         return value, np.zeros((data.shape[0], 1), np.float32)
-    return value, value.sum(axis=1, keepdims=True, dtype=np.float32)
+    return value, total(value)
 
 
 def activation_reduce(

@@ -11,6 +11,7 @@ from nkisim.errors import ShapeMismatch, WrongDtype
 from nkisim.isa.card import card
 from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import Call, Operand, Target
+from nkisim.isa.sums import total
 
 _WIDTH = 8
 _SEARCH = {"most": 16384, "least": _WIDTH}
@@ -28,9 +29,9 @@ def _stats(part: Any) -> list[Any]:
     rows = part.shape[0]
     if count == 0:
         return [np.zeros(rows, np.float32)] * 3
-    mean = part.mean(axis=1, dtype=np.float32)
-    spread = np.square(part - mean[:, None]).sum(axis=1, dtype=np.float32)
-    return [np.full(rows, count, np.float32), mean, spread]
+    mean = total(part) / np.float32(count)
+    spread = total(np.square(part - mean))
+    return [np.full(rows, count, np.float32), mean[:, 0], spread[:, 0]]
 
 
 @card(
@@ -60,9 +61,9 @@ def _triples(call: Call) -> None:
 def bn_aggr(dst: Target, data: Array, name: str | None = None) -> Array:
     """Merge (count, mean, variance * count) triples into mean and variance."""
     count, mean, spread = (data[:, i::3] for i in range(3))
-    total = count.sum(axis=1, keepdims=True)
-    center = (count * mean).sum(axis=1, keepdims=True) / total
-    variance = (spread + count * np.square(mean - center)).sum(axis=1, keepdims=True) / total
+    elements = total(count)
+    center = total(count * mean) / elements
+    variance = total(spread + count * np.square(mean - center)) / elements
     return np.concatenate([center, variance], axis=1)
 
 
@@ -81,7 +82,8 @@ def bn_aggr(dst: Target, data: Array, name: str | None = None) -> Array:
 def max8(dst: Target, src: Array, name: str | None = None) -> Array:
     """Return the 8 largest values, descending."""
     count = src.shape[1]
-    top = np.partition(src, count - _WIDTH, axis=1)[:, count - _WIDTH :]
+    # a sort may leave -0 and +0 in any order: a zero is +0
+    top = np.partition(src + np.float32(0), count - _WIDTH, axis=1)[:, count - _WIDTH :]
     return -np.sort(-top, axis=1)
 
 

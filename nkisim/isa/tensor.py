@@ -25,6 +25,7 @@ from nkisim.errors import (
 from nkisim.isa.card import card
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand, Target
+from nkisim.isa.sums import products
 from nkisim.memory.tensor import NkiTensor
 
 _FP8 = frozenset({"float8_e4m3", "float8_e5m2"})
@@ -238,22 +239,13 @@ def nc_matmul(
     perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
 ) -> Array:
-    """Multiply stationary.T @ moving in fp32; with is_transpose, move bits."""
+    """Multiply stationary.T @ moving, each element rounded to fp32 once; with is_transpose, move bits."""
     if is_transpose:
         return stationary.T
     if perf_mode is matmul_perf_mode.double_row:
-        half = stationary.shape[1] // 2, moving.shape[1] // 2
-        first = _product(stationary[:, : half[0]], moving[:, : half[1]])
-        return first + _product(stationary[:, half[0] :], moving[:, half[1] :])
-    return _product(stationary, moving)
-
-
-def _product(stationary: Array, moving: Array) -> Array:
-    """stationary.T @ moving, each output summed in one order whatever the number of columns."""
-    rows, columns = stationary.shape[1], moving.shape[1]
-    # BLAS sums a product with a vector in another order than one with a matrix
-    wide = [np.repeat(a, 2, axis=1) if a.shape[1] == 1 else a for a in (stationary, moving)]
-    return (wide[0].T @ wide[1])[:rows, :columns]
+        # one sum over both halves
+        stationary, moving = (np.concatenate(np.split(tile, 2, axis=1)) for tile in (stationary, moving))
+    return products(stationary, moving)
 
 
 def _transpose_engine(call: Call) -> str:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from nkisim import isa
 from nkisim.core.context import current
 from nkisim.errors import ShapeMismatch, WrongArgument, WrongOperator
 from nkisim.isa.activations import ON_SCALAR_ENGINE, UNARY
 from nkisim.isa.card import card
+from nkisim.isa.functions import rounded, sin
 from nkisim.isa.operators import COMPARISONS
 from nkisim.isa.rules import HARDWARE_GAPS, same_elements
 from nkisim.isa.statement import Operand
@@ -117,7 +116,7 @@ def _unary(token: Token, x: Any, dtype: Any) -> NkiTensor:
 
 
 # nl.sin reduces its range first, the instruction does not
-_REDUCED = {"sin": replace(UNARY["sin"], fn=lambda x: np.sin(x.astype(np.float64)).astype(np.float32))}
+_REDUCED = {"sin": replace(UNARY["sin"], fn=rounded(sin))}
 
 
 def axes_of(x: NkiTensor, axis: Any) -> tuple[int, ...]:

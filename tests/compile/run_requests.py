@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
@@ -26,4 +26,4 @@ if __name__ == "__main__":
     most = int(sys.argv[2]) if len(sys.argv) > 2 else max(r.max_new_tokens for r in REQUESTS)
     shortened = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, most)) for r in REQUESTS]
     results = engine.run(shortened)
-    print(json.dumps({"ids": [r.ids for r in results], "ranks": bundle["tp"]}))
+    print(json.dumps({"ids": [r.ids for r in results], "ranks": bundle.spec.tp}))

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from compile.build import build
-from compile.spec import BuildSpec
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
+from model.bundle.spec import BundleSpec
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
@@ -28,7 +28,6 @@ BUNDLES: dict[str, dict[str, Any]] = {
     "default": {"k": 1, "batch": 1},
     "two": {"tp": 2},
     "sliced": {"draft_tp": 2, "kv_shard": "sequence"},
-    "head in groups": {"draft_tp": 2, "draft_head": "group", "kv_shard": "sequence"},
     "both": {"draft_tp": 4, "kv_shard": "sequence"},
 }
 # weights of "sliced" that each rank takes from the next one in groups of so many
@@ -67,7 +66,7 @@ def main(folder: Path) -> None:
     """Every bundle, and one of them with the wrong weights."""
     jax.config.update("jax_num_cpu_devices", RANKS)
     # no request fits a smaller bucket
-    BuildSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
+    BundleSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
     found = {}
     for name, changes in BUNDLES.items():
         sizes = {"tp": RANKS, "max_len": 512} | changes

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.build import build
-from compile.spec import BuildSpec
+from compile.spec import BuildSpec, Recipe, parse
 from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError, guarded
 from model.packing import Packing
@@ -41,12 +41,13 @@ def _refused(work: object, *words: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"k": -1}, "k is -1"), ({"k": 0, "draft": "Qwen/Qwen3-0.6B"}, "--draft was given"),
-     ({"k": 0, "draft_checkpoint": "x"}, "--draft-checkpoint was given"),
-     ({"k": 32}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "64 logical cores"),
+    [({"k": "-1"}, "k is -1"), ({"k": "0", "draft": "Qwen/Qwen3-0.6B"}, "--draft was given"), ({"k": "x"}, "no k"),
+     ({"k": "32"}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "64 logical cores"),
+     ({"kernels": "x"}, "reference"), ({"drafter": "x"}, "one of auto"), ({"batch": 10**6}, "4096"),
+     ({"recipe": Recipe(compiler_flags={"x": ""})}, "context_encoding_model"),
      ({"max_len": 1000}, "1024"),
      ({"max_len": 65536}, "40960"), ({"dtype": "int4"}, "bf16"), ({"target": "Qwen/Nothing"}, "Qwen/Nothing"),
-     ({"batch": 0}, "batch"), ({"draft_tp": 3}, "draft-tp is 3"), ({"checkpoint": "x"}, "draft-checkpoint")],
+     ({"batch": 0}, "batch"), ({"recipe": Recipe(draft_tp=3)}, "draft_tp is 3")],
     ids=str,
 )  # fmt: skip
 def test_specs(changes: dict, word: str) -> None:
@@ -79,7 +80,8 @@ def test_sizes_that_do_not_divide_are_refused_for_target_and_draft(
 def test_pair_must_share_vocabulary_and_tokenizer(base: Path) -> None:
     spec(base).check()
     write_model(base / "small", 3, vocab_size=32)
-    _refused(lambda: spec(base, draft=str(base / "small"), draft_checkpoint=str(base / "small")).check(), "vocab")
+    _refused(spec(base, draft=str(base / "small")).check, "vocab")
+    _refused(spec(base, draft="Qwen/Qwen3-0.6B").check, "vocab")
     file = base / "draft" / "tokenizer.json"
     file.write_text(file.read_text(encoding="utf-8").replace("w63", "zzz"), encoding="utf-8")
     _refused(lambda: spec(base).check(), "tokenizers")
@@ -87,6 +89,7 @@ def test_pair_must_share_vocabulary_and_tokenizer(base: Path) -> None:
 
 INDICES = {
     "index of nothing": "{}", "index that is no JSON": "{", "index of a list": '{"weight_map": ["a"]}',
+    "index of a number": '{"weight_map": {"a": 7}}', "index of a path": '{"weight_map": {"a": "../b"}}',
     "index of a lost file": '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}',
 }  # fmt: skip
 
@@ -114,10 +117,45 @@ def test_checkpoints(base: Path, fault: str) -> None:
         (base / "target" / "model.safetensors.index.json").write_text(INDICES[fault], encoding="utf-8")
 
     def read() -> None:
-        shard_of(Checkpoint(base / "target", spec(base).target_config), 0, 1, torch.float32, Packing())
+        shard_of(Checkpoint(base / "target", spec(base).bundle.target_config), 0, 1, torch.float32, Packing())
 
     word = {"missing": name, "extra": "surprise", "shape": name, "nan": name}.get(fault, "model")
     _refused(read, word)
+
+
+def test_weights_come_with_both_folders_or_with_none(base: Path) -> None:
+    """A folder with config.json alone is built without; one of each is refused."""
+    assert spec(base).checkpoints == {"target": base / "target", "draft": base / "draft"}
+    (base / "draft/model.safetensors").unlink()
+    _refused(spec(base).check, "target holds weights", "draft holds none")
+    (base / "target/model.safetensors").unlink()
+    spec(base).check()
+    assert spec(base).checkpoints == {}
+
+
+RECIPES = {
+    "{": "no recipe", "[]": "it is a list", '{"draft_tp": "2"}': "draft_tp is '2'", '{"tp": 2}': "tp is no field",
+    '{"kv_shard": "batch"}': "kv_shard is 'batch', expected one of heads, sequence",
+    '{"toolchain": "gpu"}': "auto, cpu",
+    '{"compiler_flags": {"context_encoding_model": 3}}': "compiler_flags", "[" * 100_000: "no recipe",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), RECIPES.items(), ids=lambda v: v[:30])
+def test_a_recipe_is_read_strictly(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text('{"draft_tp": 4, "compiler_flags": "-O3"}', encoding="utf-8")
+    recipe = parse(["--recipe", str(file)]).recipe
+    assert (recipe.draft_tp, recipe.kv_shard, set(recipe.compiler_flags.values())) == (4, "heads", {"-O3"})
+    file.write_text(text, encoding="utf-8")
+    _refused(lambda: parse(["--recipe", str(file)]), said)
+    _refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none cannot be read")
+
+
+@pytest.mark.parametrize("out", ["/", "loop"])
+def test_an_out_that_no_folder_can_have_is_a_sentence(base: Path, out: str) -> None:
+    (base / "loop").symlink_to("loop")
+    _refused(lambda: build(spec(base, out=str(base / out))), "folder")
 
 
 def test_another_architecture(base: Path) -> None:
@@ -142,7 +180,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _refused(lambda: guarded(full, "out"), "full", "same command")
 
 
-SHAPE = Shape(3, 2, 128, (128,))
+SHAPE = Shape((3,), 2, 128, (128,), 64)
 
 
 @pytest.mark.parametrize(

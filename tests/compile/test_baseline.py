@@ -13,14 +13,14 @@ from compile.build import build
 from compile.build import main as build_command
 from compile.doctor import main as doctor
 from compile.neuron import config as neuron_config
-from compile.neuron.flags import DEFAULT_FLAGS
+from compile.neuron.flags import DECODE, DEFAULT_FLAGS, PREFILL
 from compile.serve_command import main as serve_command
 from compile.spec import BuildSpec
-from model.bundle.manifest import DECODE, PREFILL, read_bundle
-from model.bundle.schema import UNFILTERED
+from model.bundle.opening import read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import main as generate
+from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
@@ -58,21 +58,21 @@ def test_it_emits_the_tokens_of_a_pair_s_target(base: Path) -> None:
 def test_a_target_s_folder_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(write_model(tmp_path / "only", 1))
     sizes = ["--k", "0", "--tp", "2", "--batch", "1", "--max-len", "128", "--dtype", "fp32", "--out"]
-    build_command(["--target", target, "--checkpoint", target, *sizes, str(tmp_path / "made")])
+    build_command(["--target", target, *sizes, str(tmp_path / "made")])
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "made")
     doctor([str(tmp_path / "made")])
-    with pytest.raises(UserError, match="k is 0, which builds the target alone, and --draft-checkpoint was given"):
-        build_command(["--target", target, "--checkpoint", target, "--draft-checkpoint", target, *sizes, "x"])
+    with pytest.raises(UserError, match="k is 0, which builds the target alone, and --draft was given"):
+        build_command(["--target", target, "--draft", target, *sizes, "x"])
 
 
 def test_it_holds_the_target_under_nxdis_names(base: Path) -> None:
     bundle = read_bundle(base / "alone")
-    assert {g.tag for g in bundle.graphs} == {PREFILL, DECODE, DECODE + UNFILTERED}
-    assert (bundle["k"], bundle["rows"], bundle["speculation_length"], bundle["draft_tp"]) == (0, 1, 0, 0)
-    assert bundle["models"]["draft"] == {"name": "none"}
+    assert {g.key[:2] for g in bundle.graphs} == {(Stage.PREFILL, 0), (Stage.STEP, 0)}
+    spec_ = bundle.spec
+    assert (spec_.ks, spec_.rows, spec_.draft_ranks, spec_.draft, spec_.draft_config) == ((), 1, 0, "none", None)
     with safe_open(bundle.path / shard_file(0), framework="np") as shard:
         names = set(shard.keys())
-    assert names == {t.name for t in bundle.graph(DECODE, 128).weights}
+    assert names == {t.name for t in bundle.plan.by_key[GraphKey(Stage.STEP, 0, 128)].weights}
     assert {"embed_tokens.weight", "norm.weight", "layers.1.self_attn.qkv_proj.k_proj.weight"} <= names
     assert not [n for n in names if n.startswith(("target_model", "draft_model"))]
 
@@ -84,7 +84,7 @@ def _flat(text: str) -> dict[str, Any]:
 
 
 def test_its_config_differs_from_the_pair_s_in_speculation_alone() -> None:
-    alone, pair = (_flat(neuron_config.render(BuildSpec(k=k))) for k in (0, 7))
+    alone, pair = (_flat(neuron_config.render(BuildSpec(k=k).bundle)) for k in ("0", "7"))
     assert alone.keys() == pair.keys()
     assert {k: alone[k] for k in alone if alone[k] != pair[k]} == {
         "fused_spec_config": None,
@@ -121,7 +121,7 @@ def test_with_the_sdk_it_is_served_without_speculation(
     outputs = builder.added[DECODE]["instance"].module(*builder.added[DECODE]["inputs"][0])
     assert list(outputs[0].shape) == [2], "one id a sequence, as NxDI's host indexes it"
     for engine, variable in (("v0", "0"), ("v1", "1")):
-        serve_command(["--bundle", str(out), "--engine", engine, "--json"])
+        serve_command([str(out), "--engine", engine, "--json"])
         printed = json.loads(capsys.readouterr().out)
         assert printed["environment"]["VLLM_USE_V1"] == variable
         command = printed["command"]
@@ -134,4 +134,4 @@ def test_with_the_sdk_it_is_served_without_speculation(
             own = json.loads(command[command.index("--additional-config") + 1])
             assert own == {"override_neuron_config": override}
     with pytest.raises(UserError, match="the native engine cannot load a bundle of NxDI"):
-        serve_command(["--bundle", str(out), "--engine", "native"])
+        serve_command([str(out), "--engine", "native"])

@@ -1,6 +1,7 @@
 """A bundle is whole or not there: reuse, damage, crashes at every write."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
-from model.bundle.manifest import MANIFEST, read_bundle
-from model.bundle.opening import damage
+from model.bundle.manifest import MANIFEST
+from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from tests.compile.tiny import spec, write_pair
 
@@ -39,7 +40,7 @@ def test_a_second_build_changes_no_file(base: Path) -> None:
 def test_a_lost_file_is_made_again_alone(base: Path) -> None:
     bundle = base / "bundle"
     before = _times(bundle)
-    lost = "hlo/fused_speculation_model_bk128.hlo.pb"
+    lost = "hlo/step_k3_bk128.hlo.pb"
     (bundle / lost).unlink()
     build(spec(base))
     changed = {n for n, t in _times(bundle).items() if before[n] != t and not n.startswith(".build")}
@@ -50,7 +51,7 @@ def test_a_lost_file_is_made_again_alone(base: Path) -> None:
 def test_doctor_names_each_file_with_a_flipped_bit(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = base / "bundle"
     doctor([str(bundle)])
-    for name in read_bundle(bundle)["files"]:
+    for name in read_bundle(bundle).files:
         content = (bundle / name).read_bytes()
         (bundle / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(SystemExit):
@@ -63,7 +64,12 @@ def test_doctor_names_each_file_with_a_flipped_bit(base: Path, capsys: pytest.Ca
 def test_doctor_refuses_a_changed_manifest(base: Path) -> None:
     file = base / "bundle" / MANIFEST
     content = file.read_text(encoding="utf-8")
-    for changed in (content.replace('"k": 3', '"k": 4', 1), content[: len(content) // 2], '{"format": 1}', "[]"):
+    for changed in (
+        content.replace('"batch": 2', '"batch": 4', 1),
+        content[: len(content) // 2],
+        '{"format": 1}',
+        "[]",
+    ):
         file.write_text(changed, encoding="utf-8")
         with pytest.raises((SystemExit, UserError)):
             doctor([str(base / "bundle")])
@@ -74,15 +80,17 @@ def test_doctor_refuses_a_changed_manifest(base: Path) -> None:
 def test_a_bundle_of_another_version_is_refused(base: Path) -> None:
     file = base / "bundle" / MANIFEST
     content = file.read_text(encoding="utf-8")
-    file.write_text(content.replace('"format_version": 1', '"format_version": 2'), encoding="utf-8")
-    with pytest.raises(UserError, match="format 2, this version reads 1; build it again"):
+    file.write_text(content.replace('"format_version": 2', '"format_version": 3'), encoding="utf-8")
+    with pytest.raises(UserError, match="format 3, this version reads 2; build it again"):
         read_bundle(base / "bundle")
     file.write_text(content, encoding="utf-8")
     read_bundle(base / "bundle")
 
 
 def test_a_plan_only_bundle_cannot_generate(base: Path) -> None:
-    build(spec(base, "plan_only", checkpoint="", draft_checkpoint=""))
+    for name in ("target", "draft"):
+        shutil.copytree(base / name, base / "bare" / name, ignore=shutil.ignore_patterns("*.safetensors"))
+    build(spec(base / "bare", "../plan_only"))
     with pytest.raises(SystemExit):
         doctor([str(base / "plan_only")])
 
@@ -109,7 +117,7 @@ os.sync_done = build(parse(sys.argv[2:]))
 
 def _arguments(base: Path, out: str) -> list[str]:
     target, draft = str(base / "target"), str(base / "draft")
-    return ["--target", target, "--draft", draft, "--checkpoint", target, "--draft-checkpoint", draft, "--tp", "1",
+    return ["--target", target, "--draft", draft, "--tp", "1",
             "--k", "1", "--batch", "1", "--max-len", "128", "--dtype", "fp32", "--out", str(base / out)]  # fmt: skip
 
 

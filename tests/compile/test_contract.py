@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,18 @@ from torch import Tensor, nn
 
 from compile.build import build
 from compile.doctor import main as doctor
-from compile.graph import collectives, hlo
-from compile.graph.contract import CONSTANT_BYTES, declared, violations
+from compile.graph import collectives
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import lower_graph
-from compile.plan import BuildPlan, make_plan
 from model import qwen3
-from model.bundle.manifest import FUSED, GraphSpec, manifest_digest, read_bundle, sha256_of
+from model.bundle import hlo
+from model.bundle.contract import CONSTANT_BYTES, declared, violations
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.opening import read_bundle
+from model.bundle.plan import BundlePlan, make_plan
+from model.graph_key import GraphKey, Stage
 from model.parallel import Embedding
-from tests.compile.tiny import spec, write_model, write_pair
+from tests.compile.tiny import relist, spec, write_model, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +42,6 @@ CASES: list[dict[str, Any]] = [
     {},
     {"tp": 2, "max_len": 256},
     {"tp": 8},
-    {"tp": 8, "inline": True},
     {"tp": 2, "dtype": "bf16", "batch": 1},
     {"tp": 2, "kernels": "nki"},
     {"tp": 2, "k": 0},
@@ -50,11 +51,11 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
 def test_every_graph_is_what_the_plan_says(base: Path, changes: dict[str, Any]) -> None:
-    plan = make_plan(spec(base, **changes))
+    plan = make_plan(spec(base, **changes).bundle)
     tp = plan.spec.tp
     for graph in plan.graphs:
-        proto = lower_graph(plan, graph)
-        assert violations(graph, proto, tp) == []
+        proto = lower_graph(plan.spec, graph)
+        assert violations(graph, proto, plan.spec) == []
         found = declared(proto)
         # draft and target alike: nothing but caches is aliased, every cache is, and in its own order
         names = [t.name for t in (*graph.weights, *graph.inputs, *graph.state)]
@@ -73,10 +74,10 @@ def _instructions(proto: bytes) -> list[Any]:
 
 
 @functools.cache
-def _fused(base: Path) -> tuple[BuildPlan, GraphSpec, bytes]:
-    plan = make_plan(spec(base, tp=2))
-    graph = next(g for g in plan.graphs if g.tag == FUSED)
-    return plan, graph, lower_graph(plan, graph)
+def _fused(base: Path) -> tuple[BundlePlan, GraphSpec, bytes]:
+    plan = make_plan(spec(base, tp=2).bundle)
+    graph = plan.by_key[GraphKey(Stage.STEP, 3, 128)]
+    return plan, graph, lower_graph(plan.spec, graph)
 
 
 def _entry(module: Any) -> Any:
@@ -138,14 +139,14 @@ def test_each_departure_is_named(base: Path, mutation: Callable[[Any], None], sa
     plan, graph, proto = _fused(base)
     module = hlo.parse(proto)
     mutation(module)
-    found = violations(graph, module.SerializeToString(), plan.spec.tp)
+    found = violations(graph, module.SerializeToString(), plan.spec)
     assert [s for s in found if s.startswith(said)], found
-    assert violations(graph, b"no proto", plan.spec.tp)[0].startswith("it cannot be followed")
+    assert violations(graph, b"no proto", plan.spec)[0].startswith("it cannot be followed")
 
 
 def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(spec(base, tp=2))
-    graph = next(g for g in plan.graphs if g.tag == FUSED)
+    plan = make_plan(spec(base, tp=2).bundle)
+    graph = plan.by_key[GraphKey(Stage.STEP, 3, 128)]
     values = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
 
     def folded(self: Embedding, ids: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(Embedding, "forward", folded)
-        assert violations(graph, lower_graph(plan, graph), 2) == [
+        assert violations(graph, lower_graph(plan.spec, graph), plan.spec) == [
             "nothing reads draft_model.embed_tokens.weight",
             "nothing reads target_model.embed_tokens.weight",
             f"a constant of {values.nbytes} bytes is folded in, the largest may have {CONSTANT_BYTES}",
@@ -164,7 +165,7 @@ def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.Mon
         return interop.call_jax(lambda a: a * jnp.asarray(values[:1, : a.shape[-1]]), x) if x.shape[-1] == 8 else x
 
     monkeypatch.setattr(qwen3.RMSNorm, "forward", ones)
-    found = violations(graph, lower_graph(plan, graph), 2)
+    found = violations(graph, lower_graph(plan.spec, graph), plan.spec)
     assert "nothing reads target_model.layers.1.self_attn.q_layernorm.weight" in found
     assert not [s for s in found if "constant" in s]
 
@@ -207,8 +208,8 @@ REFUSED: dict[str, Callable[[jax.Array], Any]] = {
 def test_what_the_sdk_does_not_take_is_refused(base: Path, what: str) -> None:
     proto = _proto(REFUSED[what], jnp.ones(3))
     assert what in declared(proto).refused
-    graph = _fused(base)[1]
-    assert f"it holds a {what}, which the Neuron SDK does not take" in violations(graph, proto, 1)
+    plan, graph, _ = _fused(base)
+    assert f"it holds a {what}, which the Neuron SDK does not take" in violations(graph, proto, plan.spec)
 
 
 def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,11 +221,7 @@ def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pyt
     module = hlo.parse((out / graph.file).read_bytes())
     _cross_aliases(module)
     (out / graph.file).write_bytes(module.SerializeToString())
-    manifest = bundle.manifest
-    file = out / graph.file
-    manifest["files"][graph.file] |= {"sha256": sha256_of(file), "bytes": file.stat().st_size}
-    manifest["manifest_sha256"] = manifest_digest(manifest)
-    (out / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    relist(out, graph.file)
     capsys.readouterr()
     with pytest.raises(SystemExit):
         doctor([str(out)])

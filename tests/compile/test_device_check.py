@@ -17,14 +17,14 @@ import torch
 from compile.device_check import requests, steps
 from compile.device_check.__main__ import check, isolated
 from compile.device_check.__main__ import main as device_check
-from compile.device_check.assumptions import assumptions, named, verdict
 from compile.device_check.kernels import CASES, Compared
+from compile.device_check.questions import QUESTIONS
 from compile.device_check.table import KERNELS, STEPS, CheckStep
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
+from compile.neuron.flags import FUSED, PREFILL
 from compile.neuron.sdk import NXDI_TAGS
-from compile.plan import BuildPlan, make_plan
-from model.bundle.manifest import FUSED, PREFILL
+from model.bundle.plan import BundlePlan, make_plan
 from model.errors import UserError
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
@@ -89,20 +89,25 @@ def test_every_benchmark_case_of_the_table_exists() -> None:
     assert set(KERNELS.values()) <= set(listed)
 
 
-def test_the_report_ends_with_every_assumption_of_the_page(tmp_path: Path) -> None:
-    rows = assumptions()
+def test_every_question_names_steps_that_exist_and_the_report_ends_with_all(tmp_path: Path) -> None:
     states = {step.name: "held" for step in STEPS}
-    for row in rows:
-        assert all(named(step, states) for step in row.steps), f"{row.how} names a step that is none"
-    of_pjrt = next(row for row in rows if row.steps == ("pjrt",))
-    by_hand = next(row for row in rows if not row.steps)
-    assert (verdict(of_pjrt, states), verdict(by_hand, states)) == ("held", "not reached: by hand")
-    assert verdict(of_pjrt, states | {"pjrt": "FAILED"}) == "FAILED"
-    assert verdict(of_pjrt, {}) == "not reached"
+    assert all(bool(q.states(states)) == bool(q.step) for q in QUESTIONS)
+    of_pjrt = next(q for q in QUESTIONS if q.step == "pjrt")
+    by_hand = next(q for q in QUESTIONS if not q.step)
+    assert (of_pjrt.answer(states), by_hand.answer(states)) == ("held", "not reached: by hand")
+    assert of_pjrt.answer(states | {"pjrt": "FAILED"}) == "FAILED"
+    assert of_pjrt.answer({}) == "not reached"
     check([_step("pjrt")], lambda _: {}, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert all(f"| {row.question} | " in text for row in rows)
+    assert all(f"| {q.question} | " in text for q in QUESTIONS)
     assert f"| {of_pjrt.part} | {of_pjrt.question} | held |" in text
+
+
+def test_the_page_is_printed_from_the_questions(capsys: pytest.CaptureFixture[str]) -> None:
+    device_check(["--page"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == len(QUESTIONS) + 1
+    assert {len(row) for row in rows} == {4}
 
 
 def _step(name: str, what: str = "", needs: tuple[str, ...] = (), seconds: int = 60) -> CheckStep:
@@ -207,7 +212,7 @@ def test_numbers_that_are_none_do_not_hold() -> None:
 class Traced:
     """The modules that ModelBuilder would trace, routed by the list of input shapes as its model is."""
 
-    def __init__(self, plan: BuildPlan, seed: int) -> None:
+    def __init__(self, plan: BundlePlan, seed: int) -> None:
         self.plan, self.seed = plan, seed
 
     def load(self, path: Path, shards: list[dict[str, torch.Tensor]]) -> Traced:
@@ -231,7 +236,7 @@ def test_requests_compares_every_token(name: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(toolchain, "require", lambda *_: None)
     monkeypatch.setattr(toolchain, "build_model", lambda plan, out, work, flags: out.write_bytes(b"model"))
     assert steps.model(name, tmp_path)["bytes"] == 5
-    plan = make_plan(steps._of_build(name, tmp_path))
+    plan = make_plan(steps._of_build(name, tmp_path).bundle)
     monkeypatch.setattr(toolchain, "run_model", Traced(plan, 0).load)
     facts = steps.requests(name, tmp_path)
     assert facts["identical_to_cpu"]

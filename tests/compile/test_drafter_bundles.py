@@ -1,21 +1,20 @@
-"""A bundle of each drafter: what the doctor, the contract and the quality report say of it, and NxDI's loaders."""
+"""A bundle of each drafter: what the doctor and the contract say of it, and NxDI's loaders."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.quality import __main__ as quality
 from compile.build import build
 from compile.doctor import findings, summary
 from compile.doctor import main as doctor
-from compile.graph.contract import violations
 from compile.serve_command import main as serve_command
 from compile.spec import BuildSpec
-from model.bundle.manifest import read_bundle
-from model.drafting import KINDS
+from model.bundle.contract import violations
+from model.bundle.opening import read_bundle
+from model.drafters.registry import KINDS
 from model.errors import UserError
 from tests.compile.tiny import write_medusa
 from tests.model.heads import write_family
@@ -44,15 +43,13 @@ def test_who_reads_a_bundle_knows_its_drafter(
     drafter: str, family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, draft = str(family / "target"), str(family / drafter)
-    spec = BuildSpec(target, k=2, tp=1, batch=1, max_len=128, dtype="fp32", out=str(tmp_path), checkpoint=target)
-    flags = {"draft": draft, "draft_checkpoint": draft} if KINDS[drafter].has_model else {"drafter": drafter}
-    bundle = read_bundle(build(BuildSpec(**(vars(spec) | flags))))
+    spec = BuildSpec(target, k="2", tp=1, batch=1, max_len=128, dtype="fp32", out=str(tmp_path))
+    flags = {"draft": draft} if KINDS[drafter].has_model else {"drafter": drafter}
+    bundle = read_bundle(build(replace(spec, **flags)))
     doctor([str(bundle.path)])
     assert f"drafter:    {drafter}\n" in capsys.readouterr().out
     assert (summary(bundle)["drafter"], findings(bundle)) == (drafter, [])
     for graph in bundle.graphs:
-        assert not violations(graph, (bundle.path / graph.file).read_bytes(), bundle["tp"])
-    options = argparse.Namespace(prompts=Path("prompts.json"), tokens=4, seed=0)
-    assert quality._facts(bundle, options, None)["Drafter"] == drafter
+        assert not violations(graph, (bundle.path / graph.file).read_bytes(), bundle.spec)
     with pytest.raises(UserError, match=f"cannot be loaded on Trainium: {REFUSED[drafter]}"):
         serve_command([str(bundle.path)])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from model.bundle.manifest import MANIFEST, PREFILL, read_bundle
+from model.bundle.manifest import MANIFEST
+from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Request
@@ -43,7 +44,7 @@ def test_a_build_over_a_good_bundle_killed_at_random_moments_leaves_one_whole(ba
 def test_a_half_bundle_would_be_caught(base: Path, tmp_path: Path) -> None:
     bundle = read_bundle(kills.build(spec(base, "half", **CHANGES)))
     assert kills._k(bundle.path) == 1
-    (bundle.path / bundle.graph(PREFILL, 128).file).unlink()
+    (bundle.path / bundle.graphs[0].file).unlink()
     assert "is missing" in str(kills._k(bundle.path))
 
 
@@ -51,7 +52,7 @@ def test_a_half_bundle_would_be_caught(base: Path, tmp_path: Path) -> None:
 def test_ctrl_c_is_a_sentence_or_silence_and_the_same_command_goes_on(base: Path, building: bool) -> None:
     target, draft, out = (str(base / name) for name in ("target", "draft", f"stopped{building}"))
     command = [sys.executable, "-m", "compile.build", "--target", target, "--draft", draft, "--tp", "1", "--k", "31",
-               "--batch", "1", "--max-len", "512", "--inline", "--out", out]  # fmt: skip
+               "--batch", "1", "--max-len", "512", "--structured", "--out", out]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     time.sleep(0.3)
     deadline = time.monotonic() + 120

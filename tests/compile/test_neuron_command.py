@@ -1,8 +1,7 @@
-"""What a machine with an SDK adds to a bundle that was built elsewhere: model.pt without jax, executables by PJRT."""
+"""What a machine with an SDK adds to a bundle that was built elsewhere: model.pt without jax."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +10,10 @@ import pytest
 
 from compile.build import build
 from compile.neuron.__main__ import main as add
-from model.bundle.manifest import MANIFEST, manifest_digest, read_bundle
-from model.bundle.opening import damage
+from model.bundle.manifest import MANIFEST
+from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from model.serving import pjrt
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_pair
 
@@ -53,39 +48,17 @@ def test_model_pt_is_added_without_jax_and_without_torchax(base: Path, monkeypat
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == str(out)
     bundle = read_bundle(out)
-    assert (bundle["toolchain"], bundle["neff"]) == ("full", "model.pt")
-    assert "model.pt" in bundle["files"]
+    assert (bundle.manifest.compiler.toolchain, bundle.manifest.compiler.neff) == ("full", "model.pt")
+    assert "model.pt" in bundle.files
     assert damage(bundle) == []
 
 
 def test_a_failure_leaves_the_bundle_as_it_was(base: Path) -> None:
     out = build(spec(base, "kept", toolchain="cpu", k=1))
     before = (out / MANIFEST).read_bytes()
-    with pytest.raises(UserError, match="--toolchain neuron needs neuronx-cc"):
+    with pytest.raises(UserError, match="toolchain neuron needs neuronx-cc"):
         add([str(out)])
     assert (out / MANIFEST).read_bytes() == before
-
-
-def test_executables_are_loaded_by_the_plugin_that_made_them_alone(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = build(spec(base, "compiled", k=2))
-    requests = [Request((5, 9, 2, 7), Params(0.9, seed=3), max_new_tokens=6)]
-
-    def ids() -> list[list[int]]:
-        bundle = read_bundle(out)
-        return [r.ids for r in Engine(Graphs(bundle), shape_of(bundle)).run(requests)]
-
-    expected = ids()
-    add([str(out), "--executables", "cpu"])
-    assert damage(read_bundle(out)) == []
-    with monkeypatch.context() as patch:
-        patch.setattr(pjrt, "compile_hlo", lambda *_: pytest.fail("a graph was compiled again"))
-        assert ids() == expected
-    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    manifest["executables"]["version"] = "2.26"
-    manifest["manifest_sha256"] = manifest_digest(manifest)
-    (out / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(UserError, match=r"was compiled by cpu 2\.26 \(.*\) and this machine has .*; run python -m"):
-        ids()
 
 
 def test_a_platform_that_is_not_here_is_a_sentence() -> None:

@@ -19,7 +19,7 @@ def _flat(value: object, name: str = "") -> dict[str, object]:
 
 
 def _differing(ours: BuildSpec) -> set[str]:
-    written, golden = _flat(json.loads(render(ours))), _flat(json.loads(GOLDEN.read_text(encoding="utf-8")))
+    written, golden = _flat(json.loads(render(ours.bundle))), _flat(json.loads(GOLDEN.read_text(encoding="utf-8")))
     # 0.6 has no such argument, 0.9 takes its absence as null
     assert golden.keys() - written.keys() == {"/fused_spec_config/draft_model_cls"}
     assert written.keys() <= golden.keys()
@@ -28,12 +28,12 @@ def _differing(ours: BuildSpec) -> set[str]:
 
 def test_equal_to_nxdi_field_by_field() -> None:
     # NxDI's speculation_length 7 is six drafts and the target's own token
-    assert _differing(BuildSpec(k=6, tp=32, batch=4, max_len=1024)) == set()
+    assert _differing(BuildSpec(k="6", tp=32, batch=4, max_len=1024)) == set()
 
 
 def test_another_k_and_batch_are_noticed() -> None:
-    assert _differing(BuildSpec(k=7)) == {"/neuron_config/speculation_length"}
-    assert "/fused_spec_config/draft_config/neuron_config/batch_size" in _differing(BuildSpec(k=6, batch=2))
+    assert _differing(BuildSpec(k="7")) == {"/neuron_config/speculation_length"}
+    assert "/fused_spec_config/draft_config/neuron_config/batch_size" in _differing(BuildSpec(k="6", batch=2))
 
 
 class FusedSpecNeuronConfig:
@@ -44,7 +44,7 @@ class FusedSpecNeuronConfig:
 
 
 def test_nxdi_0_6_takes_every_field_of_the_draft() -> None:
-    FusedSpecNeuronConfig(**json.loads(render(BuildSpec(k=7)))["fused_spec_config"])
+    FusedSpecNeuronConfig(**json.loads(render(BuildSpec(k="7").bundle))["fused_spec_config"])
 
 
 # the literals of Qwen/Qwen3-1.7B's published config.json
@@ -62,4 +62,4 @@ def test_a_published_file_is_read_with_its_integer_theta(tmp_path: Path) -> None
     found = load_config(str(tmp_path))
     assert (found.rope_theta, type(found.rope_theta), type(found.rms_norm_eps)) == (1e6, float, float)
     named = BuildSpec(target=str(tmp_path), draft=str(tmp_path))
-    assert json.loads(render(named))["rope_theta"] == 1000000
+    assert json.loads(render(named.bundle))["rope_theta"] == 1000000

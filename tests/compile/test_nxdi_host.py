@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from compile.build import build
 from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
 from compile.neuron.eager import EagerRanks
-from compile.neuron.sdk import nxdi_tags
-from compile.plan import make_plan
-from model.bundle.manifest import PREFILL, GraphSpec, read_bundle
-from model.bundle.schema import UNFILTERED
+from compile.neuron.flags import nxdi_tag
+from compile.neuron.sdk import nxdi_graphs, nxdi_tags
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.opening import Bundle, read_bundle
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from model.graph_io import StepInputs
 from model.serving.engine import Engine
@@ -68,23 +68,25 @@ class OwnGraphs:
 
     def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
         lines = given[3]
-        if graph.tag == PREFILL:
+        if graph.key.is_prefill:
             self.counts[int(lines[0])] += 1
-        limits = np.full(lines.shape, graph.k, np.int32)
+        limits = np.full(lines.shape, graph.key.k, np.int32)
         seeds = np.array([(line, self.counts[int(line)]) for line in lines], np.int32)
         inputs = StepInputs(*given[:5], np.zeros(lines.shape, np.float32), seeds, limits)
-        return list(self.graphs.run(graph.tag, graph.bucket, inputs))[:4]
+        return list(self.graphs.run(graph.key, inputs))[:4]
 
 
 class ModelPt:
     """The modules that ModelBuilder would trace for model.pt, on one rank."""
 
     def __init__(self, base: Path, path: Path, **changes: Any) -> None:
-        plan = make_plan(spec(base, **(SIZES | changes)))
+        plan = self.plan = make_plan(spec(base, **(SIZES | changes)).bundle)
         self.ranks = EagerRanks(plan, nxdi_tags(plan), [load_file(path / shard_file(0))])
 
     def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
-        return [r.numpy() for r in self.ranks(graph.tag, [torch.from_numpy(x) for x in given])]
+        return [
+            r.numpy() for r in self.ranks(nxdi_tag(graph.key, self.plan.spec), [torch.from_numpy(x) for x in given])
+        ]
 
 
 def _served(graphs: list[GraphSpec], model: Model, k: int, arrive: int, host: type[Host] = Host) -> list[Sequence]:
@@ -119,12 +121,12 @@ def _agree(graphs: Graphs, served: list[Sequence]) -> bool:
 
 
 def _routed(graphs: Graphs) -> list[GraphSpec]:
-    return _of_nxdi([g for g in graphs.bundle.graphs if g.k == graphs.bundle["k"]])
+    return _of_nxdi(graphs.bundle)
 
 
-def _of_nxdi(graphs: Iterable[GraphSpec]) -> list[GraphSpec]:
+def _of_nxdi(bundle: Bundle) -> list[GraphSpec]:
     """The graphs that NxDI knows: those of steps without filters are for our own host."""
-    return [g for g in graphs if not g.tag.endswith(UNFILTERED)]
+    return [g for tag in nxdi_tags(bundle.plan) for g in nxdi_graphs(bundle.plan, tag)]
 
 
 @pytest.mark.parametrize("arrive", [2, 3])
@@ -140,7 +142,7 @@ def test_so_does_the_module_for_model_pt(base: Path, pair: Graphs) -> None:
 
 def test_and_the_target_alone_with_one_result_a_step(base: Path, pair: Graphs) -> None:
     alone = read_bundle(build(spec(base, "alone", **(SIZES | {"k": 0}))))
-    served = _served(_of_nxdi(alone.graphs), ModelPt(base, alone.path, k=0), 0, 3)
+    served = _served(_of_nxdi(alone), ModelPt(base, alone.path, k=0), 0, 3)
     assert _agree(pair, served)
 
 

@@ -11,14 +11,15 @@ import pytest
 from jaxlib._hlo import HloModule
 
 from compile.build import build
-from model.bundle.manifest import DECODE, Bundle, read_bundle
+from model.bundle.opening import Bundle, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
+from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_model
+from tests.compile.tiny import relist, spec, write_model
 
 # the smallest layers that both fused kernels take
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "head_dim": 128}
@@ -57,7 +58,7 @@ def _operands(proto: bytes, kernel: str) -> list[str]:
 
 def test_a_step_s_graph_takes_them_as_they_are(bundles: dict[str, Bundle]) -> None:
     """The plan holds packed weights alone, and a launch is given parameters, which nothing has permuted."""
-    graph = bundles["nki"].graph(DECODE, 128)
+    graph = bundles["nki"].plan.by_key[GraphKey(Stage.STEP, 0, 128)]
     names = {t.name for t in graph.weights}
     assert "target_model.layers.0.mlp.gate_up_packed" in names
     assert not [n for n in names if "_proj" in n]
@@ -71,5 +72,6 @@ def test_a_step_s_graph_takes_them_as_they_are(bundles: dict[str, Bundle]) -> No
 def test_weights_of_another_layout_are_refused(bundles: dict[str, Bundle], tmp_path: Path) -> None:
     shutil.copytree(bundles["nki"].path, tmp_path / "mixed")
     shutil.copy(bundles["reference"].path / shard_file(0), tmp_path / "mixed" / shard_file(0))
-    with pytest.raises(UserError, match=r"it lacks .*_packed; build the bundle again"):
+    relist(tmp_path / "mixed", shard_file(0))
+    with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, rank or layout"):
         Graphs(read_bundle(tmp_path / "mixed"))

@@ -1,22 +1,22 @@
 """The plan of the full pair by independent arithmetic, and the head map of every preset."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from compile.build import main as build
-from compile.plan import make_plan
 from compile.spec import BuildSpec
-from model.bundle.manifest import FUSED
-from model.bundle.schema import UNFILTERED
+from model.bundle.plan import make_plan
 from model.config import PRESETS
 from model.errors import UserError
+from model.graph_key import GraphKey, Stage
 from model.parallel import HeadMap
 
 
 def test_full_pair_at_tp_32() -> None:
-    plan = make_plan(BuildSpec())
+    plan = make_plan(BuildSpec().bundle)
     # 32B: 2 of 64 query heads, one of 8 kv heads (4 copies), 800 of 25600, 160 of 5120 embedded, 4748 logits
     layer = 2 * 5120 * 256 + 2 * 5120 * 128 + 3 * 5120 * 800 + 2 * 5120 + 2 * 128
     target = 64 * layer + 151936 * 160 + 4748 * 5120 + 5120
@@ -27,8 +27,8 @@ def test_full_pair_at_tp_32() -> None:
     assert plan.weight_bytes == 2 * (target + draft) + 2 * 4
     # and an id of each of the four sequences
     assert plan.cache_bytes == 2 * 2 * 4 * 1024 * 128 * (64 + 28) + 4 * 4
-    assert [g.bucket for g in plan.graphs[::5]] == [128, 256, 512, 1024, 32]
-    fused = plan.graphs[1]
+    assert {g.key.bucket for g in plan.graphs} == {32, 128, 256, 512, 1024}
+    fused = plan.by_key[GraphKey(Stage.STEP, 7, 128)]
     assert fused.collectives == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 7 + 1 + 7}
 
 
@@ -75,7 +75,7 @@ def test_bytes_of_a_rank_are_those_of_arithmetic(name: str, tp: int, capsys: pyt
     build(["--target", target, "--draft", draft, "--tp", str(tp), "--batch", "3", "--max-len", "512", "--dry-run",
            "--json"])  # fmt: skip
     printed = json.loads(capsys.readouterr().out)
-    fused = next(g for g in printed["graphs"] if g["tag"] == FUSED)
+    fused = next(g for g in printed["graphs"] if g["stage"] == "step" and g["k"])
     weights, cached = (sum(n) for n in zip(_numbers(target, tp), _numbers(draft, tp), strict=True))
     stored = _bytes(fused["weights"])
     assert stored["bfloat16"] == 2 * weights
@@ -115,12 +115,12 @@ def test_head_map_of_a_padded_draft_is_nxdis() -> None:
 
 
 def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    one, several = make_plan(BuildSpec(k=7)), make_plan(BuildSpec(k=7, fewer=(1, 3)))
+    one, several = make_plan(BuildSpec(k="7").bundle), make_plan(BuildSpec(k="1,7,3").bundle)
     assert (several.weight_bytes, several.cache_bytes) == (one.weight_bytes, one.cache_bytes)
     assert {g for g in one.graphs if g not in several.graphs} == set()
-    added = [g for g in several.graphs if g not in one.graphs and g.bucket == 128]
-    assert [(g.tag, g.k) for g in added] == [
-        (f"{FUSED}_k{k}{ending}", k) for k in (3, 1) for ending in ("", UNFILTERED)
+    added = [g for g in several.graphs if g not in one.graphs and g.key.bucket == 128]
+    assert [g.key for g in added] == [
+        GraphKey(Stage.STEP, k, 128, filters) for k in (3, 1) for filters in (True, False)
     ]
     # two all-reduces a layer: 64 of the target's, and 28 of the draft's in each of its k passes
     assert [g.collectives["all-reduce"] for g in added[::2]] == [2 * (64 + 3 * 28), 2 * (64 + 28)]
@@ -128,10 +128,12 @@ def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pyte
     assert "or fewer by a graph of k 0, 1, 3" in capsys.readouterr().out
     build(["--k", "0,3", "--dry-run", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["k"], printed["ks"], "fewer" in printed["spec"]) == (3, [0, 3], False)
+    assert (printed["ks"], printed["spec"]["ks"]) == ([0, 3], [3])
 
 
-@pytest.mark.parametrize("fewer", [(7,), (3, 1), (0, 3), (3, 3), (9,)])
-def test_a_set_of_k_that_is_none_is_refused(fewer: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("ks", [(7, 3), (3, 1), (0, 3), (3, 3), (3, 32)])
+def test_a_set_of_k_that_is_none_is_refused(ks: tuple[int, ...]) -> None:
+    spec = BuildSpec().bundle
+    replace(spec, ks=(3, 7)).check()
     with pytest.raises(UserError, match="different numbers, the largest last"):
-        BuildSpec(k=7, fewer=fewer).check()
+        replace(spec, ks=ks).check()

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compile.neuron import config
-from compile.plan import make_plan
+from compile.neuron.flags import nxdi_tag
 from compile.recipes import ROOT
 from compile.serve_command import Served, arguments_of_v1, engine_arguments, engine_environment
-from model.bundle.manifest import FUSED, PREFILL
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from tests.compile.tiny import spec, write_model
 
@@ -41,7 +41,7 @@ def base(tmp_path: Path) -> Path:
 
 def test_the_config_says_what_the_plugin_and_its_nxdi_decide_by(base: Path) -> None:
     """The loaded artifacts alone decide these: continuous batching, ids from the device, one cache line a sequence."""
-    written = json.loads(config.render(spec(base)))
+    written = json.loads(config.render(spec(base).bundle))
     neuron = written["neuron_config"]
     decided: dict[str, Any] = {
         "enable_fused_speculation": True, "enable_eagle_speculation": False, "is_block_kv_layout": False,
@@ -57,9 +57,10 @@ def test_the_config_says_what_the_plugin_and_its_nxdi_decide_by(base: Path) -> N
 
 def test_results_lie_where_the_plugin_takes_them(base: Path) -> None:
     """It takes the first result as the accepted ids and the last one before the caches as the next position."""
-    for graph in make_plan(spec(base)).graphs:
-        if graph.tag in (PREFILL, FUSED):
-            batch = 1 if graph.tag == PREFILL else 2
+    plan = make_plan(spec(base).bundle)
+    for graph in plan.graphs:
+        if nxdi_tag(graph.key, plan.spec) and (graph.key.is_prefill or graph.key.k):
+            batch = 1 if graph.key.is_prefill else 2
             assert [t.name for t in graph.outputs][:1] + [t.name for t in graph.outputs][3:4] == [
                 "accepted_tokens",
                 "next_pos_ids",

@@ -12,24 +12,21 @@ import torch
 from compile import recipes
 from compile.build import build, build_and_count
 from compile.graph.trace import lower_graph
-from compile.plan import make_plan
 from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
 from model.bundle.checkpoint import Checkpoint
+from model.bundle.plan import make_plan
 from model.errors import UserError
 from model.packing import Packing
 from tests.compile.tiny import shard_of, spec, write_pair
 
 # run while a graph is traced or a shard is cut, with no say in their bytes: what they compute is hashed as a value
 _HASHED_AS_VALUES = (
-    "compile/spec.py",
-    "compile/plan.py",
     "model/bundle/cut.py",
-    "model/bundle/eagle3_weights.py",
-    "model/bundle/manifest.py",
-    "model/bundle/schema.py",
+    "model/bundle/graph_spec.py",
+    "model/bundle/part.py",
+    "model/bundle/spec.py",
     "model/bundle/weights.py",
-    "model/drafting.py",
-    "model/errors.py",
+    "model/graph_key.py",
 )
 
 
@@ -119,20 +116,20 @@ def _files_that_run(call: Any) -> set[str]:
 
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
 def test_what_runs_while_a_graph_is_traced_is_in_its_recipe(base: Path, kernels: str) -> None:
-    plan = make_plan(spec(base, kernels=kernels))
+    plan = make_plan(spec(base, kernels=kernels).bundle)
     for graph in plan.graphs:
-        ran = _files_that_run(lambda graph=graph: lower_graph(plan, graph))
+        ran = _files_that_run(lambda graph=graph: lower_graph(plan.spec, graph))
         assert "model/speculative.py" in ran
         assert ran <= {*sources(TRACED_BY), *_HASHED_AS_VALUES}
 
 
 def test_what_runs_while_a_shard_is_cut_is_in_its_recipe(base: Path) -> None:
     of_pair = spec(base)
-    (target, _) = of_pair.models
+    target = of_pair.bundle.target_config
     packing = Packing(attention=True, mlp=True)
 
     def cut() -> None:
-        shard_of(Checkpoint(Path(target.checkpoint), target.config), 0, 1, torch.float32, packing)
+        shard_of(Checkpoint(Path(of_pair.target), target), 0, 1, torch.float32, packing)
 
     ran = _files_that_run(cut)
     assert {"model/bundle/checkpoint.py", "nki_kernels/layer/pack_weights.py"} <= ran

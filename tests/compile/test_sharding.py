@@ -21,16 +21,18 @@ from compile.build import build, build_and_count
 from compile.build import main as build_command
 from compile.bundle import cutting, sources
 from compile.bundle.lanes import Lanes
-from compile.bundle.shard_writer import Part, ShardWriter
+from compile.bundle.shard_writer import Begun, ShardWriter
 from compile.spec import BuildSpec
 from model.bundle import checkpoint
 from model.bundle.checkpoint import Checkpoint, Piece
 from model.bundle.cut import Weight
-from model.bundle.manifest import MANIFEST, TensorSpec, sha256_of
-from model.bundle.weights import hf_shapes, shard_file
+from model.bundle.graph_spec import TensorSpec
+from model.bundle.manifest import MANIFEST, sha256_of
+from model.bundle.part import checkpoint_shapes
+from model.bundle.weights import shard_file
 from model.config import config_from_dict
 from model.packing import Packing
-from tests.compile.tiny import BASE, shard_of, spec, write_pair
+from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 # Qwen3-32B and 0.6B with a tenth of their widths or less; 16 query heads are padded at tp 32
@@ -43,7 +45,8 @@ def _checkpoint(folder: Path, files: int, **changes: Any) -> str:
     """A bf16 checkpoint as Hugging Face stores large ones: numbered files and an index."""
     folder.mkdir()
     raw = BASE | SHAPE | changes
-    shapes = list(hf_shapes(config_from_dict(raw, "synthetic")).items())
+    config = config_from_dict(raw, "synthetic")
+    shapes = list(checkpoint_shapes(config, config).items())
     weight_map, total = {}, 0
     for number in range(files):
         name = f"model-{number + 1:05}-of-{files:05}.safetensors"
@@ -67,8 +70,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> BuildSpec:
     return BuildSpec(
         target=target,
         draft=draft,
-        checkpoint=target,
-        draft_checkpoint=draft,
         tp=2,
         max_len=128,
         out=str(folder / "out"),
@@ -82,14 +83,14 @@ from pathlib import Path
 from safetensors.torch import load_file
 from compile.bundle import lanes
 from compile.bundle.cutting import Cutter
-from compile.plan import make_plan
 from compile.spec import parse
+from model.bundle.plan import make_plan
 lanes.AHEAD_BYTES = 1 << 20
 def own():
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) << 10
 spec = parse(sys.argv[2:])
-shards = Cutter(make_plan(spec), Path(spec.out + ".sources")).files()
+shards = Cutter(make_plan(spec.bundle), spec.checkpoints, Path(spec.out + ".sources")).files()
 load_file(next(Path(spec.draft).glob("*.safetensors")))
 begin, peak, done = own(), 0, threading.Event()
 def watch():
@@ -109,10 +110,7 @@ AT_ONCE += "held = [{n: t.clone() for n, t in tensors.items()} for tensors in he
 
 
 def _growth(spec_: BuildSpec, work: str) -> int:
-    flags = [
-        f"--{n.replace('_', '-')}={getattr(spec_, n)}"
-        for n in ("target", "draft", "checkpoint", "draft_checkpoint", "tp", "max_len", "out")
-    ]
+    flags = [f"--{n.replace('_', '-')}={getattr(spec_, n)}" for n in ("target", "draft", "tp", "max_len", "out")]
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, work, *flags], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -120,7 +118,7 @@ def _growth(spec_: BuildSpec, work: str) -> int:
 
 
 def test_memory_is_bounded_by_a_tensor_and_not_by_a_shard(large: BuildSpec) -> None:
-    stored = sum(f.stat().st_size for f in Path(large.checkpoint).glob("*.safetensors"))
+    stored = sum(f.stat().st_size for f in Path(large.target).glob("*.safetensors"))
     bound = 16 << 20
     assert stored > 4 * bound
     # each of two shards is larger than the bound too
@@ -130,9 +128,9 @@ def test_memory_is_bounded_by_a_tensor_and_not_by_a_shard(large: BuildSpec) -> N
 
 @pytest.mark.parametrize("tp", [1, 32])
 def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, tp: int, tmp_path: Path) -> None:
-    for folder, config in ((large.checkpoint, large.target_config), (large.draft_checkpoint, large.draft_config)):
+    for folder, config in ((large.target, large.bundle.target_config), (large.draft, large.bundle.draft_config)):
         opened = Checkpoint(Path(folder), config)
-        source = {n: i % 251 for i, n in enumerate(hf_shapes(config))}
+        source = {n: i % 251 for i, n in enumerate(checkpoint_shapes(config, config))}
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         tensors = shard_of(opened, tp - 1, tp, torch.bfloat16, Packing())
         assert float(tensors["lm_head.weight"].float().mean()) == source[head]
@@ -148,7 +146,7 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
     """A draft's weights cannot change a token, so what lies where is looked at: 16 query heads on 32 ranks."""
     raw = BASE | {"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": 32}
     config = config_from_dict(raw | {"intermediate_size": 32, "tie_word_embeddings": True}, "draft")
-    tensors = {n: torch.zeros(s) for n, s in hf_shapes(config).items()}
+    tensors = {n: torch.zeros(s) for n, s in checkpoint_shapes(config, config).items()}
     of = "model.layers.0.self_attn.{}_proj.weight"
     heads, groups = torch.arange(1.0, 17).repeat_interleave(8), torch.arange(1.0, 9).repeat_interleave(8)
     tensors[of.format("q")] += heads[:, None]
@@ -277,8 +275,8 @@ def test_finished_shards_are_kept_and_a_lost_one_is_cut_alone(tmp_path: Path, mo
 
 def test_every_tensor_is_read_once_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pair(tmp_path)
-    config = spec(tmp_path).target_config
-    total = sum(math.prod(shape) * 4 for shape in hf_shapes(config).values())
+    config = spec(tmp_path).bundle.target_config
+    total = sum(math.prod(shape) * 4 for shape in checkpoint_shapes(config, config).values())
     read: list[int] = []
     real = checkpoint._read
     monkeypatch.setattr(checkpoint, "_read", lambda file, at, into: read.append(len(into)) or real(file, at, into))
@@ -294,7 +292,7 @@ def test_a_copy_of_a_checkpoint_is_the_same_checkpoint(tmp_path: Path) -> None:
     before = {rank: (out / shard_file(rank)).stat().st_ino for rank in range(2)}
     copy = Path(shutil.copytree(tmp_path / "target", tmp_path / "elsewhere/target"))
     os.utime(copy / "model.safetensors", ns=(0, 0))
-    again = {"target": str(copy), "checkpoint": str(copy), "tp": 2, "k": 0}
+    again = {"target": str(copy), "tp": 2, "k": 0}
     assert build_and_count(spec(tmp_path, **again)).made == 0
     content = bytearray((copy / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -318,7 +316,7 @@ def test_a_checkpoint_that_did_not_change_is_not_read_to_know_it(
 
 
 def test_a_build_says_what_it_made_and_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_pair(tmp_path)
+    write_model(tmp_path / "target", 1, weights=False)
     flags = ["--target", str(tmp_path / "target"), "--k", "0", "--tp", "1", "--max-len", "128", "--json"]
     for made, kept in ((5, 0), (0, 5)):
         build_command([*flags, "--out", str(tmp_path / "out")])
@@ -332,11 +330,14 @@ def test_a_build_says_what_it_made_and_what_it_took(tmp_path: Path, capsys: pyte
 
 def test_the_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
     """Beside it a file of mixed dtypes, with an odd number of bf16, which every reader must get back."""
-    specs = [TensorSpec("n", (2,), "float32"), TensorSpec("w", (3, 1), "bfloat16"), TensorSpec("rank", (1,), "int32")]
+    specs = [TensorSpec("rank", (1,), "int32"), TensorSpec("n", (2,), "float32"), TensorSpec("w", (3, 1), "bfloat16")]
+    listed = {"rank": ("I32", [1], [0, 4]), "n": ("F32", [2], [4, 12]), "w": ("BF16", [3, 1], [12, 18])}
+    text = json.dumps({n: dict(zip(("dtype", "shape", "data_offsets"), v, strict=True)) for n, v in listed.items()})
+    header = len(text).to_bytes(8, "little") + text.encode()
     tensors = {"rank": torch.tensor([7], dtype=torch.int32), "n": torch.rand(2), "w": torch.ones(3, 1).bfloat16()}
 
     def write(file: str, rows: list[tuple[str, Tensor]]) -> str:
-        writer = ShardWriter(tmp_path / file, specs, {"cut": "label"}, Part())
+        writer = ShardWriter(tmp_path / file, specs, header, Begun())
         for name, tensor in rows:
             # in two pieces, where there are two rows
             for piece in tensor.split(max(1, len(tensor) - 1)):

@@ -17,7 +17,7 @@ from compile.recipes import ROOT, TRACED_BY, sources
 _OTHER = ("model/nki/custom_calls.py", "model/dtypes.py")
 _OF_MODEL = sorted(f for f in sources(TRACED_BY) if f.startswith("model/") and f not in _OTHER)
 # a step's host asks this of numpy arrays, to pick the graph
-HOST = ("ending",)
+HOST = ("graph",)
 GRAPH_CODE = [*_OF_MODEL, "compile/neuron/module.py"]
 
 

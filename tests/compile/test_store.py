@@ -1,5 +1,6 @@
 """Bundles to S3 and back: two real servers on loopback and a folder, with faults between them and us."""
 
+import contextlib
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +18,17 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from compile.build import build
+from compile.bundle import watch
 from compile.bundle.open_remote import open_remote
 from compile.bundle.remote import Folder
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
-from model.bundle.manifest import MANIFEST, canonical_hash, manifest_digest, read_bundle, sha256_of
+from model.bundle.manifest import MANIFEST, sha256_of
+from model.bundle.opening import read_bundle
 from model.errors import UserError
 from tests.compile.fault_proxy import Fault, Proxy, proxied
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import forge, relist, spec, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "secret-that-must-not-be-printed"
@@ -99,7 +103,7 @@ def address(server: Proxy) -> str:
 
 
 def _same(one: Path, other: Path) -> bool:
-    files = read_bundle(one)["files"]
+    files = read_bundle(one).files
     return all(sha256_of(one / f) == sha256_of(other / f) for f in [*files, MANIFEST])
 
 
@@ -118,13 +122,13 @@ def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -
     server.seen.clear()
     push(other, address + "-other")
     sent = {p.rpartition("/")[2].partition("?")[0] for m, p in server.seen if m == "PUT" and "objects" in p}
-    files = read_bundle(other)["files"]
-    assert {n for n, e in files.items() if e["sha256"] in sent} == {
+    files = read_bundle(other).files
+    assert {n for n, e in files.items() if e.sha256 in sent} == {
         "neuron_config.json",
-        "hlo/context_encoding_model_bk32.hlo.pb",
-        "hlo/context_encoding_model_bk128.hlo.pb",
-        "hlo/fused_speculation_model_bk128.hlo.pb",
-        "hlo/fused_speculation_model_unfiltered_bk128.hlo.pb",
+        "hlo/prefill_k2_bk32.hlo.pb",
+        "hlo/prefill_k2_bk128.hlo.pb",
+        "hlo/step_k2_bk128.hlo.pb",
+        "hlo/step_k2_unfiltered_bk128.hlo.pb",
     }
     # a copy is a bundle of its own standing: it goes anywhere else, and shares every object
     server.seen.clear()
@@ -143,9 +147,7 @@ def test_another_bundle_is_never_overwritten(bundle: Path, address: str, tmp_pat
     push(bundle, address)
     other = tmp_path / "other"
     shutil.copytree(bundle, other)
-    manifest = json.loads((other / MANIFEST).read_text(encoding="utf-8")) | {"commit": "another"}
-    manifest["manifest_sha256"] = manifest_digest(manifest)
-    (other / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    forge(other, lambda manifest: manifest.update(commit="another"))
     with pytest.raises(UserError, match="holds another bundle"):
         push(other, address)
     push(other, address + "2")
@@ -250,8 +252,8 @@ def test_mistakes_of_the_environment_are_sentences(
 
 
 def test_a_killed_push_and_pull_go_on(bundle: Path, address: str, server: Proxy, tmp_path: Path) -> None:
-    count = len({e["sha256"] for e in read_bundle(bundle)["files"].values()})
-    last = read_bundle(bundle)["files"]["weights/tp0_sharded_checkpoint.safetensors"]["sha256"]
+    count = len({e.sha256 for e in read_bundle(bundle).files.values()})
+    last = read_bundle(bundle).files["weights/tp0_sharded_checkpoint.safetensors"].sha256
     server.faults = [Fault("AccessDenied", "PUT", last)]
     with pytest.raises(UserError):
         push(bundle, address)
@@ -274,17 +276,12 @@ def test_large_objects_go_in_parts(address: str, bundle: Path, tmp_path: Path, s
     large = tmp_path / "large"
     shutil.copytree(bundle, large)
     (large / "weights/tp0_sharded_checkpoint.safetensors").write_bytes(os.urandom(40 << 20))
-    manifest = json.loads((large / MANIFEST).read_text(encoding="utf-8"))
-    entry = manifest["files"]["weights/tp0_sharded_checkpoint.safetensors"]
-    entry["bytes"] = 40 << 20
-    entry["sha256"] = sha256_of(large / "weights/tp0_sharded_checkpoint.safetensors")
-    manifest["manifest_sha256"] = canonical_hash({k: v for k, v in manifest.items() if k != "manifest_sha256"})
-    (large / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    relist(large, "weights/tp0_sharded_checkpoint.safetensors")
     server.faults = [Fault("drop", "PUT", "partNumber=2", times=1)]
     push(large, address)
     assert server.faults[0].met == 1
     assert sum("partNumber" in p for m, p in server.seen if m == "PUT") >= 3
-    server.faults = [Fault("truncate", "GET", entry["sha256"], times=1)]
+    server.faults = [Fault("truncate", "GET", sha256_of(large / "weights/tp0_sharded_checkpoint.safetensors"), times=1)]
     assert _same(large, pull(address, tmp_path / "copy"))
     assert server.faults[0].met == 1
 
@@ -293,7 +290,7 @@ def test_a_wrong_byte_on_the_way_up_is_found_by_the_pull_and_mended(
     bundle: Path, address: str, server: Proxy, tmp_path: Path
 ) -> None:
     """AWS refuses it at once, by the checksum that boto3 sends; these two servers do not look at it."""
-    weights = read_bundle(bundle)["files"]["weights/tp0_sharded_checkpoint.safetensors"]["sha256"]
+    weights = read_bundle(bundle).files["weights/tp0_sharded_checkpoint.safetensors"].sha256
     server.faults = [Fault("flip upload", "PUT", weights)]
     push(bundle, address)
     server.faults = []
@@ -317,9 +314,9 @@ def test_the_server_decides_between_two_writers(address: str, monkeypatch: pytes
 
 def test_a_missing_object_is_named(address: str, bundle: Path, tmp_path: Path) -> None:
     push(bundle, address)
-    entry = read_bundle(bundle)["files"]["neuron_config.json"]
+    entry = read_bundle(bundle).files["neuron_config.json"]
     bucket = address.split("/")[2]
-    boto3.client("s3").delete_object(Bucket=bucket, Key=f"team/objects/{entry['sha256']}")
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"team/objects/{entry.sha256}")
     assert verify(address) == ["neuron_config.json is missing; push the bundle again"]
     with pytest.raises(UserError, match="gone"):
         pull(address, tmp_path / "copy")
@@ -393,9 +390,8 @@ def test_a_manifest_may_not_leave_its_folder(bundle: Path, tmp_path: Path) -> No
     push(bundle, str(address))
     manifest = json.loads((address / MANIFEST).read_text(encoding="utf-8"))
     for name in ("../escaped", "/tmp/escaped", "a/../../b", ".build/x", "manifest.json"):
-        forged = manifest | {"files": {name: manifest["files"]["neuron_config.json"]}}
-        forged["manifest_sha256"] = manifest_digest(forged)
-        (address / MANIFEST).write_text(json.dumps(forged), encoding="utf-8")
+        entry = manifest["files"]["neuron_config.json"]
+        forge(address, lambda m, name=name, entry=entry: m.update(files={name: entry}))  # type: ignore[misc]
         with pytest.raises(UserError, match="do not trust"):
             pull(str(address), tmp_path / "copy")
 
@@ -420,3 +416,47 @@ def test_the_command_prints_the_place_last(bundle: Path, tmp_path: Path, capsys:
     assert "pair" in capsys.readouterr().out.splitlines()[-1]
     store(["pull", address, str(tmp_path / "copy")])
     assert capsys.readouterr().out == str(tmp_path / "copy") + "\n"
+
+
+class Stalled:
+    """A server that takes requests and answers with a byte now and then, inside of the head or of a body, or never."""
+
+    def __init__(self, begin: bytes | None) -> None:
+        self._begin, self._listener = begin, socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._drip, args=(connection,), daemon=True).start()
+
+    def _drip(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.recv(1 << 16)
+            connection.sendall(self._begin or b"")
+            while True:
+                time.sleep(0.2)
+                if self._begin:
+                    connection.sendall(b"x")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [None, b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n"],
+    ids=["silent", "drips its head", "drips its body"],
+)
+def test_a_server_that_stalls_is_told(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes | None
+) -> None:
+    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": SECRET, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", Stalled(begin).url)
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS", raising=False)
+    assert watch.STALLED_SECONDS == 30
+    monkeypatch.setattr(watch, "STALLED_SECONDS", 1.5)
+    for work in (lambda: pull("s3://b/team/pair", tmp_path / "copy"), lambda: push(bundle, "s3://b/team/pair")):
+        since = time.monotonic()
+        with pytest.raises(UserError, match=r"the server moved less than 32 KiB in 1\.5 seconds; check the endpoint"):
+            work()
+        assert time.monotonic() - since < 10

@@ -20,16 +20,17 @@ from compile.doctor import main as doctor
 from compile.neuron import config as neuron_config
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
+from compile.neuron.flags import DECODE, DEFAULT_FLAGS, FUSED, LNC, PREFILL, flags_of, nxdi_tag
 from compile.neuron.module import StaticOps
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
-from compile.plan import make_plan
-from model.bundle.manifest import DECODE, FUSED, PREFILL, read_bundle
-from model.bundle.opening import damage
-from model.bundle.schema import UNFILTERED
+from compile.spec import BuildSpec
+from model.bundle.manifest import Compiler
+from model.bundle.opening import damage, read_bundle
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.graph_io import StepOutputs
+from model.graph_key import GraphKey, Stage
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
@@ -125,45 +126,51 @@ def test_no_other_file_imports_the_sdk() -> None:
     assert found == {"compile/neuron/sdk.py", "compile/neuron/xla_check/lower.py"}
 
 
-def test_flags_are_the_default_ones_one_line_or_by_tag() -> None:
-    assert flags_of("") == DEFAULT_FLAGS
-    assert flags_of("-O3") == dict.fromkeys(DEFAULT_FLAGS, "-O3")
-    assert flags_of(json.dumps({FUSED: "-O3"})) == DEFAULT_FLAGS | {FUSED: "-O3"}
-    for wrong in ('{"fused": "-O3"}', '{"fused_speculation_model": 3}', '{"fused'):
-        with pytest.raises(UserError, match="--compiler-flags"):
-            flags_of(wrong)
+def test_flags_are_the_default_ones_or_by_tag() -> None:
+    assert flags_of({}) == DEFAULT_FLAGS
+    assert flags_of({FUSED: "-O3"}) == DEFAULT_FLAGS | {FUSED: "-O3"}
+    with pytest.raises(UserError, match="compiler_flags has 'fused'"):
+        flags_of({"fused": "-O3"})
+
+
+def test_three_graphs_of_a_bucket_have_a_tag_of_nxdi_s() -> None:
+    """A prompt's, the step of the largest k and the step of 0: not those of shorter prompts, masks or no filters."""
+    of_pair = BuildSpec(k="3,7", structured=True, max_len=128).bundle
+    tagged = {g.key: tag for g in make_plan(of_pair).graphs if (tag := nxdi_tag(g.key, of_pair))}
+    assert tagged == {
+        GraphKey(Stage.PREFILL, 7, 128): PREFILL,
+        GraphKey(Stage.STEP, 7, 128): FUSED,
+        GraphKey(Stage.STEP, 0, 128): DECODE,
+    }
 
 
 def test_logical_cores_are_those_of_the_neuron_config(base: Path) -> None:
-    assert json.loads(neuron_config.render(spec(base)))["neuron_config"]["logical_nc_config"] == LNC
+    assert json.loads(neuron_config.render(spec(base).bundle))["neuron_config"]["logical_nc_config"] == LNC
 
 
 def test_nothing_found_leaves_a_build_as_it_was(base: Path) -> None:
     bundle = read_bundle(build(spec(base, "bare", k=1)))
-    assert (bundle["toolchain"], bundle["neff"]) == ("cpu", "none")
-    assert "compiler" not in bundle.manifest
-    with pytest.raises(UserError, match="--toolchain neuron needs neuronx-cc"):
+    assert bundle.manifest.compiler == Compiler()
+    with pytest.raises(UserError, match="toolchain neuron needs neuronx-cc"):
         build(spec(base, "asked", toolchain="neuron"))
-    with pytest.raises(UserError, match="toolchain is 'gpu'; it must be one of auto, cpu, neuron"):
-        build(spec(base, "asked", toolchain="gpu"))
 
 
 def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = build(spec(base, "neffs", k=1))
     bundle = read_bundle(out)
-    assert (bundle["toolchain"], bundle["neff"]) == ("compiler", "neff")
-    assert bundle["compiler"]["flags"] == DEFAULT_FLAGS
+    compiled = bundle.manifest.compiler
+    assert (compiled.toolchain, compiled.neff, compiled.flags) == ("compiler", "neff", DEFAULT_FLAGS)
     assert "this bundle gets NEFFs and no model.pt: torch-neuronx, " in capsys.readouterr().err
     doctor([str(out)])
-    for tag in (PREFILL, FUSED, DECODE):
-        assert (out / f"neff/{tag}_bk128.neff").read_bytes()[:4] == b"NEFF"
-        log = (out / f"logs/{tag}_bk128.txt").read_text(encoding="utf-8")
+    for graph in bundle.graphs:
+        assert (out / f"neff/{graph.key.name}.neff").read_bytes()[:4] == b"NEFF"
+        log = (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
         assert "--target=trn2" in log
         assert "--tensorizer-options=--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=" in log
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.neff")}
-    build(spec(base, "neffs", k=1, compiler_flags=json.dumps({FUSED: "--lnc=2 -O3"})))
+    build(spec(base, "neffs", k=1, compiler_flags={FUSED: "--lnc=2 -O3"}))
     changed = [p.name for p, time in before.items() if p.stat().st_mtime_ns != time]
-    own = {f"{FUSED}_bk128.neff", f"{FUSED}{UNFILTERED}_bk128.neff"}
+    own = {"step_k1_bk128.neff", "step_k1_unfiltered_bk128.neff"}
     assert set(changed) == own, "other flags compile their own graphs alone"
     build(spec(base, "neffs", k=1, toolchain="cpu"))
     assert not list(out.rglob("*.neff")), "what a bundle does not list is not left in its folder"
@@ -171,11 +178,11 @@ def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pyte
 
 
 def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(base: Path, compiler: Path) -> None:
-    fake_sdk.write_compiler(compiler, fails="token_generation")
-    with pytest.raises(UserError, match=r"ended with 1 on token_gen.* said: \[F137\] the graph is too large; read"):
+    fake_sdk.write_compiler(compiler, fails="step_k0")
+    with pytest.raises(UserError, match=r"ended with 1 on step_k0.* said: \[F137\] the graph is too large; read"):
         build(spec(base, "refused", k=1))
     kept = {p: p.stat().st_mtime_ns for p in (base / "refused").rglob("*.neff")}
-    assert len(kept) == 3
+    assert len(kept) == 4
     fake_sdk.write_compiler(compiler)
     build(spec(base, "refused", k=1))
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
@@ -184,15 +191,15 @@ def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(ba
 def test_a_log_that_is_gone_does_not_end_a_build(base: Path, compiler: Path) -> None:
     """As after a forced or resumed build whose graph the compiler took from its cache."""
     out = build(spec(base, "gone", k=1))
-    for log in (*out.rglob(f"{FUSED}_bk128.txt"), *out.rglob("log-neuron-cc.txt")):
+    for log in (*out.rglob("step_k1_bk128.txt"), *out.rglob("log-neuron-cc.txt")):
         log.unlink()
     assert damage(read_bundle(build(spec(base, "gone", k=1)))) == []
-    assert (out / f"logs/{FUSED}_bk128.txt").read_text(encoding="utf-8") == "the compiler left no log-neuron-cc.txt\n"
+    assert (out / "logs/step_k1_bk128.txt").read_text(encoding="utf-8") == "the compiler left no log-neuron-cc.txt\n"
 
 
 def test_flags_that_the_compiler_does_not_know_end_the_build(base: Path, compiler: Path) -> None:
     with pytest.raises(UserError, match="unrecognized arguments: --lncc=2"):
-        build(spec(base, "unknown", k=1, compiler_flags="--lncc=2"))
+        build(spec(base, "unknown", k=1, compiler_flags=dict.fromkeys(DEFAULT_FLAGS, "--lncc=2")))
 
 
 def test_kernels_need_the_whole_sdk(base: Path, compiler: Path) -> None:
@@ -205,8 +212,8 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
     fake_sdk.install(monkeypatch)
     out = build(spec(base, "model", max_len=256))
     bundle, builder = read_bundle(out), fake_sdk.ModelBuilder.built[-1]
-    assert (bundle["toolchain"], bundle["neff"]) == ("full", "model.pt")
-    assert {"model.pt", f"logs/{FUSED}_bk256.txt", f"logs/{FUSED}_bk256.hlo"} <= bundle["files"].keys()
+    assert (bundle.manifest.compiler.toolchain, bundle.manifest.compiler.neff) == ("full", "model.pt")
+    assert {"model.pt", "logs/step_k3_bk256.txt", "logs/step_k3_bk256.hlo"} <= bundle.files.keys()
     doctor([str(out)])
     torch.jit.load(str(out / "model.pt"))
     assert (builder.tp, builder.lnc, builder.groups) == (1, LNC, set())
@@ -218,14 +225,14 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
     assert [t.dtype for t in builder.added[FUSED]["inputs"][0]] == [torch.int32] * 4 + [torch.float32] + [
         torch.int32
     ] * 2
-    other = json.dumps({PREFILL: "-O3 --lnc=1"})
-    flags = read_bundle(build(spec(base, "model", max_len=256, compiler_flags=other)))["compiler"]["flags"]
-    assert flags == {PREFILL: "-O3 --lnc=1", FUSED: OF_A_STEP}
+    other = {PREFILL: "-O3 --lnc=1"}
+    again = read_bundle(build(spec(base, "model", max_len=256, compiler_flags=other)))
+    assert again.manifest.compiler.flags == {PREFILL: "-O3 --lnc=1", FUSED: OF_A_STEP}
     assert fake_sdk.ModelBuilder.built[-1].added[PREFILL]["flags"] == "-O3 --lnc=1"
     # the target alone has the fused step's input shapes, which the real builder would route to one of them
     monkeypatch.setattr(toolchain, "NXDI_TAGS", (FUSED, DECODE))
     with pytest.raises(AssertionError, match="two tags have one list of input shapes"):
-        toolchain.build_model(make_plan(spec(base)), out / "x", out / "work", DEFAULT_FLAGS)
+        toolchain.build_model(make_plan(spec(base).bundle), out / "x", out / "work", DEFAULT_FLAGS)
 
 
 def test_a_tracer_that_would_drop_all_reduces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,23 +252,24 @@ class SlotSeeds:
     def __init__(self, graphs: Graphs) -> None:
         self.graphs, self.counts = graphs, Counter[int]()
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
+    def run(self, key: GraphKey, inputs: Any) -> StepOutputs:
         slots = [int(slot) for slot in inputs.seq_ids]
-        if tag == PREFILL:
+        if key.is_prefill:
             self.counts.update(slots)
         seeds = np.array([(slot, self.counts[slot]) for slot in slots], np.int32)
-        return self.graphs.run(tag, bucket, inputs._replace(seeds=seeds))
+        return self.graphs.run(key, inputs._replace(seeds=seeds))
 
 
 class Ranks(EagerRanks):
     """Modules of every rank as a runner of the engine."""
 
     def __init__(self, path: Path, tp: int, base: Path, **changes: object) -> None:
-        plan = make_plan(spec(base, tp=tp, **changes))
+        plan = make_plan(spec(base, tp=tp, **changes).bundle)
         backing = backing_of(plan.spec.kernels, simulated.serve)
         super().__init__(plan, NXDI_TAGS, [load_file(path / shard_file(rank)) for rank in range(tp)], backing)
 
-    def run(self, tag: str, bucket: int, inputs: Any) -> StepOutputs:
+    def run(self, key: GraphKey, inputs: Any) -> StepOutputs:
+        tag = PREFILL if key.is_prefill else FUSED
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
         return StepOutputs(*(t.numpy() for t in self(tag, [*given, nothing, nothing])))

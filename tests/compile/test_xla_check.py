@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from compile.graph import hlo
+from compile.neuron.flags import FUSED
+from compile.neuron.sdk import nxdi_graphs
 from compile.neuron.xla_check import environment
 from compile.neuron.xla_check.cases import CASES
 from compile.neuron.xla_check.hold import departures
-from compile.plan import make_plan
 from compile.recipes import ROOT
-from model.bundle.manifest import FUSED
+from model.bundle.plan import make_plan
 from model.errors import UserError
 
 CASE = "demo-tp2"
@@ -82,8 +83,8 @@ def test_the_real_torch_xla_lowers_and_runs_the_demo_pair(tmp_path: Path) -> Non
     done = subprocess.run([*command, "--keep", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == f"{CASE}: held, 60 tokens equal\n", done.stderr[-2000:]
     # and what departs is named
-    plan = make_plan(CASES[CASE])
-    graph = next(g for g in plan.graphs if g.tag == FUSED)
+    plan = make_plan(CASES[CASE].bundle)
+    graph = nxdi_graphs(plan, FUSED)[0]
     proto = (tmp_path / f"{CASE}-{FUSED}.hlo.pb").read_bytes()
     text = (tmp_path / f"{CASE}-{FUSED}.json").read_text(encoding="utf-8")
     assert list(departures(plan, graph, proto, json.loads(text))) == []

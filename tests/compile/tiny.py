@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from compile.spec import BuildSpec, Recipe
 from model.bundle.checkpoint import Checkpoint
-from model.bundle.manifest import MANIFEST, Compiler, File, canonical_hash, manifest_json, sha256_of
+from model.bundle.manifest import MANIFEST, canonical_hash, sha256_of
 from model.bundle.part import checkpoint_shapes
-from model.bundle.plan import make_plan
 from model.bundle.weights import RANK
 from model.config import config_from_dict
 from model.drafters.registry import model_of
@@ -37,7 +35,7 @@ def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = Tru
     raw = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
     if weights:
         generator, config = torch.Generator().manual_seed(seed), config_from_dict(raw, "tiny")
-        shapes = checkpoint_shapes(config, config)
+        shapes = checkpoint_shapes(config)
         tensors = {n: torch.randn(s, generator=generator) * scale + (len(s) == 1) for n, s in shapes.items()}
         save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
@@ -90,14 +88,6 @@ def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, pac
         for weight in model_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
-
-
-def manifest_of(spec: BuildSpec, files: dict[str, Path]) -> bytes:
-    """The manifest that a build of a spec with the whole SDK would write over these files and empty graphs."""
-    plan, recipe = make_plan(spec.bundle), "0" * 64
-    listed = {graph.file: File(recipe, hashlib.sha256(b"").hexdigest(), 0) for graph in plan.graphs}
-    listed |= {name: File(recipe, sha256_of(file), file.stat().st_size) for name, file in files.items()}
-    return manifest_json(plan, listed, Compiler("full", "model.pt", "trn2", 2), {}, None)
 
 
 def forge(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:

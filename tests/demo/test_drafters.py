@@ -12,7 +12,7 @@ from transformers import AutoConfig, Qwen3ForCausalLM
 
 from demo.drafter import TargetPass, target_pass
 from demo.models import load
-from demo.parallel import Layout, Parallel, conditional_drop, layout_logits, layout_of, one_pass_drafts
+from demo.parallel import Layout, Parallel, conditional_drop, layout_logits, layout_of
 
 DEMO = Path("demo")
 TEXT = "Count from 1 to 100: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18"
@@ -34,6 +34,13 @@ def parallel() -> Parallel:
     return Parallel(*load(DEMO / "draft_parallel"))
 
 
+@torch.no_grad()
+def one_pass_drafts(model: Qwen3ForCausalLM, kept_ids: list[int], k: int) -> torch.Tensor:
+    """Logits (k, V) of the k drafts as inference makes them: a plain causal pass, no mask of our own."""
+    masked = [model.config.pard_token] * (k - 1)
+    return model(torch.tensor([kept_ids + masked]), use_cache=False).logits[0, -k:]
+
+
 class SeesTooMuch(Layout):
     """The fault: mask rows see the token after their anchor."""
 
@@ -49,11 +56,11 @@ def test_training_shows_a_mask_row_what_inference_shows_it(
     layout = layout_of(length, conditional_drop(length, k, torch.Generator().manual_seed(1)))
     layout = kind(layout.anchor_R, layout.offset_R)
     with torch.no_grad():
-        logits_RV = layout_logits(parallel.module, seen.ids_BS, layout, parallel.pard_token)[0]
+        logits_RV = layout_logits(parallel.model, seen.ids_BS, layout, parallel.pard_token)[0]
     ids, equal = seen.ids_BS[0].tolist(), []
     for row in (layout.offset_R > 0).nonzero().flatten().tolist():
         anchor, offset = int(layout.anchor_R[row]), int(layout.offset_R[row])
-        drafts_KV = one_pass_drafts(parallel.module, ids[: anchor + 1], k)
+        drafts_KV = one_pass_drafts(parallel.model, ids[: anchor + 1], k)
         equal.append(torch.allclose(logits_RV[row], drafts_KV[offset], atol=1e-4))
     assert len(equal) > length
     assert all(equal) is same
@@ -63,7 +70,7 @@ def test_all_anchors_at_once_are_the_drafts_of_inference(parallel: Parallel, see
     anchors_A = torch.tensor([3, 17, 40])
     logits_AKV = parallel.draft_logits(seen, anchors_A, 16)
     for anchor, logits_KV in zip(anchors_A.tolist(), logits_AKV, strict=True):
-        alone = one_pass_drafts(parallel.module, seen.ids_BS[0, : anchor + 1].tolist(), 16)
+        alone = one_pass_drafts(parallel.model, seen.ids_BS[0, : anchor + 1].tolist(), 16)
         torch.testing.assert_close(logits_KV, alone, atol=1e-4, rtol=0)
 
 

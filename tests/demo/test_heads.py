@@ -9,8 +9,8 @@ from safetensors import safe_open
 from transformers import Qwen3ForCausalLM
 
 from demo.drafter import K, TargetPass, target_pass
-from demo.eagle3 import FEATURE_LAYERS, Eagle3, Head, head_config, new_head
-from demo.medusa import LAYERS, Medusa, new_heads
+from demo.eagle3 import FEATURE_LAYERS, Eagle3, head_config, new_head
+from demo.medusa import LAYERS, new_heads
 from demo.models import load
 
 DEMO = Path("demo")
@@ -53,11 +53,11 @@ def head(target: Qwen3ForCausalLM, seen: TargetPass) -> Eagle3:
     for name, weight in head.layers.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             torch.nn.init.normal_(weight, std=0.1)
-    return Eagle3(head.train(False))
+    return head.train(False)
 
 
 @torch.no_grad()
-def chained(head: Head, seen: TargetPass, anchor: int, k: int) -> torch.Tensor:
+def chained(head: Eagle3, seen: TargetPass, anchor: int, k: int) -> torch.Tensor:
     """Logits (k, D) of the drafts after one anchor, as inference makes them: one row more at a time, no cache."""
     features = head.fc(torch.cat([seen.hidden_LBSH[n] for n in FEATURE_LAYERS], dim=-1))[:, :anchor]
     logits = []
@@ -76,10 +76,10 @@ def test_unrolled_drafts_are_those_of_a_chain(head: Eagle3, seen: TargetPass) ->
     anchors_A, k = torch.tensor([4, 21, 13]), 6
     logits_AKV = head.draft_logits(seen, anchors_A, k)
     for anchor, logits_KV in zip(anchors_A.tolist(), logits_AKV, strict=True):
-        alone_KD = chained(head.module, seen, anchor, k)
-        torch.testing.assert_close(logits_KV[:, head.module.target_ids_D], alone_KD, atol=1e-4, rtol=0)
+        alone_KD = chained(head, seen, anchor, k)
+        torch.testing.assert_close(logits_KV[:, head.target_ids_D], alone_KD, atol=1e-4, rtol=0)
     missing = torch.ones(2048, dtype=torch.bool)
-    missing[head.module.target_ids_D] = False
+    missing[head.target_ids_D] = False
     assert logits_AKV[..., missing].isneginf().all()
 
 
@@ -96,7 +96,7 @@ def test_a_draft_sees_no_feature_from_its_anchor_on(head: Eagle3, seen: TargetPa
 
 
 def test_untrained_medusa_heads_say_what_the_target_says(target: Qwen3ForCausalLM, seen: TargetPass) -> None:
-    logits_AKV = Medusa(new_heads(target)).draft_logits(seen, torch.tensor([5, 9]), K)
+    logits_AKV = new_heads(target).draft_logits(seen, torch.tensor([5, 9]), K)
     expected = seen.logits_BSV[0, [4, 8]][:, None].expand(-1, K, -1)
     torch.testing.assert_close(logits_AKV, expected, atol=1e-4, rtol=0)
 

@@ -1,29 +1,101 @@
-"""Two steps of each drafter's training, and two more that go on from its checkpoint."""
+"""The committed text gives the committed tokenizer; two steps of each training give checkpoints that reopen."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import Qwen3ForCausalLM
 
-from demo.drafters import TRAINED
+from demo.corpus import Prose, load_prose
+from demo.drafter import Drafter
+from demo.eagle3 import load_head
 from demo.learn import Rates, Sampler, top_p_logits
-from demo.train_drafters import DrafterPlan, train
+from demo.medusa import load_heads
+from demo.models import load, save
+from demo.parallel import Parallel
+from demo.tokenizer import save_tokenizer, train_tokenizer
+from demo.train import PairPlan, PairRun
+from demo.train_drafters import NEW, DrafterPlan, TextPlan, train, write_text
+
+DEMO = Path("demo")
+REOPENED: dict[str, Callable[[Path], Drafter]] = {
+    "parallel": lambda folder: Parallel(*load(folder)),
+    "eagle3": load_head,
+    "medusa": load_heads,
+}
 
 
-@pytest.mark.parametrize("name", list(TRAINED))
-def test_a_checkpoint_learns_again(name: str, tmp_path: Path) -> None:
-    text = tmp_path / "text.npy"
-    np.save(text, np.random.default_rng(0).integers(1, 2048, (8, 48)).astype(np.uint16))
+@pytest.fixture(scope="module")
+def prose() -> Prose:
+    return load_prose()
+
+
+@pytest.fixture(scope="module")
+def target() -> tuple[Qwen3ForCausalLM, Tokenizer]:
+    return load(DEMO / "target")
+
+
+@pytest.fixture(scope="module")
+def text_RS(target: tuple[Qwen3ForCausalLM, Tokenizer], prose: Prose) -> torch.Tensor:
+    return write_text(*target, prose, TextPlan(batches=3, batch_rows=3, length=48))
+
+
+def tensors(folder: Path) -> dict[str, object]:
+    """Shape and dtype of each weight."""
+    return {name: (w.shape, w.dtype) for name, w in load_file(folder / "model.safetensors").items()}
+
+
+def config(folder: Path) -> dict[str, object]:
+    """config.json without the version of transformers that wrote it."""
+    read: dict[str, object] = json.loads((folder / "config.json").read_text())
+    return {name: value for name, value in read.items() if name != "transformers_version"}
+
+
+def test_the_committed_text_gives_the_committed_tokenizer(prose: Prose, tmp_path: Path) -> None:
+    """Prose and generators are those of the weights: the merges follow from both, byte for byte."""
+    assert prose.sha256 == json.loads((DEMO / "run.json").read_text())["pair"]["prose_sha256"]
+    save_tokenizer(train_tokenizer(prose, seed=0), tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        for model in ("target", "draft", "draft_small", "draft_parallel"):
+            assert (tmp_path / name).read_bytes() == (DEMO / model / name).read_bytes()
+
+
+def test_two_steps_of_the_pair(prose: Prose, tmp_path: Path) -> None:
+    """Each model learns, is saved as the committed one is, and reopens with its weights."""
+    plan = PairPlan(steps=2, draft_steps=1, distil_steps=2, batch=2, length=64, own_batches=2, own_batch_rows=2)
+    run = PairRun(plan, prose, Tokenizer.from_file(str(DEMO / "target/tokenizer.json")))
+    target = run.target()
+    for name, model in {"target": target, **run.drafts(target)}.items():
+        save(model, run.tokenizer, tmp_path / name)
+        assert config(tmp_path / name) == config(DEMO / name)
+        assert tensors(tmp_path / name) == tensors(DEMO / name)
+        reopened = load(tmp_path / name)[0].state_dict()
+        assert all(torch.equal(reopened[n], w) for n, w in model.state_dict().items())
+    points = [(p["model"], p["stage"], p["step"]) for p in run.report()["curve"]]  # type: ignore[attr-defined]
+    assert points[:2] == [("target", "corpus", 1), ("target", "corpus", 2)]
+    assert points[2:] == [(n, s, k) for s, k in (("corpus", 1), ("distil", 2), ("distil", 3)) for n in
+                          ("draft", "draft_small")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(NEW))
+def test_two_steps_of_a_drafter(
+    name: str, target: tuple[Qwen3ForCausalLM, Tokenizer], text_RS: torch.Tensor, tmp_path: Path
+) -> None:
+    assert text_RS.shape == (9, 48)
+    drafter = NEW[name](DEMO, target[0], text_RS)
+    before = {n: w.detach().clone() for n, w in drafter.named_parameters()}
     plan = DrafterPlan(steps=2, rates=Rates(1e-3, 1e-3), batch=2, every=1)
-    train(name, plan, text, tmp_path, again=False)
-    train(name, plan, text, tmp_path, again=True)
-    report = json.loads((tmp_path / "drafters.json").read_text())[name]
-    assert [point["step"] for point in report["curve"]] == [1, 2, 3, 4]
-    assert len(report["plans"]) == len(report["seconds"]) == 2
-    assert (tmp_path / "drafters.svg").read_text().startswith("<svg")
-    assert all(weight.isfinite().all() for weight in TRAINED[name](tmp_path).module.parameters())
+    report = train(drafter, target[0], text_RS, plan, tmp_path)
+    assert [point["step"] for point in report["curve"]] == [1, 2]  # type: ignore[attr-defined]
+    learned = [not torch.equal(w, before[n]) for n, w in drafter.named_parameters()]
+    assert learned == [w.requires_grad for w in drafter.parameters()]
+    assert config(tmp_path) == config(DEMO / f"draft_{name}")
+    assert tensors(tmp_path) == tensors(DEMO / f"draft_{name}")
+    assert all(weight.isfinite().all() for weight in REOPENED[name](tmp_path).parameters())
 
 
 def test_top_p_keeps_the_least_ids_that_reach_it() -> None:

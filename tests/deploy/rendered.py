@@ -1,22 +1,20 @@
-"""Rendered folders as tests read them: parsed from the files, never from the renderer's own objects."""
+"""Rendered folders as tests read them: parsed from the files, never the renderer's own objects."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Iterator
-from functools import cache
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
-import deploy
-from deploy.values import Values, check, load_values
+from deploy.render import render
+from deploy.values import DEFAULTS, Values, load_values
 
-VALUES = Path(deploy.__file__).with_name("values.yaml")
 # what the values file leaves to its user
 FILLED = (
     "storage.bucket=specdec-artifacts",
@@ -24,49 +22,40 @@ FILLED = (
     "images.lm_eval=registry.internal/specdec-lm-eval:0.1.0",
 )
 SET = [part for change in FILLED for part in ("--set", change)]
+OURS = ("images.server=registry.internal/specdec-server:0.1.0", "server.engine=trnspec")
 Manifest = dict[str, Any]
 
 
-@cache
-def default_values() -> Values:
-    return load_values(VALUES, FILLED)
+def values_of(*changes: str) -> Values:
+    """The shipped values, filled in, with changes."""
+    return load_values(DEFAULTS, (*FILLED, *changes))
 
 
-def changed(**parts: dict[str, Any] | str) -> Values:
-    """The default values with some replaced; a part's fields are given as a dict."""
-    values = default_values()
-    for name, change in parts.items():
-        if isinstance(change, dict):
-            change = dataclasses.replace(getattr(values, name), **change)
-        values = dataclasses.replace(values, **{name: change})
-    check(values)
-    return values
+def rendered(out: Path, *changes: str, validated: bool = False) -> Path:
+    """The folder of the shipped values with changes; schemas take a second a folder."""
+    with nullcontext() if validated else patch("deploy.render.validate"):
+        render(values_of(*changes), out)
+    return out
 
 
 def manifests(folder: Path) -> list[Manifest]:
     """Every Kubernetes object below a folder."""
     files = sorted([*folder.glob("base/*.yaml"), *folder.glob("jobs/*.yaml")])
-    found = [m for file in files for m in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
-    return [m for m in found if m["kind"] != "Kustomization"]
-
-
-def unversioned(name: str) -> str:
-    """A Job's name without the version that it ends in."""
-    return re.sub(r"-[0-9a-f]{8}$", "", name)
+    return [m for file in files for m in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
 
 
 def one(folder: Path, kind: str, part: str = "") -> Manifest:
-    """The object of a kind whose name, but for a version, ends in a part."""
-    found = [m for m in manifests(folder) if m["kind"] == kind and unversioned(m["metadata"]["name"]).endswith(part)]
-    assert len(found) == 1, f"{kind} {part}: {[m['metadata']['name'] for m in found]}"
-    return found[0]
+    """The object of a kind whose name, without the version of a Job, ends in a part."""
+    named = [(m, re.sub(r"-[0-9a-f]{8}$", "", m["metadata"]["name"])) for m in manifests(folder) if m["kind"] == kind]
+    (found,) = [m for m, name in named if name.endswith(part)]
+    return found
 
 
 def pods(folder: Path) -> Iterator[tuple[str, Manifest]]:
-    """Every pod template's spec with the name of what makes it."""
+    """Every pod template's spec with the kind of its owner."""
     for manifest in manifests(folder):
         if manifest["kind"] in ("Deployment", "Job"):
-            yield unversioned(manifest["metadata"]["name"]), manifest["spec"]["template"]["spec"]
+            yield manifest["kind"], manifest["spec"]["template"]["spec"]
 
 
 def containers(spec: Manifest) -> list[Manifest]:
@@ -74,27 +63,19 @@ def containers(spec: Manifest) -> list[Manifest]:
 
 
 def container(folder: Path, owner: str, name: str) -> Manifest:
-    spec = next(spec for found, spec in pods(folder) if found.endswith(owner))
-    return next(c for c in containers(spec) if c["name"] == name)
+    """A container of the Deployment (-baseline, -speculative) or the Job whose name ends in `owner`."""
+    kind = "Deployment" if owner.startswith("-") else "Job"
+    return next(c for c in containers(one(folder, kind, owner)["spec"]["template"]["spec"]) if c["name"] == name)
 
 
 def flags(command: list[str]) -> dict[str, str]:
-    """The values of a command's flags."""
-    return {a[2:]: b for a, b in itertools.pairwise(command) if a.startswith("--") and len(a) > 2}
+    """The values of a command's flags, written with a space or an equals sign."""
+    words = list(itertools.chain.from_iterable(w.split("=", 1) if w.startswith("--") else [w] for w in command))
+    return {a[2:]: b for a, b in itertools.pairwise(words) if a.startswith("--")}
 
 
-def environment(found: Manifest) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in found["env"] if "value" in e}
-
-
-def speculative_config(folder: Path) -> dict[str, Any]:
-    command = container(folder, "-speculative", "server")["command"]
-    config: dict[str, Any] = json.loads(flags(command)["speculative-config"])
-    return config
-
-
-def policies(folder: Path) -> dict[str, Any]:
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("iam/*.json")}
+def environment(of: Manifest) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in of["env"] if "value" in e}
 
 
 def every_text(folder: Path) -> str:

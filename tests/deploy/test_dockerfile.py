@@ -47,7 +47,8 @@ def test_all_packages_of_the_install_are_copied_and_there(stage: str) -> None:
 
 def test_the_server_is_pinned_and_has_no_root() -> None:
     (install,) = words("server", "RUN")
-    assert install == "python -m venv /opt/server && sh serve/install.sh /opt/server/bin/python ./nkisim '.[serve]'"
+    script = "sh serve/install.sh /opt/server/bin/python ./nkisim '.[serve,sign]'"
+    assert install == f"python -m venv /opt/server && {script}"
     script = (ROOT / "serve/install.sh").read_text(encoding="utf-8")
     assert "-c constraints-serve.txt" in script
     order = [word for word, _ in stages()["server"]]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile.build import build
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.progress import progress
 from tests.compile.tiny import spec, write_pair
 from tests.hostile.damage import damage_files, forge
@@ -35,7 +35,7 @@ def run(folder: Path, seed: int, seconds: float) -> Iterator[Series]:
     yield faults(bundle, folder / "s3", seed, 60, seconds / 5)
     yield replacements(pair, folder / "over", seed, 40, seconds / 5)
     yield beginnings(pair, folder / "new", seed, 60, seconds / 5)
-    yield beginnings(replace(pair, k=1), folder / "traced", seed, 8, seconds / 8, tracing=True)
+    yield beginnings(replace(pair, k="1"), folder / "traced", seed, 8, seconds / 8, tracing=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import MANIFEST, canonical_hash, manifest_digest
-from model.bundle.opening import open_bundle
+from model.bundle.manifest import MANIFEST, canonical_hash
+from model.bundle.opening import damage, open_bundle, read_bundle
+from model.errors import UserError
 from tests.hostile.series import Series, refusal
 
 HUGE = 1_000_000_000
@@ -21,8 +22,8 @@ def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
     rng, series = random.Random(seed), Series("damages refused before anything runs")
     copy = scratch / "damaged"
     shutil.copytree(bundle, copy)
-    open_bundle(copy)
-    names = [MANIFEST, *sorted(open_bundle(copy)["files"])]
+    _verified(copy)
+    names = [MANIFEST, *sorted(read_bundle(copy).files)]
     for _ in range(count):
         name, kind = rng.choice(names), rng.choice(list(KINDS))
         other = rng.choice([n for n in names if n not in (name, MANIFEST)])
@@ -30,12 +31,18 @@ def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
             continue
         kept = {n: (copy / n).read_bytes() for n in (name, other)}
         KINDS[kind](copy / name, copy / other, rng)
-        series.count(f"{kind} of {name}", refusal(lambda: open_bundle(copy)))
+        series.count(f"{kind} of {name}", refusal(lambda: _verified(copy)))
         for n, content in kept.items():
             (copy / n).write_bytes(content)
-        open_bundle(copy)
+        _verified(copy)
     shutil.rmtree(copy)
     return series
+
+
+def _verified(folder: Path) -> None:
+    """Open a bundle, and read its weights too, which a loader does later."""
+    if sentences := damage(open_bundle(folder)):
+        raise UserError(f"{folder} is damaged: {sentences[0]}")
 
 
 def _flip(file: Path, _: Path, rng: random.Random) -> None:
@@ -78,39 +85,47 @@ KINDS: dict[str, Callable[[Path, Path, random.Random], None]] = {
     "reversal": _folder,
 }
 # where a field is, and what it becomes; the digests are computed anew, as an author of a forged manifest would
+CONFIGS = ("target_config", "draft_config")
 EDITS: list[tuple[str, Any]] = [
-    *[("k", v) for v in (1, 9, "7", True, None, -1, 7.0, 10**9, [])],
-    *[(name, v) for name in ("tp", "batch", "max_len", "rows", "draft_tp") for v in (0, -1, 5, HUGE, "1", True, None)],
-    *[("buckets", v) for v in ([], [64], [256, 128], "128", [HUGE], [128, 128], 128, [True])],
-    *[("dtype", v) for v in ("int9", "bf16", 32, None)],
-    *[("graphs", v) for v in ([], None, {}, "x", [[]], [{}])],
+    *[("spec.ks", v) for v in ([1], [9], [3, 2], [2, 2], ["2"], [True], [None], [-1], [2.0], [10**9], [], 2, "2", [0])],
+    *[(f"spec.{name}", v) for name in ("tp", "batch", "max_len") for v in (0, -1, 5, HUGE, "1", True, None, 1.0)],
+    *[("spec.draft_tp", v) for v in (-1, 3, HUGE, "1", True, None)],
+    *[("spec.dtype", v) for v in ("int9", "bf16", 32, None)],
+    *[("spec.kernels", v) for v in ("x", "nki", 1, None)],
+    *[("spec.kv_shard", v) for v in ("sequence", "x", 1, None)],
+    *[("spec.structured", v) for v in (True, 0, "false", None)],
+    *[("spec.drafter", v) for v in ("eagle3", "medusa", "parallel", "ngram", "none", "x", "", 7, None)],
+    *[("spec.draft_config", v) for v in (None, {}, [], 7, {"hidden_size": 32})],
+    *[(f"spec.{of}.vocab_size", v) for of in CONFIGS for v in (5, 0, -64, "64", HUGE)],
+    *[(f"spec.{of}.hidden_size", v) for of in CONFIGS for v in (0, 64, -32, "32", HUGE)],
+    *[(f"spec.{of}.intermediate_size", v) for of in CONFIGS for v in (0, 47, -32, True, HUGE)],
+    *[(f"spec.{of}.num_hidden_layers", v) for of in CONFIGS for v in (0, 3, 500, HUGE)],
+    *[(f"spec.{of}.num_attention_heads", v) for of in CONFIGS for v in (0, 3, 1024, HUGE)],
+    *[(f"spec.{of}.num_key_value_heads", v) for of in CONFIGS for v in (0, 3, 4, HUGE)],
+    *[(f"spec.{of}.head_dim", v) for of in CONFIGS for v in (0, 16, 7, HUGE)],
+    *[(f"spec.{of}.max_position_embeddings", v) for of in CONFIGS for v in (0, 64, "x")],
+    *[(f"spec.{of}.eos_token_ids", v) for of in CONFIGS for v in ("x", [HUGE * 10], [-1], 7, [[]], [0] * 65)],
+    *[(f"spec.{of}.rope_theta", v) for of in CONFIGS for v in ("nan", float("nan"), float("inf"), 0, None)],
+    *[(f"spec.{of}.surprise", v) for of in CONFIGS for v in (1,)],
+    *[("spec.target", v) for v in ("", 7, "a\nb", "\x1b[2J", "x" * 5000, "\ud800", "\u2028", None)],
+    *[("spec", v) for v in ({}, [], None, "x", {"ks": []})],
+    *[("spec.surprise", v) for v in (1, None)],
+    *[("graphs", v) for v in ([], None, {}, "x", {"hlo/x.hlo.pb": "0" * 64})],
+    *[("graphs.hlo/step_k2_bk128.hlo.pb", v) for v in ("0" * 64, "x", None, 7)],
     *[("files", v) for v in ({}, [], None, "x", {"a": {}}, {"a": {"sha256": "x", "bytes": 1}}, {"a": []})],
-    *[("weights.ranks", v) for v in (0, 2, HUGE, "1")],
-    *[("weights.draft_head_ranks", v) for v in (0, 2, HUGE, "1")],
-    *[("models.target.config.vocab_size", v) for v in (5, 0, -64, "64", HUGE)],
-    *[("models.target.config.hidden_size", v) for v in (0, 64, -32, "32", HUGE)],
-    *[("models.target.config.num_hidden_layers", v) for v in (0, 1, 3, HUGE)],
-    *[("models.target.config.eos_token_ids", v) for v in ("x", [HUGE], [-1], 7, [[]])],
-    *[("models.target.config.rope_theta", v) for v in ("nan", 0, None)],
-    *[("models.target.name", v) for v in ("", 7, "a\nb", "\x1b[2J", "x" * 5000)],
-    *[("models", v) for v in ({}, None, [], {"target": {}})],
-    *[("graphs.0.k", v) for v in (0, 31, "3")],
-    *[("graphs.0.bucket", v) for v in (0, 64, HUGE)],
-    *[("graphs.0.tag", v) for v in ("x", "", None)],
-    *[("graphs.0.file", v) for v in ("/etc/passwd", "../x", "hlo/x")],
-    *[("graphs.0.inputs.0.1", v) for v in ([HUGE, HUGE], [], [-1], "x")],
-    *[("graphs.0.weights.0.1", v) for v in ([HUGE, HUGE], [1], [10**40])],
-    # a tensor in the middle of a layer, of either model
-    *[(f"graphs.0.weights.{at}.1", v) for at in (6, 9, 20, 30) for v in ([1], [HUGE, HUGE], [16, 16, 16], [])],
-    *[("graphs.0.weights.0.2", v) for v in ("int9", "bfloat16", None)],
-    *[("graphs.0.state.0.1", v) for v in ([HUGE] * 4, [])],
-    *[("toolchain", v) for v in ("gpu", "full", None)],
-    *[("neff", v) for v in ("model.pt", "x", 1)],
+    *[("files.neuron_config.json.bytes", v) for v in (-1, "1", True, 1.5, None, 1 << 60)],
+    *[("files.neuron_config.json.sha256", v) for v in ("x", "0" * 63, "A" * 64, 7, None)],
+    *[("files.neuron_config.json.recipe", v) for v in ("x", "", None)],
+    *[("compiler", v) for v in (None, [], "x")],
+    *[("compiler.toolchain", v) for v in ("gpu", "full", None)],
+    *[("compiler.neff", v) for v in ("model.pt", "x", 1)],
+    *[("compiler.lnc", v) for v in (3, "2", True, None)],
+    *[("compiler.flags", v) for v in ([], {"a": 1}, {str(i): "" for i in range(9)})],
     *[("format", v) for v in ("x", None, 7)],
-    *[("format_version", v) for v in (0, 2, "1", True, None, 1.0)],
-    *[("spec", v) for v in ({}, [], None, {"k": []})],
-    *[("complete", v) for v in (False, 1, None)],
-    *[("versions", v) for v in ([], {"torch": 7})],
+    *[("format_version", v) for v in (0, 1, 3, "2", True, None, 2.0)],
+    *[("versions", v) for v in ([], {"torch": 7}, None)],
+    *[("commit", v) for v in (7, "a\nb", [], "x" * 300)],
+    *[("surprise", v) for v in (1, None, {})],
 ]
 NAMES = ["", ".", "..", "../x", "/x", "a/../b", "a//b", "a/", "./a", ".build/x", MANIFEST, "MANIFEST.JSON", "a\0",
          "a\n", "a\x1b[2J", "a\\b", "x.part", "x.tmp", "a b", "é", "\ud800", "x" * 300, "hlo",
@@ -128,10 +143,8 @@ def forge(bundle: Path, scratch: Path, read: Callable[[Path], object]) -> Series
         manifest = json.loads(json.dumps(whole))
         if _put(manifest, where, value):
             continue
-        if isinstance(manifest.get("spec"), dict) and where in manifest["spec"]:
-            manifest["spec"][where] = value
-        manifest["config_hash"] = canonical_hash([manifest["spec"], manifest["models"]])
-        manifest["manifest_sha256"] = manifest_digest(manifest)
+        manifest.pop("manifest_sha256")
+        manifest["manifest_sha256"] = canonical_hash(manifest)
         (copy / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         what = (
             f"{where} = {str(value)[:40]!r}"
@@ -158,11 +171,11 @@ def forge(bundle: Path, scratch: Path, read: Callable[[Path], object]) -> Series
 
 def _put(value: Any, where: str, new: Any) -> bool:
     """Change a field in place; whether it had that value already."""
-    *path, last = where.split(".")
+    # a file's name has dots of its own
+    path = where.replace(".hlo.pb", "/hlo/pb").replace("_config.json", "_config/json").split(".")
+    *path, last = [step.replace("/hlo/pb", ".hlo.pb").replace("_config/json", "_config.json") for step in path]
     for step in path:
-        value = value[int(step)] if isinstance(value, list) else value[step]
-    key: Any = int(last) if isinstance(value, list) else last
-    # a field that need not be there may be added
-    same = (isinstance(value, list) or key in value) and type(value[key]) is type(new) and value[key] == new
-    value[key] = new
+        value = value[step]
+    same = last in value and type(value[last]) is type(new) and value[last] == new
+    value[last] = new
     return same

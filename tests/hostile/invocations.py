@@ -26,8 +26,16 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --k
         --k 7 --draft Qwen/No
         --draft {tmp}/target
-        --draft-checkpoint {tmp}/target
-        --draft-tp 2
+        --recipe {tmp}/nothing
+        --recipe {tmp}/file
+        --recipe {tmp}/binary
+        --recipe {tmp}/config-list/config.json
+        --recipe {tmp}/config-deep/config.json
+        --recipe {tmp}/config-llama/config.json
+        --recipe {tmp}/recipe-draft
+        --recipe {tmp}/recipe-toolchain --dry-run
+        --recipe {tmp}/recipe-flags
+        --recipe {tmp}/recipe-slices
         --tp 3
         --tp 0
         --tp -1
@@ -47,22 +55,14 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --dtype int4
         --dtype
         --kernels x
-        --kv-shard x
-        --kv-shard sequence
-        --toolchain gpu --dry-run
-        --toolchain gpu
-        --compiler-flags {{bad
-        --compiler-flags {{"x":1}} --dry-run
-        --compiler-flags [1]{{ --nonsense
-        --checkpoint {tmp}/nothing
-        --checkpoint {tmp}/empty
-        --checkpoint {tmp}/file
+        --drafter x
+        --drafter chain
         --out {tmp}/file
         --out {tmp}/mine
         --out {tmp}/file/below
-        --s3 gs://a/b
-        --s3 s3:/one/slash
-        --s3 s3://
+        --out /
+        --out {tmp}/loop
+        --out {tmp}/loop/below
         --nonsense
         stray
     """),
@@ -136,7 +136,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         {tmp}/forged
         {bundle} --engine v9
         {bundle} --port x
-        {bundle} --bundle {bundle}
+        {bundle} {bundle}
         {tmp}/cut
     """),
     ("compile.store", "", """
@@ -215,11 +215,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --prompt a --max-new-tokens x
         --prompt a --k-limit 9
         --prompt a --k-limit -1
-        --prompt a --tuning {tmp}/nothing
-        --prompt a --tuning {tmp}/file
-        --prompt a --tuning {tmp}/config-list/config.json
-        --prompt a --record {tmp}
-        --prompt a --record {tmp}/file
         --prompt a --json --stream
         --prompt a --nonsense
     """),
@@ -236,50 +231,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --bundle {tmp}/flipped --prompt a
         --bundle {tmp}/missing --prompt a
         --bundle {alone} --prompt a --compare
-        --bundle {alone} --prompt a --record {tmp}/new3
-    """),
-    ("bench.shard_rate", "", """
-        --scale 0
-        --scale 2
-        --scale x
-        --folder {tmp}/nothing
-        --out {tmp}/nothing/x
-    """),
-    ("bench.mixed_load.__main__", "", """
-        -
-        --show {tmp}/nothing
-        --show {tmp}/empty-file
-        --show {tmp}/config-list/config.json
-        --show {tmp}/binary
-        --bundle {tmp}/nothing
-        --bundle {bundle} --repeats 0
-        --bundle {bundle} --every 0
-        --bundle {bundle} --tokens 0
-        --bundle {bundle} --hard -1
-    """),
-    ("bench.stale_draft", "", """
-        -
-        --bundle {bundle} --every 0
-        --bundle {bundle} --gaps -1
-        --bundle {bundle} --tokens 0
-        --bundle {alone}
-        --bundle {tmp}/flipped
-    """),
-    ("bench.step_costs", "", """
-        -
-        --bundle {bundle} --repeats 0
-        --bundle {bundle} --repeats -1
-        --bundle {alone}
-        --bundle {tmp}/cut
-    """),
-    ("bench.quality.__main__", "", """
-        -
-        --bundle {bundle} --out {tmp}/file
-        --bundle {bundle} --tokens 0
-        --bundle {bundle} --limit 0
-        --bundle {alone}
-        --bundle {tmp}/forged
-        --bundle {bundle} --prompts {tmp}/nothing
     """),
     ("bench.tune.__main__", "", """
         --traces {tmp}/nothing
@@ -287,13 +238,33 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --traces {tmp}/empty-file
         --traces {tmp}/config-number/config.json
     """),
+    ("bench.gate", "", """
+        -
+        --bundle {bundle} --requests 0
+        --bundle {bundle} --tokens 0
+        --bundle {bundle} --drafters
+        --bundle {alone} --requests 3
+        --bundle {tmp}/forged
+        --bundle {tmp}/flipped
+        --baseline http://127.0.0.1:1 --speculative x
+    """),
+    ("bench.wall.__main__", "", """
+        --bundle {tmp}/nothing
+        --bundle {alone}
+        --every 0
+        --ways vllm
+        --show {tmp}/nothing
+        --show {tmp}/empty-file
+        --show {tmp}/config-list/config.json
+        --show {tmp}/binary
+        --nonsense
+    """),
     ("bench.serving.__main__", "", """
         -
-        --baseline http://[::1
-        --baseline ftp://a
-        --baseline x
-        --api nonsense
-        --baseline http://127.0.0.1:1 --requests -1
+        --baseline http://127.0.0.1:1
+        --baseline ftp://a --speculative x
+        --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1 --requests 0
+        --demo --vllm {tmp}/nothing
     """),
     ("bench.reproduce.__main__", "", """
         --report --results {tmp}/typo
@@ -302,14 +273,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     """),
     ("bench.kernels.__main__", "", """
         --only no-such-case
-        --recording {tmp}/x
         --nonsense
-    """),
-    ("bench.draft_cost", "", """
-        --batch 0
-        --batch 1000
-        --lnc 3
-        --all-reduce x
     """),
     ("deploy.keep", "", """
         {tmp} {tmp}/kept -- {tmp}/missing-command
@@ -325,7 +289,12 @@ _CONTENTS = {
     "config-list": b"[]", "config-null": b"null", "config-number": b"7", "config-text": b'"x"', "config-half": b'{"a":',
     "config-deep": b"[" * 100_000, "config-binary": b"\xff\xfe\x00", "config-llama": b'{"model_type": "llama"}',
 }  # fmt: skip
-SHAPE = Shape(3, 2, 128, (128,), 64)
+RECIPES: dict[str, Any] = {
+    "recipe-draft": {"draft_tp": 2},
+    "recipe-toolchain": {"toolchain": "gpu"}, "recipe-slices": {"kv_shard": "sequence"},
+    "recipe-flags": {"compiler_flags": {"x": "1"}},
+}  # fmt: skip
+SHAPE = Shape((3,), 2, 128, (128,), 64)
 REQUESTS = [
     *[Request((1,), Params(**{name: value})) for name, values in {
         "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),
@@ -345,6 +314,9 @@ def furnish(tmp: Path, bundle: Path) -> None:
     (tmp / "file").write_text("nothing of ours\n", encoding="utf-8")
     (tmp / "mine/letter").write_text("mine", encoding="utf-8")
     (tmp / "empty-file").touch()
+    (tmp / "loop").symlink_to("loop")
+    for name, recipe in RECIPES.items():
+        (tmp / name).write_text(json.dumps(recipe), encoding="utf-8")
     (tmp / "binary").write_bytes(bytes(range(128, 256)))
     base = BASE | {"num_hidden_layers": 1, "tie_word_embeddings": True}
     (tmp / "target/config.json").write_text(json.dumps(base), encoding="utf-8")
@@ -367,7 +339,7 @@ def _damaged(tmp: Path, bundle: Path) -> None:
             copy = tmp / name / file.relative_to(bundle)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(file.read_bytes())
-    (tmp / "forged" / MANIFEST).write_bytes(whole.replace(b'"k": ', b'"k": 1', 1))
+    (tmp / "forged" / MANIFEST).write_bytes(whole.replace(b'"batch": ', b'"batch": 1', 1))
     shard = "weights/tp0_sharded_checkpoint.safetensors"
     content = (bundle / shard).read_bytes()
     (tmp / "cut" / shard).write_bytes(content[:-9])

@@ -15,8 +15,8 @@ from compile.build import build
 from compile.bundle import cutting
 from compile.doctor import findings
 from compile.spec import BuildSpec
-from model.bundle.manifest import MANIFEST, read_bundle
-from model.bundle.opening import open_bundle
+from model.bundle.manifest import MANIFEST
+from model.bundle.opening import open_bundle, read_bundle
 from model.errors import UserError
 from tests.hostile.series import Series
 
@@ -62,7 +62,7 @@ def _k(out: Path) -> int | str:
     """The k of the bundle in a folder, or what is wrong with it."""
     try:
         bundle = open_bundle(out)
-        return "; ".join(findings(bundle)) or int(bundle["k"])
+        return "; ".join(findings(bundle)) or bundle.spec.k
     except UserError as error:
         return str(error)
 
@@ -83,21 +83,21 @@ def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds:
     series, rng = Series("kills of a build over a good bundle survived"), random.Random(seed)
     out, begin, moments = scratch / "served", time.monotonic(), set[str]()
     one = replace(spec, out=str(out))
-    other = replace(one, k=spec.k - 1)
+    other = replace(one, k=str(int(spec.k) - 1))
     traced = {s.k: build(replace(s, out=str(scratch / f"traced{s.k}"))) for s in (one, other)}
     length = _timed(replace(other, out=str(scratch / "timed")), traced[other.k])
     build(one)
     while series.tried < count and time.monotonic() - begin < seconds:
         old = _k(out)
-        new = other if old == one.k else one
+        new = other if old == int(one.k) else one
         if _killed(start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length):
             there = _k(out)
             moments.add(_met(out))
-            series.count(f"k {new.k} over k {old}", "" if there in (old, new.k) else str(there))
+            series.count(f"k {new.k} over k {old}", "" if there in (old, int(new.k)) else str(there))
     _judge_moments(series, moments)
     build(one)
     left = sorted(p.name for p in scratch.iterdir() if p.name.startswith("."))
-    series.count("the last build", "" if _k(out) == one.k and not left else f"k {_k(out)}, left {left}")
+    series.count("the last build", "" if _k(out) == int(one.k) and not left else f"k {_k(out)}, left {left}")
     return series
 
 
@@ -111,12 +111,12 @@ def beginnings(
     traced = None if tracing else build(whole)
     length = _timed(replace(spec, out=str(scratch / "timed")), traced)
     build(whole)
-    digests = {n: e["sha256"] for n, e in read_bundle(Path(whole.out))["files"].items()}
+    digests = {n: e.sha256 for n, e in read_bundle(Path(whole.out)).files.items()}
     while series.tried < count and time.monotonic() - begin < seconds:
         process = start(replace(spec, out=str(out)), traced)
         # a build that goes on is shorter: moments are drawn from all lengths
         if _killed(process, rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))):
-            half = (out / MANIFEST).exists() and _k(out) != spec.k
+            half = (out / MANIFEST).exists() and _k(out) != int(spec.k)
             moments.add(_met(out))
             series.count("a new build", "a half bundle is there" if half else "")
         if (out / MANIFEST).exists():
@@ -125,6 +125,8 @@ def beginnings(
     if traced:
         _judge_moments(series, moments)
     build(replace(spec, out=str(out)))
-    same = {n: e["sha256"] for n, e in read_bundle(out)["files"].items()} == digests
-    series.count("the last build", "" if same and _k(out) == spec.k else "other digests than an undisturbed build's")
+    same = {n: e.sha256 for n, e in read_bundle(out).files.items()} == digests
+    series.count(
+        "the last build", "" if same and _k(out) == int(spec.k) else "other digests than an undisturbed build's"
+    )
     return series

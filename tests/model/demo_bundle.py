@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 from pathlib import Path
 
 from filelock import FileLock
+from tokenizers import Tokenizer
 
 from compile.build import build
-from compile.spec import BuildSpec
-from model.bundle.manifest import read_bundle
+from compile.spec import BuildSpec, Recipe
+from model.bundle.opening import Bundle, read_bundle
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
@@ -25,24 +26,25 @@ PROMPTS = [p["text"] for p in json.loads((ROOT / "demo/prompts.json").read_text(
 @last_few
 def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
     """The compiled graphs of a demo bundle, by default k 7, batch 4, length 256, fp32."""
-    target = str(ROOT / "demo/target")
-    folder = str(ROOT / "demo" / draft)
+    target, folder = str(ROOT / "demo/target"), str(ROOT / "demo" / draft)
     name = "-".join([draft, *(f"{k}{v}" for k, v in changes.items())])
-    spec = BuildSpec(
-        target=target, draft=folder, checkpoint=target, draft_checkpoint=folder, tp=1, k=7, batch=4,
-        max_len=256, dtype="fp32", out=str(base / name),
-    )  # fmt: skip
-    spec = dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
-    spec.check()
+    recipe = Recipe(**{n: changes.pop(n) for n in ("draft_tp", "kv_shard") if n in changes})  # type: ignore[arg-type]
+    values = {"tp": 1, "batch": 4, "max_len": 256, "dtype": "fp32", "recipe": recipe} | changes
+    spec = BuildSpec(target, folder, out=str(base / name), **values | {"k": str(changes.get("k", 7))})  # type: ignore[arg-type]
     with FileLock(str(base / name) + ".lock"):
         build(spec)
     return Graphs(read_bundle(base / name))
 
 
+@functools.lru_cache(maxsize=4)
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    return load_tokenizer(bundle)
+
+
 def request(graphs: Graphs, text: str, params: Params = GREEDY, count: int = 40, **more: object) -> Request:
     """A request for a prompt in the demo tokenizer."""
-    ids = tuple(load_tokenizer(graphs.bundle.path).encode(text).ids)
-    return Request(ids, params, count, graphs.bundle.config("target").eos_token_ids, **more)  # type: ignore[arg-type]
+    ids = tuple(_tokenizer(graphs.bundle).encode(text).ids)
+    return Request(ids, params, count, graphs.bundle.spec.target_config.eos_token_ids, **more)  # type: ignore[arg-type]
 
 
 __all__ = ["PROMPTS", "ROOT", "graphs", "request", "shape_of"]

@@ -48,7 +48,7 @@ def _inputs(ids: list[list[int]], positions: list[int], known: list[int], slot: 
 
 
 def _any_count(ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """An acceptance that keeps any number of drafts: what is kept is no matter to a drafter."""
+    """An acceptance that keeps any number of drafts: a drafter must take any of them."""
     targets_BN, (batch, k) = draws.merged(), drafts_BK.shape
     count_B1 = torch.randint(1, k + 2, (batch, 1), dtype=torch.int32)
     index_N = torch.arange(k + 1)
@@ -69,7 +69,8 @@ def steps(
     state, held, texts = DraftState(caches[0], kept), caches[1], []
     for slot, prompt in enumerate(PROMPTS):
         padded = [prompt + [0] * (LENGTH - len(prompt))]
-        out = pair.prefill(k, _inputs(padded, [0], [len(prompt)], slot), state, held)
+        inputs = _inputs(padded, [0], [len(prompt)], slot)
+        out = pair.prefill(k, inputs, inputs.sampling(), state, held)
         state, held = out.draft_state, list(out.target_caches)
         texts.append([*prompt, int(out.next_ids)])
     for _ in range(count):
@@ -105,7 +106,7 @@ def _recorded(
         mock.patch.object(drafter, "propose", proposed),
         mock.patch.object(pair.target_model.kernels, "accept", _any_count),
     ):
-        out = pair.step(k, inputs, state, held)
+        out = pair.step(k, inputs, inputs.sampling(), state, held)
     return out, torch.cat(logits, 1), candidates[0]
 
 

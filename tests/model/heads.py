@@ -46,7 +46,7 @@ def write_head(
     config = load_draft(eagle3.KIND, str(folder), of_target)
     generator = torch.Generator().manual_seed(3)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in checkpoint_shapes(config, of_target).items():
+    for name, shape in checkpoint_shapes(config).items():
         scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
         noise = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else noise * scale

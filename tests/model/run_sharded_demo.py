@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     g = graphs(folder, **changes)
     results = Engine(g, shape_of(g.bundle)).run(requests(g))
     ahead, followed = ids_ahead(Engine(g, shape_of(g.bundle)), requests(g))
-    slices = [g.bundle["max_len"] // t.shape[2] for t in g.bundle.graphs[0].state if ".kv." in t.name]
+    slices = [g.bundle.spec.max_len // t.shape[2] for t in g.bundle.plan.state if ".kv." in t.name]
     print(json.dumps({"ids": [r.ids for r in results], "slices": slices, "ahead": ahead, "followed": followed}))
 
 

@@ -6,16 +6,23 @@ from typing import Any
 
 import pytest
 
-from model.config import PRESETS, load_config
-from model.draft_config import Eagle3Config, MedusaConfig, draft_config, load_draft
-from model.drafting import inferred
+from model.config import PRESETS, Qwen3Config, load_config
+from model.drafters.eagle3 import Eagle3Config
+from model.drafters.medusa import MedusaConfig
+from model.drafters.registry import KINDS, inferred
+from model.drafters.registry import load_draft as load_of_kind
 from model.errors import UserError
+from model.strict import read
 
 TARGET = load_config("demo/target")
 EAGLE3 = json.loads(Path("demo/draft_eagle3/config.json").read_text())
 MEDUSA = json.loads(Path("demo/draft_medusa/config.json").read_text())
 # the original EAGLE-3 format: all at the root, no layers named
 ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}
+
+
+def load_draft(kind: str, name_or_path: str, target: Qwen3Config) -> Any:
+    return load_of_kind(KINDS[kind], name_or_path, target)
 
 
 def folder(tmp_path: Path, raw: object) -> str:
@@ -55,14 +62,14 @@ def test_medusas_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("raw", "kind"), [(EAGLE3, "eagle3"), (ORIGINAL, "eagle3"), (MEDUSA, "medusa")])
-def test_the_drafter_is_inferred(raw: dict[str, Any], kind: str) -> None:
-    assert inferred(raw).kind == kind
+def test_the_drafter_is_inferred(tmp_path: Path, raw: dict[str, Any], kind: str) -> None:
+    assert inferred(folder(tmp_path, raw)).name == kind
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
     config = load_draft(kind, f"demo/draft_{kind}", TARGET)
-    assert draft_config(kind, json.loads(json.dumps(vars(config)))) == config
+    assert read(type(config), json.loads(json.dumps(vars(config)))) == config
 
 
 @pytest.mark.parametrize(

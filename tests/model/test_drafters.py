@@ -12,25 +12,19 @@ import pytest
 
 from compile.build import build
 from compile.doctor import findings
-from compile.graph.contract import declared
 from compile.spec import BuildSpec
-from model.bundle.manifest import (
-    FUSED,
-    PREFILL,
-    Bundle,
-    canonical_hash,
-    manifest_digest,
-    parse_manifest,
-    read_bundle,
-)
-from model.drafting import Drafting
+from model.bundle.contract import declared
+from model.bundle.manifest import canonical_hash, parse_manifest
+from model.bundle.opening import read_bundle
+from model.drafters.registry import inferred
 from model.errors import UserError
+from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from tests.compile.tiny import write_medusa, write_model
+from tests.compile.tiny import spec, write_medusa, write_model
 from tests.last_few import last_few
 from tests.model.heads import write_head
 
@@ -47,20 +41,17 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 # what else a bundle may differ in
 CASES = [
-    ("chain", {"k": 3}), ("parallel", {"k": 1}), ("parallel", {"k": 4}), ("parallel", {"k": 16, "batch": 1}),
-    ("parallel", {"k": 6, "fewer": (2,)}), ("parallel", {"k": 3, "tp": 2}), ("ngram", {"k": 4}),
-    ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("ngram", {"k": 3, "tp": 2}),
-    ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}), ("parallel", {"k": 4, "dtype": "bf16"}),
-    ("chain", {"k": 3, "tp": 2, "draft_tp": 1}),
-    ("eagle3", {"k": 1}), ("eagle3", {"k": 2, "structured": True}), ("eagle3", {"k": 6, "fewer": (2,)}),
-    ("eagle3", {"k": 3, "tp": 2}),
-    ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}), ("eagle3", {"k": 4, "dtype": "bf16"}),
+    ("chain", {"k": 3}), ("chain", {"k": 3, "tp": 2, "draft_tp": 1}),
+    ("parallel", {"k": 1}), ("parallel", {"k": 16, "batch": 1}), ("parallel", {"k": "2,6", "dtype": "bf16"}),
+    ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
+    ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}),
+    ("eagle3", {"k": 1, "dtype": "bf16"}), ("eagle3", {"k": "2,6", "structured": True}), ("eagle3", {"k": 3, "tp": 2}),
+    ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
     ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "batch": 1}),
-    ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "draft_head": "group"}),
-    ("medusa", {"k": 1}), ("medusa", {"k": 4, "structured": True}), ("medusa", {"k": 5, "batch": 1}),
-    ("medusa", {"k": 5, "fewer": (2,)}),
-    ("medusa", {"k": 3, "tp": 2}), ("medusa", {"k": 3, "tp": 2, "draft_tp": 1}), ("medusa", {"k": 4, "dtype": "bf16"}),
+    ("medusa", {"k": "1,5", "dtype": "bf16"}), ("medusa", {"k": 4, "structured": True, "batch": 1}),
+    ("medusa", {"k": 3, "tp": 2, "draft_tp": 1}),
     ("medusa", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
+    ("ngram", {"k": 4}), ("ngram", {"k": 3, "tp": 2}),
 ]  # fmt: skip
 
 
@@ -78,12 +69,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
-    target, flags = str(folder / "target"), dict(DRAFTERS[drafter])
+    flags = dict(DRAFTERS[drafter])
     if "draft" in flags:
-        flags["draft"] = flags["draft_checkpoint"] = str(folder / flags["draft"])
+        flags["draft"] = str(folder / flags["draft"])
     name = "-".join([drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
-    values = {"target": target, "checkpoint": target, "tp": 1, "batch": 3, "max_len": 128, "dtype": "fp32"}
-    return BuildSpec(**(values | {"out": str(folder / name)} | flags | changes))
+    return spec(folder, name, **{"batch": 3} | flags | changes)
 
 
 @last_few
@@ -129,49 +119,37 @@ def test_tokens_are_the_targets(folder: Path, drafter: str, changes: dict[str, A
 def test_a_step_makes_one_pass_of_a_parallel_draft(folder: Path) -> None:
     """As many collectives as one pass has, whatever k; and no completing pass."""
     bundle = _graphs(folder, "parallel", (("k", 3), ("tp", 2))).bundle
-    proto = (bundle.path / bundle.graph(FUSED, 128).file).read_bytes()
-    counts = {op: n for (op, _), n in declared(proto).collectives.items()}
+    proto = bundle.read(bundle.plan.by_key[GraphKey(Stage.STEP, 3, 128)].file)
+    counts = {op: n for (op, _), n in declared(bytes(proto)).collectives.items()}
     # two layers each, two all-reduces a layer; an embedding and a draw each
     assert counts == {"all-reduce": 8, "all-gather": 4}
 
 
 def test_the_manifest_names_the_drafter_and_its_state(folder: Path) -> None:
-    bundle = _graphs(folder, "parallel", (("k", 4),)).bundle
-    assert bundle["drafter"] == {"kind": "parallel", "mask_id": MASK}
-    kept = [t for t in bundle.graph(PREFILL, 128).state if ".kept." in t.name]
-    assert [(t.name, t.shape, t.dtype) for t in kept] == [("draft_model.kept.ids", (3, 4, 1), "int32")]
+    bundle = _graphs(folder, "parallel", (("k", "2,6"), ("dtype", "bf16"))).bundle
+    assert (bundle.spec.drafter, bundle.spec.draft_config.mask_id) == ("parallel", MASK)
+    kept = [t for t in bundle.plan.state if ".kept." in t.name]
+    assert [(t.name, t.shape, t.dtype) for t in kept] == [("draft_model.kept.ids", (3, 6, 1), "int32")]
 
 
-def _parsed(manifest: dict[str, Any]) -> Bundle:
-    """What a manifest says, its digests made anew."""
-    manifest["config_hash"] = canonical_hash([manifest["spec"], manifest["models"]])
-    manifest["manifest_sha256"] = manifest_digest(manifest)
-    return parse_manifest(json.dumps(manifest).encode(), "manifest.json", Path())
-
-
-def test_a_manifest_of_an_earlier_build_has_a_chain(folder: Path) -> None:
-    for drafter, kind in (("chain", "chain"), ("none", "none")):
-        manifest = json.loads(json.dumps(_graphs(folder, drafter, (("k", 3),) * (drafter == "chain")).bundle.manifest))
-        del manifest["drafter"], manifest["spec"]["drafter"]
-        assert _parsed(manifest).drafting == Drafting(kind)
-
-
-def test_a_manifest_whose_drafter_is_another_is_refused(folder: Path) -> None:
+def test_a_manifest_with_another_drafter_is_refused(folder: Path) -> None:
+    content = json.loads(_graphs(folder, "parallel", (("k", 1),)).bundle.content)
     for changes, why in (
-        ({"drafter": {"kind": "chain"}}, "the drafter is chain and the flags say 'parallel'"),
-        ({"drafter": {"kind": "parallel"}}, "its mask rows have the id None"),
-        ({"drafter": {"kind": "parallel", "mask_id": 64}}, "its mask rows have the id 64"),
-        ({"drafter": {"kind": "oracle"}}, "drafter.kind is 'oracle'"),
+        ({"drafter": "chain"}, "draft_config.mask_id is no field"),
+        ({"drafter": "ngram"}, "the drafter|drafter is ngram"),
+        ({"drafter": "oracle"}, "drafter is oracle"),
+        ({"draft_config": content["spec"]["draft_config"] | {"mask_id": -2}}, "mask_id is -2"),
     ):
-        manifest = json.loads(json.dumps(_graphs(folder, "parallel", (("k", 4),)).bundle.manifest))
+        manifest = {n: v for n, v in content.items() if n != "manifest_sha256"} | {"spec": content["spec"] | changes}
+        manifest["manifest_sha256"] = canonical_hash(manifest)
         with pytest.raises(UserError, match=why):
-            _parsed(manifest | changes)
+            parse_manifest(json.dumps(manifest).encode(), "manifest.json")
 
 
 def test_a_step_of_a_head_runs_the_planned_collectives(folder: Path) -> None:
     bundle = _graphs(folder, "eagle3", (("k", 3), ("tp", 2))).bundle
-    proto = (bundle.path / bundle.graph(FUSED, 128).file).read_bytes()
-    counts = {op: n for (op, _), n in declared(proto).collectives.items()}
+    proto = bundle.read(bundle.plan.by_key[GraphKey(Stage.STEP, 3, 128)].file)
+    counts = {op: n for (op, _), n in declared(bytes(proto)).collectives.items()}
     # the target's as above, then three passes of one layer; their embeddings, three draws, the projected states
     assert counts == {"all-reduce": 4 + 2 * 3, "all-gather": 2 + 3 + 3 + 1}
 
@@ -192,9 +170,9 @@ def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(folder: Pat
     """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same."""
     other = str(write_model(folder / "other", 2, scale=0.12, eos_token_id=None, num_hidden_layers=1))
     requests = [Request((5, 9, 2), Params(t, seed=n), 24) for n, t in enumerate((0.0, 0.8, 1.5))]
-    fused = Graphs(read_bundle(build(_spec(folder, "chain", k=3, draft=other, draft_checkpoint=other))))
-    draft = Graphs(read_bundle(build(_spec(folder, "none", target=other, checkpoint=other, batch=1))))
-    target = _graphs(folder, "ngram", (("k", 3),))
+    fused = Graphs(read_bundle(build(_spec(folder, "chain", k=4, draft=other))))
+    draft = Graphs(read_bundle(build(_spec(folder, "none", target=other, batch=1))))
+    target = _graphs(folder, "ngram", (("k", 4),))
 
     def draws(slot: Slot, most: int) -> list[int]:
         asked = Request(slot.ids, slot.request.params, most)
@@ -206,21 +184,24 @@ def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(folder: Pat
 
 
 def test_a_head_that_steps_of_the_target_left_behind_changes_no_token(folder: Path) -> None:
-    """Steps of six drafts, of two and of none in turn, with a refresh now and then."""
+    """Steps of six drafts, of two and of none in turn."""
     requests = _requests(6, 5)
     expected = [r.ids for r in _run(_graphs(folder, "none"), requests)]
-    graphs = _graphs(folder, "eagle3", (("k", 6), ("fewer", (2,))))
-    engine, results, tags = Engine(graphs, shape_of(graphs.bundle)), dict[int, Result](), list[int]()
+    graphs = _graphs(folder, "eagle3", (("k", "2,6"), ("structured", True)))
+    engine, results, ks = Engine(graphs, shape_of(graphs.bundle)), dict[int, Result](), set[int]()
     for request in requests:
         engine.add(request)
     for most in itertools.cycle((6, 0, 2, 0)):
         events = engine.step(most)
-        tags += [e.k for e in events]
+        ks |= {e.k for e in events}
         results |= {e.number: e.result for e in events if e.result}
         if not engine.busy:
             break
-        for slot in engine.slots.seated[:1] if len(tags) % 5 == 0 else ():
-            engine._refresh(slot)
     assert [results[n].ids for n in range(len(requests))] == expected
-    assert {0, 2, 6} <= set(tags)
-    assert any(r.refreshes for r in results.values())
+    assert {0, 2, 6} <= ks
+
+
+def test_every_format_claims_its_own_folders(folder: Path) -> None:
+    assert {name: inferred(str(folder / name)).name for name in ("chain", "parallel", "eagle3", "medusa")} == {
+        name: name for name in ("chain", "parallel", "eagle3", "medusa")
+    }

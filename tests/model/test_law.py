@@ -103,9 +103,7 @@ class Table(nn.Module):
     def drawn(self, x_BNV: Tensor, draw: Draw) -> tuple[Draws, None]:
         return self.kernels.coupled_sample(EAGER, x_BNV.flatten(0, 1), draw), None
 
-    def forward(
-        self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw
-    ) -> tuple[Draws, Hidden]:
+    def forward(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw) -> tuple[Draws, Hidden]:
         passed = self.hidden(ids_BN, caches, placement)
         return self.drawn(passed.x_BNE, draw)[0], passed
 
@@ -195,9 +193,7 @@ def _cells(size: Size, models: list[Table], mix: Mix) -> list[tuple[np.ndarray, 
     return found
 
 
-def _emitted_law(
-    size: Size, models: list[Table], mix: Mix, drafter: str
-) -> tuple[dict[tuple[int, ...], float], float]:
+def _emitted_law(size: Size, models: list[Table], mix: Mix, drafter: str) -> tuple[dict[tuple[int, ...], float], float]:
     """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
     cells = _cells(size, models, mix)
     index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)

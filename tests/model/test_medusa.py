@@ -16,17 +16,17 @@ from torch.nn.functional import silu
 from demo.drafter import target_pass
 from demo.medusa import load_heads
 from demo.models import load
-from model.backing import Backing
+from model.backing import REFERENCE, Backing
 from model.bundle.checkpoint import Checkpoint
 from model.config import Qwen3Config, load_config
-from model.draft_config import MedusaConfig, load_draft
-from model.drafters.medusa import Medusa, MedusaHeads
+from model.drafters.medusa import KIND, Medusa, MedusaHeads
+from model.drafters.registry import load_draft
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
 from model.packing import Packing
 from model.parallel import ONE_RANK, Parallel
-from model.qwen3 import REFERENCE, Qwen3
+from model.qwen3 import Qwen3
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_medusa
 from tests.model.drafted import PROMPTS, steps
@@ -40,8 +40,7 @@ def heads_of(
     folder: Path, parallel: Parallel = ONE_RANK, rank: int = 0, backing: Backing = REFERENCE, target: str = ""
 ) -> MedusaHeads:
     """The heads of a checkpoint on one rank, in fp32."""
-    config = load_draft("medusa", str(folder), load_config(target or "Qwen/Qwen3-0.6B"))
-    assert isinstance(config, MedusaConfig)
+    config = load_draft(KIND, str(folder), load_config(target or "Qwen/Qwen3-0.6B"))
     heads = MedusaHeads(config, parallel, backing)
     heads.load_state_dict(shard_of(Checkpoint(folder, config), rank, parallel.tp, torch.float32, Packing()))
     return heads.eval()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from model.bundle.checkpoint import Checkpoint
 from model.config import load_config
-from model.drafters.parallel import Parallel
+from model.drafters.parallel import MaskedDraft
 from model.ops import EAGER
 from model.packing import Packing
 from model.qwen3 import Qwen3
@@ -38,7 +38,7 @@ def _model(folder: Path) -> Qwen3:
 
 
 def _steps(folder: Path, k: int, most: int, count: int, spoil: Spoil = lambda c, p: c) -> Iterator[list[Drafted]]:
-    pair = Pair(_model(folder / "target"), Parallel(_model(folder / "draft"), MASK), EAGER)
+    pair = Pair(_model(folder / "target"), MaskedDraft(_model(folder / "draft"), MASK), EAGER)
     return steps(pair, (torch.zeros(len(PROMPTS), most, 1, dtype=torch.int32),), k, count, spoil)
 
 

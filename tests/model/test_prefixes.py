@@ -15,8 +15,10 @@ import pytest
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from model.bundle.manifest import Bundle, GraphSpec, TensorSpec
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.opening import Bundle
 from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey, Stage
 from model.serving import prefixes, quicker
 from model.serving.engine import Engine
 from model.serving.request import Params
@@ -31,7 +33,7 @@ def _cache(name: str = "target_model.kv.0.k") -> TensorSpec:
 def _cut(body: str, result: str) -> str | None:
     """A module of one cache after it was cut to 128 positions; None if it reads the cache in an unknown way."""
     text = f"""func.func @main(%cache: tensor<2x1x512x4xf32>) -> {result} {{ {body} }}"""
-    graph = GraphSpec("tag", 128, 0, (), (), (_cache(),), (), {})
+    graph = GraphSpec(GraphKey(Stage.STEP, 0, 128), (), (), (_cache(),), (), {})
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(text)
         if not prefixes.cut_caches(ir.SymbolTable(module.operation)["main"].regions[0].blocks[0], graph, 128):
@@ -75,13 +77,13 @@ class Recorder(Graphs):
         super().__init__(bundle)
         self._cut, self.buckets = cut, list[int]()
 
-    def _executable(self, graph: GraphSpec) -> Any:
+    def _executable(self, key: GraphKey) -> Any:
         with contextlib.nullcontext() if self._cut else mock.patch.object(quicker, "rewrite"):
-            return super()._executable(graph)
+            return super()._executable(key)
 
-    def run(self, tag: str, bucket: int, inputs: StepInputs) -> StepOutputs:
-        self.buckets.append(bucket)
-        return super().run(tag, bucket, inputs)
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        self.buckets.append(key.bucket)
+        return super().run(key, inputs)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.ops import EAGER
 from model.filters import Filters
+from model.ops import EAGER
 from model.sampling import Draw, accept, coupled_sample, gumbel
 from model.threefry import ROUNDS, threefry2x32
 

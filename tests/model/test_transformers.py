@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from compile.build import build
-from model.bundle.manifest import read_bundle
+from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
 from model.serving.request import Request
 from model.serving.runtime import Graphs

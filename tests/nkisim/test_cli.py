@@ -1,4 +1,4 @@
-"""`nkisim run|time|lint|report|trace|coverage|accuracy`: what they print, and that every mistake is one sentence."""
+"""Every command of `nkisim`: what it prints, and that every mistake is one sentence."""
 
 from __future__ import annotations
 
@@ -152,7 +152,6 @@ WRONG = {
     "a list and more": (["time", "@none.txt", "float32:2x2"], "@none.txt names whole launches"),
     "two to run": (["run", "@two.txt"], "nkisim run takes one launch, and the file names 2"),
     "nothing to lint": (["lint", "nowhere"], "no such file or folder: nowhere"),
-    "no row": (["accuracy", "--only", "nothing of that name"], "no row has 'nothing of that name'"),
 }  # fmt: skip
 
 
@@ -203,3 +202,17 @@ def test_the_difference_of_two_files() -> None:
         "gone": "gone",
         "new": "new",
     }
+
+
+def test_version_names_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lines and as JSON; a variable that forces a library is named where it is set."""
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    facts = json.loads(said(capsys, "version", "--json"))
+    assert facts["nkisim"] == nkisim.__version__
+    assert facts["processor"]
+    assert facts["BLAS kernels"]
+    assert facts["numpy"].startswith(np.__version__)
+    assert "OPENBLAS_CORETYPE" not in facts
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    lines = said(capsys, "version").splitlines()
+    assert set(lines) - {f"{name}: {fact}" for name, fact in facts.items()} == {"OPENBLAS_CORETYPE: Haswell"}

@@ -56,7 +56,8 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "nkisim").rglob("*.py")}
+    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "nkisim").rglob("*.py") if "accuracy" not in p.parts}
+    assert (ROOT / "nkisim/accuracy/__main__.py").is_file(), "the comparison with measured kernels is a checkout's"
     data = {"nkisim/py.typed", "nkisim/nki_0_6_signatures.json"}
     assert {n for n in names if ".dist-info/" not in n} == sources | data
     assert any(n.endswith("licenses/LICENSE") for n in names)
@@ -82,8 +83,13 @@ def test_alone_every_module_loads_and_none_is_ours(alone: Path, tmp_path: Path) 
     )
     done = subprocess.run([alone / "python", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     count, others = done.stdout.split(maxsplit=1)
-    assert int(count) > 80, done.stderr
+    assert int(count) > 75, done.stderr
     assert others == "[]\n"
+    command = [alone / "python", "-m", "nkisim.accuracy"]
+    assert (
+        "No module named nkisim.accuracy"
+        in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+    )
 
 
 def test_the_readme_s_first_screen_prints_what_it_says(alone: Path, tmp_path: Path) -> None:

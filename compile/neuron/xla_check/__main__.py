@@ -1,8 +1,8 @@
 """`python -m compile.neuron.xla_check --env FOLDER --out FILE`: lower with the real torch_xla, hold, run, record.
 
-Three questions of every graph of model.pt's module: did any operator fall back to the CPU while it was traced, is the
-graph the plan's (inputs, outputs, aliases, collectives, nothing that the SDK does not take), and does it give the
-tokens of the eager module for the requests that NxDI's host sends.
+For every graph of model.pt's module: no operator fell back to the CPU while it was traced; inputs, outputs, aliases and
+collectives are the plan's, without an opcode that the SDK refuses; the tokens are the eager module's for the requests
+that NxDI's host sends. It is used from a checkout: the wheel does not contain it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compile.neuron.sdk import nxdi_tags
+from compile.neuron.sdk import nxdi_graphs, nxdi_tags
 from compile.neuron.xla_check import environment, run
 from compile.neuron.xla_check.cases import CASES, RUN
 from compile.neuron.xla_check.hold import departures, opcodes
-from compile.plan import make_plan
+from model.bundle.plan import make_plan
 from model.errors import UserError, run_cli
 
 
 def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
-    """What is true of a case; `departures` is empty where all held."""
-    begin, plan = time.perf_counter(), make_plan(CASES[case])
+    """The result of a case; `departures` is empty if everything held."""
+    begin, plan = time.perf_counter(), make_plan(CASES[case].bundle)
     result: dict[str, Any] = {"departures": [], "graphs": {}}
     lowered: dict[str, Any] = {}
     for tag in nxdi_tags(plan):
         if said := _lower(python, case, tag, folder):
             result["departures"].append(said)
             continue
-        graph = next(g for g in plan.graphs if g.tag == tag)
+        graph = nxdi_graphs(plan, tag)[0]
         proto = (folder / f"{case}-{tag}.hlo.pb").read_bytes()
         lowered[tag] = json.loads((folder / f"{case}-{tag}.json").read_text(encoding="utf-8"))
         result["departures"] += [f"{tag}: {s}" for s in departures(plan, graph, proto, lowered[tag])]
@@ -46,10 +46,11 @@ def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
 
 
 def _lower(python: Path, case: str, tag: str, folder: Path) -> str:
-    """Lower a graph in the environment of torch_xla; what it said if it failed."""
+    """Lower a graph in the environment of torch_xla; the message if it failed."""
     command = [str(python), "-m", "compile.neuron.xla_check.lower", case, tag, str(folder)]
     # our runtime's flags are those of a newer XLA
-    environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PJRT_DEVICE": "CPU"}
+    environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environ |= {"PJRT_DEVICE": "CPU", "LD_PRELOAD": str(python.parents[1] / environment.SYMBOLS)}
     done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True, check=False)
     said = (done.stderr.strip() or "nothing").splitlines()[-1]
     return f"{tag}: lowering ended with {done.returncode} and said: {said}" if done.returncode else ""
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--env", type=Path, default=Path(".xla"), help="folder of the environment, made if absent")
     parser.add_argument("--out", type=Path, help="JSON file of the result")
     parser.add_argument("--only", choices=CASES, help="one case")
-    parser.add_argument("--keep", type=Path, help="folder for the lowered graphs, which are thrown away without it")
+    parser.add_argument("--keep", type=Path, help="folder for the lowered graphs (default: none is kept)")
     options = parser.parse_args(arguments)
     python = environment.make(options.env.absolute())
     found: dict[str, Any] = {}

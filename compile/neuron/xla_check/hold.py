@@ -1,4 +1,4 @@
-"""A graph as torch_xla lowered it, held against the plan."""
+"""Compares a graph that torch_xla lowered with the plan."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from compile.graph.contract import declared, unsupported_sentence
 from compile.neuron.module import REQUEST_COUNTS
 from compile.neuron.xla_check.lower import INPUTS
-from compile.plan import BuildPlan
-from model.bundle.manifest import PREFILL, GraphSpec, TensorSpec
+from model.bundle.contract import declared, unsupported_sentence
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.plan import BundlePlan
 
-# a constant that the tracer makes a parameter of: angles, steps; a weight of any real model is larger
+# constants that the tracer turns into parameters, as angles and steps; every weight of a real model is larger
 _CONSTANT_BYTES = 1024
 
 
@@ -22,8 +22,8 @@ def opcodes(proto: bytes) -> dict[str, int]:
     return dict(sorted(declared(proto).opcodes.items()))
 
 
-def departures(plan: BuildPlan, graph: GraphSpec, proto: bytes, lowered: dict[str, Any]) -> Iterator[str]:
-    """One clause for each way in which a lowered graph is not the plan's."""
+def departures(plan: BundlePlan, graph: GraphSpec, proto: bytes, lowered: dict[str, Any]) -> Iterator[str]:
+    """One clause for each difference between a lowered graph and the plan."""
     found = declared(proto)
     yield from (f"{name} fell back to the CPU" for name in lowered["fallbacks"])
     yield from (unsupported_sentence(what) for what in found.refused)
@@ -61,22 +61,22 @@ def _parameters(
 
 
 def _dead(graph: GraphSpec, name: str) -> bool:
-    """The last pass of a draft only writes caches: a prompt's pass reads none of what follows its last keys."""
+    """Whether a prefill never reads a weight: the last layer of its draft only writes caches."""
     last = max(
         (int(t.name.split(".")[2]) for t in graph.weights if t.name.startswith("draft_model.layers.")), default=0
     )
     behind = ("o_proj", "mlp", "post_attention_layernorm", "q_proj", "q_layernorm")
     of_last = name.startswith(f"draft_model.layers.{last}.") and any(part in name for part in behind)
     head = name in ("draft_model.norm.weight", "draft_model.lm_head.weight")
-    return graph.tag == PREFILL and (of_last or head)
+    return graph.key.is_prefill and (of_last or head)
 
 
-def _collectives(plan: BuildPlan, graph: GraphSpec, found: Counter[Any]) -> Iterator[str]:
+def _collectives(plan: BundlePlan, graph: GraphSpec, found: Counter[Any]) -> Iterator[str]:
     spec = plan.spec
     of_target, of_draft = spec.parallel()
     wanted = Counter({opcode: times for opcode, times in graph.collectives.items() if times})
-    if graph.tag == PREFILL and spec.has_draft and of_draft.tp > 1:
-        # the tracer drops what follows the last keys of the draft; in a step later collectives hold on to it
+    if graph.key.is_prefill and spec.has_draft and of_draft.tp > 1:
+        # the tracer drops the draft's operations after its last keys; in a step, later collectives keep them
         wanted["all-reduce"] -= 2
         wanted["all-gather"] -= 2 * (of_draft.slices(spec.draft_config) > 1)
     counted = Counter[str]()

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from compile.neuron.module import StepModule, example_inputs
-from compile.neuron.sdk import device_ops
+from compile.neuron.sdk import device_ops, nxdi_graphs
 from compile.neuron.xla_check.cases import CASES
-from compile.plan import BuildPlan, make_plan
-from model.bundle.manifest import GraphSpec
-from model.qwen3 import REFERENCE
+from model.backing import REFERENCE
+from model.bundle.graph_spec import GraphSpec
+from model.bundle.plan import BundlePlan, make_plan
 
 INPUTS = ("input_ids", "attention_mask", "position_ids", "seq_ids", "sampling_params", "hidden", "adapter_ids")
 
 
-def lower(plan: BuildPlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
-    """Trace one graph on tensors without values; what a fallback would ask of them ends the process."""
+def lower(plan: BundlePlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
+    """Trace one graph on tensors without values; a fallback that reads a value ends the process."""
     # vendor seam
     lowering: Any = importlib.import_module("torch_xla")._XLAC.lowering
     metrics: Any = importlib.import_module("torch_xla.debug.metrics")
@@ -36,7 +36,7 @@ def lower(plan: BuildPlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
     _take_placeholders(module)
     inputs = [_placeholder(t) for t in example_inputs(graph)]
     metrics.clear_all()
-    # as NxD's builder traces: torch_xla is told of the ranks that one process stands for
+    # as NxD's builder traces: one process stands for all ranks
     ranks = unittest.mock.patch("torch_xla.runtime.world_size", return_value=plan.spec.tp)
     with torch.no_grad(), ranks:
         outputs = module(*inputs)
@@ -45,7 +45,7 @@ def lower(plan: BuildPlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
     proto.write_bytes(context.hlo())
     named = dict(module.named_parameters()) | dict(zip(INPUTS, inputs, strict=True))
     numbers = {name: context.tensor_parameter_id(tensor) for name, tensor in named.items()}
-    # what the module itself puts on the device, as the angles' frequencies, becomes a parameter
+    # tensors that the module puts on the device, as the angles' frequencies, become parameters
     made = context.device_parameter_id_tensor_mapping()
     constants = {number: _value(t) for number, t in made.items() if number not in set(numbers.values())}
     names = {id(p): n for n, p in module.named_parameters()}
@@ -61,7 +61,7 @@ def _value(constant: Tensor) -> Any:
     try:
         return constant.cpu().tolist()
     except RuntimeError:
-        # the token by which the tracer keeps collectives in order: it has no value
+        # the token that keeps collectives in order has no value
         return 0
 
 
@@ -82,10 +82,10 @@ def _placeholder(like: Tensor) -> Tensor:
 def main(case: str, tag: str, folder: Path) -> None:
     """Lower a graph of model.pt in the case's smallest bucket, in a process of its own.
 
-    A process keeps one token for all collectives, by which a second graph would drag the first one along.
+    A process has one token for all collectives: through it a second graph would contain the first.
     """
-    plan = make_plan(CASES[case])
-    graph = next(g for g in plan.graphs if g.tag == tag)
+    plan = make_plan(CASES[case].bundle)
+    graph = nxdi_graphs(plan, tag)[0]
     lowered = lower(plan, graph, folder / f"{case}-{tag}.hlo.pb")
     (folder / f"{case}-{tag}.json").write_text(json.dumps(lowered, indent=1), encoding="utf-8")
 

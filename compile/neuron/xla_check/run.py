@@ -1,4 +1,4 @@
-"""Lowered graphs run on the CPU behind a host as NxDI's: their tokens are the eager module's."""
+"""Runs lowered graphs on the CPU behind a host like NxDI's, and compares their tokens with the eager module's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
-from compile.graph import hlo
 from compile.neuron.eager import EagerRanks
 from compile.neuron.module import REQUEST_COUNTS
-from compile.neuron.sdk import nxdi_tags
+from compile.neuron.sdk import nxdi_graphs, nxdi_tags
+from compile.neuron.xla_check.cases import CASES
 from compile.neuron.xla_check.lower import INPUTS
-from compile.plan import BuildPlan
-from model.bundle.manifest import GraphSpec, TensorSpec
+from model.bundle import hlo
+from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.plan import BundlePlan
 from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.serving.pjrt import compile_hlo, devices_of
@@ -25,11 +26,11 @@ from model.serving.pjrt import compile_hlo, devices_of
 _NUMPY = {1: np.bool_, 4: np.int32, 5: np.int64, 11: np.float32, 12: np.float64}
 
 
-def compared(plan: BuildPlan, folder: Path, case: str, lowered: dict[str, Any]) -> int:
-    """How many tokens were compared; UserError names the first request that differs."""
+def compared(plan: BundlePlan, folder: Path, case: str, lowered: dict[str, Any]) -> int:
+    """The number of compared tokens; UserError names the first request that differs."""
     # torch's indices have 64 bits
     jax.config.update("jax_enable_x64", True)
-    shards = [shard_of(plan, rank) for rank in range(plan.spec.tp)]
+    shards = [shard_of(plan, CASES[case].checkpoints, rank) for rank in range(plan.spec.tp)]
     eager = EagerRanks(plan, nxdi_tags(plan), shards)
     graphs = Lowered(plan, folder, case, lowered, shards)
     expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])
@@ -44,7 +45,7 @@ class Lowered:
     """The protos of a case, compiled by XLA for as many virtual CPU devices as there are ranks."""
 
     def __init__(
-        self, plan: BuildPlan, folder: Path, case: str, lowered: dict[str, Any], shards: list[dict[str, Tensor]]
+        self, plan: BundlePlan, folder: Path, case: str, lowered: dict[str, Any], shards: list[dict[str, Tensor]]
     ) -> None:
         self.devices = devices_of("cpu", plan.spec.tp)
         self.lowered, self.executables, self.kinds = lowered, {}, {}
@@ -54,7 +55,7 @@ class Lowered:
             proto = (folder / f"{case}-{tag}.hlo.pb").read_bytes()
             self.executables[tag] = compile_hlo(proto, self.devices)
             self.kinds[tag] = _kinds(proto)
-            self.graphs[tag] = next(g for g in plan.graphs if g.tag == tag)
+            self.graphs[tag] = nxdi_graphs(plan, tag)[0]
         state = (*self.graphs[nxdi_tags(plan)[0]].state, counts)
         zeros = {t.name: np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in state}
         self.values = [{n: t.numpy() for n, t in shard.items()} | dict(zeros) for shard in shards]

@@ -23,10 +23,11 @@ from compile.device_check.nxdi_host import Host, Sequence
 from compile.device_check.requests import shard_of
 from compile.neuron import config
 from compile.neuron.eager import EagerRanks
-from compile.neuron.sdk import nxdi_tags, nxdi_tokens
-from compile.plan import make_plan
+from compile.neuron.flags import nxdi_tag
+from compile.neuron.sdk import nxdi_graphs, nxdi_tags, nxdi_tokens
 from compile.serve_command import Served, arguments_of_v1, engine_arguments
 from compile.spec import BuildSpec
+from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from tests.compile.tiny import spec
 from tests.compile.vendor.absent import Absent
@@ -40,9 +41,12 @@ class Device:
     """What torch.jit.load gives NxDI, with the graphs of model.pt run eagerly; routed by the list of input shapes."""
 
     def __init__(self, built: BuildSpec) -> None:
-        self.plan, self.nxd_model, self.calls = make_plan(built), self, list[tuple[str, list[float]]]()
-        graphs = [g for g in self.plan.graphs if g.tag in nxdi_tags(self.plan)]
-        self.routes = {str([list(t.shape) for t in (*g.inputs[:5], *[g.inputs[3]] * 2)]): g.tag for g in graphs}
+        self.plan, self.nxd_model, self.calls = make_plan(built.bundle), self, list[tuple[str, list[float]]]()
+        self.routes = {
+            str([list(t.shape) for t in (*g.inputs[:5], *[g.inputs[3]] * 2)]): tag
+            for tag in nxdi_tags(self.plan)
+            for g in nxdi_graphs(self.plan, tag)
+        }
 
     def initialize(self, weights: list[dict[str, torch.Tensor]], start_rank: torch.Tensor) -> None:
         assert start_rank.tolist() == [0]
@@ -195,11 +199,16 @@ def serve(worker: Any, asked: dict[str, tuple[tuple[int, ...], Names, int]]) -> 
 
 def alone(base: Path, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
     """The target's own greedy tokens."""
-    plan = make_plan(spec(base, k=0))
-    eager = EagerRanks(plan, nxdi_tags(plan), [shard_of(plan, 0)])
-    graphs = [g for g in plan.graphs if g.tag in nxdi_tags(plan)]
+    built = spec(base, k=0)
+    plan = make_plan(built.bundle)
+    eager = EagerRanks(plan, nxdi_tags(plan), [shard_of(plan, built.checkpoints, 0)])
+    graphs = [g for tag in nxdi_tags(plan) for g in nxdi_graphs(plan, tag)]
     sequences = [Sequence(prompt, NEW_TOKENS) for prompt in prompts]
-    host = Host(graphs, lambda g, x: [r.numpy() for r in eager(g.tag, [torch.from_numpy(t) for t in x])], 0, 128)
+
+    def run(graph: Any, inputs: Any) -> list[Any]:
+        return [r.numpy() for r in eager(nxdi_tag(graph.key, plan.spec), [torch.from_numpy(x) for x in inputs])]
+
+    host = Host(graphs, run, 0, 128)
     host.serve(sequences, 2)
     return [s.ids for s in sequences]
 
@@ -207,10 +216,10 @@ def alone(base: Path, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
 def main(base: Path, nxdi: Path, source: Path) -> None:
     """Write the bundle, load and drive it by the plugin, print the outcome."""
     built = spec(base, "served", k=3)
-    plan, folder = make_plan(built), Path(built.out)
+    plan, folder = make_plan(built.bundle), Path(built.out)
     (folder / "weights").mkdir(parents=True, exist_ok=True)
-    save_file(shard_of(plan, 0), folder / shard_file(0))
-    (folder / "neuron_config.json").write_text(config.render(built), encoding="utf-8")
+    save_file(shard_of(plan, built.checkpoints, 0), folder / shard_file(0))
+    (folder / "neuron_config.json").write_text(config.render(built.bundle), encoding="utf-8")
     (folder / "model.pt").touch()
     device = Device(built)
     worker = plugin(base, nxdi, source, built, device)

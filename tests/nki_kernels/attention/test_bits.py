@@ -12,8 +12,6 @@ from nki_kernels.attention.host import Candidates, verify_attention
 from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, paged
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)
-# a row's slot, near a chunk's border and in later chunks
-FIRST = [500, 1000]
 
 
 def rows_of(x: Inputs, start: int, count: int) -> Inputs:
@@ -31,8 +29,8 @@ def same(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("first", FIRST)
+# rows within a chunk, and over the border of two
+@pytest.mark.parametrize(("first", "dtype"), [(500, "bf16"), (1000, "fp32")])
 def test_every_n_and_split(first: int, dtype: str) -> None:
     """32 rows one by one, in one call, and in calls of every size up to 32: the same bits, the same cache."""
     x = draw(replace(DIMS, dtype=dtype), first=[first])

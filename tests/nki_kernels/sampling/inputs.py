@@ -8,8 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_kernels.sampling.law import RowParameters
-
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 NO_FLOOR = np.float32(-3.4028235e38)
 
@@ -80,11 +78,6 @@ def key(seeds: Any, row: int) -> tuple[int, int]:
     """A row's key as Python integers."""
     low, high = seeds[row].view(np.uint32)
     return int(low), int(high)
-
-
-def parameters(temperature: Any) -> list[RowParameters]:
-    """Rows without filters."""
-    return [RowParameters(float(t)) for t in temperature[:, 0]]
 
 
 def merged(values: Any, ids: Any) -> Any:

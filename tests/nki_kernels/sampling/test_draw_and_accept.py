@@ -66,10 +66,12 @@ def test_a_floor_keeps_the_logit_that_equals_it(dtype: str) -> None:
 
 
 def test_greedy_rows_beside_drawn_ones() -> None:
-    """Temperature 0 ignores the noise, whatever is beside it; the same noise moves another row."""
+    """Temperature 0 ignores the noise, whatever is beside it; the same noise moves a drawn row. All are the law's."""
     x = draw(Dims(4, 1000))
     x.temperature[:, 0], x.floor[:] = [0, 1, 0, 1], NO_FLOOR
     ids = merged(*run(x))
+    rows = [law.RowParameters(float(t)) for t in x.temperature[:, 0]]
+    assert list(ids) == [law.coupled_sample(*row) for row in zip(x.logits, x.noise, rows, strict=True)]
     assert np.array_equal(ids[[0, 2]], x.logits[[0, 2]].argmax(1))
     assert not np.array_equal(ids[[1, 3]], x.logits[[1, 3]].argmax(1))
 

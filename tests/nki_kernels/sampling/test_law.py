@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 
 from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample
-from tests.nki_kernels.sampling.batch import Batch
 from tests.nki_kernels.sampling.inputs import NO_FLOOR, merged, one
 
 K, TOKENS = 2, 3
-BATCH = 42
 # rounding of probabilities that come from fp32 logits
 BOUND = 1e-5
 
@@ -61,57 +59,6 @@ def exact_law() -> Any:
     return np.array(
         [np.prod([target(t[:n])[t[n]] for n in range(TOKENS)]) for t in itertools.product((0, 1), repeat=TOKENS)]
     )
-
-
-def rejection_cases(*uniforms: Any) -> Iterator[tuple[float, tuple[int, ...], tuple[float, ...], float]]:
-    """Weight, drafts, u of both drafts, u of the bonus."""
-    bonus = grid(12)
-    for drafts in itertools.product((0, 1), repeat=K):
-        weight = np.prod([draft(drafts[:n])[drafts[n]] for n in range(K)])
-        for u in itertools.product(*uniforms):
-            for v in bonus:
-                yield float(weight) / np.prod([len(g) for g in uniforms]) / 12, drafts, u, float(v)
-
-
-def run_rejection(cases: list[Any], block: bool = False) -> Iterator[tuple[float, list[int]]]:
-    for first in range(0, len(cases), BATCH):
-        part = cases[first : first + BATCH]
-        x = Batch(len(part), K, 2)
-        for b, (_, drafts, u, v) in enumerate(part):
-            x.target[b] = [target(drafts[:n]) for n in range(K + 1)]
-            x.draft[b] = [draft(drafts[:n]) for n in range(K)]
-            # the classic rule compares with u of a draft, block verification with u of a prefix
-            x.drafts[b], x.u[b, block : K + block] = drafts, u
-            # a residual of two ids has one id with mass: its noise changes nothing
-            x.noise[b] = [race(v)] * (K + 1)
-        for (weight, *_), ids in zip(part, x.run(block=block), strict=True):
-            yield weight, ids
-
-
-def test_rejection_emits_the_target_s_law() -> None:
-    emitted_law = law_of_texts(run_rejection(list(rejection_cases(grid(12), grid(12)))))
-    assert np.abs(emitted_law - exact_law()).max() < BOUND
-
-
-def test_block_verification_emits_the_target_s_law() -> None:
-    """Its thresholds here are 2/5 or 1 for the first draft, 3/8 or 1 for both."""
-    emitted_law = law_of_texts(run_rejection(list(rejection_cases(grid(5), grid(8))), block=True))
-    assert np.abs(emitted_law - exact_law()).max() < BOUND
-
-
-def test_blocks_with_the_classic_uniforms_are_caught() -> None:
-    """Negative control: block verification that compares with the wrong prefix's uniform has another law."""
-    cases = list(rejection_cases(grid(5), grid(8)))
-    swapped = ((w, d, (u[1], u[1]), v) for w, d, u, v in cases)
-    emitted_law = law_of_texts(run_rejection(list(swapped), block=True))
-    assert np.abs(emitted_law - exact_law()).max() > 100 * BOUND
-
-
-def test_shared_uniforms_are_caught() -> None:
-    """Negative control: one uniform for both acceptance tests changes the law."""
-    shared = [c for c in rejection_cases(grid(12), grid(12)) if c[2][0] == c[2][1]]
-    emitted_law = law_of_texts((12 * weight, ids) for weight, ids in run_rejection(shared))
-    assert np.abs(emitted_law - exact_law()).max() > 100 * BOUND
 
 
 def draws(tables: list[Any], noise: list[Any], temperatures: Any) -> Any:

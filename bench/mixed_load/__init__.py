@@ -1,1 +1,0 @@
-"""A mixed load with switching against every fixed k."""

@@ -1,1 +1,0 @@
-"""The pictures of README and docs: drawn from data and committed results by one command."""

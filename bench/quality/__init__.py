@@ -1,1 +1,0 @@
-"""Does speculation change a token? Answers both ways, compared."""

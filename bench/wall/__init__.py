@@ -1,0 +1,1 @@
+"""Wall time of ways to serve the same requests, side by side."""

@@ -1,0 +1,191 @@
+"""The questions that only a device can answer, each with the choice made without an answer and the way to check it.
+
+`python -m compile.device_check --page` prints docs/device_checks.md from these rows. Nothing is imported that a bare
+Python lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HELD, FAILED, NOT_REACHED = "held", "FAILED", "not reached"
+_HEAD = """# What a trn2 machine must check
+
+Printed by `python -m compile.device_check --page`. The documents do not decide these points, or nothing here can try
+them. Each choice is safe under either answer. Where a row names a step, `make device-check` answers it; its report ends
+with all rows: held, failed, not reached.
+
+| part | question | how to check | chosen |
+|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a part. `step` answers it: every step of that name, or of a name that begins with it; without
+    one it is answered by hand."""
+
+    part: str
+    question: str
+    chosen: str
+    how: str = ""
+    step: str = ""
+
+    @property
+    def check(self) -> str:
+        """How to check it, in words."""
+        named = f"step `{self.step}`" if self.step else ""
+        return "; ".join(part for part in (named, self.how) if part)
+
+    def states(self, states: Mapping[str, str]) -> list[str]:
+        """The states of the steps that answer it."""
+        return [
+            s for name, s in states.items() if name == self.step or name.startswith((f"{self.step} ", f"{self.step},"))
+        ]
+
+    def answer(self, states: Mapping[str, str]) -> str:
+        """Held if all of its steps held, failed if one failed."""
+        if not self.step:
+            return f"{NOT_REACHED}: by hand"
+        reached = self.states(states)
+        if FAILED in reached:
+            return FAILED
+        return HELD if reached and set(reached) == {HELD} else NOT_REACHED
+
+
+def page() -> str:
+    """docs/device_checks.md."""
+    return _HEAD + "".join(f"| {q.part} | {q.question} | {q.check} | {q.chosen} |\n" for q in QUESTIONS)
+
+
+def table(states: Mapping[str, str]) -> list[str]:
+    """Lines of Markdown: every question and its answer by the states of the steps."""
+    rows = [f"| {q.part} | {q.question} | {q.answer(states)} | {q.check} |" for q in QUESTIONS]
+    return ["| part | question | answer | how |", "|---|---|---|---|", *rows]
+
+
+QUESTIONS = (
+    Question("deploy", "does the V0 engine load a bundle from a read-only folder, and fail instead of recompiling "
+             "when it may not write", "a read-only mount, and an init container that refuses first",
+             how="apply `base/`, read the server's log; delete `model.pt` from a copy and start again"),
+    Question("deploy", "is `num_speculative_tokens` NxDI's `speculation_length` (k + 1 verified rows), as its "
+             "loader's source says", "k + 1", how="compare the loaded `neuron_config.json`, count rows in the graph's "
+             "input"),
+    Question("deploy", "is `NEURON_LOGICAL_NC_CONFIG` harmless beside a claim's `NeuronConfig`",
+             "both are set, from one value", how="`neuron-ls` in the pod, start with and without the variable"),
+    Question("deploy", "is the attribute's name `resource.aws.com/devicegroup<n>_id` for n = 1, 4, 8, 16 on the "
+             "driver's version in use", "as documented", how="`kubectl get resourceslices -o yaml`"),
+    Question("deploy", "does the mounted bucket show `bundles/` and `checkpoints/` to uid 1000 with these mount "
+             "options", "`read-only`, `allow-other`, `uid`, `gid`, `prefix`", how="`ls` in the init container"),
+    Question("deploy", "which of vLLM's speculation counters does the engine offer on Neuron, if any",
+             "the V1 engine's names in the dashboard", how="`curl /metrics` on the speculative server"),
+    Question("verify_attention", "is a product of 0 and a finite number added exactly, wherever it stands in a sum of "
+             "128 partitions", "assumed: hidden slots weigh 0", how="`tests/nki_kernels/attention/test_bits.py` on "
+             "the device"),
+    Question("verify_attention", "may one `range_select` read 1024 fp32 columns over two PSUM banks",
+             "yes above 64 rows, two of 512 otherwise", how="N = 32: compile, compare"),
+    Question("verify_attention", "does the compiler let a product wait for a run-time copy into a different part of "
+             "its key tile", "nkisim compares the bytes that are written", how="profile S = 1024: first product "
+             "against the copy of new keys"),
+    Question("verify_attention", "does the Tensor Engine read weights with a stride of 16 bytes at full rate",
+             "strided turns, no copy before", how="profile `nc_transpose` of a tile with stride 8"),
+    Question("verify_attention", "may `nc_transpose` take its rows from partitions 32 to 63 or 64 to 127",
+             "yes, as the start partition rule says", how="compile, compare"),
+    Question("verify_attention", "how far does the Tensor Engine slow down between bursts at S = 1024",
+             "half clock below half use of 3 us", how="profile"),
+    Question("verify_attention", "do transfers that the Scalar Engine triggers delay its instructions",
+             "after the pack's last exponentials", how="profile the append of keys"),
+    Question("verify_attention", "does the compiler call a function that it takes out of a tuple",
+             "the language guide allows functions as values", step="kernel verify_attention"),
+    Question("verify_attention_paged", "what does a gather of 128 rows of 2 KiB cost on the GpSimd queue",
+             "830 ns each, inferred", how="profile"),
+    Question("decode_mlp, decode_attention", "is GpSimd's rsqrt (`tensor_scalar`) as precise as fp32, and how long "
+             "does a (R, 1) tile take", "GpSimd: no table of the Scalar Engine, documented as more precise",
+             how="compare with fp64, profile"),
+    Question("decode_mlp, decode_attention", "does the Tensor Engine keep its full clock at 60 to 65 % use by weights "
+             "that stream", "full clock above half use of 3 us", how="profile a layer of 32B at TP 32"),
+    Question("decode_mlp", "is the Scalar Engine's silu table within 2 bf16 units", "`activation(silu)`",
+             how="compare with fp64"),
+    Question("decode_attention", "is a product of fp32 numbers with a permutation of zeros and ones exact",
+             "yes: both passes of fp32 add up to the number", how="compare bits"),
+    Question("decode_attention, stores of results", "may `tensor_copy` move PSUM partitions 0 to 31 to SBUF "
+             "partitions 32, 64 or 96", "yes, as the start partition rule says", how="compile, compare"),
+    Question("decode_attention, two cores", "does a barrier on the value cache order scattered rows before the other "
+             "core's loads", "yes, as `core_barrier` says of the tensor", how="repeat, compare bits"),
+    Question("stream_weights", "what rate do transfers of 8 KiB rows reach while small transfers share the engines",
+             "24.1 B/ns per engine, 8.2 ns per row", how="profile, bytes per time"),
+    Question("model/on_device", "does torch see what a kernel writes to a cache that it takes but does not return",
+             "in place; if not, the kernels return the caches too", step="requests, kernels"),
+    Question("compile/custom_call", "does neuronx-cc take a custom call of this name whose configuration is not the "
+             "vendor's", "no: on a device the kernels are called from torch", how="compile a bundle built with "
+             "`--kernels nki`"),
+    Question("gumbel_noise, coupled_sample", "does the device read a uint16 view of a uint32 tile, and a run-time "
+             "offset of an activation's input, as nkisim does", "low half first, offset in elements",
+             how="`tests/nki_kernels/sampling/test_noise.py` on the device", step="kernel gumbel_noise"),
+    Question("gumbel_noise", "do bitwise instructions on uint32 and uint16 tiles of the Vector Engine keep all bits",
+             "as the manual says", step="kernel gumbel_noise"),
+    Question("coupled_sample", "how far do the engine's log, exp and reciprocal lie from the definitions",
+             "the definitions", how="compare noise and tokens over 10^6 draws"),
+    Question("coupled_sample", "does the compiler overlap `gumbel_noise` with the layers, which do not need it",
+             "two kernels, noise first", how="profile the fused graph"),
+    Question("nkisim: access patterns", "does the compiler refuse or split a compute instruction over five free "
+             "dimensions that do not merge, or a step of 32768 elements", "refused", how="compile a copy of each"),
+    Question("nkisim: rand_set_state", "do the GpSimd lanes of a tile that starts at partition 32 count from 0 or "
+             "from 32", "from 0, the tile's first partition", how="set, draw and read back at two starts"),
+    Question("toolchain", "does neuronx-cc accept protos that jax wrote, with ids renumbered and layers as calls",
+             "calls; `--inline` is the other form", how="it also tries the inlined form", step="neff"),
+    Question("hlo", "does neuronx-cc read replica groups from the old field (49) or the new (87) of an instruction",
+             "both are written, and equal", how="compile at tp 2, look at the NEFF's collectives"),
+    Question("toolchain", "does ModelBuilder give every bucket of a tag the same module, with `bucket_config=None`",
+             "yes, as its source says", step="model"),
+    Question("toolchain", "is the work folder `{tag}/_tp0_bk{i}/` with `log-neuron-cc.txt` and `model/graph.hlo` "
+             "there for every bucket", "as its source says; a missing log is one line in its place", step="model"),
+    Question("toolchain", "does a kernel's in-place write to a cache reach the tensor that it took, inside a traced "
+             "graph", "the tensor that it took is returned", step="requests, kernels"),
+    Question("toolchain", "may a graph of two cores (`--lnc=2`) hold a launch on one", "yes", step="model, kernels"),
+    Question("compile.neuron.module", "does the compiler drop the copy of a cache that is longer by one slot, which "
+             "takes the dropped rows", "a scatter that never writes outside, and the copy",
+             how="profile a fused graph: bytes moved against `bytes_per_rank`"),
+    Question("compile.neuron.module", "does the compiler take int64 indices and shifts of int32 tensors",
+             "torch_xla lowers both; `view(dtype)` is not used", step="requests"),
+    Question("compile.neuron.module", "does NxDI start a model whose shards hold no "
+             "`layers.i.self_attn.rank_util.rank`, and route seven inputs to it", "yes: our graphs read "
+             "`rank_util.rank` only", how="the command of `compile.serve_command`", step="NxDI"),
+    Question("model.fused_layer", "does the compiler fold the unpacking of packed weights into a prefill's products, "
+             "or copy them (2 GB a rank for 32B at tp 32: some 12 ms by arithmetic at 360 GB/s)",
+             "one copy of the weights, packed for the steps", how="profile a prefill graph with `--kernels nki` "
+             "against the reference"),
+    Question("compile.neuron.module", "may a step return the counts of prompts as it got them, aliased to their "
+             "parameter", "the parameter itself is the result", how="its last request uses a slot that was used "
+             "before", step="requests"),
+    Question("compile.graph.trace", "does a scatter beyond a cache's end, which JAX drops, end the run (the SDK's "
+             "notes: \"can result in runtime errors\")", "JAX's `drop`", how="a request to the context's end",
+             step="graphs"),
+    Question("pjrt", "does the plugin serialize an executable and load it again, and does its version tell SDKs apart",
+             "yes: JAX's own cache depends on both", step="pjrt"),
+    Question("compile.neuron.module", "does NxDI's host take one result (B,) a step from the model of a target alone, "
+             "as its source says", "one result before the caches", step="requests, k 0"),
+    Question("device_check", "do torch 2.13 and jax 0.10 work beside the SDK, which brings torch 2.9, in one "
+             "environment", "torch 2.9 is enough for the package", how="install with the SDK first, run `make "
+             "device-check`"),
+    Question("switching", "does a prefill write the same bits into the target's cache as the steps did (a refresh of "
+             "the draft rewrites both)", "a refresh only if the table states its cost; the engine stops refreshing "
+             "when the draw after one differs", how="`test_a_refresh_writes_the_bits_that_the_target_s_steps_wrote` "
+             "on the device"),
+    Question("sharding: draft groups", "what does an all-reduce of 4 or 8 consecutive ranks cost beside one of 32, "
+             "and do its groups lie on one chip", "nkisim counts hops between chips; the default is all ranks",
+             how="profile a fused graph built with and without `--draft-tp 4`, `NEURON_LOGICAL_NC_CONFIG=2`"),
+    Question("sharding: the draft's head", "what does a gather of 8 numbers of all ranks cost beside one inside a "
+             "group, and beside four times the head's bytes", "all: less by every law of collectives here, without "
+             "filters", how="profile fused graphs of `--draft-tp 8` with `--draft-head all` and `group`"),
+    Question("model.cache `Copies`", "what does the scatter of a tree's kept rows into the other paths' caches cost, "
+             "a descriptor a dimension of transposed keys", "billed by the law of transfers: 0.06 ms a step of 8 rows",
+             how="profile a fused graph of `--tree` with `--kernels nki` beside its chain"),
+    Question("sharding: collectives", "does the tracer keep the replica groups of torch_xla's `all_reduce` and "
+             "`all_gather`, and the compiler take graphs with groups of several sizes",
+             "literal groups, `pin_layout=False`", how="for slices build with `--draft-tp 2 --kv-shard sequence`, "
+             "read `logs/*.hlo`, generate", step="requests, draft groups"),
+    Question("sharding: slices", "do the two all-gathers a layer cost less than the cache that a rank no longer reads",
+             "whole caches by default", how="profile `--kv-shard sequence` at lengths 1024, 4096, 8192"),
+)  # fmt: skip
