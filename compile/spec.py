@@ -68,7 +68,7 @@ class BuildSpec:
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
 
-    @functools.cached_property
+    @property
     def kind(self) -> Kind:
         """The kind of drafter, inferred from the draft's checkpoint where the flag leaves it open."""
         if self.drafter not in (AUTO, *KINDS):

@@ -41,7 +41,9 @@ def nxdi_tag(key: GraphKey, spec: BundleSpec) -> str:
         return ""
     if key.is_prefill:
         return PREFILL
-    return {0: DECODE, spec.k: FUSED}.get(key.k, "") if key.stage is Stage.STEP else ""
+    if key.stage is not Stage.STEP or key.k not in (0, spec.k):
+        return ""
+    return FUSED if key.k else DECODE
 
 
 def flag_tag(key: GraphKey) -> str:
