@@ -30,7 +30,7 @@ class Expected(NamedTuple):
 
 
 def check_shape(bundle: Bundle, expected: Expected) -> None:
-    """Raise UserError unless a bundle's manifest has the expected shape and a model.pt."""
+    """Raise UserError unless a bundle's manifest has the expected shape, a model.pt and weights."""
     for name in ("tp", "batch", "max_len", "k", "drafter"):
         value = getattr(bundle.spec, name)
         if value != getattr(expected, name):
@@ -40,6 +40,8 @@ def check_shape(bundle: Bundle, expected: Expected) -> None:
             )
     if MODEL not in bundle.files:
         raise UserError(f"{bundle.path} was built without the Neuron SDK and has no {MODEL}; build it where the SDK is")
+    if not bundle.manifest.has_weights:
+        raise UserError(f"{bundle.path} has no weights; build it from checkpoint folders that hold them")
 
 
 def check_engine(bundle: Bundle, expected: Expected) -> None:

@@ -65,10 +65,10 @@ def _template(name: str, scope: dict[str, Any]) -> list[Any]:
 
 def scope_of(values: Values, variant: str = "speculative") -> dict[str, Any]:
     """Every name of the templates."""
-    m, key, folder = values["model"], values["public_key"], f"/mnt/bucket/{values['model']['draft_folder']}"
+    m, key = values["model"], values["public_key"]
     k, drafter = (m["k"], m["drafter"]) if variant == "speculative" else (0, NONE)
-    # a chain's shape is a preset's; that of a different draft is in its folder
-    draft = [f"--draft={m['draft'] if drafter == 'chain' else folder}", f"--draft-checkpoint={folder}"]
+    target, draft = (f"/mnt/bucket/{m[name]}" for name in ("target_folder", "draft_folder"))
+    has_draft = KINDS[drafter].has_model
     scope = values | {
         "variant": variant,
         "bundle": values.bundle(variant),
@@ -78,7 +78,12 @@ def scope_of(values: Values, variant: str = "speculative") -> dict[str, Any]:
         "lnc": LNC,
         "k": k,
         "drafter": drafter,
-        "draft_flags": [f"--drafter={drafter}", *(draft if KINDS[drafter].has_model else [])] if k else [],
+        "draft_flags": [f"--drafter={drafter}", *([f"--draft={draft}"] if has_draft else [])] if k else [],
+        # a draft that is no chain has a shape of its own
+        "checkpoints": [
+            f"{m['target']}={target}",
+            *([f"{m['draft'] if drafter == 'chain' else drafter}={draft}"] if has_draft else []),
+        ],
         # an empty variable would ask for no signature: without a key there is none
         "key_environment": [] if key == NONE else [{"name": VARIABLE, "value": key}],
         # a pod's volumes count against its containers' disk; /tmp has 2 GiB

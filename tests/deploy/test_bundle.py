@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,15 +12,22 @@ from typing import Any
 
 import pytest
 
-from compile.serve_command import CONFIG, MODEL, neuron_fields
+from compile.neuron import config as neuron_config
+from compile.neuron.flags import LNC, TARGET
+from compile.serve_command import CONFIG, MODEL
 from compile.spec import BuildSpec
 from compile.store import push
 from deploy.bundle import Expected, check_shape, fetch, push_checked
 from deploy.bundle import main as bundle_command
+from deploy.checkpoint import main as check_checkpoints
 from deploy.keep import main as keep
-from model.bundle.manifest import MANIFEST, read_bundle
+from model.bundle.manifest import MANIFEST, Compiler, File, manifest_json, sha256_of
+from model.bundle.opening import read_bundle
+from model.bundle.plan import make_plan
+from model.bundle.shards import shard_header
+from model.bundle.weights import shard_file
+from model.config import PRESETS
 from model.errors import UserError
-from tests.compile.tiny import manifest_of
 
 PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2, drafter="chain")
 ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2, drafter="none")
@@ -29,31 +37,24 @@ def flags_of(expected: Expected) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in expected._asdict().items()]
 
 
-@pytest.fixture(autouse=True)
-def no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shards below hold no weights."""
-    monkeypatch.setattr("compile.serve_command.faults", lambda bundle: iter(()))
-
-
-def built(folder: Path, e: Expected, **config: Any) -> Path:
-    """A bundle as compile.build leaves it where the SDK is: its configuration, its program, a shard for each rank."""
-    (folder / "weights").mkdir(parents=True)
-    written: dict[str, Any] = {"neuron_config": neuron_fields(e.tp, e.batch, e.max_len, e.k, e.lnc) | config}
-    if e.k:
-        draft = neuron_fields(e.tp, e.batch, e.max_len, 0, e.lnc)
-        written["fused_spec_config"] = {"draft_config": {"neuron_config": draft}}
-    (folder / CONFIG).write_text(json.dumps(written), encoding="utf-8")
-    (folder / MODEL).write_bytes(b"program")
-    for rank in range(e.tp):
-        (folder / f"weights/tp{rank}_sharded_checkpoint.safetensors").write_bytes(bytes([rank]) * 100)
-    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+def built(folder: Path, e: Expected, weights: bool = True, **config: Any) -> Path:
+    """A bundle as compile.build leaves it where the SDK is; its graphs and its program are empty, its shards headers
+    alone."""
     model = "Qwen/Qwen3-0.6B"
-    spec = BuildSpec(model, tp=e.tp, batch=e.batch, max_len=e.max_len, k=e.k, **({"draft": model} if e.k else {}))
-    manifest = manifest_of(spec, files)
-    for name in manifest["files"].keys() - files.keys():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
-    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    draft = {"draft": model} if e.k else {}
+    spec = BuildSpec(model, tp=e.tp, batch=e.batch, max_len=e.max_len, k=str(e.k), **draft).bundle
+    plan = make_plan(spec)
+    written = json.loads(neuron_config.render(spec))
+    written["neuron_config"] |= config
+    contents = {graph.file: b"" for graph in plan.graphs}
+    contents |= {CONFIG: json.dumps(written).encode(), MODEL: b"program"}
+    contents |= {shard_file(rank): shard_header(plan, rank) for rank in range(e.tp) if weights}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    files = {name: File("0" * 64, sha256_of(folder / name), len(content)) for name, content in contents.items()}
+    compiler = Compiler("full", "model.pt", TARGET, LNC)
+    (folder / MANIFEST).write_bytes(manifest_json(plan, files, compiler, {}, None))
     return folder
 
 
@@ -73,7 +74,7 @@ def test_a_bundle_is_pushed_and_fetched_whole(expected: Expected, tmp_path: Path
     bundle_command(["fetch", address, str(tmp_path / "local"), *flags_of(expected)])
     assert capsys.readouterr().out.splitlines() == [address, str(tmp_path / "local")]
     assert (tmp_path / "local" / MODEL).read_bytes() == b"program"
-    assert read_bundle(tmp_path / "local")["k"] == expected.k
+    assert read_bundle(tmp_path / "local").spec.k == expected.k
 
 
 WRONG = [({"tp": 4}, "tp 4"), ({"batch": 1}, "batch 1"), ({"max_len": 512}, "max_len 512"),
@@ -105,15 +106,17 @@ def test_a_different_drafter_lnc_layout_or_an_unfinished_bundle_is_refused(tmp_p
     with pytest.raises(UserError, match=f"{CONFIG} is missing"):
         push_checked(made, str(tmp_path / "bucket/c"), PAIR)
     bundle = read_bundle(made)
-    del bundle.manifest["files"][MODEL]
+    del bundle.files[MODEL]
     with pytest.raises(UserError, match=r"has no model\.pt"):
         check_shape(bundle, PAIR)
+    with pytest.raises(UserError, match="has no weights"):
+        push_checked(built(tmp_path / "d", PAIR, weights=False), str(tmp_path / "bucket/d"), PAIR)
     assert not (tmp_path / "bucket").exists()
 
 
 def test_a_wrong_byte_is_refused(tmp_path: Path) -> None:
     address = stored(tmp_path)
-    digest = read_bundle(address)["files"][MODEL]["sha256"]
+    digest = read_bundle(address).files[MODEL].sha256
     (tmp_path / "bucket/bundles/objects" / digest).write_bytes(b"progrum")
     with pytest.raises(UserError, match="did not arrive as it was built"):
         fetch(address, tmp_path / "local", ALONE)
@@ -130,6 +133,28 @@ def test_with_a_public_key_an_unsigned_bundle_is_refused(tmp_path: Path, monkeyp
     assert not (tmp_path / "local").exists()
 
 
+def checkpoint(folder: Path, **changes: Any) -> Path:
+    """A folder as the hub has it, which ends sequences by one id, with an empty file of weights."""
+    folder.mkdir()
+    raw = dataclasses.asdict(PRESETS["Qwen/Qwen3-0.6B"]) | {"model_type": "qwen3", "eos_token_id": 151645} | changes
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_a_checkpoint_of_a_different_model_or_without_weights_is_not_built(tmp_path: Path) -> None:
+    folder, wide = checkpoint(tmp_path / "0.6B"), checkpoint(tmp_path / "wide", hidden_size=2048)
+    check_checkpoints([f"Qwen/Qwen3-0.6B={folder}", f"eagle3={wide}"])
+    for wrong, said in ((f"Qwen/Qwen3-0.6B={wide}", r"wide/config\.json is not Qwen/Qwen3-0\.6B's"),
+                        (f"Qwen/Qwen3-8B={folder}", r"is not Qwen/Qwen3-8B's"),
+                        (f"eagle3={tmp_path}", "holds no weights"), ("eagle3", "holds no weights")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            check_checkpoints([f"Qwen/Qwen3-0.6B={folder}", wrong])
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"0\.6B holds no weights; copy the checkpoint of Qwen/Qwen3-0\.6B there"):
+        check_checkpoints([f"Qwen/Qwen3-0.6B={folder}"])
+
+
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
 
@@ -138,7 +163,7 @@ def test_a_pod_without_its_bundle_fails_at_once_with_one_sentence(tmp_path: Path
     begin = time.monotonic()
     done = run("deploy.bundle", "fetch", str(tmp_path / "bundles/none"), str(tmp_path / "local"), *flags_of(ALONE))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "none has no manifest.json" in done.stderr
+    assert "bundles/none is no folder that can be opened (No such file or directory)" in done.stderr
     assert time.monotonic() - begin < 30
 
 

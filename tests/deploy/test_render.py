@@ -13,6 +13,7 @@ import pytest
 
 from compile.neuron import config as neuron_config
 from compile.neuron.flags import LNC
+from compile.spec import BuildSpec, Recipe
 from compile.spec import parse as parse_build
 from compile.store import split
 from deploy.render import fill, main, validate
@@ -98,14 +99,24 @@ def test_filling_replaces_values_and_never_reads_them_as_yaml() -> None:
         fill("${unknown}", scope)
 
 
+def asked(out: Path, variant: str) -> BuildSpec:
+    """What the compile Job asks compile.build for."""
+    return parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
+
+
+def here(build: BuildSpec) -> BuildSpec:
+    """The same of presets, where the bucket is not mounted."""
+    return dataclasses.replace(build, target="Qwen/Qwen3-32B", draft="Qwen/Qwen3-1.7B")
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_k_tp_batch_and_length_agree_everywhere(case: tuple[Any, Path], variant: str) -> None:
     values, out = case
     m, k = values["model"], values["model"]["k"] if variant == "speculative" else 0
-    build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
-    dataclasses.replace(build, checkpoint="", draft_checkpoint="", draft="Qwen/Qwen3-1.7B").check()
-    shape = (build.tp, build.batch, build.max_len, build.k, build.toolchain)
-    assert shape == (m["tp"], m["batch"], m["max_len"], k, "neuron")
+    build = asked(out, variant)
+    here(build).check()
+    shape = (build.tp, build.batch, build.max_len, build.k, build.dtype, build.recipe)
+    assert shape == (m["tp"], m["batch"], m["max_len"], str(k), m["dtype"], Recipe(toolchain="neuron"))
     expected = {"tp": m["tp"], "batch": m["batch"], "max-len": m["max_len"], "k": k, "lnc": LNC}
     for owner, name in ((f"compile-{variant}", "push"), (f"-{variant}", "fetch")):
         found = flags(container(out, owner, name)["command"])
@@ -119,8 +130,8 @@ def test_k_tp_batch_and_length_agree_everywhere(case: tuple[Any, Path], variant:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_vendors_engine_is_asked_for_what_the_bundle_was_built_for(out: Path, variant: str) -> None:
     """num_speculative_tokens becomes NxDI's speculation_length as it is, and that counts the verified rows."""
-    build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
-    built = json.loads(neuron_config.render(build))["neuron_config"]
+    build = asked(out, variant)
+    built = json.loads(neuron_config.render(here(build).bundle))["neuron_config"]
     server = container(out, f"-{variant}", "server")
     served = flags(server["command"])
     drafts = json.loads(served.get("speculative-config", '{"num_speculative_tokens": 0}'))
@@ -132,7 +143,7 @@ def test_the_vendors_engine_is_asked_for_what_the_bundle_was_built_for(out: Path
     assert environment(server)["NEURON_LOGICAL_NC_CONFIG"] == str(LNC)
     assert environment(server)["VLLM_USE_V1"] == "0"
     if variant == "speculative":
-        assert (drafts["num_speculative_tokens"], drafts["model"]) == (8, build.draft_checkpoint)
+        assert (drafts["num_speculative_tokens"], drafts["model"]) == (8, build.draft)
         assert "method" not in drafts
 
 
@@ -143,7 +154,7 @@ def test_paths_agree_from_the_compile_job_to_the_server(case: tuple[Any, Path]) 
     root = f"s3://{csi['csi']['volumeAttributes']['bucketName']}/{values['storage']['prefix']}"
     folders = set()
     for variant in VARIANTS:
-        build = parse_build(container(out, f"compile-{variant}", "build")["command"][3:])
+        build = asked(out, variant)
         pushed_from, pushed_to = container(out, f"compile-{variant}", "push")["command"][4:6]
         stored, local = container(out, f"-{variant}", "fetch")["command"][4:6]
         server = container(out, f"-{variant}", "server")
@@ -154,7 +165,7 @@ def test_paths_agree_from_the_compile_job_to_the_server(case: tuple[Any, Path]) 
         assert (mounts["bundle"]["mountPath"], mounts["bundle"]["readOnly"]) == ("/bundle", True)
         if values["server"]["engine"] == "nxdi":
             assert environment(server)["NEURON_COMPILED_ARTIFACTS"] == local
-            assert server["command"][2] == build.checkpoint == f"/mnt/bucket/{values['model']['target_folder']}"
+            assert server["command"][2] == build.target == f"/mnt/bucket/{values['model']['target_folder']}"
         else:
             assert server["command"][:3] == ["vllm", "serve", local]
         folders.add(local)
@@ -175,7 +186,7 @@ def test_the_servers_differ_in_speculation_only(out: Path) -> None:
 
 def test_the_compile_jobs_differ_in_the_draft_only(out: Path) -> None:
     asked = {v: flags(container(out, f"compile-{v}", "build")["command"]) for v in VARIANTS}
-    assert set(asked["speculative"]) - set(asked["baseline"]) == {"drafter", "draft", "draft-checkpoint"}
+    assert set(asked["speculative"]) - set(asked["baseline"]) == {"drafter", "draft"}
     assert {n for n in asked["baseline"] if asked["baseline"][n] != asked["speculative"][n]} == {"k", "out"}
 
 
@@ -184,9 +195,11 @@ def test_the_build_gets_the_draft_that_its_drafter_needs(drafter: str, tmp_path:
     folder = "none" if drafter == "ngram" else "heads"
     model = (f"model.drafter={drafter}", f"model.draft={DRAFTS[drafter]}", f"model.draft_folder={folder}")
     built = flags(container(rendered(tmp_path, *OURS, *model), "compile-speculative", "build")["command"])
-    shape = DRAFTS[drafter] if drafter == "chain" else "/mnt/bucket/heads"
-    draft = {} if drafter == "ngram" else {"draft": shape, "draft-checkpoint": "/mnt/bucket/heads"}
+    draft = {} if drafter == "ngram" else {"draft": "/mnt/bucket/heads"}
     assert {n: v for n, v in built.items() if n.startswith("draft")} == {"drafter": drafter} | draft
+    checked = container(tmp_path, "compile-speculative", "check")["command"][3:]
+    own = f"{DRAFTS['chain'] if drafter == 'chain' else drafter}=/mnt/bucket/heads"
+    assert checked == ["Qwen/Qwen3-32B=/mnt/bucket/checkpoints/Qwen3-32B", *([own] if draft else [])]
 
 
 def test_every_name_that_is_used_is_made_here(case: tuple[Any, Path]) -> None:
