@@ -14,7 +14,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test check hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install xla-check install clean
+.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +40,15 @@ check: install
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
+
+# pages, tables and pictures that commands print: drawn again, and an error if one was out of date
+docs: install
+	$(RUN) -m compile.device_check --page > docs/device_checks.md
+	$(RUN) -m bench.reproduce --report
+	$(RUN) -m bench.wall --show bench/results/speedup.json --readme
+	$(RUN) -m bench.wall --show bench/results/drafters_wall.json --picture bench/results/drafters_wall.svg
+	$(RUN) -m bench.kernels --only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --picture docs/pictures/timeline.svg
+	git diff --exit-code --stat docs README.md bench/results
 
 # damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes
 hostile: install

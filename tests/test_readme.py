@@ -1,21 +1,74 @@
-"""The README's commands: each says how long it takes, and what they write is nothing that git would take."""
+"""README and pages: links lead somewhere, named commands and files exist, and what commands write is ignored by git."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "nkisim/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 _COMMAND = re.compile(r"    (?:make|\.venv/bin/python -m) .*")
-_DURATION = re.compile(r"#.*\b(?:seconds?|minutes?)\b")
+_DURATION = re.compile(r"#.*\b(?:seconds?|minutes?|hours)\b")
 _WRITTEN = re.compile(r"--(?:out|recording) (\S+)")
+_FOLDERS = r"(?:trnspec|nki_kernels|nkisim|model|compile|bench|deploy|serve|demo|docs|tests)"
+_FILE = re.compile(rf"`({_FOLDERS}/[\w./-]*(?:/|\.(?:py|md|json|svg|ya?ml|sh|txt)))`")
+_CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.S | re.M)
+
+
+def anchors(text: str) -> set[str]:
+    """The addresses of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def wrong_links(page: str, text: str) -> list[str]:
+    """Links of a page to files or headings that are not there."""
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", _CODE.sub("", text)):
+        if link.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            wrong.append(link)
+    return wrong
+
+
+def wrong_names(text: str) -> list[str]:
+    """Modules, files and targets of the Makefile that a text names and the tree lacks."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    modules = {m for m in re.findall(r"python -m ([\w.]+)", text) if re.match(_FOLDERS + r"\b", m)}
+    files = {f for f in _FILE.findall(text) if not (ROOT / f).exists()}
+    makes = set(re.findall(r"(?:^ *|`)make ([a-z-]+)", text, re.M)) - targets
+    return sorted({m for m in modules if importlib.util.find_spec(m) is None} | files | makes)
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_and_names_exist(page: str) -> None:
+    assert wrong_links(page, TEXTS[page]) == []
+    assert wrong_names(TEXTS[page]) == []
+
+
+def test_the_check_finds_what_is_missing() -> None:
+    assert wrong_links("README.md", "[a](docs/none.md) [b](docs/README.md#none) [c](docs/README.md#glossary)") == [
+        "docs/none.md",
+        "docs/README.md#none",
+    ]
+    assert wrong_names("`make none` `make test` python -m bench.none `model/none.py` `model/llm.py`") == [
+        "bench.none",
+        "model/none.py",
+        "none",
+    ]
 
 
 def _commands() -> list[str]:
     """A command with its continued lines is one line."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
-    return [line for line in text.splitlines() if _COMMAND.fullmatch(line)]
+    return [line for line in TEXTS["README.md"].replace("\\\n", "").splitlines() if _COMMAND.fullmatch(line)]
 
 
 def test_every_command_states_its_duration() -> None:
@@ -23,13 +76,17 @@ def test_every_command_states_its_duration() -> None:
     assert [line for line in _commands() if not _DURATION.search(line)] == []
 
 
+def test_readme_and_pages_stay_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 130
+    assert len([page for page in TEXTS if page.startswith("docs/")]) <= 12
+
+
 def test_what_commands_write_is_ignored() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    commands = "\n".join(line for p in pages for line in p.read_text(encoding="utf-8").splitlines() if " -m " in line)
-    written = {name for name in _WRITTEN.findall(commands) if re.fullmatch(r"[a-z][\w./-]*", name)}
-    assert {"run.json", "run.html"} <= written
+    lines = [line for text in TEXTS.values() for line in text.splitlines() if " -m " in line]
+    written = {name for name in _WRITTEN.findall("\n".join(lines)) if re.fullmatch(r"[a-z][\w./-]*", name)}
     # results that are committed are written on purpose; what has no ending is a folder
     own = sorted(n if "." in n else f"{n}/" for n in written if not n.startswith("bench/results/"))
+    assert "bundles/parallel/" in own
     command = ["git", "check-ignore", "--no-index", *own]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.stdout.split() == own
