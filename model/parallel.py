@@ -1,7 +1,7 @@
 """Tensor parallelism has one door: who holds which heads, and the four sharded layers.
 
-The graph is SPMD: every rank runs the same one, and what differs between ranks is only the
-weights that it is given. Sizes follow NxD's placement: kv heads are split, or replicated when
+The graph is SPMD: every rank runs the same one, and ranks differ only in the
+weights that they are given. Sizes follow NxD's placement: kv heads are split, or replicated when
 there are fewer of them than ranks; query heads follow their kv head and are padded with zero
 heads when a group does not divide over its replicas; the embedding is split over hidden, the
 head over the vocabulary.

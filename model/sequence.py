@@ -1,7 +1,7 @@
 """KV sharded over the sequence: each rank that shares a kv head holds a slice of its positions.
 
 Position p is in tile t = p // 128. Of M slices slice t % M holds that tile, as its tile t // M, so that every one holds
-1/M of a sequence of any length, to a tile. A rank attends the queries of all M ranks over its slice:
+1/M of a sequence of any length, up to a tile. A rank attends the queries of all M ranks over its slice:
 
 part[m, r] = sum_s exp(score[r, s] - best[m, r]) v[s] / sum_s exp(score[r, s] - best[m, r]), s of slice m that r sees
 lse[m, r]  = best[m, r] + log(sum_s exp(score[r, s] - best[m, r])), -inf where r sees nothing of slice m

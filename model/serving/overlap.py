@@ -1,4 +1,4 @@
-"""An engine that goes ahead of the device: it hands over the next work before the host has read the one that runs."""
+"""An engine that goes ahead of the device: it hands over the next work before the host has read the current one."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class OverlappedEngine(Engine):
     def follow(self) -> None:
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 
-        Only where nothing that the host would read could change it: the same requests in the same bucket, of which one
-        needs it for certain unless it writes an end; no request waits, and neither the host nor a mask decides about
-        drafts.
+        Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
+        least one request needs it unless that request ends, no request waits, and neither the host nor a mask decides
+        about drafts.
         """
         if self._waiting or self.propose or len(self._begun) != 1:
             return

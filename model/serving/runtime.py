@@ -1,6 +1,6 @@
 """A bundle's graphs on the CPU: XLA compiles the HLO, weights and caches stay on its devices.
 
-Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
+It takes the place of a NEFF on a Trainium machine. Ranks are virtual CPU devices.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Graphs:
         return [parts[0] for parts in results[:visible]]
 
     def _placed(self, inputs: list[Any]) -> list[Any]:
-        """Inputs on the devices; what the last run returned is there, and its inputs that nothing writes to."""
+        """Inputs on the devices; the last run's outputs are there already, and its inputs that no graph writes to."""
         held = {id(array): on_devices for array, on_devices in self._kept}
         for array in inputs:
             if id(array) not in held:
@@ -115,7 +115,7 @@ class Graphs:
                 memory_maps.check_room()
             compiled = pjrt.compile_hlo(proto, self._devices, graph, self._length(key) * self._cut)
             if compiled is None:
-                # one that needs whole caches: all get them, those that are there already too
+                # a graph that needs whole caches: then all graphs get them, compiled ones too
                 self._cut, before = False, list(self._executables)
                 self._executables.clear()
                 for other in before:

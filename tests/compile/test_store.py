@@ -381,7 +381,7 @@ def test_disks_that_are_full_or_closed_end_in_a_sentence(
             store(["pull", address, str(tmp_path / "copy")])
     store(["pull", address, str(tmp_path / "copy")])
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"file.*; mend this and run the same command to go on"):
+    with pytest.raises(UserError, match=r"file.*; fix this and run the command again"):
         store(["push", str(bundle), str(tmp_path / "file" / "pair")])
 
 
