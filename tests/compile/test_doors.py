@@ -158,7 +158,7 @@ def test_a_deep_verify_finds_a_flipped_object_and_again_mends_it(bundle: Path, t
     _flip(tmp_path / "store/objects" / digest)
     assert verify(address) == []
     assert verify(address, deep=True) == [
-        f"{shard_file(0)} does not hold what was pushed; push the bundle with --again"
+        f"{shard_file(0)} does not hold the bytes that were pushed; push the bundle with --again"
     ]
     with pytest.raises(SystemExit):
         store(["verify", "--deep", address])
