@@ -3,7 +3,7 @@
 `--bundle DIR` serves the requests by a bundle with drafts and by its target alone; `--drafters` does so for bundles of
 the demo target with each drafter, in fp32 and bf16; `--baseline URL --speculative URL` compares two servers. Requests
 are greedy and drawn, with filters and without, and some limit their drafts. A difference is printed and the exit status
-is 1. With `--checkpoint` a difference also shows how far the target's logits of both ids are apart: near zero it is a tie
+is 1. With `--checkpoint` a difference also shows the distance of the target's logits of both ids: near zero it is a tie
 that rounding decided, otherwise a fault.
 """
 

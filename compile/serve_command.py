@@ -92,7 +92,7 @@ def engine_environment(artifacts: str, lnc: int, v1: bool = False) -> dict[str, 
 
 
 def engine_command(asked: dict[str, Any], name: str, port: int) -> list[str]:
-    """The server's process; `name` is what clients ask for."""
+    """The server's process; `name` is the model's name for clients."""
     named = dict(asked)
     flags = ["vllm", "serve", named.pop("model"), "--served-model-name", name, "--port", str(port)]
     for key, value in named.items():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DType:
-    """`flag` is the word of --dtype, empty for what no model is stored in; torch, numpy and HLO share `name`."""
+    """`flag` is the word of --dtype, empty for a dtype that no model has; torch, numpy and HLO share `name`."""
 
     flag: str
     name: str

@@ -34,7 +34,7 @@ class Filters(NamedTuple):
         return type(self)(*map(change, self))
 
     def filtered(self, ops: Ops, scaled_RV: Tensor) -> Tensor:
-        """Logits (scaled, maximum 0) with what min-p, then top-k, then top-p removes set to -inf.
+        """Logits (scaled, maximum 0), -inf for ids that min-p, then top-k, then top-p removes.
 
         min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
         above them; top-p those with less than p of the remaining mass above them. Equal logits are

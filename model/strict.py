@@ -1,4 +1,4 @@
-"""The one strict reader of JSON from outside: a value becomes a frozen dataclass, or one clause says what is wrong.
+"""The one strict reader of JSON from outside: a value becomes a frozen dataclass, or one clause names the fault.
 
 Fields are typed as usual; `Annotated` adds a `Range`, a `Length` or a `Text`. True is no number, 7.0 no whole one, and
 an object has every field without a default and no other.

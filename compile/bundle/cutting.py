@@ -1,6 +1,6 @@
 """Shards of a build, cut for all ranks in one pass over the checkpoints.
 
-Each tensor is read once, from its beginning to its end; threads hash and write what the ranks take of it, tensor after
+Each tensor is read once, from its beginning to its end; threads hash and write the ranks' parts of it, tensor after
 tensor. Now and then a note beside the unfinished files records the length and the sha256 of each so far: a build that
 was killed goes on from there, with the files whose beginning still matches the note.
 """

@@ -237,7 +237,7 @@ def _instance(plan: BundlePlan, graph: GraphSpec, base: Any) -> Any:
 
 
 def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:
-    """Load a model.pt of ours with the weights of every rank; what it returns runs on the device."""
+    """Load a model.pt of ours with the weights of every rank; the result runs on the device."""
     # vendor seam: a model.pt needs the classes that torch_neuronx registers
     importlib.import_module("torch_neuronx")
     model = torch.jit.load(str(path))

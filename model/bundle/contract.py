@@ -119,7 +119,7 @@ class _Walk:
         return total
 
     def refused(self) -> Iterator[str]:
-        """The names of what no compiler of the SDK takes."""
+        """The names of the operations that no compiler of the SDK takes."""
         for computation, body in self.bodies.items():
             for instruction in body.values():
                 if instruction.opcode in UNSUPPORTED:

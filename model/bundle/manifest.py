@@ -45,7 +45,7 @@ class File:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (what NxDI loads)."""
+    """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (for NxDI's loader)."""
 
     toolchain: Literal["cpu", "compiler", "full"] = "cpu"
     neff: Literal["none", "neff", "model.pt"] = "none"

@@ -161,7 +161,7 @@ def unfinished(path: Path, manifest: Manifest, content: bytes) -> Bundle:
 def open_bundle(path: Path) -> Bundle:
     """The bundle in a folder, every file of it checked but the weights, which are checked as they are loaded.
 
-    UserError names the first file that is not what the manifest says.
+    UserError names the first file that does not match the manifest.
     """
     bundle = read_bundle(path)
     if sentences := damage(bundle, [name for name in bundle.files if not name.startswith("weights/")]):

@@ -1,4 +1,4 @@
-"""The protocol of drafters: who proposes a step's k drafts, and what it must remember for the next step.
+"""The protocol of drafters: the proposer of a step's k drafts, and its state for the next step.
 
     candidates_BN, state = drafter.propose(window, input_ids, draw, state)
     draws, taps          = target(candidates_BN)                       # N = k + 1 rows in one pass

@@ -9,7 +9,7 @@ the embedding of token j + 1, at position j; its output x[j] gives the logits of
 
 `keep` has the target's states of all N verified rows and runs the layer over them, before the host knows how
 many are kept: rows past the last kept one hold garbage, at positions p + count and on, where p + count is the next
-input id's. It remembers x of the last kept row, of which `propose` draws the first draft; its k - 1 passes of one row
+input id's. It remembers x of the last kept row, from which `propose` draws the first draft; its k - 1 passes of one row
 write positions p', p' + 1, ... before they see them, and `keep` writes all of these anew. So no row ever sees an id
 that was not kept.
 
@@ -49,7 +49,7 @@ from model.window import Window
 class Eagle3Config:
     """An EAGLE-3 head: one decoder layer over a token's embedding and the target's states, a vocabulary of its own.
 
-    `taps` are the target's states that it reads, as transformers counts them: i is what layer i is given.
+    `taps` are the target's states that it reads, as transformers counts them: i is the input of layer i.
     """
 
     hidden_size: Annotated[int, Range(1, 1 << 17)]
@@ -241,7 +241,7 @@ def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> Eagle3Config:
     """The speculators format has the layer in an object of its own; the original one has all of it at the root."""
     layer = raw.get("transformer_layer_config", raw)
     if not isinstance(layer, dict) or raw.get("speculators_model_type", "eagle3") != "eagle3":
-        raise UserError(f"{where} describes no EAGLE-3 head; give the folder of one, or another --drafter")
+        raise UserError(f"{where} describes no EAGLE-3 head; give the folder of one, or a different --drafter")
     for what, value, plain in (
         ("fc_norm", raw.get("fc_norm"), False),
         ("norm_before_fc", raw.get("norm_before_fc"), False),

@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def check(results: Any) -> None:
-    """Wait for a run's results and raise what failed inside of its calls."""
+    """Wait for a run's results and raise the errors of its calls."""
     if not _registered:
         return
     for parts in results:

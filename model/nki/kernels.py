@@ -50,7 +50,7 @@ class NkiKernels(Kernels):
         return torch.cat(parts)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
-        assert draw.noise_RV is not None, "draws need what prepare gives"
+        assert draw.noise_RV is not None, "draws need the noise of prepare"
         logits_RV = only_allowed(logits_RV, draw)
         floor = self._floor(ops, logits_RV, draw)
         if draw.allowed_RV is not None:

@@ -1,7 +1,7 @@
 """Launches of NKI kernels as values; `model/nki/simulated.py` serves them on the CPU.
 
 A launch names a kernel and its arguments; tensors among them are numbered, so that it can travel through a graph
-as text. Kernels change caches in place; a launch returns what was changed after the kernel's results.
+as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
 """
 
 from __future__ import annotations

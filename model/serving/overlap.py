@@ -15,7 +15,7 @@ from model.serving.work import Runner, Work
 class OverlappedEngine(Engine):
     """An engine whose work may begin before `step` reads it: a step and the one after it, or prompts.
 
-    A request that is cancelled meanwhile has no events of what runs.
+    A request that is cancelled meanwhile has no events of the running work.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OverlappedEngine(Engine):
             self._begun.append(self._run(work))
 
     def admit(self) -> None:
-        """Begin the prompts of all that wait and have a free slot, behind what runs; `step` reads each in turn."""
+        """Begin the prompts of all that have a free slot, behind the running work; `step` reads each in turn."""
         while work := self._schedule_prompt():
             self._begun.append(self._run(work))
 

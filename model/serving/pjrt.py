@@ -30,7 +30,7 @@ SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusi
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: the platform is all that differs between a CPU and a Trainium.
 
-    `cpu` has as many as are requested; `neuron` is what the SDK's plugin (libneuronxla) registers with JAX.
+    `cpu` has as many as are requested; `neuron` are the devices of the SDK's plugin (libneuronxla) in JAX.
     """
     if platform == "cpu":
         if _TOO_LATE:

@@ -81,7 +81,7 @@ class Params:
         return self.draw_temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     def check(self) -> None:
-        """Raise UserError for a parameter outside its range, or of another type."""
+        """Raise UserError for a parameter outside its range, or of a wrong type."""
         real, whole = (int, float), (int,)
         rules: tuple[tuple[str, Any, tuple[type, ...], Callable[[Any], bool], str], ...] = (
             ("temperature", self.temperature, real, lambda v: 0 <= v < float("inf"), "a number of at least 0"),

@@ -27,7 +27,7 @@ from model.serving import columns, memory_maps, pjrt, prefixes
 class Graphs:
     """The graphs of one bundle, compiled when first used, with their weights and state.
 
-    Weights and graphs are read here, whole, and checked as they are read: what is on disk later is ignored.
+    Weights and graphs are read here, whole, and checked as they are read: later changes on disk are ignored.
     """
 
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
@@ -37,7 +37,7 @@ class Graphs:
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
-        # read-only inputs of the last run and what it returned, and where they are on the devices
+        # read-only inputs and outputs of the last run, and where they are on the devices
         self._kept: list[tuple[Any, Any]] = []
         self._executables: dict[GraphKey, Any] = {}
         self._protos = {graph.key: bytes(bundle.read(graph.file)) for graph in bundle.graphs}
@@ -52,7 +52,7 @@ class Graphs:
     def prepare(self, key: GraphKey) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
 
-        The first run of an executable is slow; later ones are what is worth timing.
+        The first run of an executable is slow; only later ones are worth timing.
         """
         if key not in self._executables:
             inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in self._graph(key).inputs))
