@@ -1,4 +1,4 @@
-"""Benchmarks: what is measured or modelled, each number with its source."""
+"""Benchmarks, measured or modelled; each number states its source."""
 
 from model.errors import quiet_start
 

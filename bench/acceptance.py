@@ -1,9 +1,9 @@
 """`python -m bench.acceptance`: how many drafts of each drafter the demo target accepts, by position, for k of 1 to 15.
 
 Every drafter's bundle of k 15 serves the demo's prompts, greedy and at T 0.6, top-p 0.95, and each request limits its
-drafts to k: a limited step accepts what one of a smaller k does. By position is the share of the steps of 15 drafts
-whose first n were all accepted. The file of --out is a trace of `bench.tune --traces`. All answers must be equal: one
-that differs ends the run with 1. It describes the demo pair, and says nothing about Qwen3-32B.
+drafts to k: a limited step accepts the drafts that one of a smaller k accepts. By position is the share of the steps of
+15 drafts whose first n were all accepted. The file of --out is a trace of `bench.tune --traces`. All answers must be
+equal: one that differs ends the run with 1. It describes the demo pair, and says nothing about Qwen3-32B.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def tables(asked: Sequence[Prompt], temperature: float, outputs: dict[int, list[
 
 
 def _tokens_a_step(outputs: Sequence[Output]) -> float:
-    """On average; the first token of a prompt is no step's."""
+    """On average; the first token of a prompt belongs to no step."""
     return sum(len(o.ids) - 1 for o in outputs) / max(1, sum(o.steps for o in outputs))
 
 

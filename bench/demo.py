@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 
 
 def request(prompt: Prompt, params: Params, tokens: int) -> Request:
-    """A request that ends with the text or after so many new tokens."""
+    """A request that ends with the text or at its limit of new tokens."""
     ids = tuple(tokenizer().encode(prompt.text).ids)
     return Request(ids, params, tokens, load_config(str(TARGET)).eos_token_ids)
 
@@ -68,7 +68,7 @@ def count(least: int = 1) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} was given, a whole number of at least {least} is expected")
+            raise argparse.ArgumentTypeError(f"{text!r} was given; give a whole number of at least {least}")
         return int(text)
 
     return read

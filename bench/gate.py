@@ -1,9 +1,9 @@
 """`python -m bench.gate`: does speculation change a single token? Random requests, with it and without, ids compared.
 
 `--bundle DIR` serves the requests by a bundle with drafts and by its target alone; `--drafters` does so for bundles of
-the demo target with each drafter, in fp32 and bf16; `--baseline URL --speculative URL` asks two servers. Requests are
-greedy and drawn, with filters and without, and some limit their drafts. A difference is printed and the exit status is
-1. With `--checkpoint` a difference also shows how far the target's logits of both ids are apart: near zero it is a tie
+the demo target with each drafter, in fp32 and bf16; `--baseline URL --speculative URL` compares two servers. Requests
+are greedy and drawn, with filters and without, and some limit their drafts. A difference is printed and the exit status
+is 1. With `--checkpoint` a difference also shows the distance of the target's logits of both ids: near zero it is a tie
 that rounding decided, otherwise a fault.
 """
 
@@ -83,7 +83,7 @@ def differences(alone: Sequence[Sequence[Any]], speculative: Sequence[Sequence[A
 
 
 def answers(llm: LLM, asked: Sequence[Question], tokens: int, speculation: bool) -> list[Output]:
-    """The questions served by a bundle, those of one limit together; a prompt is cut to what the bundle holds."""
+    """The questions served by a bundle, those of one limit together; a prompt is cut to the bundle's length."""
     k = llm.bundle.spec.k
     room = llm.bundle.spec.max_len - k - tokens
     prompts = [llm.tokenizer.encode(q.text).ids[:room] for q in asked]
@@ -198,7 +198,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, asked: Sequence[Question]) -> list[dict[str, Any]]:
-    """The rows of what was asked for."""
+    """The rows of the requested comparisons."""
     if options.bundle:
         rows = [of_bundle(options.bundle, asked, options.tokens)]
     elif options.drafters is not None:

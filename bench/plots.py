@@ -1,4 +1,4 @@
-"""Pictures by matplotlib: text stays text, and equal data give equal files."""
+"""Pictures by matplotlib: text stays text, and the same data give the same file."""
 
 from __future__ import annotations
 

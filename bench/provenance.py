@@ -48,7 +48,7 @@ def said(made: dict[str, Any]) -> str:
 
 
 def write_result(file: Path, value: dict[str, Any]) -> None:
-    """A JSON object with a line for each row of a list of rows: a changed result is readable as a difference."""
+    """A JSON object with a line for each row of a list of rows, so that a difference shows a changed result."""
     parts = []
     for name, part in value.items():
         rows = isinstance(part, list) and part and isinstance(part[0], dict)
@@ -58,7 +58,7 @@ def write_result(file: Path, value: dict[str, Any]) -> None:
 
 
 def read_result(file: Path, *parts: str) -> dict[str, Any]:
-    """A file of results with its header and these parts; UserError if it is none."""
+    """A file of results with its header and these parts; UserError if it lacks one."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -66,6 +66,6 @@ def read_result(file: Path, *parts: str) -> dict[str, Any]:
     needed = ("source", "commit", "machine", "date", *parts)
     missing = [name for name in needed if not isinstance(value, dict) or name not in value]
     if missing:
-        raise UserError(f"{file} is no file of results: it lacks {', '.join(missing)}; give a file that --out wrote")
+        raise UserError(f"{file} is not a file of results: it lacks {', '.join(missing)}; give a file that --out wrote")
     found: dict[str, Any] = value
     return found

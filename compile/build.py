@@ -37,7 +37,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A bundle's folder, how many of its files this run made and how many it kept, and the time of it."""
+    """A bundle's folder, the number of files that this run made and that it kept, and its wall time."""
 
     path: Path
     made: int
@@ -45,13 +45,13 @@ class Built:
     seconds: float
 
     def cost(self) -> dict[str, Any]:
-        """What it took on this machine; the peak counts the pages of the checkpoint's files that were looked at."""
+        """The build's cost on this machine; the peak includes the pages of the checkpoint's files that were read."""
         cost = {"made": self.made, "kept": self.kept, "wall_seconds": round(self.seconds, 2)}
         return cost | {"peak_bytes": peak_bytes()}
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held; getrusage would count what its parent held when it was started."""
+    """The most memory that this process held; getrusage would include its parent's memory at its start."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) << 10
@@ -59,12 +59,12 @@ def peak_bytes() -> int:
 
 
 def build(spec: BuildSpec) -> Path:
-    """Build the bundle of a spec and return its folder; what has not changed is kept. UserError for a bad spec."""
+    """Build the bundle of a spec and return its folder; unchanged files are kept. UserError for a bad spec."""
     return build_and_count(spec).path
 
 
 def build_and_count(spec: BuildSpec) -> Built:
-    """The same, with what was made and what was kept. A bundle that is there stays whole until the new one is."""
+    """The same, with the files made and kept. An existing bundle stays whole until the new one is."""
     begin = time.perf_counter()
     spec.check()
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
@@ -144,7 +144,7 @@ def commit() -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan and build with signs of life on stderr; the last line of stdout is the bundle's path."""
+    """Plan and build with progress on stderr; the last line of stdout is the bundle's path."""
     spec = parse(arguments)
     spec.check()
     plan = make_plan(spec.bundle)

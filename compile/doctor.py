@@ -1,4 +1,4 @@
-"""`python -m compile.doctor DIR`: what a bundle is, whether it is whole, and whether it can generate here."""
+"""`python -m compile.doctor DIR`: a bundle's summary, whether it is whole, and whether it can generate here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def findings(bundle: Bundle) -> list[str]:
 
 
 def summary(bundle: Bundle) -> dict[str, Any]:
-    """What the bundle is."""
+    """The bundle's summary."""
     spec, manifest = bundle.spec, bundle.manifest
     return {
         "models": {role: bundle.title(role) for role in ("target", "draft")},
@@ -53,7 +53,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> dict[str, Any]:
-    """The summary of a bundle that can generate; UserError says the worst of what keeps one from it, and how many."""
+    """The summary of a bundle that can generate; UserError names the worst fault and the number of faults."""
     bundle = read_bundle(Path(path))
     about, found = summary(bundle), findings(bundle)
     if found:

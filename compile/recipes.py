@@ -1,7 +1,7 @@
 """Recipes: a file of a bundle is named by everything that makes it, and by nothing else.
 
 A recipe is a hash over values (the plan of a graph, the identity of a checkpoint) and over the source files whose code
-makes the file. What is left out changes no byte of it: the command line, reports, the engine that will run it.
+makes the file. The rest changes no byte of it: the command line, reports, the engine that will run it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from model.bundle.manifest import canonical_hash, sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent
-# what runs while a step is traced; folders are read to the bottom
+# code that runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
     "compile/graph", "model/attention.py", "model/backing.py", "model/bundle/hlo.py", "model/cache.py",
     "model/config.py", "model/drafters", "model/dtypes.py", "model/filters.py", "model/fused_layer.py",
@@ -26,7 +26,7 @@ TRACED_BY = (
     "nki_kernels/layer/pack_weights.py", "nki_kernels/limits.py",
 )  # fmt: skip
 TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
-# what reads, cuts, packs and writes weights
+# code that reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "model/bundle/blocks.py",
     "model/bundle/checkpoint.py", "model/bundle/cut.py", "model/bundle/shards.py", "model/bundle/weights.py",

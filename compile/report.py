@@ -33,7 +33,7 @@ def _graph_as_json(graph: GraphSpec) -> dict[str, Any]:
 
 
 def plan_as_text(plan: BundlePlan) -> str:
-    """A few lines: the pair, what a step is, the graphs, bytes on a rank."""
+    """A few lines: the pair, the step, the graphs, bytes on a rank."""
     spec = plan.spec
     lines = [
         *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),

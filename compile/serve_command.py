@@ -1,8 +1,8 @@
 """`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle on Trainium.
 
 Flags and variables are those of the NxDI loaders of vLLM's V0 engine and, for a target alone, of its V1 engine.
-They compare nothing that they load with their flags, and recompile for hours when they find no artifact: what
-would go wrong is refused here. Their engines run one k: of a bundle with several, the largest.
+They compare nothing that they load with their flags, and recompile for hours when they find no artifact: such
+faults are refused here. Their engines run one k: of a bundle with several, the largest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
 
 MODEL, CONFIG = "model.pt", "neuron_config.json"
-# why an engine cannot load a pair's bundle; nothing where it can
+# why an engine cannot load a pair's bundle; empty where it can
 ENGINES = {
     "v0": "",
     "v1": "it refuses the method draft_model, and under the method eagle a request at its longest ends the engine",
@@ -74,7 +74,7 @@ def engine_arguments(served: Served) -> dict[str, Any]:
 
 
 def arguments_of_v1(asked: dict[str, Any]) -> dict[str, Any]:
-    """The same for the V1 engine, whose plugin takes what is its own in one object."""
+    """The same for the V1 engine, whose plugin takes its own settings in one object."""
     named = {name: value for name, value in asked.items() if name != "override_neuron_config"}
     return named | {"additional_config": {"override_neuron_config": asked["override_neuron_config"]}}
 
@@ -92,7 +92,7 @@ def engine_environment(artifacts: str, lnc: int, v1: bool = False) -> dict[str, 
 
 
 def engine_command(asked: dict[str, Any], name: str, port: int) -> list[str]:
-    """The server's process; `name` is what clients ask for."""
+    """The server's process; `name` is the model's name for clients."""
     named = dict(asked)
     flags = ["vllm", "serve", named.pop("model"), "--served-model-name", name, "--port", str(port)]
     for key, value in named.items():
@@ -121,7 +121,7 @@ def check_loadable(bundle: Bundle, engine: str) -> int:
         what = "with a draft model" if spec.k else "of NxDI"
         raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
     if spec.host_drafts:
-        raise _refused(bundle, "its drafts are the host's, and NxDI's loader brings none; build it with a draft model")
+        raise _refused(bundle, "its drafts come from the host, and NxDI's loader has none; build it with a draft model")
     if spec.k and spec.drafter != "chain":
         raise _refused(
             bundle,

@@ -29,7 +29,7 @@ class Recipe:
     """Rare fields of a build, a JSON object in the file of --recipe; `compiler_flags` is a line or {NxDI's tag: line}.
 
     `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `kv_shard` sequence: the ranks that share a
-    kv head hold a slice of its positions each. `toolchain`: auto takes what is installed, cpu makes HLO alone, neuron
+    kv head hold a slice of its positions each. `toolchain`: auto takes the installed SDK, cpu makes HLO alone, neuron
     fails without the SDK.
     """
 
@@ -48,7 +48,7 @@ def _flag(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """One build, a field a flag. A folder that holds weights is built with them, all others without."""
+    """One build; each field is a flag. A folder that holds weights is built with them, all others without."""
 
     target: str = _flag("Qwen/Qwen3-32B", "target: a preset's name or a Hugging Face checkpoint folder")
     draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset's name or a Hugging Face checkpoint folder")
@@ -125,7 +125,7 @@ def ks_of(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in str(text).split(",")} - {0}))
     except ValueError as error:
-        raise UserError(f"{text!r} is no k; give a number, or a set as 0,3,7") from error
+        raise UserError(f"{text!r} is not a k; give a number, or a set as 0,3,7") from error
 
 
 def model_name(name_or_path: str) -> str:
@@ -148,7 +148,7 @@ def read_recipe(file: str) -> Recipe:
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); give the JSON file of a recipe") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is no recipe: {error}; correct it") from error
+        raise UserError(f"{file} is not a recipe: {error}; correct it") from error
 
 
 def parse(arguments: Sequence[str] | None = None) -> BuildSpec:

@@ -1,9 +1,9 @@
 """`python -m compile.store push|pull|ls|verify|sign`: bundles in S3, by content, the manifest last.
 
 A bundle at s3://bucket/team/name is its manifest, s3://bucket/team/name/manifest.json; its files
-are s3://bucket/team/objects/<sha256>, shared with every bundle of the same team. So what is equal
-is stored once, an interrupted push or pull goes on where it stopped, and a bundle is there when
-its manifest is, and not before.
+are s3://bucket/team/objects/<sha256>, shared with every bundle of the same team. So equal files
+are stored once, an interrupted push or pull goes on where it stopped, and a bundle exists only once its
+manifest does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _object(sha256: str) -> str:
 
 
 def push(bundle: Path, address: str, again: bool = False, public_key: str = "") -> str:
-    """Copy a whole bundle to an address; returns the address. What is there already is not sent, but with `again`.
+    """Copy a whole bundle to an address; returns the address. Objects that are there are sent only with `again`.
 
     Raises UserError when the bundle is damaged, a different bundle or signature has the address, or the remote fails.
     """
@@ -75,9 +75,9 @@ def push(bundle: Path, address: str, again: bool = False, public_key: str = "") 
 
 
 def _signature_to_push(bundle: Path, remote: Remote, name: str, address: str, key: str) -> Path | None:
-    """The file of a signature that the store has not; with a key, `read_bundle` has checked it.
+    """The file of a signature that the store lacks; with a key, `read_bundle` has checked it.
 
-    A signature that is there is never replaced by one that nobody has checked.
+    A stored signature is never replaced by an unchecked one.
     """
     ours, theirs = _signature_in(bundle), remote.read(f"{name}/{SIGNATURE}")
     if ours is None or ours == theirs:
@@ -88,7 +88,7 @@ def _signature_to_push(bundle: Path, remote: Remote, name: str, address: str, ke
             f"yours, or take {bundle / SIGNATURE} away"
         )
     if not key and not ours.startswith(b"untrusted comment:"):
-        raise UserError(f"{bundle / SIGNATURE} is no signature of minisign; sign the bundle again, or take it away")
+        raise UserError(f"{bundle / SIGNATURE} is not a signature of minisign; sign the bundle again, or take it away")
     return bundle / SIGNATURE
 
 
@@ -98,7 +98,7 @@ def _signature_in(folder: Path) -> bytes | None:
 
 
 def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
-    # the beginning of our own manifest is what a killed push leaves in a folder
+    # a killed push leaves the beginning of our own manifest in a folder
     if there is None or ours.startswith(there):
         return
     if not there.lstrip().startswith(b"{"):
@@ -106,24 +106,24 @@ def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
             f"{address}/{MANIFEST} is no manifest (it begins with {shown(there[:20].decode('latin-1'))}): if a proxy "
             "or a login page answered, log in and run the same command; else push to a different name"
         )
-    raise UserError(f"{address} holds another bundle, which is never overwritten; push to another name")
+    raise UserError(f"{address} holds a different bundle, which is never overwritten; push to a different name")
 
 
 def pull(address: str, out: Path, public_key: str = "") -> Path:
     """Copy a bundle to a local folder; its manifest appears when every digest is right.
 
-    Raises UserError when there is no bundle, its signature is not the key's (where one is asked for), the folder is
-    another's, a byte is wrong, or the remote fails.
+    Raises UserError when there is no bundle, its signature is not the key's (where one is required), the folder holds
+    a different bundle, a byte is wrong, or the remote fails.
     """
     remote, content, manifest = _manifest(address)
     signature = remote.read(f"{split(address)[1]}/{SIGNATURE}")
     if key := key_of(public_key):
         check_signature(content, signature, key, address)
     if (out / MANIFEST).is_file() and _digest_of(out) not in (manifest.digest, None):
-        raise UserError(f"{out} holds another bundle; pull into another folder")
+        raise UserError(f"{out} holds a different bundle; pull into a different folder")
     with staged(out, beside=False) as staging:
         _pull_files(address, remote, unfinished(staging.folder, manifest, content), staging)
-        # one that is there stays, unless the new one was checked
+        # an existing signature stays, unless the new one was checked
         if signature is not None and (key or _signature_in(out) is None):
             write_whole(out / SIGNATURE, signature)
         if not (out / MANIFEST).is_file() or (out / MANIFEST).read_bytes() != content:
@@ -188,7 +188,7 @@ def sign_bundle(bundle: Path, key_file: Path) -> Path:
 
 
 def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
-    """One sentence for each object of a bundle that is missing or of another size; with `deep`, of other content.
+    """One sentence for each object of a bundle that is missing or has a wrong size; with `deep`, a wrong content.
 
     `deep` reads every byte where it is stored. The signature is checked too if a key is given.
     """
@@ -204,7 +204,7 @@ def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
             is_ = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
             found.append(f"{name} {is_}; push the bundle again")
         elif deep and remote.sha256(_object(entry.sha256), told) != entry.sha256:
-            found.append(f"{name} does not hold what was pushed; push the bundle with --again")
+            found.append(f"{name} does not hold the bytes that were pushed; push the bundle with --again")
         if not deep:
             told(entry.bytes)
 
@@ -213,7 +213,7 @@ def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
 
 
 def bundles(address: str) -> list[dict[str, Any]]:
-    """What is stored below an address: one row a bundle; a row with `error` says what is wrong with a manifest."""
+    """The bundles stored below an address: one row each; a row with `error` names the fault of a manifest."""
     if not address.strip("/"):
         raise UserError("the address is empty; give s3://bucket/folder or a folder")
     remote = open_remote(address.rstrip("/"))
@@ -256,14 +256,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         command = commands.add_parser(name)
         command.add_argument(first, help="folder of the bundle" if first == "bundle" else "s3://bucket/folder/name")
         command.add_argument(second, help="local folder" if second == "out" else "s3://bucket/folder/name")
-    commands.choices["push"].add_argument("--again", action="store_true", help="send also what is there already")
+    commands.choices["push"].add_argument("--again", action="store_true", help="send stored objects again")
     for name in ("ls", "verify"):
         command = commands.add_parser(name)
         command.add_argument("address", help="s3://bucket/folder" + ("/name" if name == "verify" else ""))
         command.add_argument("--json", action="store_true", help="print JSON")
     commands.choices["verify"].add_argument("--deep", action="store_true", help="read and hash every object")
     for name in ("push", "pull", "verify"):
-        commands.choices[name].add_argument("--public-key", default="", help="refuse what this key has not signed")
+        commands.choices[name].add_argument("--public-key", default="", help="refuse bundles not signed by this key")
     sign_ = commands.add_parser("sign")
     sign_.add_argument("bundle", help="folder of the bundle")
     sign_.add_argument("--key", required=True, help="minisign's secret key file")
@@ -284,7 +284,7 @@ def _run(options: argparse.Namespace) -> None:
         print(pull(options.address, Path(options.out), options.public_key))
     elif options.command == "sign":
         print(sign_bundle(Path(options.bundle), Path(options.key)))
-        print("signed: who holds this key vouches for the content, whatever the folder is called", file=sys.stderr)
+        print("signed: the key's owner vouches for the content, whatever the folder is called", file=sys.stderr)
     elif options.command == "ls":
         rows = bundles(options.address)
         print(json.dumps(rows, indent=1) if options.json else "\n".join(_line(r) for r in rows) or "no bundle")
@@ -292,7 +292,7 @@ def _run(options: argparse.Namespace) -> None:
             raise SystemExit(1)
     else:
         found = verify(options.address, options.deep, options.public_key)
-        good = "every object is what was pushed" if options.deep else "every object is there"
+        good = "every object is as it was pushed" if options.deep else "every object is there"
         print(json.dumps(found) if options.json else "\n".join(found) or f"{options.address}: {good}")
         if found:
             raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Whether target and draft have one tokenizer: a draft proposes ids, and the target reads them."""
+"""Checks that target and draft have one tokenizer: a draft proposes ids, and the target reads them."""
 
 from __future__ import annotations
 

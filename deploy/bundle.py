@@ -67,7 +67,7 @@ def fetch(stored: Path, folder: Path, expected: Expected) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The last line of stdout is where the copy is."""
+    """The last line of stdout is the copy's address."""
     parser = argparse.ArgumentParser(prog="python -m deploy.bundle", description=__doc__)
     parser.add_argument("action", choices=("push", "fetch"))
     parser.add_argument("source", type=Path, metavar="FROM", help="folder of the bundle")

@@ -1,7 +1,7 @@
 """`python -m deploy.render --values V --out DIR`: the manifests of deploy/templates with the values filled in.
 
-DIR/base/      what runs all the time
-DIR/jobs/      what runs once: compile-baseline, compile-speculative, evaluate
+DIR/base/      the objects that run all the time
+DIR/jobs/      the objects that run once: compile-baseline, compile-speculative, evaluate
 DIR/iam/       policy documents of the roles, and the trust policy
 DIR/grafana/   a dashboard of the servers' metrics, to import
 """
@@ -84,7 +84,7 @@ def scope_of(values: Values, variant: str = "speculative") -> dict[str, Any]:
             f"{m['target']}={target}",
             *([f"{m['draft'] if drafter == 'chain' else drafter}={draft}"] if has_draft else []),
         ],
-        # an empty variable would ask for no signature: without a key there is none
+        # an empty variable would require no signature: without a key there is no variable
         "key_environment": [] if key == NONE else [{"name": VARIABLE, "value": key}],
         # a pod's volumes count against its containers' disk; /tmp has 2 GiB
         "server_disk_gib": values["server"]["disk_gib"] + 2,
@@ -127,7 +127,7 @@ def manifests(values: Values) -> dict[str, list[Any]]:
 def render(values: Values, out: Path) -> list[Path]:
     """Write everything; each manifest is validated first, and nothing of an earlier render stays.
 
-    Raises UserError when a manifest does not fit its schema or the folder holds something else.
+    Raises UserError when a manifest does not fit its schema or the folder holds other files.
     """
     files, scope = {}, scope_of(values)
     for name, objects in manifests(values).items():
@@ -145,7 +145,7 @@ def render(values: Values, out: Path) -> list[Path]:
 
 
 def dashboard(scope: dict[str, Any]) -> dict[str, Any]:
-    """Grafana's form of templates/dashboard.yaml: panels two abreast, one line a server."""
+    """Grafana's form of templates/dashboard.yaml: two panels side by side, one line for each server."""
     board: dict[str, Any] = _template("dashboard.yaml", scope)[0]
     board["panels"] = [
         {
@@ -169,7 +169,7 @@ def validate(manifest: dict[str, Any], kubernetes: str) -> None:
     """
     if manifest["kind"] in _CUSTOM:
         return
-    # only whoever renders has the extra
+    # an extra that only rendering needs
     try:
         from kubernetes_validate import utils  # noqa: PLC0415
     except ImportError as error:

@@ -118,12 +118,12 @@ _VALUES = _declared("Values", _FIELDS)
 
 
 def _unfilled(value: Any, at: str = "") -> Iterator[str]:
-    """A clause for each text that still stands for a value to be filled in."""
+    """A clause for each text that is still a placeholder."""
     for name, inner in value.items():
         if isinstance(inner, dict):
             yield from _unfilled(inner, f"{at}{name}.")
         elif isinstance(inner, str) and _PLACEHOLDER.search(inner):
-            yield f"{at}{name} is {shown(inner)}, which looks unfilled, expected a value of yours"
+            yield f"{at}{name} is {shown(inner)}, which looks unfilled, expected your own value"
 
 
 class Values(dict[str, Any]):
@@ -234,7 +234,7 @@ def _size_faults(values: Values) -> Iterator[str]:
 
 
 def _model_faults(values: Values) -> Iterator[str]:
-    """A sentence for each reason that compile.build would give hours later."""
+    """A sentence for each fault that compile.build would refuse hours later."""
     m = values["model"]
     kind, draft, chain = KINDS[m["drafter"]], {m["draft"], m["draft_folder"]}, m["drafter"] == "chain"
     if kind.has_model and NONE in draft:

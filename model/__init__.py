@@ -1,4 +1,4 @@
-"""Qwen3 by hand, its cache and sampling, the fused speculative step, and what runs a bundle."""
+"""Qwen3 by hand, its cache and sampling, the fused speculative step, and the code that runs a bundle."""
 
 from model.errors import quiet_start
 

@@ -2,7 +2,7 @@
 
 Keys are taken in tiles aligned to absolute position and summed in ascending order; the maximum,
 which is exact in any order, comes first. A tile that a row cannot see adds zeros, so a row's
-result depends on its own position and the cache alone: not on how many rows stand beside it, nor
+result depends on its own position and the cache alone: not on the number of rows beside it, nor
 on the bucket.
 """
 

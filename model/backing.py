@@ -16,12 +16,12 @@ from model.packing import Packing, nothing_packed
 
 @dataclass(frozen=True)
 class Backing:
-    """What a model is built with.
+    """The kernels, layers and layouts that a model is built with.
 
-    `layer` makes a decoder layer of a config, a `Parallel` and the kernels, `mlp` the half of one, which `branch` runs
-    behind its norm; without them a model has the layers of `model/qwen3.py`. `layout` is that of its caches, `packing`
-    says which weights of a config at a tp degree are packed. With `sharded` logits stay on their ranks: a draw then
-    merges the shards' best.
+    `layer` makes a decoder layer from a config, a `Parallel` and the kernels; `mlp` makes its second half, which
+    `branch` runs behind its norm; without them a model has the layers of `model/qwen3.py`. `layout` is that of its
+    caches, `packing` says which weights of a config at a tp degree are packed. With `sharded` logits stay on their
+    ranks: a draw then merges the shards' best.
     """
 
     name: str

@@ -35,7 +35,7 @@ class LayerConfig(HeadConfig, Protocol):
 
 
 class ModelConfig(HeadConfig, Hashable, Protocol):
-    """What is asked of every model's configuration, a target's or a draft's: a frozen dataclass.
+    """The fields of every model's configuration, a target's or a draft's, which is a frozen dataclass.
 
     `split` are the sizes that ranks divide among themselves, `ids` the size that the ranks of the head divide. A draft
     without attention has no layers and one head of size 0.
@@ -119,7 +119,7 @@ def load_config(name_or_path: str) -> Qwen3Config:
 
 
 def raw_config(name_or_path: str) -> dict[str, Any]:
-    """What a checkpoint folder's config.json holds; UserError if there is none, or it is no JSON."""
+    """The object in a checkpoint folder's config.json; UserError if there is none, or it is not JSON."""
     path = Path(name_or_path) / "config.json"
     if not path.is_file():
         raise UserError(

@@ -1,4 +1,4 @@
-"""The one table of dtypes: a row for each that a graph's tensors may have, with its name wherever it is named."""
+"""The one table of dtypes: a row for each dtype of a graph's tensors, with its names in every library."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DType:
-    """`flag` is the word of --dtype, empty for what no model is stored in; torch, numpy and HLO share `name`."""
+    """`flag` is the word of --dtype, empty for a dtype that no model has; torch, numpy and HLO share `name`."""
 
     flag: str
     name: str
     bytes: int
     safetensors: str
 
-    # imported when asked for: pushing and pulling bundles needs neither library
+    # imported when needed: pushing and pulling bundles needs neither library
     @property
     def torch(self) -> torch.dtype:
         import torch  # noqa: PLC0415

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class UserError(Exception):
-    """A mistake of the user's: what came, what was expected, what to do, in one sentence."""
+    """A user's mistake, in one sentence: what came, what was expected, what to do."""
 
 
 def guarded(work: Callable[[], T], place: str) -> T:
@@ -24,10 +24,10 @@ def guarded(work: Callable[[], T], place: str) -> T:
 
 
 def sentence_of(error: OSError, place: str) -> str:
-    """What the operating system refused, and where."""
+    """A sentence for the operating system's error, with the file or the place."""
     if error.errno == errno.ENOSPC:
-        return f"the disk of {place} is full; free some space and run the same command to go on"
-    return f"{error.filename or place}: {error.strerror or error}; mend this and run the same command to go on"
+        return f"the disk of {place} is full; free some space and run the command again"
+    return f"{error.filename or place}: {error.strerror or error}; fix this and run the command again"
 
 
 def quiet_start() -> None:
@@ -58,7 +58,7 @@ def run_cli(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("interrupted: nothing that was complete is lost; run the same command to go on", file=sys.stderr)
+        print("interrupted: finished work is kept; run the command again to continue", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
         sys.stderr.close()
@@ -67,5 +67,5 @@ def run_cli(main: Callable[[], None]) -> None:
         print(f"error: {sentence_of(error, 'this command')}", file=sys.stderr)
         raise SystemExit(2) from None
     except RecursionError:
-        print("error: a file that was read is nested too deeply to be anything of ours; correct it", file=sys.stderr)
+        print("error: a JSON file is nested too deeply; it was not written by trnspec, correct it", file=sys.stderr)
         raise SystemExit(2) from None

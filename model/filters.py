@@ -1,6 +1,6 @@
-"""The filters of sampling: what min-p, top-k and top-p keep.
+"""The filters of sampling: the ids that min-p, top-k and top-p keep.
 
-The definitions of docs/sampling.md, by a search that needs sums alone: no sort, no bits of a number.
+The definitions are those of docs/sampling.md; the search needs sums alone, neither a sort nor a number's bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MANTISSA_BITS = 23
 
 
 class Filters(NamedTuple):
-    """What each row's filters keep: its top k ids (0: all), its top p of the mass, ids of min_p of the best one's."""
+    """Each row's filters keep its top k ids (0: all), its top p of the mass, and ids above min_p of the best one's."""
 
     top_k_R: Tensor
     top_p_R: Tensor
@@ -34,11 +34,11 @@ class Filters(NamedTuple):
         return type(self)(*map(change, self))
 
     def filtered(self, ops: Ops, scaled_RV: Tensor) -> Tensor:
-        """Logits (scaled, maximum 0) with what min-p, then top-k, then top-p removes set to -inf.
+        """Logits (scaled, maximum 0), -inf for ids that min-p, then top-k, then top-p removes.
 
         min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
-        above them; top-p those with less than p of the remaining mass above them. Equal logits share
-        their fate, so no rule depends on the order of ids.
+        above them; top-p those with less than p of the remaining mass above them. Equal logits are
+        kept or removed together, so no rule depends on the order of ids.
         """
         mass = torch.exp(scaled_RV)
         mass = torch.where(mass >= self.min_p_R[:, None], mass, 0.0)

@@ -1,9 +1,9 @@
-"""What crosses a graph's border: every input and output, declared once with its shape and dtype.
+"""A graph's border: every input and output, declared once with its shape and dtype.
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
 sequences, T ids of each that come in (1 in a step, N where the host drafts, S in a prompt), S positions (the bucket)
-and N = k + 1 rows; W words of 32 ids each, and 2 scores, C, in graphs that take masks alone: what has a letter without
-a size is not at a border.
+and N = k + 1 rows; W words of 32 ids each, and 2 scores, C, in graphs that take masks alone: a tensor that has a
+letter without a size is not at the border.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Port:
         return {axis for axis in self.axes.split() if not axis.isdigit()}
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """The axes as numbers, given what each letter is."""
+        """The axes as numbers, given each letter's size."""
         return tuple(int(axis) if axis.isdigit() else sizes[axis] for axis in self.axes.split())
 
 
 class StepInputs(NamedTuple):
-    """What the host passes to a graph: numpy arrays there, tensors in torch.
+    """The inputs of a graph: numpy arrays on the host, tensors in torch.
 
     Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
     position_ids are those of the input ids; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
@@ -70,14 +70,14 @@ class StepInputs(NamedTuple):
         return GraphKey(stage, k, bucket, filters, self.allowed is not None)
 
     def sampling(self, filters: bool = True) -> Sampling:
-        """What the sequences ask for, in torch; without `filters` in a graph for those that do not filter."""
+        """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
         kept = Filters(top_k, top_p, self.min_p) if filters else None
         return Sampling(temperature, self.seeds, kept, self.allowed)
 
 
 class StepOutputs(NamedTuple):
-    """What a graph returns; `accepted` is padded with -1. State stays with the device: a host sees none.
+    """The outputs of a graph; `accepted` is padded with -1. State stays with the device: a host sees none.
 
     After a prompt the mask has the cache's length, S positions of all. Scores are the log-probability of each accepted
     id by the target's logits alone, those of forbidden ids left out, and how many ids have no smaller logit.
@@ -93,12 +93,12 @@ class StepOutputs(NamedTuple):
 
     @property
     def visible(self) -> tuple[Any, ...]:
-        """What the host sees, in the graph's order."""
+        """The outputs that the host sees, in the graph's order."""
         return self[:4] if self.scores is None else (*self[:4], self.scores)
 
 
 class DraftOutputs(NamedTuple):
-    """What a graph that only drafts returns: the input ids and k drafts after them; its state stays with the device."""
+    """Outputs of a graph that only drafts: the input ids and k drafts after them; its state stays with the device."""
 
     candidates: Annotated[Any, Port("B N")]
     draft_state: DraftState = DraftState([])
@@ -117,7 +117,7 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
     return {field: hint.__metadata__[0] for field, hint in hints if hasattr(hint, "__metadata__")}
 
 
-# field -> what is declared of it, in the graph's order
+# field -> its declaration, in the graph's order
 INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
 # where each row has a mask of its own
 ALLOWED_ROWS = {"allowed": Port("B N W")}

@@ -1,4 +1,4 @@
-"""What names a graph: one value. Text appears at two borders only: file names here, NxDI's tags in compile/neuron."""
+"""The name of a graph: one value. Text appears at two borders only: file names here, NxDI's tags in compile/neuron."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Stage(str, Enum):
-    """What a graph runs: a prompt, a fused step, or one half of a step (its drafts, their verification)."""
+    """The work of a graph: a prompt, a fused step, or one half of a step (its drafts, their verification)."""
 
     PREFILL = "prefill"
     STEP = "step"

@@ -29,7 +29,7 @@ def draft(
 def verify(
     pair: Pair, k: int, inputs: StepInputs, sampling: Sampling, state: DraftState, caches: list[Cache]
 ) -> StepOutputs:
-    """The target's draws after the input ids, which are a step's candidates, and what it keeps of them."""
+    """The target's draws after the input ids, which are a step's candidates, and the ids that it keeps."""
     target = pair.target_model
     window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
     draw = target.kernels.prepare(pair.ops, sampling, window.drawn_BN, target.shard)

@@ -28,7 +28,7 @@ class Kernels:
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
-        """What the tokens at these positions are drawn with: the noise of the shard's ids, and which a mask allows."""
+        """The draw of the tokens at these positions: the noise of the shard's ids, and those that a mask allows."""
         draw = asked.draw(positions_BN)
         allowed_RV = None
         if asked.allowed is not None:

@@ -230,7 +230,7 @@ class LLM:
                 self._events.pop(number, None)
 
     def _step(self, engine: Engine) -> None:
-        """One step of all that is being served; other prompts' events wait for them."""
+        """One step of all requests that are being served; other prompts' events wait for their readers."""
         if engine is not self._engine:
             raise UserError(f"{self.bundle.path} was closed before this prompt was done; open it again")
         for event in engine.step():

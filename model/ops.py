@@ -40,8 +40,8 @@ class Ops:
     ) -> Tensor:
         """The cache with row n of sequence b written at [slots[b], :, positions[b, n]].
 
-        Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing. They are on an axis of
-        the cache, the last one in (B, G, D, S).
+        Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing. They count along the
+        cache's axis S, the last one in (B, G, D, S).
         """
         rows = slots_B.long()[:, None].expand_as(positions_BN)
         inside = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[axis])
@@ -79,5 +79,5 @@ def first_argmax(scores_RV: Tensor) -> Tensor:
 
 
 def iota(count: int, like: Tensor) -> Tensor:
-    """0 .. count - 1, int32, where another tensor is."""
+    """0 .. count - 1, int32, on a tensor's device."""
     return torch.arange(count, dtype=torch.int32, device=like.device)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from model.config import LayerConfig
 
-# what the fused kernels take: a hidden size of whole partitions, and one head dim
+# the sizes that the fused kernels take: a hidden size of whole partitions, and one head dim
 _HIDDEN_UNIT, _FUSED_DIM = 128, 128
 
 
@@ -25,5 +25,5 @@ def fused_packing(config: LayerConfig, tp: int) -> Packing:
 
 
 def nothing_packed(config: LayerConfig, tp: int) -> Packing:
-    """NxDI's layout, whatever the model."""
+    """NxDI's layout for every model."""
     return Packing()

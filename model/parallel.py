@@ -1,7 +1,7 @@
 """Tensor parallelism has one door: who holds which heads, and the four sharded layers.
 
-The graph is SPMD: every rank runs the same one, and what differs between ranks is only the
-weights that it is given. Sizes follow NxD's placement: kv heads are split, or replicated when
+The graph is SPMD: every rank runs the same one, and ranks differ only in the
+weights that they are given. Sizes follow NxD's placement: kv heads are split, or replicated when
 there are fewer of them than ranks; query heads follow their kv head and are padded with zero
 heads when a group does not divide over its replicas; the embedding is split over hidden, the
 head over the vocabulary.
@@ -69,7 +69,7 @@ def check_tp(config: ModelConfig, tp: int, what: str, head_tp: int = 0) -> None:
     kv = config.num_key_value_heads
     if kv % tp and tp % kv:
         raise UserError(
-            f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose another tp"
+            f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose a different tp"
         )
     for name, ranks in (*((name, tp) for name in config.split), (config.ids, head_tp or tp)):
         if getattr(config, name) % ranks:
@@ -137,7 +137,7 @@ class Rank(nn.Module):
 class Shard(NamedTuple):
     """The ids whose logits a rank holds: `width` of them from `start` on, (1, 1) int32.
 
-    Where a draft counts ids of its own, `ids_V` are the target's that they stand for.
+    Where a draft counts ids of its own, `ids_V` are the target's ids for them.
     """
 
     start: Tensor

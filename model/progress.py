@@ -1,4 +1,4 @@
-"""A sign of life: what takes more than two seconds says on stderr where it is, as a bar or as a line now and then."""
+"""Progress on stderr for work of more than two seconds: a bar on a terminal, else a line from time to time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FIRST_S, LONGEST_S = 2.0, 60.0
 
 
 class Task:
-    """What is running, how much of it is done, and of how much; any thread may tell."""
+    """A running task: its name, the amount done, and the total; any thread may report."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self.what, self.done, self.total, self.unit = what, 0, total, unit
         self._lock = threading.Lock()
 
     def advance(self, count: int = 1) -> None:
-        """So much more is done."""
+        """Add to the amount done."""
         with self._lock:
             self.done += count
 
     def at(self, what: str) -> None:
-        """What is being done now."""
+        """Name the work that runs now."""
         self.what = what
 
     def amount(self) -> str:
-        """How much is done, for people."""
+        """The amount done, for people."""
         scale, unit = (1e9, "GB") if self.unit == "bytes" else (1, self.unit)
         digits = 2 if self.unit == "bytes" else 0
         of = f" of {self.total / scale:.{digits}f}" if self.total else ""
@@ -61,7 +61,7 @@ def progress(what: str, total: int = 0, unit: str = "") -> Iterator[Task]:
 
 
 def each(items: Iterable[T], what: str) -> Iterator[T]:
-    """The items, with a sign of life while the caller works on them."""
+    """The items; progress is shown while the caller works on them."""
     counted = list(items)
     with progress(what, len(counted)) as task:
         for item in counted:

@@ -117,7 +117,7 @@ class Layer(nn.Module):
 
 
 class Hidden(NamedTuple):
-    """What a pass leaves: (B, N, E) after the last layer, the caches with the rows written, (B, N, taps E) states."""
+    """Results of a pass: (B, N, E) after the last layer, the caches with the rows written, (B, N, taps E) states."""
 
     x_BNE: Tensor
     caches: list[Cache]

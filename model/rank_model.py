@@ -15,7 +15,7 @@ from model.sequence import sliced
 
 
 class RankModel(nn.Module):
-    """What a model on one of `parallel.tp` ranks knows beside its layers."""
+    """A model on one of `parallel.tp` ranks: everything beside its layers."""
 
     def __init__(self, config: ModelConfig, parallel: Parallel, backing: Backing) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class RankModel(nn.Module):
         return self.shard_of(self.config.vocab_size)
 
     def shard_of(self, count: int) -> Shard:
-        """What this rank holds of so many ids."""
+        """This rank's share of the ids."""
         if not self.backing.sharded:
             return Shard(torch.zeros_like(self.rank_util.rank)[:, None], count)
         width = count // self.parallel.of_head.tp

@@ -67,7 +67,7 @@ class RoughFilters(Filters):
 
 
 def _mass_of_top_k(count_RJ: Tensor, mass_RJ: Tensor, top_k_R1: Tensor) -> Tensor:
-    """(R, 1) the mass that top-k leaves: that above the last tried number, and a share of what the next one adds."""
+    """(R, 1) the mass that top-k leaves: that above the last tried number, and a share of the next one's addition."""
     inside_RJ = count_RJ < top_k_R1
     count_R1, mass_R1 = (torch.where(inside_RJ, t, 0.0).amax(-1, keepdim=True) for t in (count_RJ, mass_RJ))
     next_count_R1, next_mass_R1 = (

@@ -1,7 +1,7 @@
 """Reference coupled sampling: the filter, the counter-based Gumbel noise, the draw, the acceptance.
 
 The rule is drafter-invariant speculative decoding (Daliri, Musco, Suresh, arXiv 2408.07978): draft
-and target draw with the same noise at the same absolute position, so what is emitted is the
+and target draw with the same noise at the same absolute position, so each emitted id is the
 target's own draw, whatever the draft. docs/sampling.md specifies every step.
 """
 
@@ -27,7 +27,7 @@ FORBIDDEN = -1e25
 
 
 class Sampling(NamedTuple):
-    """What each sequence's request asks for; a graph for sequences of which none filters has no `filters`.
+    """Each sequence's sampling parameters; a graph for sequences of which none filters has no `filters`.
 
     `allowed` are words of 32 bits, one for each id that may be drawn: (B, W), or (B, N, W) with a mask for each row.
     """
@@ -38,7 +38,7 @@ class Sampling(NamedTuple):
     allowed: Tensor | None = None
 
     def draw(self, positions_BN: Tensor) -> Draw:
-        """What N rows of each sequence draw with, for the tokens at these positions."""
+        """The draw of N rows of each sequence, for the tokens at these positions."""
         rows = positions_BN.shape[1]
         temperature_R, seed_R2 = (t.repeat_interleave(rows, 0) for t in (self.temperature_B, self.seed_B2))
         filters = self.filters and self.filters.each(lambda t: t.repeat_interleave(rows, 0))
@@ -46,7 +46,7 @@ class Sampling(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What the rows of a pass draw with: R = B N rows, sequence-major.
+    """The inputs to the draws of a pass: R = B N rows, sequence-major.
 
     `position_R` is the absolute position of the token that a row draws. A backing makes the noise of all passes of a
     step once, `noise_RV`, for this rank's ids; `start_11`, int32, is the first of them where logits stay on their
@@ -110,7 +110,7 @@ def perturbed(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R, V) the scores whose argmax is drawn: filtered logits / temperature + Gumbel noise.
 
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
-    Temperature 0 takes the logits. What a mask forbids is gone before the filters look.
+    Temperature 0 takes the logits. Ids that a mask forbids are removed before the filters apply.
     """
     logits_RV = only_allowed(logits_RV, draw)
     scaled = logits_RV / draw.heat_R[:, None]
@@ -130,7 +130,7 @@ def only_allowed(logits_RV: Tensor, draw: Draw) -> Tensor:
 
 
 def allowed_ids(words: Tensor, shard: Shard, rows: int) -> Tensor:
-    """(R, V) whether masks allow a shard's ids: words (B, W) serve all rows of a sequence, (B, N, W) a row each."""
+    """(R, V) whether masks allow a shard's ids: words (B, W) serve all rows of a sequence, (B, N, W) one row each."""
     words_MW = words.flatten(0, -2)
     bit = torch.arange(32, dtype=torch.int32, device=words.device)
     bits_MV = (torch.bitwise_right_shift(words_MW[:, :, None], bit) & 1).flatten(1)

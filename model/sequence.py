@@ -1,14 +1,14 @@
 """KV sharded over the sequence: each rank that shares a kv head holds a slice of its positions.
 
 Position p is in tile t = p // 128. Of M slices slice t % M holds that tile, as its tile t // M, so that every one holds
-1/M of a sequence of any length, to a tile. A rank attends the queries of all M ranks over its slice:
+1/M of a sequence of any length, up to a tile. A rank attends the queries of all M ranks over its slice:
 
 part[m, r] = sum_s exp(score[r, s] - best[m, r]) v[s] / sum_s exp(score[r, s] - best[m, r]), s of slice m that r sees
 lse[m, r]  = best[m, r] + log(sum_s exp(score[r, s] - best[m, r])), -inf where r sees nothing of slice m
 out[r]     = sum_m w[m, r] part[m, r] / sum_m w[m, r],  w[m, r] = exp(lse[m, r] - max_m lse[m, r])
 
 Slices are added in ascending order, and a slice that a row does not see adds an exact zero: a row's result depends on
-its own position and the cache alone. J are the ranks that share the kv head, as many as slices. docs/sharding.md.
+its own position and the cache alone. J are the ranks that share the kv head, as many as slices. docs/artifacts.md.
 """
 
 from __future__ import annotations

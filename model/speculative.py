@@ -40,7 +40,7 @@ class Pair(nn.Module):
         """One step of every sequence: k drafts, N = k + 1 verified rows, 1 to N emitted ids.
 
         Drafter and target draw with the same noise at the same position. A draft is accepted while the two draws are
-        equal; what is emitted is the target's own draw. So the text is the target's, whatever the drafter.
+        equal; each emitted id is the target's own draw. So the text is the target's, whatever the drafter.
         """
         window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
         target = self.target_model
@@ -58,7 +58,7 @@ class Pair(nn.Module):
         state: DraftState,
         caches: list[Cache],
     ) -> StepOutputs:
-        """The target's pass over the candidates, its draws, and what it keeps of them."""
+        """The target's pass over the candidates, its draws, and the ids that it keeps."""
         target = self.target_model
         passed = target.hidden(window.padded(candidates_BN), caches, window.placement)
         draws, scores_CR = target.drawn(passed.x_BNE, draw)

@@ -1,4 +1,4 @@
-"""The one strict reader of JSON from outside: a value becomes a frozen dataclass, or one clause says what is wrong.
+"""The one strict reader of JSON from outside: a value becomes a frozen dataclass, or one clause names the fault.
 
 Fields are typed as usual; `Annotated` adds a `Range`, a `Length` or a `Text`. True is no number, 7.0 no whole one, and
 an object has every field without a default and no other.
@@ -30,7 +30,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Length:
-    """The least and the most entries of a list or an object."""
+    """The smallest and the largest number of entries of a list or an object."""
 
     least: int
     most: int
@@ -44,7 +44,7 @@ class Text:
     expected: str
 
 
-# what a terminal takes for more than a letter is no part of a string
+# characters that a terminal interprets are refused in a string
 PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 _LINE = Text(PRINTABLE + "{0,4096}", "a line of text")
 

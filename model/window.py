@@ -12,7 +12,7 @@ from model.cache import Placement
 from model.ops import iota
 from model.sampling import Draw
 
-# a matrix product of one row may be summed in another order than one of several rows
+# a matrix product of one row may be summed in a different order than one of several rows
 MIN_TARGET_ROWS = 2
 
 
@@ -27,7 +27,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, k: int, position_B1: Tensor, bucket: int) -> Window:
-        """The window of a step from these positions on, in a bucket of so many keys."""
+        """The window of a step from these positions on, in a bucket of `bucket` keys."""
         rows_N = iota(max(k + 1, MIN_TARGET_ROWS), position_B1)
         return cls(k, Placement(position_B1 + rows_N, iota(bucket, position_B1)))
 
@@ -37,12 +37,12 @@ class Window(NamedTuple):
         return self.placement.positions_BN + 1
 
     def row(self, n: int, draw: Draw) -> tuple[Placement, Draw]:
-        """Where row n of each sequence is, alone in a pass of the draft, and what it draws with."""
+        """Where row n of each sequence is, alone in a pass of the draft, and its draw."""
         positions_BN = self.placement.positions_BN
         return self.placement._replace(positions_BN=positions_BN[:, n : n + 1]), draw.row(n, positions_BN.shape[1])
 
     def of_drafts(self, draw: Draw) -> Draw:
-        """What the k drafts are drawn with, where one pass draws them all."""
+        """The draw of the k drafts, where one pass draws them all."""
         return draw.first(self.k, self.placement.positions_BN.shape[1])
 
     def padded(self, candidates_BN: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Window(NamedTuple):
         return F.pad(candidates_BN, (0, max(0, MIN_TARGET_ROWS - self.k - 1)))
 
     def cut(self, x_XR: Tensor) -> Tensor:
-        """(X, B, k + 1): what belongs to the rows of the step, of all rows of the target's pass."""
+        """(X, B, k + 1): the numbers of the step's rows, out of all rows of the target's pass."""
         return x_XR.unflatten(1, self.placement.positions_BN.shape)[..., : self.k + 1]
 
     def limit(self, k_limits_B: Tensor, length: int) -> Tensor:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def console() -> None:
-    """What the command `nkisim` runs."""
+    """The code of the command `nkisim`."""
     # without the simulator's own file and line
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     command.run(lambda: main(sys.argv[1:]))

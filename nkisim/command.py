@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """An error for programs: its class, its sentence, and of a law what broke it, where, and what is allowed."""
+    """An error for programs: its class, its sentence, and for a law the wrong value, its place and the limit."""
     facts: dict[str, Any] = {"error": type(error).__name__, "message": sentence(error)}
     if isinstance(error, LawError):
         file, line = error.line or (None, None)

@@ -1,4 +1,4 @@
-"""What of the public API exists here: `nkisim coverage [--json]`."""
+"""The part of the public API that exists here: `nkisim coverage [--json]`."""
 
 from __future__ import annotations
 

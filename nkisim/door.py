@@ -125,7 +125,7 @@ def to_torch(array: Any) -> Any:
 
 
 def release(core: Core, value: Any, torch: bool) -> Any:
-    """Turn what a kernel returned into host values.
+    """Turn a kernel's results into host values.
 
     Raises:
         BadOutput: a tensor is on chip, or private to one of two cores.

@@ -18,7 +18,7 @@ class engine(Enum):
 
 
 class reduce_cmd(Enum):
-    """What an instruction does with its engine's reduction registers."""
+    """The use that an instruction makes of its engine's reduction registers."""
 
     idle = 0
     reset = 1
@@ -37,7 +37,7 @@ class dge_mode(Enum):
 
 
 class oob_mode(Enum):
-    """What happens at a run-time index out of range."""
+    """The effect of a run-time index out of range."""
 
     error = 0
     skip = 1

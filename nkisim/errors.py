@@ -114,11 +114,11 @@ class PsumBankCrossed(LawError):
 
 
 class UnwrittenRead(LawError):
-    """An instruction read elements that nobody wrote."""
+    """An instruction read unwritten elements."""
 
 
 class ReplacedRead(LawError):
-    """A tensor was read after another tensor took its address."""
+    """A tensor was read after a different tensor took its address."""
 
 
 class OutOfRange(LawError):
@@ -170,7 +170,7 @@ class Deadlock(LawError):
 
 
 class CoresDiverge(LawError):
-    """The cores of one launch disagree on what they share."""
+    """The cores of one launch disagree on shared values."""
 
 
 class RegisterMisuse(LawError):

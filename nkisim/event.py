@@ -1,4 +1,4 @@
-"""What an executed instruction leaves behind: extents of memory, events, and the recording.
+"""The traces of an executed instruction: extents of memory, events, and the recording.
 
 Execution emits these values and never reads them; the timeline schedules them.
 """
@@ -32,7 +32,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One instruction in program order of its core, with what a cost law needs to know."""
+    """One instruction in program order of its core, with the facts that a cost law needs."""
 
     index: int
     core: int

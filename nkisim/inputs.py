@@ -17,7 +17,7 @@ import numpy as np
 
 from nkisim.dtypes import INFO, Array
 
-# what a kernel meets beside ordinary numbers; integers stay as they are
+# values that a kernel meets beside ordinary numbers; integers stay as they are
 HOSTILE = ("large", "tiny", "nan", "equal")
 VALUES = ("normal", *HOSTILE, "zeros", "ones", "arange")
 DTYPES = tuple(name for name, info in INFO.items() if info.kind != "packed" and name != "tfloat32")

@@ -30,7 +30,7 @@ from nkisim.policy import Policy, chosen
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a launch gives back: the outputs, and the recording when it was on."""
+    """The result of a launch: the outputs, and the recording when it was on."""
 
     outputs: Any
     recording: Recording
@@ -205,7 +205,7 @@ class Session:
         return value
 
     def bodies(self) -> list[Callable[[], None]]:
-        """Return what each core executes."""
+        """Return the instructions that each core executes."""
         return [functools.partial(self._body, i) for i in range(len(self.cores))]
 
     def _body(self, index: int) -> None:

@@ -110,7 +110,7 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-# what the policy vendor takes, with a warning
+# code that the policy vendor takes, with a warning
 VENDOR_TAKES = frozenset({"kernel-in-kernel", "raw-enum"})
 
 

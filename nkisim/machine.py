@@ -1,4 +1,4 @@
-"""What may differ between machines: the processor, the BLAS's kernels, numpy's instruction sets; `nkisim version`."""
+"""The differences between machines: the processor, the BLAS's kernels, numpy's instruction sets; `nkisim version`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from nkisim.command import Parser
 
-# variables by which a library is told to take other instructions than the processor has
+# variables that make a library use other instructions than the processor has
 FORCING = ("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "GLIBC_TUNABLES")
 _CORE_NAMES = ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "openblas_get_corename")
 
@@ -32,7 +32,7 @@ def processor() -> str:
 
 def blas_kernels() -> str:
     """The processor that numpy's OpenBLAS has taken its kernels for; of other libraries only the name is known."""
-    # symbols of what the module is linked with are found through it
+    # symbols of the libraries that the module is linked with are found through it
     library = ctypes.CDLL(importlib.import_module("numpy._core._multiarray_umath").__file__)
     for name in _CORE_NAMES:
         if hasattr(library, name):
@@ -43,18 +43,18 @@ def blas_kernels() -> str:
 
 
 def instruction_sets() -> list[str]:
-    """What numpy's own loops may use: its baseline and the sets that it found."""
+    """The instruction sets of numpy's own loops: its baseline and the sets that it found."""
     sets = _built()["SIMD Extensions"]
     return [*sets["baseline"], *sets.get("found", [])]
 
 
 def _built() -> Any:
-    """How numpy was built, and what it finds now."""
+    """How numpy was built, and the sets that it finds now."""
     return np.show_config(mode="dicts")
 
 
 def facts() -> dict[str, str]:
-    """What may differ, in words, and the variables that force it."""
+    """The possible differences, in words, and the variables that force them."""
     known = {
         "processor": processor(),
         "BLAS kernels": blas_kernels(),

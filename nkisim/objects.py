@@ -75,7 +75,7 @@ def _initializer(fields: dict[str, object]) -> Callable[..., None]:
 
 
 def _default(value: object) -> object:
-    """Return a field's value when nobody passes one; dataclasses.field() may describe it."""
+    """Return a field's value when the call passes none; dataclasses.field() may describe it."""
     if not isinstance(value, Field):
         return value
     if value.default_factory is not MISSING:

@@ -67,7 +67,7 @@ def matmul(a: Any, b: Any) -> Any:
 
 
 def whole_kernel() -> None:
-    """Print what simulating and scheduling a large product takes, with its numbers and without."""
+    """Print the cost of simulating and scheduling a large product, with its numbers and without."""
     arrays = tuple(np.ones(shape, ml_dtypes.bfloat16) for shape in ((256, 4096), (256, 6144)))
     for numerics in (True, False):
         start = time.process_time()

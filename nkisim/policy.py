@@ -16,10 +16,10 @@ class Policy:
     """Every choice of behaviour of a launch; leniency is always explicit, and warns once when it is used.
 
     Attributes:
-        tracking: know which elements nobody wrote; off, memory holds what the host left there.
+        tracking: know which elements are unwritten; off, memory holds the bytes that the host left there.
             Default: True.
-        unwritten_read: what happens when an instruction reads an element that nobody wrote: "raise", or
-            "sentinel": it reads NaN (integers: 4), and what follows from it counts as unwritten too.
+        unwritten_read: what happens when an instruction reads an unwritten element: "raise", or
+            "sentinel": it reads NaN (integers: 4), and its results count as unwritten too.
             Default: "raise".
         unwritten_output: what happens when an output holds such elements: "raise", "warn" or "allow".
             Default: "raise".
@@ -92,7 +92,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "inner_kernels": ("raise", "inline"),
 }
 STRICT = Policy()
-# what the vendor's simulator is documented to do (nki/guides/nki_simulator.rst), and what its library relies on
+# the documented behaviour of the vendor's simulator (nki/guides/nki_simulator.rst), on which its library relies
 VENDOR = Policy(
     unwritten_read="sentinel",
     unwritten_output="warn",

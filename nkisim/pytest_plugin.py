@@ -22,7 +22,7 @@ from nkisim.timeline.schedule import Schedule, schedule
 
 @dataclass
 class KernelRuns:
-    """What the fixture `nki_kernel` gives; kernels run as `policy` says, "strict" unless a test sets it.
+    """The value of the fixture `nki_kernel`; kernels run as `policy` says, "strict" unless a test sets it.
 
     Inputs are arrays, words such as "float32:128x512:large:7", tuples of those, and values that pass as they are.
     """
@@ -80,7 +80,7 @@ class KernelRuns:
 
 
 def name_of(kernel: Any) -> str:
-    """What the kernel is called."""
+    """The kernel's name."""
     return getattr(kernel, "__name__", type(kernel).__name__)
 
 
@@ -98,7 +98,7 @@ def _array(value: Any, kind: str | None = None) -> Any:
 
 
 def flat(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every array of what a kernel or a law returned, by a name that says where it was."""
+    """Every array that a kernel or a law returned, by a name that says where it was."""
     if isinstance(value, (tuple, list)):
         for number, part in enumerate(value):
             yield from flat(part, f"{name}.{number}")
@@ -168,7 +168,7 @@ def nki_kernel(request: pytest.FixtureRequest) -> KernelRuns:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """After a marked test that passed: schedule what it ran."""
+    """After a marked test that passed: schedule its launches."""
     yield
     marker = item.get_closest_marker("nki_latency")
     if marker is None:

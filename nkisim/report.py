@@ -54,7 +54,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def waits_table(result: Schedule) -> str:
-    """What the critical path consists of."""
+    """The parts of the critical path."""
     rows = [
         (cause, clock(time), f"{time / result.latency_ns:.0%}")
         for cause, time in result.waits_ns.items()

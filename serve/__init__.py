@@ -1,1 +1,1 @@
-"""A bundle behind `vllm serve`: platform, worker, what is allowed. vLLM's names appear here only."""
+"""A bundle behind `vllm serve`: platform, worker, allowed parameters. vLLM's names appear here only."""

@@ -11,7 +11,7 @@ from model.serving.request import Params, Request, Shape, check
 
 # the graphs serve these
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "seed")
-# vLLM serves these itself, from the ids that come out
+# vLLM serves these itself, from the emitted ids
 _BY_VLLM = {
     "n", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "detokenize", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",

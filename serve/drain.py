@@ -20,7 +20,7 @@ _GOING = {"error": {"message": "the server is shutting down; send the request ag
 def end_while_starting() -> None:
     """Let a SIGTERM end this server's processes at once, with status 143, until vLLM's handler takes its place.
 
-    vLLM alone would wait until every graph is compiled: nothing is running that has to be answered first.
+    vLLM alone would wait until every graph is compiled: no request is running that must be answered first.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -32,7 +32,7 @@ def end_while_starting() -> None:
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(128 + number)
 
-    # only the process that was started by whoever sends signals
+    # only the process that receives the signals
     if multiprocessing.parent_process() is None:
         signal.signal(signal.SIGTERM, end)
 

@@ -26,7 +26,7 @@ class Grammars:
 
     def of(self, name: str, sampling: Any) -> Grammar:
         """A request's grammar; until it is compiled, it looks at no draft."""
-        # vLLM's modules ask for the platform while they are imported
+        # vLLM's modules request the platform while they are imported
         from vllm.v1.structured_output import StructuredOutputManager  # noqa: PLC0415
         from vllm.v1.structured_output.request import StructuredOutputRequest  # noqa: PLC0415
 

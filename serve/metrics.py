@@ -1,4 +1,4 @@
-"""The worker's own figures beside vLLM's: tokens a step, drafts offered and kept, the host's gap between steps."""
+"""The worker's own figures beside vLLM's: tokens of a step, drafts offered and kept, the host's gap between steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Metrics:
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """A step begins, of requests that waited since the last one ended."""
+        """A step begins; its requests waited since the last one ended."""
         if self._ended is not None:
             self._gap(time.perf_counter() - self._ended)
 

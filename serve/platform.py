@@ -141,7 +141,7 @@ class BundlePlatform(Platform):
         vllm_config.compilation_config.mode = CompilationMode.NONE
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
         scheduler.max_num_seqs = spec.batch
-        # every slot may hold a whole context: no step is cut short for want of a budget
+        # every slot may hold a whole context: the token budget never shortens a step
         scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
         scheduler.enable_chunked_prefill = False
         scheduler.async_scheduling = False
@@ -158,7 +158,7 @@ class BundlePlatform(Platform):
                 target_parallel_config=vllm_config.parallel_config,
             )
         if vllm_config.speculative_config is not None:
-            # vLLM's own flag for it asks for a --speculative-config, which a bundle brings
+            # vLLM's own flag for it requires a --speculative-config, which a bundle replaces
             level = vllm_config.additional_config.get(ACCEPTANCE, "none")  # type: ignore[union-attr]
             vllm_config.observability_config.per_request_spec_decode_metrics = level
         # the check is for vLLM's own drafts, which cannot follow min-p; ours can, and our list refuses logit_bias, the

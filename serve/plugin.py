@@ -1,4 +1,4 @@
-"""The entry point that vLLM asks for a platform: ours if the command means a bundle, else none."""
+"""The entry point from which vLLM gets a platform: ours if the command names a bundle, else none."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, mean
 
 
 def platform() -> str | None:
-    """The path of our platform's class, or None. Every process of a server asks; the first one finds the bundle."""
+    """The path of our platform's class, or None. Every process of a server calls it; the first one finds the bundle."""
     arguments = sys.argv[1:]
     try:
         bundle = meant_bundle(arguments)
     except UserError as error:
-        # vLLM passes over a plugin that raises an Exception, and would serve something else
+        # vLLM passes over a plugin that raises an Exception, and would serve a different model
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if bundle is None:

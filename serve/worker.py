@@ -97,7 +97,7 @@ class BundleWorker(WorkerBase):
         return ("generate",)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """A step of all that run, then the prompts of those that arrived; with masks, `sample_tokens` does it."""
+        """A step of the running requests, then the prompts of new ones; with masks, `sample_tokens` does it."""
         # a request that was cancelled in vLLM's queue never came here
         for name in scheduler_output.finished_req_ids & self.numbers.keys():
             self.engine.cancel(self.numbers.pop(name))
@@ -147,7 +147,7 @@ class BundleWorker(WorkerBase):
         return self.numbers[name]
 
     def _end(self, prompts: set[int]) -> list[Event]:
-        """Read what runs: a step, or one of these requests' prompts."""
+        """Read the running work: a step, or one of these requests' prompts."""
         if not self.engine.begun:
             return []
         events = self.engine.step()
@@ -156,7 +156,7 @@ class BundleWorker(WorkerBase):
         return events
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
-        """Tell vLLM how many placeholders stood for no draft: it counts them like drafts that a grammar refuses."""
+        """Report to vLLM how many placeholders had no draft: it counts them like drafts that a grammar refuses."""
         scheduler_output.num_invalid_spec_tokens = {
             name: max(0, len(placeholders) - event.drafted)
             for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()

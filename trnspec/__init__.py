@@ -5,8 +5,8 @@
     llm = LLM("bundles/demo")
     print(llm.generate("Count from 1 to 10:", Params(temperature=0.8, seed=7)).text)
 
-`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. Every mistake of
-a user's is a `UserError` of one sentence.
+`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. Every user's
+mistake is a `UserError` of one sentence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from model.serving.request import Params
 
 __all__ = ["LLM", "BuildSpec", "Output", "Params", "UserError", "build", "verify"]
-# imported when asked for: a command that needs no torch does not wait for it
+# imported when needed: a command without torch does not wait for it
 _HOMES = {
     "LLM": "model.llm",
     "Output": "model.llm",
@@ -39,7 +39,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def shadowed() -> str:
-    """A sentence if Python would import a package that only has the name of one of ours; nothing if all are ours."""
+    """A sentence if Python would import a package that only has the name of one of ours; empty if all are ours."""
     for name in ("model", "compile", "nki_kernels", "nkisim"):
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin).resolve() if spec and spec.origin else None

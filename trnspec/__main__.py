@@ -9,15 +9,15 @@ from trnspec import shadowed
 
 _COMMANDS = {
     "build": ("compile.build", "a bundle from a spec: plan, graphs, weights"),
-    "generate": ("model.generate", "text from a bundle, and what speculation did"),
-    "doctor": ("compile.doctor", "what a bundle is, and whether it is whole and can generate"),
+    "generate": ("model.generate", "text from a bundle, and figures of speculation"),
+    "doctor": ("compile.doctor", "a bundle's summary, and whether it is whole and can generate"),
     "store": ("compile.store", "push, pull, list and verify bundles in S3"),
     "serve-command": ("compile.serve_command", "the command by which a server loads a bundle"),
 }
 
 
 def main(arguments: list[str]) -> None:
-    """Run a command as `python -m` would; without one, print what there is."""
+    """Run a command as `python -m` would; without one, list the commands."""
     command, *rest = arguments or ["--help"]
     if command in ("-h", "--help"):
         print("python -m trnspec COMMAND ... (COMMAND --help says more)\n")

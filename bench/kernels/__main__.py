@@ -28,7 +28,7 @@ from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
 
 _BUSY = 0.05
-# on a machine with the vendor's nki: this process has it, so nkisim takes the name in another one
+# on a machine with the vendor's nki: this process has it, so nkisim takes the name in a different one
 _SIMULATED_BY = (
     "import sys, nkisim.install as i; i.install(force=True); "
     "from bench.kernels.__main__ import main; main(sys.argv[1:])"
@@ -111,7 +111,7 @@ def recorded(case: Case, numerics: bool = True) -> Any:
 
 
 def explain(case: Case) -> str:
-    """The critical path of a case by stage; for verification attention, what no order of steps can beat."""
+    """The critical path of a case by stage; for verification attention, also the bound of every order of steps."""
     lines = [case.full_name, "", explained(recorded(case, numerics=False))]
     if case.dims:
         lines += ["", f"No order of steps takes less than {bound_ns(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]

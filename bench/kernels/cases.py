@@ -1,4 +1,4 @@
-"""What `bench.kernels` runs: each case is a kernel, its arguments, its cost and its cores.
+"""The cases of `bench.kernels`: each is a kernel, its arguments, its cost and its cores.
 
 A kernel's cases are one tuple here; `CASES` is their sum. Arguments are built when a case runs,
 because some fill hundreds of megabytes.

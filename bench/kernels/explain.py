@@ -3,8 +3,8 @@
 The bound is the longer of two paths. Values: the first transfer starts, the DMA engines move the cache and the rows
 without a pause, and after the last byte one product of the least width, one pass of the Vector Engine over a row's D
 numbers and one store remain. Keys: all of them travel first, and after the last one a product, a maximum, an
-exponential and a second product follow each other, one column each. Everything else is taken as hidden, and the Tensor
-Engine as running at full clock. Two cores halve the sequences and share the stack's bandwidth.
+exponential and a second product follow each other, one column each. All other work counts as hidden, and the Tensor
+Engine runs at full clock. Two cores halve the sequences and share the stack's bandwidth.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _arrival_ns(d: AttentionDims, cores: int, share: float) -> float:
     """Until the last byte of a share of the cache is on chip, each core with its sequences."""
     n, cache_ns = TRN2.at("nominal"), _bytes_ns(d, cores)
     d = replace(d, batch=d.batch // cores)
-    # a descriptor moves what is contiguous on both sides: a key dimension's slots, a partition's values
+    # a descriptor moves a range that is contiguous on both sides: a key dimension's slots, a partition's values
     descriptors = share * d.batch * d.kv_heads * (d.dim + min(PARTITIONS, d.slots)) * n.dma_descriptor_ns
     rows = d.batch * (d.heads + 2 * d.kv_heads) * d.candidates
     small = rows * (n.dma_descriptor_ns + d.dim * d.itemsize / n.dma_bytes_per_ns)

@@ -54,7 +54,7 @@ class Shard:
 
 
 def packed(depth: int, features: int, blocks_of: int = 1) -> Any:
-    """A random packed weight of `features` outputs; its numbers keep the size of what it is applied to."""
+    """A random packed weight of `features` outputs; its numbers keep the size of its operand."""
     width = block_width(features, BANK // blocks_of)
     drawn = normal((features // width, depth, blocks_of * width), BF16)
     return (drawn * depth**-0.5).astype(drawn.dtype)

@@ -1,4 +1,4 @@
-"""`python -m bench.reproduce`: every claim of the article, what the tuner predicts, what the demo pair measured here.
+"""`python -m bench.reproduce`: every claim of the article, the tuner's prediction, and the demo pair's figures here.
 
 Writes reproduce_model.json (simulated), reproduce_wall.json (wall), reproduce.md and its picture into the results
 folder. Modelled and measured never share a column.
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if not options.results.is_dir():
         raise UserError(f"{options.results} is no folder; make it, or name the folder of results")
-    # nothing is written before all is measured, so that the commit is that of the code
+    # nothing is written before all is measured, so that the header names the commit of the measured code
     made = {}
     if not options.report:
         with progress("simulating the passes"):

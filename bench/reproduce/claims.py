@@ -17,7 +17,7 @@ _NOISE = 0.10
 
 @dataclass(frozen=True)
 class Claim:
-    """What was said; the functions give the two columns and the verdict from the results."""
+    """A statement of the article; the functions give the two columns and the verdict from the results."""
 
     said: str
     modelled: Callable[[Results], str]

@@ -10,7 +10,7 @@ from bench.tune.acceptance import Acceptance, at_rate
 from bench.tune.choose import Setup, band, banded, best_k, break_even
 
 ARTICLE, DRAFTS = Setup("1.7B", 32, 32, 4), ("1.7B", "0.6B")
-# rates that stand for open prose and for near-copying: assumptions
+# assumed rates of open prose and of near-copying
 OPEN, STRUCTURED = "open, assumed rate", "structured, assumed rate"
 ASSUMED = {OPEN: 0.6, STRUCTURED: 0.95}
 SWEPT, _LOSS = range(16), 0.6

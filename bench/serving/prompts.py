@@ -23,7 +23,7 @@ class Prompt(NamedTuple):
 
 
 def prompt_sets(names: str, seed: int) -> list[Prompt]:
-    """The prompts of one or more sets, named with commas, in an order by the seed; a name that is none is a file's."""
+    """The prompts of one or more sets, named with commas, in an order by the seed; any other name is a file's."""
     chosen: list[Prompt] = []
     for name in names.split(","):
         if name == "demo":
@@ -43,7 +43,7 @@ def _of_file(file: Path) -> list[Prompt]:
     except (OSError, UnicodeDecodeError) as error:
         sets = ", ".join(["demo", *_SETS])
         raise UserError(
-            f"{file} is no set of prompts ({sets}) and no readable file ({type(error).__name__}); name one of them"
+            f"{file} is no set of prompts ({sets}) and not a readable file ({type(error).__name__}); name one of them"
         ) from None
     if not lines:
         raise UserError(f"{file} holds no prompt; write one a line")

@@ -47,7 +47,7 @@ class Endpoint(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The command of an environment with vLLM, a port, what follows `vllm serve`; `own_engine`: vLLM's, not ours."""
+    """The command of an environment with vLLM, a port, arguments of `vllm serve`; `own_engine`: vLLM's, not ours."""
 
     vllm: Path
     port: int
@@ -58,7 +58,7 @@ class Server(NamedTuple):
 def vllm_command(file: Path | None) -> Path:
     """The command of an environment with vLLM, if it is there."""
     if file is None or not file.is_file():
-        raise UserError(f"{file} is no command of vLLM; make one with make serve-environment, name it with --vllm")
+        raise UserError(f"{file} is not a command of vLLM; make one with make serve-environment, name it with --vllm")
     return file
 
 

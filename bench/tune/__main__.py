@@ -82,7 +82,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if not any(choose.fits(s, w) for s in setups for w in workloads):
         raise UserError(
             f"the traces are of the drafts {sorted({w.draft for w in workloads})}, the study of {options.draft}; "
-            "give traces of one of these, or say with --trace-draft whose they are"
+            "give traces of one of these, or name their draft with --trace-draft"
         )
     return Plan(setups, workloads, choose.band(), options.limit_ms)
 

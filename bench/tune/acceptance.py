@@ -74,7 +74,7 @@ def rate_for(length: float, k: int) -> float:
 
 
 def from_lengths(name: str, draft: str, lengths: Sequence[float], source: str) -> Acceptance:
-    """Acceptance from tokens a step for k = 1, 2, ...: what each further draft adds is its share."""
+    """Acceptance from tokens a step for k = 1, 2, ...: each further draft's share is the tokens that it adds."""
     shares = tuple(b - a for a, b in pairwise((1.0, *lengths)))
     return _checked(Acceptance(name, draft, shares, source))
 
@@ -148,7 +148,7 @@ def _read_rows(path: Path, rows: list[Any]) -> list[Acceptance]:
 
 
 def _short(draft: Any) -> str:
-    """1.7B of Qwen/Qwen3-1.7B, draft of demo/draft, nothing of nothing."""
+    """1.7B of Qwen/Qwen3-1.7B, draft of demo/draft, "" of ""."""
     return Path(str(draft or "")).name.removeprefix("Qwen3-")
 
 

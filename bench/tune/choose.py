@@ -49,7 +49,7 @@ class Latency(Protocol):
         ...
 
     def target(self, setup: Setup, rows: int) -> float:
-        """A target pass over so many rows per sequence."""
+        """A target pass over a number of rows per sequence."""
         ...
 
     def longest(self, setup: Setup) -> int:
@@ -58,7 +58,7 @@ class Latency(Protocol):
 
 
 def draft_pass(setup: Setup, chip: Chip = TRN2, rows: int = 1) -> passes.Pass:
-    """A pass of the draft over so many rows per sequence; it draws with the target's noise."""
+    """A pass of the draft over a number of rows per sequence; it draws with the target's noise."""
     shard = Shard(setup.draft, setup.draft_tp, setup.batch, rows)
     return passes.simulated_pass(shard, setup.lnc, chip, setup.tp, noise=False)
 
@@ -112,12 +112,12 @@ def evaluate(latency: Latency, setup: Setup, acceptance: Acceptance, k: int) -> 
 
 
 def best_k(latency: Latency, setup: Setup, acceptance: Acceptance) -> Choice:
-    """The fastest k of a setup from 0, no speculation; of equals the smallest."""
+    """The fastest k of a setup; 0 is no speculation, and the smallest of equals is taken."""
     return min((evaluate(latency, setup, acceptance, k) for k in range(latency.longest(setup) + 1)), key=lambda c: c.ms)
 
 
 def fits(setup: Setup, acceptance: Acceptance) -> bool:
-    """Whether a workload's acceptance was made with the setup's draft, or with none in particular."""
+    """Whether a workload's acceptance was made with the setup's draft, or with no named draft."""
     return acceptance.draft in ("", setup.draft)
 
 

@@ -65,7 +65,7 @@ KNOWN = (
 
 
 def _target_pass(setup: Setup, chip: Chip, rows: int, noise: bool = True) -> passes.Pass:
-    """The target's own pass on the ranks of the draft, over at least so many rows; all ranks split its head."""
+    """The target's own pass on the ranks of the draft, over at least this number of rows; all ranks split its head."""
     billed = next(n for n in _ROWS if n >= rows)
     shard = Shard(TARGET, setup.draft_tp, setup.batch, billed)
     return passes.simulated_pass(shard, setup.lnc, chip, setup.tp, noise)

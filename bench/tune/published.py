@@ -1,4 +1,4 @@
-"""Measurements that others published for Qwen3-32B and its drafts: the only ones here that are not ours.
+"""Measurements that others published for Qwen3-32B and its drafts; all other numbers here are ours.
 
 Source: the blog and logs of tomasruizt on draft models in vLLM: one H100, bf16, greedy decoding,
 one request at a time. Neither the spread nor the number of runs is given.

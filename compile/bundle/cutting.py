@@ -1,8 +1,8 @@
 """Shards of a build, cut for all ranks in one pass over the checkpoints.
 
-Each tensor is read once, from its beginning to its end; threads hash and write what the ranks take of it, tensor after
-tensor. Now and then a note beside the unfinished files says how long each is and what its sha256 is by then: a build
-that was killed goes on there, with the files whose beginning still is what the note says.
+Each tensor is read once, from its beginning to its end; threads hash and write the ranks' parts of it, tensor after
+tensor. Now and then a note beside the unfinished files records the length and the sha256 of each so far: a build that
+was killed goes on from there, with the files whose beginning still matches the note.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from model.bundle.shards import shard_header, shard_specs
 from model.bundle.weights import RANK, shard_file
 from model.dtypes import BY_FLAG, BY_NAME
 
-# written between two notes, and what a kill can cost
+# written between two notes: the most work that a kill can cost
 PART_BYTES = 512 << 20
 _NOTE = "parts.json"
 
 
 class Cutter:
-    """Makes all shards that are due when the first of them is asked for."""
+    """Makes all shards that are due when the first of them is requested."""
 
     def __init__(self, plan: BundlePlan, folders: Mapping[str, Path], memory: Path) -> None:
-        """`folders` of the checkpoints by the role of their model; `memory` keeps what is known of their files."""
+        """`folders` of the checkpoints by the role of their model; `memory` is the file with their digests."""
         self.plan, self.spec, self.parts = plan, plan.spec, plan.spec.parts
         self._checkpoints: dict[str, Checkpoint] = {}
         for part in self.parts:
@@ -115,7 +115,7 @@ class Cutter:
 
     def _write(self, part: Part, weight: Weight, name: str, writers: dict[int, ShardWriter], lanes: Lanes) -> int:
         """Have one weight written to these files; returns its bytes."""
-        # groups of ranks hold a copy of the draft each
+        # each group of ranks holds a copy of the draft
         holders: dict[int, list[int]] = {}
         ranks = part.head_ranks if weight.of_head else part.ranks
         for rank in writers:

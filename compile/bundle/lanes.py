@@ -1,4 +1,4 @@
-"""A few threads for work that leaves the interpreter alone: what is given to one lane is done in order."""
+"""A few threads for work that releases the interpreter's lock: the work of one lane runs in order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
-# waiting for a thread; memory holds as much
+# bytes of work that may wait for a thread, and that memory must hold
 AHEAD_BYTES = 128 << 20
 THREADS = min(4, os.cpu_count() or 1)
 
 
 class Lanes:
-    """Work on blocks of memory; who gives more than is allowed to wait, waits. An error comes to who gives or waits."""
+    """Work on blocks of memory. `give` waits while too much is queued; `give` and `drain` raise the work's errors."""
 
     def __init__(self) -> None:
         self._threads = [ThreadPoolExecutor(1) for _ in range(THREADS)]
@@ -22,7 +22,7 @@ class Lanes:
         self._bytes = 0
 
     def give(self, lane: int, size: int, work: Callable[[], object]) -> None:
-        """Have work on so many bytes done after what the lane was given before."""
+        """Queue work on `size` bytes behind the lane's earlier work."""
         self._waiting.append((self._threads[lane % len(self._threads)].submit(work), size))
         self._bytes += size
         while self._bytes > AHEAD_BYTES:

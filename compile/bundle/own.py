@@ -1,4 +1,4 @@
-"""Folders and files that a build writes: its own, never a link to somebody else's."""
+"""Folders and files that a build writes: its own, never a link to files of a different owner."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from model.errors import UserError
 
 
 def own_folder(folder: Path) -> Path:
-    """Make a folder, or take the one that is there; UserError for a link, no folder, or a stranger's.
+    """Make a folder, or take the existing one; UserError for a link, for no folder, or for a stranger's folder.
 
-    A stranger is who is neither this user nor the owner of the folder above, who could replace it anyway.
+    A stranger is neither this user nor the owner of the folder above, who could replace it anyway.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -39,7 +39,7 @@ def open_own(file: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     fd = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UserError(f"{file} is no regular file; remove it and run the command again")
+        raise UserError(f"{file} is not a regular file; remove it and run the command again")
     return fd
 
 

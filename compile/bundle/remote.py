@@ -1,6 +1,6 @@
 """Where bundles are kept away from this machine: an S3 bucket, or a folder such as a mounted bucket.
 
-Both are only asked for whole objects: no rename, no append, no change in place. Credentials come
+Both serve whole objects only: no rename, no append, no change in place. Credentials come
 from the standard AWS chain alone and never appear in a message.
 """
 
@@ -78,7 +78,7 @@ class Folder:
         target.parent.mkdir(parents=True, exist_ok=True)
         there = self.read(key)
         if there is not None and there != content and content.startswith(there):
-            # what a killed run left of the same object
+            # the rest of the same object from a killed run
             target.unlink()
         try:
             with target.open("xb") as out:
@@ -105,7 +105,7 @@ def _copy(source: Path, target: Path, told: Told) -> None:
 
 
 def free_space(folder: Path, needed: int) -> None:
-    """Refuse before any byte is moved when a folder's disk cannot hold so many."""
+    """Refuse before any byte is moved when a folder's disk cannot hold them."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free

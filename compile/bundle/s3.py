@@ -1,6 +1,6 @@
 """S3 as a remote, through boto3: parallel parts, retries with growing pauses, errors as sentences.
 
-Credentials come from the standard AWS chain alone; nothing that an error may quote is repeated.
+Credentials come from the standard AWS chain alone; a message repeats no text of an error, which may quote them.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class S3:
         return self._streamed(key, None, digest)
 
     def _streamed(self, key: str, most: int | None, consume: Callable[[Iterator[bytes]], T]) -> T | None:
-        """What `consume` makes of an object's bytes, at most so many; None where there is none.
+        """`consume` of an object's bytes, of at most `most` of them; None where there is no object.
 
-        An answer that is cut while it is read is asked for again: boto3 retries requests, not bodies.
+        An answer that is cut while it is read is requested again: boto3 retries requests, not bodies.
         """
         for pause in (*_PAUSES, None):
             try:
@@ -142,7 +142,7 @@ class S3:
 
     @contextlib.contextmanager
     def _sentences(self, key: str = "", then: str = "") -> Iterator[None]:
-        """Turn boto3's errors into one sentence; nothing that they may quote is repeated."""
+        """Turn boto3's errors into one sentence, without their text, which may quote credentials."""
         try:
             with self.watch.request():
                 yield
@@ -163,7 +163,7 @@ def _client() -> tuple[Any, TransferConfig]:
     try:
         client = boto3.Session().client("s3", config=config)
     except ValueError as error:
-        # the one that boto3 does not name: what came is in the environment or in the profile
+        # boto3 does not name this one: the value is in the environment or in the profile
         raise UserError(
             "AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 or the profile's endpoint_url is no address; "
             "give one with its scheme, as http://localhost:9000"
@@ -194,25 +194,25 @@ _BY_KIND = {
     "ConfigParseError": "the AWS configuration file cannot be read; correct it",
     "ConfigNotFound": "the AWS configuration file is not there; correct AWS_CONFIG_FILE or unset it",
     "NoRegionError": "no region is set; set AWS_DEFAULT_REGION",
-    "InvalidRegionError": "the region is no region's name; correct AWS_DEFAULT_REGION",
-    "ParamValidationError": "the bucket's name is none that S3 takes; correct the address",
+    "InvalidRegionError": "the region is not the name of one; correct AWS_DEFAULT_REGION",
+    "ParamValidationError": "the bucket's name is not one that S3 takes; correct the address",
     "InvalidEndpointConfigurationError": "the endpoint in the AWS configuration is no address; correct it",
     "UnknownServiceError": "boto3 does not know S3 here; check AWS_DATA_PATH",
     "CredentialRetrievalError": "the credentials could not be fetched; log in again",
     "SSOTokenLoadError": "the login has expired; log in again",
     "UnauthorizedSSOTokenError": "the login has expired; log in again",
-    "FlexibleChecksumError": "the bytes that arrived have another checksum than those that were sent there; "
+    "FlexibleChecksumError": "the bytes that arrived have a different checksum from those that were sent there; "
     "if that stays so, push the bundle with --again",
 }
 
 
 def _reason(error: Exception) -> str:
-    # boto3 wraps what a transfer met: the first cause with a known name speaks
+    # boto3 wraps a transfer's errors: the first cause with a known name decides
     seen: BaseException | None = error
     while seen is not None:
         code = seen.response["Error"]["Code"] if isinstance(seen, ClientError) else ""
         if code:
-            return _BY_CODE.get(code, f"the server answered {code}, also when asked again")
+            return _BY_CODE.get(code, f"the server answered {code}, also when tried again")
         if type(seen).__name__ in _BY_KIND:
             return _BY_KIND[type(seen).__name__]
         seen = seen.__cause__ or seen.__context__
@@ -224,7 +224,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _unless(*codes: str) -> Iterator[list[Any]]:
-    """Swallow an answer with one of these codes; the list holds what the request gave otherwise."""
+    """Swallow an answer with one of these codes; the list holds the result of any other request."""
     given: list[Any] = []
     try:
         yield given

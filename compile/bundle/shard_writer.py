@@ -1,4 +1,4 @@
-"""A safetensors file written tensor by tensor, and gone on with where an earlier run stopped.
+"""A safetensors file written tensor by tensor, and continued where an earlier run stopped.
 
 The tensors come in the order of the file, so that its sha256 is known at its end, and a part of it by its length.
 """
@@ -19,7 +19,7 @@ from compile.bundle.own import open_own
 from model.bundle.graph_spec import TensorSpec
 from model.dtypes import BY_NAME
 
-# written between two requests to begin to put it on the disk: without them it waits for the end, and the end for it
+# bytes between two requests to start writing to the disk: without them all are written at the end, which then waits
 _SYNC_BYTES = 8 << 20
 _PIECE = 1 << 20
 
@@ -33,7 +33,7 @@ class Begun(NamedTuple):
 
 
 class ShardWriter:
-    """One shard's file under construction, its tensors in the order of `specs`; of a file that was begun, that part is
+    """One shard's file under construction, its tensors in the order of `specs`; the part that an earlier run wrote is
     kept."""
 
     def __init__(self, path: Path, specs: Sequence[TensorSpec], header: bytes, begun: Begun) -> None:
@@ -84,7 +84,7 @@ class ShardWriter:
             self._asked = self._bytes
 
     def part(self) -> Begun:
-        """What is written by now; the system has it."""
+        """The part that is written by now; the system has it."""
         self._out.flush()
         return Begun(self._bytes, self._digest.hexdigest(), self._inode)
 
@@ -95,5 +95,5 @@ class ShardWriter:
         return self.part().sha256
 
     def close(self) -> None:
-        """The file stays as it is."""
+        """Close the file as it is."""
         self._out.close()

@@ -1,6 +1,6 @@
-"""The content of a checkpoint's files: their sha256, remembered while place, size and times of a file are the same.
+"""The sha256 of a checkpoint's files, remembered while a file's place, size and times are the same.
 
-A copy of a checkpoint is the same checkpoint, whatever its folder and times; it is read once to know that.
+A copy of a checkpoint is the same checkpoint in any folder and with any times; it is read once to know that.
 """
 
 from __future__ import annotations

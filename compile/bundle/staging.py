@@ -1,10 +1,10 @@
 """Writing bundles: each file whole or absent, the manifest last, an interrupted build resumed, a good bundle kept.
 
-`.build/` holds one small record per finished file: the recipe (the hash of what made it), its digest, its size, and
+`.build/` holds one small record per finished file: the recipe (the hash of its inputs), its digest, its size, and
 the number of its inode. A file whose record has the wanted recipe, whose digest still holds and which is still that
-inode is not made again. So records that came with a copy or out of an archive are ignored: only who can write in the
-folder while it is ours can forge one. Where a bundle is already, the new one grows in a hidden folder beside it, with
-links to the files that both have, and the two are exchanged when it is complete.
+inode is not made again. So records that came with a copy or out of an archive are ignored: only a process that can
+write in the folder while it is ours can forge one. Where a bundle is already, the new one grows in a hidden folder
+beside it, with links to the files that both have, and the two are exchanged when it is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer")
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A file to make: its name in the bundle, the hash of what makes it, and how.
+    """A file to make: its name in the bundle, the hash of its inputs, and how it is made.
 
     `write` puts it at a path, and returns its sha256 if it knows that without reading the file again.
     """
@@ -73,7 +73,7 @@ class Staging:
 
     @property
     def sources(self) -> Path:
-        """Where what is known of the checkpoints is kept."""
+        """The file that remembers the checkpoints' digests."""
         return self.out / RECORDS / SOURCES
 
     def finished(self, file: StagedFile) -> File | None:
@@ -86,12 +86,12 @@ class Staging:
         return None
 
     def keep(self, name: str, record: File) -> None:
-        """Take a file of the served bundle as it is, by what its manifest says of it."""
+        """Take a file of the served bundle as it is, by its entry in the manifest."""
         self._kept[name] = self.out
         _record(self.out, name, record)
 
     def begin(self) -> None:
-        """Mark the folder as ours and unfinished, and bring there what is kept."""
+        """Mark the folder as ours and unfinished, and bring the kept files there."""
         if self.replaces:
             self._begin_beside()
         (self.folder / MANIFEST).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class Staging:
         return record
 
     def finish(self, manifest: bytes, names: set[str]) -> None:
-        """Drop what is none of these files, write the manifest, last, and put the folder where it is served."""
+        """Drop every other file, write the manifest, last, and put the folder where it is served."""
         changed = self._changed or any(place != self.out for place in self._kept.values())
         with contextlib.suppress(OSError):
             if not changed and (self.out / MANIFEST).read_bytes() == manifest:
@@ -147,7 +147,7 @@ class Staging:
             self._retire()
 
     def _retire(self) -> None:
-        """Remove the bundle that was replaced; what a user laid into its folder goes on to the new one."""
+        """Remove the bundle that was replaced; a user's own files in its folder move on to the new one."""
         if not self.replaces or self.folder.is_symlink() or not self.folder.is_dir():
             return
         ours = {*FOLDERS, RECORDS, MANIFEST, SIGNATURE, "model.pt", "neuron_config.json"}
@@ -169,14 +169,14 @@ class Staging:
 
 @contextlib.contextmanager
 def staged(out: Path, beside: bool = True) -> Iterator[Staging]:
-    """A folder to build in, held against other builders; UserError if it is a stranger's or held.
+    """A folder to build in, held against other builders; UserError if it is held or a stranger's.
 
     With `beside` False a bundle that is there is mended in its place.
     """
     recover(resolved(out))
     Staging(out, beside)
     with locked(out):
-        # what is there is known only now that nobody else changes it
+        # the content is certain only now that no other process changes it
         staging = Staging(out, beside)
         try:
             yield staging
@@ -205,7 +205,7 @@ def _intact(file: Path, record: File) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same bytes under a second name; a copy where links are not to be had."""
+    """The same bytes under a second name; a copy where links are not possible."""
     own_folder(target.parent)
     target.unlink(missing_ok=True)
     try:
@@ -238,7 +238,7 @@ def _record(folder: Path, name: str, record: File) -> None:
 
 
 def _recorded(folder: Path, name: str) -> File | None:
-    """What a build of ours noted of a file, while that is the same file."""
+    """The record that a build made of a file, while it is the same file."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, Wrong):
         note = json.loads(read_own(_record_file(folder, name)))
         if note.pop("inode") == (folder / name).stat().st_ino:

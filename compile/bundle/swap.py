@@ -20,7 +20,7 @@ _EXCHANGE, _AT_FDCWD = 2, -100
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder while files in it are made; UserError if a different process does. A killed process holds none."""
+    """Hold a folder while files in it are made; UserError if a different process does. A killed one holds none."""
     with os.fdopen(open_own(own_folder(folder / RECORDS) / "lock"), "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,7 +29,7 @@ def locked(folder: Path) -> Iterator[None]:
                 raise
             raise UserError(
                 f"{folder} is being written by a different process; wait for its end and run the same command, "
-                "or choose another --out"
+                "or choose a different --out"
             ) from error
         yield
 
@@ -37,7 +37,7 @@ def locked(folder: Path) -> Iterator[None]:
 def exchange(new: Path, served: Path) -> None:
     """Give two folders each other's name, at once where the file system can; `new` then is the old one.
 
-    Elsewhere there is a moment without `served`, after which `recover` knows what to do.
+    Elsewhere there is a moment without `served`, from which `recover` brings it back.
     """
     if _renameat2(new, served):
         return

@@ -1,4 +1,4 @@
-"""Ends the connections of requests on which nothing moves, so that a server that stalls or drips is told after a while.
+"""Ends the connections of requests on which nothing moves, so that a stalled or dripping server becomes an error.
 
 A timeout of a socket starts again with every byte that comes; here the system's own counters of all connections are
 added up, and a request that ends counts too.

@@ -1,1 +1,1 @@
-"""What only a Trainium machine can answer, as steps of one command."""
+"""The questions that only a Trainium machine can answer, as steps of one command."""

@@ -138,7 +138,7 @@ def main(arguments: list[str], steps: tuple[CheckStep, ...] = STEPS) -> None:
 
 def run_step(step: CheckStep, out: Path) -> dict[str, Any]:
     """The facts of a step, run here."""
-    # what a step needs, this Python may not have
+    # this Python may not have the packages that a step needs
     steps = importlib.import_module("compile.device_check.steps")
     function = getattr(steps, step.function)
     facts: dict[str, Any] = function(*([step.argument] if step.argument else []), out)

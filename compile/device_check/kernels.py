@@ -1,4 +1,4 @@
-"""Each kernel on a small case against its law in fp64: what the device check and its test run.
+"""Each kernel on a small case against its law in fp64: the cases of the device check and of its test.
 
 A case takes `run`, which makes a launched kernel callable (the identity on a device), and returns each result with its
 expected value and its bound.

@@ -134,7 +134,7 @@ QUESTIONS = (
     Question("nkisim: rand_set_state", "do the GpSimd lanes of a tile that starts at partition 32 count from 0 or "
              "from 32", "from 0, the tile's first partition", how="set, draw and read back at two starts"),
     Question("toolchain", "does neuronx-cc accept protos that jax wrote, with ids renumbered and layers as calls",
-             "calls; `--inline` is the other form", how="it also tries the inlined form", step="neff"),
+             "layers stay calls", step="neff"),
     Question("hlo", "does neuronx-cc read replica groups from the old field (49) or the new (87) of an instruction",
              "both are written, and equal", how="compile at tp 2, look at the NEFF's collectives"),
     Question("toolchain", "does ModelBuilder give every bucket of a tag the same module, with `bucket_config=None`",
@@ -162,30 +162,20 @@ QUESTIONS = (
     Question("compile.graph.trace", "does a scatter beyond a cache's end, which JAX drops, end the run (the SDK's "
              "notes: \"can result in runtime errors\")", "JAX's `drop`", how="a request to the context's end",
              step="graphs"),
-    Question("pjrt", "does the plugin serialize an executable and load it again, and does its version tell SDKs apart",
-             "yes: JAX's own cache depends on both", step="pjrt"),
+    Question("pjrt", "does the plugin compile our StableHLO and run it with caches donated", "yes, as a CPU's does",
+             step="pjrt"),
     Question("compile.neuron.module", "does NxDI's host take one result (B,) a step from the model of a target alone, "
              "as its source says", "one result before the caches", step="requests, k 0"),
     Question("device_check", "do torch 2.13 and jax 0.10 work beside the SDK, which brings torch 2.9, in one "
              "environment", "torch 2.9 is enough for the package", how="install with the SDK first, run `make "
              "device-check`"),
-    Question("switching", "does a prefill write the same bits into the target's cache as the steps did (a refresh of "
-             "the draft rewrites both)", "a refresh only if the table states its cost; the engine stops refreshing "
-             "when the draw after one differs", how="`test_a_refresh_writes_the_bits_that_the_target_s_steps_wrote` "
-             "on the device"),
     Question("sharding: draft groups", "what does an all-reduce of 4 or 8 consecutive ranks cost beside one of 32, "
              "and do its groups lie on one chip", "nkisim counts hops between chips; the default is all ranks",
-             how="profile a fused graph built with and without `--draft-tp 4`, `NEURON_LOGICAL_NC_CONFIG=2`"),
-    Question("sharding: the draft's head", "what does a gather of 8 numbers of all ranks cost beside one inside a "
-             "group, and beside four times the head's bytes", "all: less by every law of collectives here, without "
-             "filters", how="profile fused graphs of `--draft-tp 8` with `--draft-head all` and `group`"),
-    Question("model.cache `Copies`", "what does the scatter of a tree's kept rows into the other paths' caches cost, "
-             "a descriptor a dimension of transposed keys", "billed by the law of transfers: 0.06 ms a step of 8 rows",
-             how="profile a fused graph of `--tree` with `--kernels nki` beside its chain"),
+             how="profile a fused graph built with and without `draft_tp` 4, `NEURON_LOGICAL_NC_CONFIG=2`"),
     Question("sharding: collectives", "does the tracer keep the replica groups of torch_xla's `all_reduce` and "
              "`all_gather`, and the compiler take graphs with groups of several sizes",
-             "literal groups, `pin_layout=False`", how="for slices build with `--draft-tp 2 --kv-shard sequence`, "
+             "literal groups, `pin_layout=False`", how="for slices build with `draft_tp` 2 and `kv_shard` sequence, "
              "read `logs/*.hlo`, generate", step="requests, draft groups"),
     Question("sharding: slices", "do the two all-gathers a layer cost less than the cache that a rank no longer reads",
-             "whole caches by default", how="profile `--kv-shard sequence` at lengths 1024, 4096, 8192"),
+             "whole caches by default", how="profile `kv_shard` sequence at lengths 1024, 4096, 8192"),
 )  # fmt: skip

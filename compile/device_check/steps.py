@@ -163,7 +163,7 @@ def nxdi(name: str, work: Path) -> dict[str, Any]:
 
 
 def plugin(work: Path) -> dict[str, Any]:
-    """What JAX sees of the SDK's plugin, and whether it compiles a graph of ours."""
+    """The devices of the SDK's plugin that JAX sees, and whether it compiles a graph of ours."""
     from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving import pjrt  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""A planned graph becomes HLO, and is held against its plan."""
+"""A planned graph becomes HLO, and is compared with its plan."""

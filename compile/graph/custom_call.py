@@ -1,7 +1,7 @@
 """Launches of NKI kernels in a graph: one custom call each, by the name that Trainium's compiler knows.
 
 The call's configuration is the launch as text (`model/nki/launches.py`), which the CPU runtime reads to serve it. The
-vendor's frameworks write another configuration, with the compiled kernel inside; see docs/device_checks.md.
+vendor's frameworks write a different configuration, with the compiled kernel inside; see docs/device_checks.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _API_VERSION = 3
 
 
 def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The custom call of a launch, on torch tensors that stand for JAX values."""
+    """The custom call of a launch, on torch tensors that represent JAX values."""
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         given = [Result(tuple(x.shape), str(x.dtype)) for x in operands]

@@ -31,7 +31,7 @@ _STAGES: dict[Stage, Callable[..., Outputs]] = {
 
 
 def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
-    """What a graph runs: a function of a pair, inputs and state."""
+    """The work of a graph: a function of a pair, inputs and state."""
     key = graph.key
 
     def run(pair: Pair, inputs: StepInputs, state: DraftState, caches: list[Cache]) -> Outputs:

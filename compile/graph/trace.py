@@ -27,7 +27,7 @@ from model.ops import Ops, State
 
 
 class TracedOps(Ops):
-    """The graph's version of the operations, on torch tensors that stand for JAX values."""
+    """The graph's version of the operations, on torch tensors that represent JAX values."""
 
     def __init__(self, ranks: int, world: int = 0) -> None:
         self.ranks, self.world = ranks, world or ranks
@@ -87,7 +87,7 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     stored = {ours: weight_names[ours] for ours in pair.state_dict() if weight_names[ours] in held}
     stage = stage_of(graph)
 
-    # what crosses into torch are arrays alone: torchax would wrap a callable argument
+    # only arrays cross into torch: torchax would wrap a callable argument
     def step(named: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
         out: Outputs = torch.func.functional_call(pair, named, (stage, inputs, *state))
         return (*out.visible, out.draft_state, out.target_caches)

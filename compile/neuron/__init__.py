@@ -1,1 +1,1 @@
-"""The seam to the Neuron SDK: what is installed, how it traces and compiles, its files."""
+"""The seam to the Neuron SDK: its installed parts, tracing and compiling, its files."""

@@ -1,4 +1,4 @@
-"""`python -m compile.neuron BUNDLE`: add what the SDK of this machine makes to a bundle that was built elsewhere.
+"""`python -m compile.neuron BUNDLE`: add the files of this machine's SDK to a bundle that was built elsewhere.
 
 model.pt needs torch, the SDK's packages and nothing else: neither jax nor torchax, whose versions the SDK decides.
 """

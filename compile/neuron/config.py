@@ -1,6 +1,6 @@
 """neuron_config.json in the form that NxDI 0.9 writes it, so that its loader and NxDI 0.6's read our bundle.
 
-The fields that no flag of ours moves are NxDI's own defaults, kept in nxdi_defaults.json. `draft_model_cls` is left
+The fields that no flag of ours changes are NxDI's own defaults, kept in nxdi_defaults.json. `draft_model_cls` is left
 out: 0.9 takes it as null, 0.6 has no such argument and ends on it.
 """
 
@@ -22,7 +22,7 @@ def render(spec: BundleSpec) -> str:
     """The file's text: indented by two, keys sorted, Infinity as Python writes it."""
     value = _model(spec.target_config, spec.target, _neuron(spec, speculation=spec.k > 0))
     if isinstance(draft := spec.draft_config, Qwen3Config):
-        # NxDI fuses a decoder alone; what other drafters need is in no field of its
+        # NxDI fuses a decoder alone; it has no field for the needs of other drafters
         value["fused_spec_config"] = _fused(spec, draft)
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 

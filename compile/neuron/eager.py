@@ -1,6 +1,6 @@
-"""The module of model.pt run eagerly on the CPU, every rank a thread: what a device must give for the same inputs.
+"""The module of model.pt run eagerly on the CPU, every rank a thread: a device must give the same results.
 
-It needs torch alone, so that a machine with the SDK has something to compare with.
+It needs torch alone, so that a machine with the SDK can compare with it.
 """
 
 from __future__ import annotations

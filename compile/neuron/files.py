@@ -1,6 +1,6 @@
-"""What the SDK adds to a bundle: NEFF files or model.pt, the compiler's logs and HLO, flags and versions.
+"""The SDK's files in a bundle: NEFF files or model.pt, the compiler's logs and HLO, flags and versions.
 
-Everything is made on the local disk, in `.build/neuron`; what is kept of it is a file of the bundle.
+Everything is made on the local disk, in `.build/neuron`; the files that are kept move into the bundle.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from model.bundle.plan import BundlePlan
 from model.errors import UserError
 
 MODEL: Final = "model.pt"
-# what runs while the module of model.pt is traced, beside what makes the graphs of the plan
+# code that runs while the module of model.pt is traced, beside the code that makes the graphs of the plan
 _TRACED_BY = ("compile/neuron/module.py", "compile/neuron/sdk.py")
 
 
 class Wanted(Protocol):
-    """What a recipe says of the SDK."""
+    """The fields of a recipe for the SDK."""
 
     @property
     def toolchain(self) -> str: ...
@@ -36,7 +36,7 @@ class Wanted(Protocol):
 
 
 def chosen(name: str, kernels: str) -> Found:
-    """The toolchain of a build: what is here (auto), nothing (cpu), or at least the compiler (neuron)."""
+    """The toolchain of a build: the installed one (auto), none (cpu), or at least the compiler (neuron)."""
     if name == "cpu":
         return Found(Level.NONE, (), {})
     if name == "neuron":
@@ -47,7 +47,7 @@ def chosen(name: str, kernels: str) -> Found:
 def compiled(
     plan: BundlePlan, folder: Path, wanted: Wanted, graphs: list[StagedFile]
 ) -> tuple[list[StagedFile], Compiler]:
-    """The artifacts that the SDK adds to those of the graphs in a folder, and what the manifest says of it."""
+    """The artifacts that the SDK adds to those of the graphs in a folder, and the manifest's entry for it."""
     found = chosen(wanted.toolchain, plan.spec.kernels)
     if found.level is Level.NONE:
         return [], Compiler()

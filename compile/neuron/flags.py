@@ -52,7 +52,7 @@ def flag_tag(key: GraphKey) -> str:
 
 
 def flags_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Flags by tag: the defaults, and those that are given instead. UserError for a tag that is none."""
+    """Flags by tag: the defaults, and those that are given instead. UserError for a tag that does not exist."""
     for tag in given:
         if tag not in DEFAULT_FLAGS:
             raise UserError(f"compiler_flags has {tag!r}; give a line of flags for one of {', '.join(DEFAULT_FLAGS)}")

@@ -1,9 +1,9 @@
-"""The step as one torch module in NxDI's terms: what ModelBuilder traces for model.pt.
+"""The step as one torch module in NxDI's terms, which ModelBuilder traces for model.pt.
 
 Parameters carry the names of the weight files, caches are parameters that are aliased to outputs, and
 the inputs are NxDI's tuple. It names no min-p, no seed and no limit: there min-p is off, every step may
 accept k drafts, and noise is keyed by the cache slot and by how many prompts that slot has had, which is
-state of the graphs as the caches are. So two requests that follow each other in one slot meet other noise.
+state of the graphs as the caches are. So two requests that follow each other in one slot have different noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST_COUNTS = "request_counts"
 
 @dataclasses.dataclass
 class StaticOps(Ops):
-    """The operations with shapes that are known before any value is: what a lazy tracer can follow.
+    """The operations with shapes that are known before any value is, which a lazy tracer can follow.
 
     `within(n)` gives the all-reduce and the all-gather that join each n consecutive ranks.
     """
@@ -45,7 +45,7 @@ class StaticOps(Ops):
     ) -> Tensor:
         cache_BGSD, length = cache_BGSD.movedim(axis, 2), cache_BGSD.shape[axis]
         inside = (positions_BN >= 0) & (positions_BN < length)
-        # a slot more takes the rows that are dropped
+        # an extra slot takes the rows that are dropped
         places_BN = torch.where(inside, positions_BN, length).long()
         padded = torch.nn.functional.pad(cache_BGSD, (0, 0, 0, 1))
         slots_BN = slots_B.long()[:, None].expand_as(places_BN)
@@ -72,13 +72,13 @@ class StepModule(nn.Module):
         self.graph = graph
         pair, weight_names = make_pair(spec, graph, ops, backing), spec.weight_names()
         self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
-        # in a list, so that its empty parameters are none of this module's
+        # in a list, so that its empty parameters are not this module's
         self._pair = [pair]
         for tensor in (*graph.weights, *graph.state, counts):
             _place(self, tensor)
 
     def take(self, values: dict[str, Tensor]) -> None:
-        """Copy weights or state in by name; what is none of this graph's is left out."""
+        """Copy weights or state in by name; tensors that this graph does not have are left out."""
         own = dict(self.named_parameters())
         for name in own.keys() & values.keys():
             own[name].data.copy_(values[name])

@@ -1,7 +1,7 @@
-"""The Neuron SDK's one seam: what of it is here, neuronx-cc on an HLO proto, ModelBuilder on our step.
+"""The Neuron SDK's one seam: its installed parts, neuronx-cc on an HLO proto, ModelBuilder on our step.
 
-No other file imports the SDK. Feature detection asks for what is called, not for names: the public
-package index holds empty packages of the same names.
+No other file imports the SDK. Feature detection looks for the attributes that we call, not for names: the
+public package index holds empty packages of the same names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """A package of AWS's index, and what our code calls of it: module and attribute."""
+    """A package of AWS's index, and the module and attribute of it that our code calls."""
 
     package: str
     module: str
@@ -62,7 +62,7 @@ PROBES = (
 
 @dataclass(frozen=True)
 class Found:
-    """The level, one sentence for each package that is here in name alone, versions, and what model.pt lacks."""
+    """The level, one sentence for each package here in name alone, versions, and packages that are absent."""
 
     level: Level
     look_alikes: tuple[str, ...]
@@ -71,7 +71,7 @@ class Found:
 
     @property
     def why_no_model(self) -> str:
-        """Why this is not all that model.pt needs; empty if it is."""
+        """Why model.pt cannot be built with this; empty if it can."""
         absent = f"{', '.join(self.absent)} not installed" if self.absent else ""
         return "; ".join(filter(None, (*self.look_alikes, absent)))
 
@@ -132,7 +132,7 @@ def _version(package: str) -> str:
 
 
 def require(level: Level, what: str, kernels: str = "reference") -> Found:
-    """What is here, if that is enough; otherwise UserError names what is missing."""
+    """The SDK of this machine, if it suffices; otherwise UserError names the missing part."""
     found = find(kernels)
     if found.level < level:
         wanted = COMPILER if level is Level.COMPILER else "the Neuron SDK"
@@ -162,7 +162,7 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
             f"neuronx-cc ended with {done.returncode} on {hlo.name} and said: {said}; read {log}, "
-            "change compiler_flags, and run the same command to go on"
+            "change compiler_flags, and run the command again"
         )
 
 
@@ -237,8 +237,8 @@ def _instance(plan: BundlePlan, graph: GraphSpec, base: Any) -> Any:
 
 
 def run_model(path: Path, shards: list[dict[str, torch.Tensor]]) -> Callable[..., Any]:
-    """Load a model.pt of ours with the weights of every rank; what it returns runs on the device."""
-    # vendor seam: loading it needs the classes that torch_neuronx registers
+    """Load a model.pt of ours with the weights of every rank; the result runs on the device."""
+    # vendor seam: a model.pt needs the classes that torch_neuronx registers
     importlib.import_module("torch_neuronx")
     model = torch.jit.load(str(path))
     model.nxd_model.initialize(shards, torch.tensor([0], dtype=torch.int32))

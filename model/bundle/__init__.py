@@ -1,1 +1,1 @@
-"""What is on disk: manifest, weights, checkpoints, shards."""
+"""Files on disk: manifest, weights, checkpoints, shards."""

@@ -1,6 +1,6 @@
-"""Memory for what is read and cut, used again by the block of the same size that comes when nothing looks at it.
+"""Memory in which weights are read and cut; a block that no tensor uses any more serves the next one of its size.
 
-A page that is given back to the system and taken again is cleared each time, which costs more than to fill it.
+The system clears a page that is returned to it and taken again, which costs more than filling the page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Blocks:
-    """Blocks of bytes; it holds as many of each size as were in use at once."""
+    """Blocks of bytes; the pool holds as many of each size as were ever in use at once."""
 
     def __init__(self) -> None:
         self._free = defaultdict[int, list[np.ndarray]](list)

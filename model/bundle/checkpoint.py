@@ -21,7 +21,7 @@ from model.errors import UserError
 from model.parallel import HeadMap
 from model.strict import shown
 
-# of a tensor that is read at a time
+# bytes of a tensor that are read at a time
 BLOCK_BYTES = 16 << 20
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -75,7 +75,7 @@ class Checkpoint:
         return [self.path / name for name in self._names]
 
     def pieces(self, weight: Weight, ranks: Sequence[int], tp: int, dtype: torch.dtype) -> Iterator[Piece]:
-        """What these of `tp` ranks take of a weight; each of its tensors is read once. UserError names one with NaN."""
+        """The parts of a weight for these of `tp` ranks; each tensor is read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
         if weight.plain:
             yield from self._cut(*weight.parts[0], ranks, heads, dtype)
@@ -93,7 +93,7 @@ class Checkpoint:
         return {rank: torch.cat(of_rank) for rank, of_rank in blocks.items()}
 
     def _cut(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype) -> Iterator[Piece]:
-        """What each rank takes of a tensor, a bounded number of bytes at a time; ranks that take the same share it."""
+        """Each rank's part of a tensor, a bounded number of bytes at a time; ranks with equal parts share it."""
         shape, dim = tuple(self._where[name].get_shape()), self.config.head_dim
         if cut.axis == 1:
             taken = {rank: _ranges(shape[1], cut, rank, heads, dim) for rank in ranks}
@@ -153,7 +153,7 @@ def _files_of(path: Path) -> list[str]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if odd := [name for name in names if not (isinstance(name, str) and name == Path(name).name)]:
-            raise ValueError(f"{shown(odd[0])} is no file's name")
+            raise ValueError(f"{shown(odd[0])} is not a file name")
         return sorted(names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is not a checkpoint index ({error}); fetch the checkpoint again") from error
@@ -191,7 +191,7 @@ def _read(file: Path, offset: int, into: memoryview) -> None:
 
 
 def _ranges(size: int, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> list[tuple[int, int]]:
-    """What a rank takes of an axis, as (start, stop); (0, 0) is a head of zeros."""
+    """The part of an axis that a rank takes, as (start, stop); (0, 0) is a head of zeros."""
     if cut.axis is None:
         return [(0, size)]
     if cut.by in ("even", "id"):

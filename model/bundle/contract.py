@@ -1,7 +1,7 @@
-"""What a graph's HLO proto declares and executes, held against what the plan says of it.
+"""Compares a graph's HLO proto, its border and its instructions, with the plan.
 
-A loader relies on parameters, results and aliases by their order alone, and a collective with other groups than
-the caller's hangs or sums the wrong ranks: nothing of this is noticed before a device runs it.
+A loader knows parameters, results and aliases by their order alone, and a collective with groups that are not
+the caller's never ends or sums the wrong ranks: without this check, a fault appears only when a device runs the graph.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNSUPPORTED = frozenset((
 class Declared:
     """Parameters and results in order as (shape, dtype); result -> parameter of each alias; how often each
     collective runs with which groups; parameters that nothing reads; bytes of the largest constant; how often each
-    opcode is written; what of these Trainium's compiler does not take."""
+    opcode is written; those that Trainium's compiler does not take."""
 
     parameters: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
@@ -59,7 +59,7 @@ class Declared:
 
 
 def declared(proto: bytes) -> Declared:
-    """Read a graph's proto. ValueError if a collective runs a number of times that cannot be told."""
+    """Read a graph's proto. ValueError if it cannot be determined how often a collective runs."""
     module = hlo.parse(proto)
     walk = _Walk(module)
     entry = walk.bodies[module.entry_computation_id]
@@ -92,7 +92,7 @@ def _bytes(shape: Any) -> int:
 
 
 class _Walk:
-    """A module's computations by id, and what one execution of each does."""
+    """A module's computations by id, and the collectives and instructions that one execution of each runs."""
 
     def __init__(self, module: Any) -> None:
         self.bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
@@ -119,7 +119,7 @@ class _Walk:
         return total
 
     def refused(self) -> Iterator[str]:
-        """What no compiler of the SDK takes, by name."""
+        """The names of the operations that no compiler of the SDK takes."""
         for computation, body in self.bodies.items():
             for instruction in body.values():
                 if instruction.opcode in UNSUPPORTED:
@@ -168,7 +168,7 @@ class _Walk:
             ones = [_value(body[i]) for i in following.operand_ids] if following.opcode == "add" else []
             if 1 in ones and _value(begin) == 0 and (times := _value(end)) is not None:
                 return times
-        raise ValueError(f"{loop.name} runs a number of times that cannot be told")
+        raise ValueError(f"{loop.name} runs a number of times that cannot be determined")
 
     def _read(self, computation: int) -> Iterator[int]:
         """The parameters of a computation that an instruction reads, calls followed."""
@@ -182,7 +182,7 @@ class _Walk:
 
 
 def _odd_call(call: Any, operands: list[Any]) -> Iterator[str]:
-    """What is wrong with a custom call: the CPU trusts its text for the memory of operands and results."""
+    """The faults of a custom call: the CPU trusts its text for the memory of operands and results."""
     if call.custom_call_target != TARGET:
         yield f"call of {call.custom_call_target or 'nothing'}"
         return
@@ -208,7 +208,7 @@ def _value(instruction: Any) -> int | None:
 
 
 def unsupported_sentence(what: str) -> str:
-    """What is wrong with a graph that holds it."""
+    """The clause for a graph that holds an operation which the SDK refuses."""
     return f"it holds a {what}, which the Neuron SDK does not take"
 
 
@@ -252,7 +252,7 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
 
 def _folded(graph: GraphSpec, found: Declared, spec: BundleSpec) -> Iterator[str]:
     for at, tensor in enumerate(graph.weights):
-        # what is no `.weight`, as a rank, may be the loader's alone
+        # a parameter that is not a `.weight`, such as a rank, may be for the loader alone
         if at in found.unread and tensor.name.endswith(".weight") and not _may_be_unread(graph, tensor.name, spec):
             yield f"nothing reads {tensor.name}"
     if found.largest_constant > CONSTANT_BYTES:
@@ -260,7 +260,7 @@ def _folded(graph: GraphSpec, found: Declared, spec: BundleSpec) -> Iterator[str
 
 
 def _may_be_unread(graph: GraphSpec, name: str, spec: BundleSpec) -> bool:
-    """A half of a step need not read all of a draft, and a drafter says what else a graph leaves out."""
+    """Whether a graph need not read a weight: a half of a step omits some of the draft, and a drafter names others."""
     if spec.kind.model is None or not name.startswith(_DRAFT):
         return False
     halved = graph.key.stage in (Stage.DRAFT, Stage.VERIFY)

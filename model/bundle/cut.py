@@ -1,4 +1,4 @@
-"""One weight of a bundle: which tensors of a checkpoint it is made of, and what a rank takes of each."""
+"""One weight of a bundle: the tensors of a checkpoint that it is made of, and the part of each that a rank takes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qk
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank takes of a tensor: `axis` None is a copy; `by` names what the axis is counted in."""
+    """The part of a tensor that a rank takes: `axis` None is a copy; `by` is the unit that the axis is counted in."""
 
     axis: int | None = None
     by: str = "even"
 
 
 COPY, ROWS, COLUMNS = Cut(), Cut(0), Cut(1)
-# rows of a head, one an id: a draft in groups may split these among more ranks than the rest
+# rows of the output head, one for each id: a draft in groups may split these among more ranks than its other weights
 IDS = Cut(0, "id")
 
 
@@ -30,8 +30,8 @@ def _first(tensor: Tensor, _: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a bundle: its parts, Hugging Face's name and cut of each, made one by `join` with the head dim; its
-    dtype, by default the build's."""
+    """One weight of a bundle: its parts, each with Hugging Face's name and a cut, which `join` makes one, given the
+    head dim; its dtype, by default the build's."""
 
     ours: str
     bundle: str
@@ -41,7 +41,7 @@ class Weight:
 
     @property
     def plain(self) -> bool:
-        """Whether it is its one part as it is, so that rows of it are rows of that."""
+        """Whether it is a single unchanged part, so that its rows are that part's rows."""
         return self.join is _first
 
     @property

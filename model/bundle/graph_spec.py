@@ -1,4 +1,4 @@
-"""What a plan says of one graph: its key, and the tensors at its border."""
+"""One graph of a plan: its key, and the tensors at its border."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """HLO protos: ids and names renumbered, the tracer's source places dropped, replica groups where all readers look.
 
 jaxlib writes 64-bit instruction ids; readers built on an older XLA expect 32 bits, with the ids of
-computations and instructions in one number space. Its names count what the process has lowered
-before, and its stack frames hold the builder's own paths: names are numbered anew and frames
+computations and instructions in one number space. Its names count the process's earlier
+lowerings, and its stack frames hold the builder's own paths: names are numbered anew and frames
 dropped, so that one plan gives the same bytes in every build. It writes replica groups in a field that
-an older XLA does not know; one that finds no groups takes all ranks as one. So they stand in the old
-field too. Only the fields that we read or write are described here; protobuf carries all others through unread.
+an older XLA does not know; one that finds no groups takes all ranks as one. So they are written to the
+old field too. Only the fields that we read or write are described here; protobuf carries all others through unread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""manifest.json: what a bundle is, which files it has, and how they were made; checked whole before any use.
+"""manifest.json: a bundle's spec, its files, and how they were made; checked whole before any use.
 
 safetensors, HLO protos and JSON only: nothing in a bundle is unpickled or executed.
 """
@@ -36,7 +36,7 @@ _Names = Annotated[dict[str, Name], Length(0, 100)]
 
 @dataclass(frozen=True)
 class File:
-    """A file of a bundle: the hash of what made it, its digest and its size."""
+    """A file of a bundle: the hash of its inputs, its digest and its size."""
 
     recipe: _Digest
     sha256: _Digest
@@ -45,7 +45,7 @@ class File:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What the Neuron SDK made: `neff` is none, neff (files of single graphs) or model.pt (what NxDI loads)."""
+    """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (for NxDI's loader)."""
 
     toolchain: Literal["cpu", "compiler", "full"] = "cpu"
     neff: Literal["none", "neff", "model.pt"] = "none"
@@ -57,7 +57,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The manifest but its format and its spec, which `spec_from_json` reads."""
+    """The manifest without its format and its spec, which `spec_from_json` reads."""
 
     graphs: Annotated[dict[_FileName, _Digest], Length(1, 4096)]
     files: Annotated[dict[_FileName, File], Length(1, 10_000)]
@@ -68,7 +68,7 @@ class _Stored:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest: the spec, what follows from it, the files by name, how they were made, its own digest."""
+    """A checked manifest: the spec, the plan of it, the files by name, how they were made, its own digest."""
 
     spec: BundleSpec
     plan: BundlePlan
@@ -84,7 +84,7 @@ class Manifest:
         return shard_file(0) in self.files
 
     def title(self, role: str) -> str:
-        """A model for people: its name, and its size where that is a folder's, which may be any word."""
+        """A model's name for people, with its size where the name is a folder's, which may be any word."""
         part = next((p for p in self.spec.parts if p.role == role), None)
         if part is None or "/" in part.name:
             return part.name if part else "none"
@@ -125,7 +125,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
         ) from error
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{file} is a bundle's of format {shown(version)}, this version reads {FORMAT_VERSION}; build it "
+            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it "
             "again with this version"
         )
     digest = raw.pop("manifest_sha256", None)
@@ -136,7 +136,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     try:
         return _checked({n: v for n, v in raw.items() if n not in ("format", "format_version")}, digest)
     except (Wrong, UserError, RecursionError) as wrong:
-        raise UserError(f"{file} is not what a build writes: {wrong}; build the bundle again") from wrong
+        raise UserError(f"{file} was not written by a build: {wrong}; build the bundle again") from wrong
 
 
 def _checked(raw: dict[str, Any], digest: str) -> Manifest:
@@ -164,7 +164,7 @@ def _checked(raw: dict[str, Any], digest: str) -> Manifest:
 
 
 def _check_names(files: dict[str, File]) -> None:
-    """Raise Wrong for the name of a file that could leave the folder, or stand for a different file there."""
+    """Raise Wrong for the name of a file that could leave the folder, or mean a different file there."""
     folders = {parent for name in files for parent in _parents(name)}
     for name in files:
         plain = _FILE_NAME(name) and not name.endswith((".part", ".tmp"))
@@ -203,7 +203,7 @@ def graph_digests(plan: BundlePlan) -> dict[str, str]:
 
 
 def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
-    """The sha256 of a file, read in pieces; `told` of each piece's bytes."""
+    """The sha256 of a file, read in pieces; `told` is called with each piece's bytes."""
     digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):

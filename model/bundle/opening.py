@@ -38,7 +38,7 @@ class _Folder:
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
+            raise UserError(f"{path} cannot be opened as a folder ({error.strerror}); give a bundle's") from error
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
@@ -131,7 +131,7 @@ class Bundle:
         return (content, "") if digest.hexdigest() == entry.sha256 else (bytearray(), "does not match the manifest")
 
     def title(self, role: str) -> str:
-        """A model for people: its name, and its size where that is a folder's, which may be any word."""
+        """A model's name for people, with its size where the name is a folder's, which may be any word."""
         return self.manifest.title(role)
 
 
@@ -161,7 +161,7 @@ def unfinished(path: Path, manifest: Manifest, content: bytes) -> Bundle:
 def open_bundle(path: Path) -> Bundle:
     """The bundle in a folder, every file of it checked but the weights, which are checked as they are loaded.
 
-    UserError names the first file that is not what the manifest says.
+    UserError names the first file that does not match the manifest.
     """
     bundle = read_bundle(path)
     if sentences := damage(bundle, [name for name in bundle.files if not name.startswith("weights/")]):
@@ -170,7 +170,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def damage(bundle: Bundle, names: Any = None) -> list[str]:
-    """One sentence for each of these files, or of all, that is missing, of another size or another content."""
+    """One sentence for each of these files, or of all, that is missing, or whose size or content is wrong."""
     files = sorted(bundle.files if names is None else names)
     total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:

@@ -32,7 +32,7 @@ class Part:
 
     @property
     def model(self) -> DraftModel:
-        """What is known of its kind of model."""
+        """The facts of its kind of model."""
         return model_of(self.config)
 
     @property
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def prefix(self) -> str:
-        """Before its parameters, caches and weights: its name in a Pair."""
+        """The prefix of its parameters, caches and weights: its name in a Pair."""
         return f"{self.role}_model"
 
     @property

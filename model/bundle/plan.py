@@ -18,7 +18,7 @@ from model.graph_io import ALLOWED_ROWS, DRAFTED, INPUTS, OUTPUTS, tensor_specs,
 from model.graph_key import GraphKey, Stage
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 
-# before the names of what a drafter remembers beside caches
+# the prefix of the names of a drafter's state beside caches
 KEPT = "draft_model.kept."
 # a draft's pass over a prompt
 _PROMPT = (DraftPass(0, 0),)
@@ -26,7 +26,7 @@ _PROMPT = (DraftPass(0, 0),)
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """What a bundle holds, before anything is made."""
+    """The contents of a bundle, known before anything is made."""
 
     spec: BundleSpec
     graphs: tuple[GraphSpec, ...]
@@ -68,7 +68,7 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
 
 
 def _prefill(spec: BundleSpec, rows: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]) -> GraphSpec:
-    """The graph of a prompt of so many ids."""
+    """The graph of a prompt of at most `rows` ids."""
     inputs, outputs = tensor_specs(INPUTS, B=1, T=rows, S=rows), tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
     key = GraphKey(Stage.PREFILL, spec.k, rows)
     return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
@@ -92,7 +92,7 @@ def _steps(
 
 
 def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
-    """A fused step as two graphs, the first drafts and the second verifies: each has what it reads alone."""
+    """A fused step as two graphs, the first drafts and the second verifies: each has only the tensors that it reads."""
     kind, key = spec.kind, fused.key
     passes = kind.passes(key.k, spec.k)
     keeping = tuple(p._replace(drawn=0) for p in passes[: kind.keeps])
@@ -112,7 +112,7 @@ def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
 
 
 def _masked(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
-    """The graph's twin that takes masks, of each row where it has the drafts or makes them, and returns scores."""
+    """The same graph with masks, one for each row where it has or makes the drafts, and with scores."""
     batch, words = graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
     each_row = not graph.key.is_prefill and graph.key.k > 0
     allowed = ALLOWED_ROWS if each_row else {"allowed": INPUTS["allowed"]}
@@ -144,7 +144,7 @@ def _caches(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
 
 
 def _kept(spec: BundleSpec) -> tuple[TensorSpec, ...]:
-    """What the drafter remembers beside caches."""
+    """The drafter's state beside caches."""
     if not spec.has_draft:
         return ()
     sizes = {"B": spec.batch, "K": spec.k, "H": spec.draft_config.hidden_size}
@@ -161,7 +161,7 @@ def _kept(spec: BundleSpec) -> tuple[TensorSpec, ...]:
 def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> Counts:
     """Collectives of one execution: a pass of the target over all ranks, the draft's inside of its groups, the draws'.
 
-    Kernels that draw from shards search for what a target's row keeps, and guess it for a draft's.
+    Kernels that draw from shards search for the ids that a target's row keeps, and guess those of a draft's row.
     """
     of_target, of_draft = spec.parallel()
     total = decoder_collectives(spec.target_config, of_target, 1)

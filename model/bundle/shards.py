@@ -67,7 +67,7 @@ def shard_fault(content: bytes | bytearray, plan: BundlePlan, rank: int) -> str:
 
 
 def shard_tensors(bundle: Bundle, rank: int) -> dict[str, np.ndarray]:
-    """The weights of a rank by name, checked; UserError says what is wrong with the file."""
+    """The weights of a rank by name, checked; UserError names the file's fault."""
     name = shard_file(rank)
     content = bundle.read(name)
     if clause := shard_fault(content, bundle.plan, rank):

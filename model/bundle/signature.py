@@ -1,6 +1,6 @@
-"""Who made a bundle: the manifest signed as minisign signs files, checked where a public key is given.
+"""Proof of who built a bundle: the manifest, signed as minisign signs files, is checked if a public key is given.
 
-The manifest holds the digest of every file, so its signature is the bundle's. Keys never lie in a bundle. Off by
+The manifest holds the digest of every file, so its signature is the bundle's. A bundle never holds a key. Off by
 default: a key is given by an option or by the environment, and then an unsigned bundle is refused too.
 """
 
@@ -28,7 +28,7 @@ def _minisign() -> Any:
 
 
 def key_of(option: str = "") -> str:
-    """The public key that bundles must be signed with: the option's, else the environment's; "" asks for none.
+    """The public key that bundles must be signed with: the option's, else the environment's; "" requires none.
 
     UserError for an empty variable: a deployment whose key got lost must not load unsigned bundles.
     """
@@ -39,7 +39,7 @@ def key_of(option: str = "") -> str:
 
 
 def check_signature(content: bytes, signature: bytes | None, key: str, where: str) -> None:
-    """Raise UserError unless a signature is the key's own of a manifest's bytes.
+    """Raise UserError unless a signature of a manifest's bytes is the key's own.
 
     `key` is a line of base64, or the file that minisign wrote.
     """
@@ -49,12 +49,12 @@ def check_signature(content: bytes, signature: bytes | None, key: str, where: st
     except ValueError as error:
         raise UserError(f"{key!r} is neither a public key of minisign nor its file; give one of them") from error
     if signature is None:
-        raise UserError(f"{where} is not signed and a signature is asked for; sign it: python -m compile.store sign")
+        raise UserError(f"{where} is not signed and a signature is required; sign it: python -m compile.store sign")
     try:
         public.verify(content, minisign.Signature.from_bytes(signature))
     except ValueError as error:
         raise UserError(
-            f"{where} is not signed by the key that is asked for ({error}); do not load it, or correct the key"
+            f"{where} is not signed by the required key ({error}); do not load it, or correct the key"
         ) from error
 
 

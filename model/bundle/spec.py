@@ -1,7 +1,7 @@
-"""What a bundle is: everything that its content depends on, as one frozen value.
+"""The spec of a bundle: everything that its content depends on, as one frozen value.
 
 A build makes it of flags and checkpoints, a manifest holds it as JSON, and a loader plans again from it. Both check it
-here, so a manifest cannot say what a build could not.
+here, so a manifest cannot describe a bundle that no build makes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from model.ops import EAGER, Ops
 from model.parallel import Parallel, check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
 
-# a trn2.48xlarge: 16 devices of 8 cores, two cores a logical one
+# a trn2.48xlarge has 16 devices of 8 cores, and two cores make a logical one
 MAX_TP = 64
-# drafts a step: the kernels take 32 rows
+# the most drafts of a step: the kernels take 32 rows
 MAX_K = 31
 DRAFT_GROUPS = (1, 2, 4, 8)
-# most prompts of a chat's first turn; a pass over a tile of keys costs a CPU four times as much
+# holds most first prompts of a chat; a pass over a tile of keys costs a CPU four times as much
 SHORT_PROMPT = 32
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 
@@ -122,7 +122,7 @@ class BundleSpec:
         return {ours: name for p in self.parts for ours, name in p.bundle_names(not self.has_draft).items()}
 
     def as_json(self) -> dict[str, Any]:
-        """As a manifest holds it."""
+        """The JSON object of a manifest."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return values
 
@@ -141,7 +141,7 @@ class BundleSpec:
 def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
     """The spec that a manifest holds; Wrong for the first field that is not as declared."""
     if not isinstance(value, dict):
-        raise Wrong(f"{at} is no object")
+        raise Wrong(f"{at} is not an object")
     spec = read(BundleSpec, {name: v for name, v in value.items() if name != "draft_config"}, at)
     kind, config = KINDS.get(spec.drafter), value.get("draft_config")
     if kind is None:

@@ -1,6 +1,6 @@
 """Weights: one table from Hugging Face names to ours and the bundle's, and the cut for each rank.
 
-The bundle's names and cuts are NxDI's, so that its loader finds what it expects. A weight's shape is said by the
+The bundle's names and cuts are NxDI's, so that its loader finds the names it expects. A weight's shape is stated by the
 module that holds it, built on the meta device; the tables have names and cuts alone.
 """
 

@@ -1,13 +1,13 @@
-"""The protocol of drafters: who proposes a step's k drafts, and what it must remember for the next step.
+"""The protocol of drafters: the proposer of a step's k drafts, and its state for the next step.
 
     candidates_BN, state = drafter.propose(window, input_ids, draw, state)
     draws, taps          = target(candidates_BN)                       # N = k + 1 rows in one pass
     kept                 = accept(candidates_BN, draws)                # 1 .. N ids: the target's own draws
     state                = drafter.keep(Verified(candidates_BN, kept, taps), state)
 
-What is emitted is the target's own draw, so a drafter is right whatever it proposes: only how often it is accepted
-depends on it. It draws with the noise of the positions it proposes for, which is what makes it accepted at
-temperatures above 0. A drafter is
+Every emitted id is the target's own draw, so a drafter's proposals never change the output, only how many of them are
+accepted. It draws with the noise of the positions it proposes for, so that drafts are accepted at temperatures above 0
+too. A drafter is
 
   kind     | proposes by                                    | its model | reads of the target | remembers
   ---------|------------------------------------------------|-----------|---------------------|---------------
@@ -18,12 +18,12 @@ temperatures above 0. A drafter is
   eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row           | one layer | states of layers    | a cache, a state
 
 - its model: an nn.Module, `draft_model` in a pair;
-- what it reads: `taps`, indexes of the target's hidden states as transformers counts them, concatenated in `features`;
+- its `taps`: indexes of the target's hidden states that it reads, as transformers counts them, joined in `features`;
 - its state, `DraftState`: caches as a decoder's, and `kept` tensors (B, K, F), slot b's in row b. It crosses a graph's
   border like the target's caches, aliased, in the order of its `Kind`: a host loop never sees it;
-- a step's rows end at the input id's position p. `keep` moves what is remembered on by the count of kept ids, so
+- a step's rows end at the input id's position p. `keep` moves the state on by the count of kept ids, so
   that `propose` finds the same shape at every step, and no offset in a graph depends on how many were kept;
-- its `Kind`: what a build, a plan and a tuner must know of it. A new drafter is one file and a line in registry.py.
+- its `Kind`: the facts that a build, a plan and a tuner need. A new drafter is one file and a line in registry.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from model.window import Window
 
 
 class DraftState(NamedTuple):
-    """What a drafter remembers: its model's caches, and tensors (B, K, F) whose row b is slot b's."""
+    """A drafter's state between steps: its model's caches, and tensors (B, K, F) whose row b is slot b's."""
 
     caches: list[Cache]
     kept: tuple[Tensor, ...] = ()
@@ -71,14 +71,14 @@ class Verified(NamedTuple):
 
 
 class Drafter:
-    """Proposes what came with the input id: nothing in a step of the target alone, else the host's drafts."""
+    """Proposes the host's drafts, which came with the input id; in a step of the target alone there are none."""
 
     # indexes of the target's hidden states that `keep` and `prompt` are given, as transformers counts them
     taps: tuple[int, ...] = ()
     model: RankModel | None = None
 
     def draw(self, ops: Ops, asked: Sampling, window: Window, of_target: Draw, shard: Shard) -> Draw:
-        """What the drafts are drawn with: the target's noise, made for the draft's own ids where its shard differs."""
+        """The draw of the drafts: the target's noise, made for the draft's own ids where its shard differs."""
         own = shard if self.model is None else self.model.shard
         if self.model is not None and (own.ids_V is not None or own.width != shard.width):
             of_target = self.model.kernels.prepare(ops, asked, window.drawn_BN, own)
@@ -98,7 +98,7 @@ class Drafter:
 
 
 def moved(kept_BKF: Tensor, new_BNF: Tensor, count_B1: Tensor) -> Tensor:
-    """(B, K, F): the last K rows of what was kept and the first `count` of what is new."""
+    """(B, K, F): the last K of the kept rows followed by the first `count` new ones."""
     return rows_of(torch.cat((kept_BKF, new_BNF), 1), count_B1 + iota(kept_BKF.shape[1], count_B1))
 
 
@@ -108,6 +108,6 @@ def rows_of(x_BRF: Tensor, index_BN: Tensor) -> Tensor:
 
 
 def in_slot(kept_BKF: Tensor, new_1KF: Tensor, slot_1: Tensor) -> Tensor:
-    """What is kept, with one slot's rows replaced."""
+    """The kept tensor with one slot's rows replaced."""
     here_B = iota(kept_BKF.shape[0], slot_1) == slot_1
     return torch.where(here_B[:, None, None], new_1KF, kept_BKF)

@@ -2,7 +2,7 @@
 
 Its cache lacks the last draft's row when a step has kept every draft. So the first pass of a step begins one id
 earlier: where that row was cached already it is written again with the same bits, and no pass is spent on it alone
-(vLLM catches up in its first pass too, vllm/v1/spec_decode/llm_base_proposer.py; NxDI makes a pass more).
+(vLLM catches up in its first pass too, vllm/v1/spec_decode/llm_base_proposer.py; NxDI makes an extra pass).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from model.window import Window
 
 
 class Chain(Drafter):
-    """k passes: the first of two rows, the id before the input id and that; the others of one."""
+    """k passes: the first has two rows, the id before the input id and the input id; the others have one."""
 
     model: Qwen3
 
@@ -58,7 +58,7 @@ class Chain(Drafter):
 
 
 def collectives(config: Qwen3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
-    """Those of a decoder's passes."""
+    """The collectives of a decoder's passes."""
     return decoder_collectives(config, parallel, len(passes))
 
 

@@ -7,15 +7,15 @@ the embedding of token j + 1, at position j; its output x[j] gives the logits of
     x[j] = layer(embed(token[j + 1]), fc(target states[j]))         while token j is the target's
     x[j] = layer(embed(token[j + 1]), x[j - 1])                     for drafts
 
-`keep` has the target's states of all N verified rows and runs the layer over them, before it is known to the host how
+`keep` has the target's states of all N verified rows and runs the layer over them, before the host knows how
 many are kept: rows past the last kept one hold garbage, at positions p + count and on, where p + count is the next
-input id's. It remembers x of the last kept row, of which `propose` draws the first draft; its k - 1 passes of one row
-write positions p', p' + 1, ... before they see them, and `keep` writes all of these anew. So no row ever sees what was
-not kept.
+input id's. It remembers x of the last kept row, from which `propose` draws the first draft; its k - 1 passes of one row
+write positions p', p' + 1, ... before they see them, and `keep` writes all of these anew. So no row ever sees an id
+that was not kept.
 
 The head's vocabulary is a part of the target's: it draws among its own D ids, with the noise of the target's ids that
-they stand for, and what it has drawn is looked up. Ranks hold a part of D, and of fc's outputs. Shapes: B sequences,
-N rows, E the head's hidden size, F the tapped states, D the draft's ids.
+they stand for, and looks up the target's id of each draw. Ranks hold a part of D, and of fc's outputs. Shapes: B
+sequences, N rows, E the head's hidden size, F the tapped states, D the draft's ids.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from model.window import Window
 class Eagle3Config:
     """An EAGLE-3 head: one decoder layer over a token's embedding and the target's states, a vocabulary of its own.
 
-    `taps` are the target's states that it reads, as transformers counts them: i is what layer i is given.
+    `taps` are the target's states that it reads, as transformers counts them: i is the input of layer i.
     """
 
     hidden_size: Annotated[int, Range(1, 1 << 17)]
@@ -81,7 +81,7 @@ class Eagle3Config:
 
     @property
     def parameter_count(self) -> int:
-        """Parameters, its own embeddings among them."""
+        """The number of parameters, its own embeddings included."""
         h, d = self.hidden_size, self.head_dim
         attention = 2 * h * d * (self.num_attention_heads + 2 * self.num_key_value_heads)
         layer = attention + self.num_attention_heads * d * h + 3 * h * self.intermediate_size + 3 * h
@@ -101,7 +101,7 @@ class JoinedAttention(Attention):
 
 
 class HeadLayer(nn.Module):
-    """The decoder layer of a head: what it adds to is the feature, normed first or not, as the head was trained."""
+    """The decoder layer of a head: its residual is the feature, normed first or not, as the head was trained."""
 
     def __init__(self, config: Eagle3Config, parallel: Parallel, backing: Backing) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Eagle3Draft(RankModel):
         of_head = parallel.of_head
         self.lm_head = Head(hidden, config.draft_vocab_size // of_head.tp, of_head.ops, backing.sharded)
         if config.draft_vocab_size < config.vocab_size:
-            # what to add to each of the draft's ids
+            # the differences of the target's ids from the draft's
             self.d2t = nn.Parameter(torch.zeros(config.draft_vocab_size, dtype=torch.int32), requires_grad=False)
 
     @property
@@ -241,7 +241,7 @@ def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> Eagle3Config:
     """The speculators format has the layer in an object of its own; the original one has all of it at the root."""
     layer = raw.get("transformer_layer_config", raw)
     if not isinstance(layer, dict) or raw.get("speculators_model_type", "eagle3") != "eagle3":
-        raise UserError(f"{where} describes no EAGLE-3 head; give the folder of one, or another --drafter")
+        raise UserError(f"{where} describes no EAGLE-3 head; give the folder of one, or a different --drafter")
     for what, value, plain in (
         ("fc_norm", raw.get("fc_norm"), False),
         ("norm_before_fc", raw.get("norm_before_fc"), False),
@@ -268,7 +268,7 @@ def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> Eagle3Config:
         values["head_dim"] = values["hidden_size"] // max(1, values["num_attention_heads"])
     listed, nested = "eagle_aux_hidden_state_layer_ids", raw.get("eagle_config")
     taps = raw.get(listed) or (nested.get(listed) if isinstance(nested, dict) else None) or None
-    # vLLM joins the states in the order of the layers, whatever that of the list
+    # vLLM joins the states in the order of the layers, whatever the order of the list
     if isinstance(taps, list) and all(type(tap) is int for tap in taps):
         taps = tuple(sorted(set(taps)))
     # vLLM gives these to heads that name no layers (vllm/model_executor/models/interfaces.py)
@@ -296,7 +296,7 @@ _LAYER = (
     ("mlp.up_proj", "mlp.up_proj", ROWS),
     ("mlp.down_proj", "mlp.down_proj", COLUMNS),
 )
-# what to add to each of the draft's ids; a draft with all ids has none
+# the differences of the target's ids from the draft's; a draft with all ids has none
 _OFFSETS = "d2t"
 
 
@@ -315,7 +315,7 @@ def _stored_as(config: Eagle3Config, name: str) -> str:
 
 
 def _collectives(config: Eagle3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
-    """Those of a decoder's passes, and a gather of the target's projected states once a step."""
+    """The collectives of a decoder's passes, and a gather of the target's projected states once a step."""
     counts = decoder_collectives(config, parallel, len(passes))
     return counts | {"all-gather": counts["all-gather"] + (parallel.tp > 1 and bool(passes))}
 

@@ -1,4 +1,4 @@
-"""What is known of a kind of drafter: the one value that its file declares, and `model/drafters/registry.py` lists."""
+"""The facts of a kind of drafter: the one value that its file declares, and `model/drafters/registry.py` lists."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class DraftModel:
 
     - `config`: the frozen dataclass of its configuration, read strictly out of a manifest;
     - `claims(raw)`: whether a checkpoint's config.json is of this kind; `read(raw, where, target)`: its configuration;
-    - `module(config, parallel, backing)`: its model on one rank, and `drafter(model, target)` what drafts by it;
+    - `module(config, parallel, backing)`: its model on one rank, and `drafter(model, target)` the drafter that runs it;
     - `weights(config, packing)`: each weight's name, ours and the bundle's, its checkpoint's tensors and their cuts;
     - `packing(backing, config, ranks)`: the halves of its layers that a backing packs;
-    - `collectives(config, parallel, passes)`: those of the passes' layers in a step, draws apart;
+    - `collectives(config, parallel, passes)`: those of the passes' layers in a step, without the draws';
     - `unread(key, name)`: whether a graph need not read a weight;
     - `stored_as(config, name)`: the table's name of a checkpoint's tensor, "" for one that is not needed;
     - `lent`: a tensor that comes from the target's checkpoint if its own lacks it: its name here and there.
@@ -79,7 +79,7 @@ class Kind:
 
     `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
     state beside caches; a step drafts at most `limit`, or as many as the kernels take rows if 0. The first `keeps`
-    passes keep what was verified: where a step is in halves, they belong to the second. `decodes`: its model is a
+    passes read the verified rows: where a step is in halves, they belong to the second. `decodes`: its model is a
     Qwen3 like the target, with the target's tokenizer.
     """
 
@@ -93,12 +93,12 @@ class Kind:
 
     @property
     def has_model(self) -> bool:
-        """Whether it drafts by a model with weights; otherwise the host drafts, or nobody does."""
+        """Whether it drafts by a model with weights; otherwise the host drafts, or there are no drafts."""
         return self.model is not None
 
 
 def decoder_collectives(config: ModelConfig, parallel: Parallel, passes: int) -> Counts:
-    """Of a decoder's passes: two all-reduces a layer, a gather an embedding, two more a layer of sliced caches."""
+    """A decoder's: two all-reduces a layer, a gather an embedding, two more for a layer with sliced caches."""
     if parallel.tp == 1:
         return {"all-reduce": 0, "all-gather": 0}
     layers = passes * config.num_hidden_layers

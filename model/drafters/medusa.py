@@ -6,8 +6,8 @@ vocabulary, predicts the id i + 1 places after the input id, from the state of t
 target that was kept. So there is no cache and no pass of layers, and a step reads each head's weights once.
 
 W is cut by rows: each rank computes whole outputs of its own, and one all-gather a layer brings those of all heads
-together: no sum crosses ranks. A copy of W on every rank would need no collective, and tp times the bytes of HBM, of
-which a step of few rows is made: at the 32B's width 52 MB a head and layer, not 1.6 MB at tp 32.
+together: no sum crosses ranks. A copy of W on every rank would need no collective, but read tp times the bytes of HBM,
+which take most of the time of a step of few rows: at the 32B's width and tp 32, 52 MB for each head and layer, not 1.6.
 """
 
 from __future__ import annotations

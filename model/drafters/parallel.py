@@ -4,11 +4,11 @@ PARD (An et al., arXiv 2504.18583; AMD-AGI/PARD, pard/pard_infer.py): a plain Qw
 mask tokens. Its pass takes the ids kept since the last one and k - 1 masks; the logits of the last id's row and of the
 masks' are the k drafts. Every mask sees the ids and the masks before it, and no draft.
 
-Here a pass has always R = K + k rows, K the most that a step of the bundle drafts: the last K ids, the input id at
+Here a pass always has R = K + k rows, K the most that a step of the bundle drafts: the last K ids, the input id at
 position p, and masks. So no offset depends on how many ids the last step kept. Ids whose rows are in the cache already
-are written again, with the same bits; what masks write at p + 1 and on is overwritten by the next pass before anything
-may see it: at most K + 1 ids are kept, so that its rows begin at p' - K <= p + 1. A sequence of fewer than K + 1 ids
-begins at position 0 and has more masks, whose rows nobody reads.
+are written again, with the same bits; the rows that masks write at p + 1 and on are overwritten by the next pass before
+anything may see them: at most K + 1 ids are kept, so that its rows begin at p' - K <= p + 1. A sequence of fewer than
+K + 1 ids begins at position 0 and has more masks, whose rows are never read.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MaskedDraft(Drafter):
         caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement).caches
         (before_BK1,) = state.kept
         most = before_BK1.shape[1]
-        # what would be before a short prompt is never used
+        # places before a short prompt's beginning are never used
         last_1K = (prompt.length_1[:, None] - most + iota(most, prompt.length_1)).clamp(min=0)
         slot_1 = prompt.placement.slots_B
         assert slot_1 is not None

@@ -9,7 +9,7 @@ from model.drafters import chain, eagle3, medusa, parallel
 from model.drafters.kind import DraftModel, Kind
 from model.errors import UserError
 
-# no drafts at all, and drafts of the host's: neither has a model
+# no drafts at all, and drafts by the host: neither has a model
 NONE, NGRAM = Kind("none"), Kind("ngram")
 KINDS = {kind.name: kind for kind in (chain.KIND, parallel.KIND, eagle3.KIND, medusa.KIND, NGRAM, NONE)}
 

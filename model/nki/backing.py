@@ -1,4 +1,4 @@
-"""The backings by the names of the build's flag: torch alone, or NKI kernels, launched by whoever serves them."""
+"""The backings by the names of the build's flag: torch alone, or NKI kernels, launched by a given function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = (REFERENCE.name, "nki")
 
 
 def planned(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Serves no launch: a plan reads a backing's facts alone."""
+    """Refuses every launch: a plan reads a backing's facts alone."""
     raise AssertionError(f"{launch.kernel} was launched while planning")
 
 

@@ -1,7 +1,7 @@
 """The custom calls of a graph, served on the CPU: XLA hands over memory, nkisim runs the kernel.
 
 The call's configuration is a launch as text (`model/nki/launches.py`), data of ours that names a kernel of a table:
-what a bundle holds is never executed. A failure inside of a call cannot cross XLA; it is kept and raised after the run.
+no content of a bundle is executed. A failure inside of a call cannot cross XLA; it is kept and raised after the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIGNATURE = ctypes.CFUNCTYPE(
 
 
 def register() -> None:
-    """Let XLA's CPU client find the calls; again is harmless."""
+    """Register the calls with XLA's CPU client; to register them again is harmless."""
     if not _registered:
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def check(results: Any) -> None:
-    """Wait for a run's results and raise what failed inside of its calls."""
+    """Wait for a run's results and raise the errors of its calls."""
     if not _registered:
         return
     for parts in results:

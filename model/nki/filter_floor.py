@@ -1,7 +1,7 @@
-"""The logit from which on a row's ids are kept by min-p, top-k and top-p: a search that needs sums alone.
+"""The smallest logit of a row that min-p, top-k and top-p keep: a search that needs sums alone.
 
 The bits of fp32 numbers, read as integers whose order is the numbers', are found four at a time from the top: each
-pass asks for the weight above fifteen thresholds. Weights come from a callable, of this rank's ids; ranks exchange
+pass computes the weight above fifteen thresholds. Weights come from a callable, of this rank's ids; ranks exchange
 sums, and no logit leaves its shard. Definitions: docs/sampling.md.
 """
 
@@ -30,7 +30,7 @@ Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def filter_floor(ops: Ops, logits_RV: Tensor, by: tuple[Tensor, Filters], weigh: Weigh) -> Tensor:
-    """(R,) fp32: the smallest kept logit of each row, `by` its temperature and filters; the lowest number without."""
+    """(R,) fp32: each row's smallest kept logit, `by` its temperature and filters; without any, the lowest number."""
     temperature, filters = by
     best = best_logit(ops, logits_RV)
     none, forever = torch.zeros_like(best), torch.full_like(best, float("inf"))
@@ -99,7 +99,7 @@ def _number(code: Tensor) -> Tensor:
 
 
 def _size(bits: Tensor) -> Tensor:
-    """The fp32 number of 31 bits, by products with powers of two, which are exact; what is below 2^-126 is 0."""
+    """The fp32 number of 31 bits, by products with powers of two, which are exact; numbers below 2^-126 are 0."""
     size = (1 + (bits & 0x7FFFFF).float() * 2.0**-23) * 2.0**-126
     exponent = shift_right(bits, 23)
     # 2^128 is no fp32 number: the highest bit is two factors

@@ -1,7 +1,7 @@
 """The NKI kernels behind the seam: the operations of `model/kernels.py` as launches.
 
-Who serves a launch is their one field: nkisim at once (`model/nki/simulated.py`), a custom call of a graph
-(`compile/graph/custom_call.py`), or the device (`model/nki/on_device.py`).
+Their one field is the function that serves a launch: nkisim at once (`model/nki/simulated.py`), a custom call of a
+graph (`compile/graph/custom_call.py`), or the device (`model/nki/on_device.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NkiKernels(Kernels):
         return torch.cat(parts)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
-        assert draw.noise_RV is not None, "draws need what prepare gives"
+        assert draw.noise_RV is not None, "draws need the noise of prepare"
         logits_RV = only_allowed(logits_RV, draw)
         floor = self._floor(ops, logits_RV, draw)
         if draw.allowed_RV is not None:
@@ -68,7 +68,7 @@ class NkiKernels(Kernels):
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
     def joins(self, ops: Ops) -> tuple[Join, Join]:
-        """Of the ranks, each of which has its own ids' logits."""
+        """Over the ranks, each of which has its own ids' logits."""
 
         def largest(x_RC: Tensor) -> Tensor:
             return ops.all_gather(x_RC).unflatten(-1, (-1, x_RC.shape[1])).amax(1)
@@ -76,7 +76,7 @@ class NkiKernels(Kernels):
         return largest, functools.partial(over_ranks, ops)
 
     def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
-        """(R,) each row's smallest kept logit: searched for a target's draw, one of a few for a draft's."""
+        """(R,) each row's smallest kept logit: exact for a target's draw, one of a few guesses for a draft's."""
         lowest, filtering_R = torch.full_like(draw.temperature_R, NO_FLOOR), draw.filtering_R
         if filtering_R is None or draw.filters is None:
             return lowest
@@ -112,7 +112,7 @@ class NkiKernels(Kernels):
     ) -> tuple[Tensor, Cache]:
         if placement.slots_B is None:
             return self._attend(q_BHND, new, cache, placement.positions_BN)
-        # a prompt goes into its slot in pieces; how it is split has no say in a row's bits
+        # a prompt goes into its slot in pieces; the split does not change a row's bits
         taken = Cache(*(c.index_select(0, placement.slots_B) for c in cache))
         heads, count = q_BHND.shape[1:3]
         step = min(CANDIDATES, ROWS // (heads // cache.v.shape[1]))

@@ -1,7 +1,7 @@
 """Launches of NKI kernels as values; `model/nki/simulated.py` serves them on the CPU.
 
 A launch names a kernel and its arguments; tensors among them are numbered, so that it can travel through a graph
-as text. Kernels change caches in place; a launch returns what was changed after the kernel's results.
+as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def to_text(launch: Launch, operands: Sequence[Result]) -> str:
 
 
 def from_text(text: str) -> tuple[Launch, list[Result]]:
-    """What `to_text` wrote."""
+    """Read the text of `to_text`."""
     read = json.loads(text)
     results, operands = ([Result(tuple(s), d) for s, d in read[name]] for name in ("results", "operands"))
     return Launch(read["kernel"], read["arguments"], tuple(results), tuple(read["changed"])), operands
@@ -78,7 +78,7 @@ def numbered(arguments: Sequence[Argument]) -> tuple[list[Any], tuple[Tensor, ..
 
 
 def filled(arguments: Any, arrays: Sequence[Any]) -> Any:
-    """What `numbered` made, with arrays in their places and tuples again."""
+    """The arguments of `numbered` with arrays in their places and lists as tuples again."""
     if isinstance(arguments, list):
         return tuple(filled(a, arrays) for a in arguments)
     return arrays[int(arguments[1:])] if isinstance(arguments, str) else arguments

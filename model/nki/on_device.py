@@ -1,7 +1,7 @@
 """Launches on a Trainium machine: the vendor's nki compiles the kernels and runs them on torch tensors. Untried.
 
-Caches are given to the kernel and come back as they are: that the kernel's writes are seen there is on the list of
-docs/device_checks.md.
+Caches are given to the kernel and come back as they are: docs/device_checks.md lists the check that the kernel's
+writes are seen there.
 """
 
 from __future__ import annotations

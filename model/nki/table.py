@@ -1,4 +1,4 @@
-"""The kernels that a launch can name; what a graph says is looked up here, and nowhere else."""
+"""The kernels that a launch can name; a graph's kernels are looked up here, and nowhere else."""
 
 from __future__ import annotations
 

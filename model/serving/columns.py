@@ -1,7 +1,7 @@
 """Weights by columns: on a CPU, XLA's products of a few rows read a weight (inputs, outputs) as it lies.
 
-A checkpoint has (outputs, inputs), which the compiled code would turn at every step. Turned once, when the weights
-are loaded, the products of two rows and more keep every bit and the target's step takes a third of its time.
+A checkpoint has (outputs, inputs), which the compiled code would transpose at every step. Transposed once, when the
+weights are loaded, they give products of two or more rows the same bits, and a target's step takes a third of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OF_PRODUCTS = ("_proj.weight", "lm_head.weight")
 
 
 def turned(weight: TensorSpec) -> bool:
-    """Whether the runtime holds this weight by columns: a product alone reads it."""
+    """Whether the runtime holds this weight by columns: only a product reads it."""
     return len(weight.shape) == 2 and weight.name.endswith(_OF_PRODUCTS)
 
 

@@ -24,8 +24,8 @@ from model.serving.work import Runner, Work
 class Event:
     """One step of one request: the ids that it keeps, and its result if it has ended.
 
-    `k` is that of the step's graph; so many drafts were `drafted` for the request and so many `accepted`, some of which
-    the end of a request may cut. `scores` are those of the ids, if requested.
+    `k` is that of the step's graph; `drafted` and `accepted` count the request's drafts; the end of the request may cut
+    some that were accepted. `scores` are those of the ids, if requested.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Engine:
     """Continuous batching over a runner. A request's ids do not depend on the order or the neighbours.
 
     `k_of_batch` chooses the k of a step by the number of its requests, by default always the bundle's largest. Where
-    the host drafts, `propose` returns at most so many drafts for a slot, by default from the slot's own ids.
+    the host drafts, `propose` returns drafts for a slot, at most a given number, by default from the slot's own ids.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ Allowed = Callable[[Sequence[int]], "np.ndarray | None"]
 
 
 class Walk:
-    """The drafts of a sequence that its grammar allows in one step, at most so many, and the masks of their rows."""
+    """The drafts of a sequence that its grammar allows in one step, at most `most`, and the masks of their rows."""
 
     def __init__(self, allowed: Allowed, ids: Sequence[int], most: int, words: int) -> None:
         self._allowed, self._ids, self._most, self._words = allowed, ids, most, words

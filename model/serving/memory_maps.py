@@ -7,7 +7,7 @@ from pathlib import Path
 from model.errors import UserError
 
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-# more than twice what the largest graph of the demo pair at k 15 takes; a graph of more layers takes more
+# more than twice the maps of the largest graph of the demo pair at k 15; a graph of more layers takes more
 _OF_A_GRAPH = 4000
 
 

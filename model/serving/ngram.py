@@ -1,7 +1,7 @@
-"""Drafts from a request's own ids: what followed the same ids the last time they were written.
+"""Drafts from a request's own ids: the ids that followed the same ids at their last occurrence.
 
 Prompt lookup as in vLLM (vllm/v1/spec_decode/ngram_proposer.py) and transformers (PromptLookupCandidateGenerator):
-the longest ending of the text that occurs earlier in it, the first of several as long, and what follows it there.
+the longest ending of the text that occurs earlier in it, the first of several as long, and the ids after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine that goes ahead of the device: it hands over the next work before the host has read the one that runs."""
+"""An engine that goes ahead of the device: it hands over the next work before the host has read the current one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model.serving.work import Runner, Work
 class OverlappedEngine(Engine):
     """An engine whose work may begin before `step` reads it: a step and the one after it, or prompts.
 
-    A request that is cancelled meanwhile has no events of what runs.
+    A request that is cancelled meanwhile has no events of the running work.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class OverlappedEngine(Engine):
             self._begun.append(self._run(work))
 
     def admit(self) -> None:
-        """Begin the prompts of all that wait and have a free slot, behind what runs; `step` reads each in turn."""
+        """Begin the prompts of all that have a free slot, behind the running work; `step` reads each in turn."""
         while work := self._schedule_prompt():
             self._begun.append(self._run(work))
 
     def follow(self) -> None:
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 
-        Only where nothing that the host would read could change it: the same requests in the same bucket, of which one
-        needs it for certain unless it writes an end; no request waits, and neither the host nor a mask decides about
-        drafts.
+        Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
+        least one request needs it unless that request ends, no request waits, and neither the host nor a mask decides
+        about drafts.
         """
         if self._waiting or self.propose or len(self._begun) != 1:
             return

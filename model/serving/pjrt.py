@@ -30,7 +30,7 @@ SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusi
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: the platform is all that differs between a CPU and a Trainium.
 
-    `cpu` has as many as are asked for; `neuron` is what the SDK's plugin (libneuronxla) registers with JAX.
+    `cpu` has as many as are requested; `neuron` are the devices of the SDK's plugin (libneuronxla) in JAX.
     """
     if platform == "cpu":
         if _TOO_LATE:
@@ -38,7 +38,7 @@ def devices_of(platform: str, count: int) -> list[Any]:
                 "jax made its devices before model.serving.pjrt was imported, with a thread for every core; "
                 "import it first, or start the process with NPROC=1"
             )
-        # once the devices are made, they must do; a device more than there are ranks is a thread more, and XLA hands
+        # devices cannot be added once they are made; each one beyond the ranks is an extra thread, and XLA hands
         # every product of a step over from one to the other
         with contextlib.suppress(RuntimeError):
             wanted = max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ _KV = ".kv."
 
 
 class _Unknown(Exception):
-    """An operation whose reading of a cache is not known here."""
+    """An operation that reads a cache in a way that is not known here."""
 
 
 def cut_caches(main: ir.Block, graph: GraphSpec, length: int) -> bool:

@@ -1,8 +1,8 @@
-"""What XLA's CPU compiler makes slow code of, said in a different way that keeps every bit.
+"""Rewrites two patterns that XLA compiles badly for CPUs; results keep every bit.
 
-- The largest of a row of numbers is searched one number after the other. First of columns, then of what is left, it is
-  searched by vectors; a maximum is exact in any order.
-- A product whose two operands both have the summed axis last is packed number by number. With the second one turned
+- XLA searches the maximum of a row one number after the other. Rewritten as the maxima of columns, then the maximum of
+  these, the search runs on vectors; a maximum is exact in any order.
+- XLA packs a product number by number if both operands have the summed axis last. With the second one transposed
   first it sums the same products in the same order.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-# numbers that are left of a row after its columns: two registers of fp32
+# numbers left of a row after the maxima of its columns: two registers of fp32
 _COLUMNS = 16
 
 
@@ -61,12 +61,12 @@ def _turned_first(product: Any) -> None:
     sides = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)
     batches = (numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions)
     rows = ir.RankedTensorType(left.type).shape
-    # of one row XLA makes a different code, with different sums
+    # for one row XLA compiles different code, with different sums
     if not batch or list(map(list, sides)) != [last] * 2 or list(map(list, batches)) != [batch] * 2 or rows[-2] == 1:
         return
     with ir.InsertionPoint(product), product.location:
         turned = stablehlo.TransposeOp(right, ir.DenseI64ArrayAttr.get([*batch, rank - 1, rank - 2]))
-        # XLA would turn it back
+        # XLA would transpose it back
         product.operands[1] = stablehlo.OptimizationBarrierOp([turned.result]).results[0]
         product.attributes["dot_dimension_numbers"] = stablehlo.DotDimensionNumbers.get(
             lhs_batching_dimensions=batch,

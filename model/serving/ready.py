@@ -22,7 +22,7 @@ class Run:
 
 
 def shape_of(bundle: Bundle) -> Shape:
-    """What the engine must know of a bundle."""
+    """The facts of a bundle that the engine needs."""
     spec = bundle.spec
     return Shape(
         spec.ks,

@@ -16,7 +16,7 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True)
 class Shape:
-    """What an engine must know of a bundle; `shape_of` in `model/serving/ready.py` makes it."""
+    """The facts of a bundle that an engine needs; `shape_of` in `model/serving/ready.py` makes it."""
 
     # the k of the steps that draft, rising; none where the target runs alone
     ks: tuple[int, ...]
@@ -43,15 +43,15 @@ class Shape:
         return self.k + 1
 
     def graph_k(self, drafts: int) -> int:
-        """The k of the smallest graph that can accept so many drafts; 0 is the target's alone."""
+        """The k of the smallest graph that can accept this number of drafts; 0 is the target's alone."""
         return next(k for k in (0, *self.ks) if k >= drafts)
 
     def prompt_bucket(self, length: int) -> int:
-        """The bucket of the smallest prefill that takes a prompt of so many ids."""
+        """The bucket of the smallest prefill that takes a prompt of this length."""
         return next((b for b in self.short_prompts if length <= b), self.bucket(length))
 
     def bucket(self, length: int) -> int:
-        """The smallest bucket that holds so many positions, or the largest there is."""
+        """The smallest bucket that holds this number of positions, or the largest one."""
         return next((b for b in self.buckets if length <= b), self.max_len)
 
 
@@ -72,7 +72,7 @@ class Params:
 
     @property
     def draw_temperature(self) -> float:
-        """The temperature to draw at: below what divides logits without overflow, greedy, as vLLM has it."""
+        """The temperature to draw at; one too small to divide logits without overflow is greedy, as in vLLM."""
         return self.temperature if self.temperature >= _GREEDY_BELOW else 0.0
 
     @property
@@ -81,7 +81,7 @@ class Params:
         return self.draw_temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     def check(self) -> None:
-        """Raise UserError for a parameter outside its range, or of another type."""
+        """Raise UserError for a parameter outside its range, or of a wrong type."""
         real, whole = (int, float), (int,)
         rules: tuple[tuple[str, Any, tuple[type, ...], Callable[[Any], bool], str], ...] = (
             ("temperature", self.temperature, real, lambda v: 0 <= v < float("inf"), "a number of at least 0"),

@@ -1,6 +1,6 @@
 """A bundle's graphs on the CPU: XLA compiles the HLO, weights and caches stay on its devices.
 
-Stands where a NEFF runs on a Trainium machine. Ranks are virtual CPU devices.
+It takes the place of a NEFF on a Trainium machine. Ranks are virtual CPU devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from model.serving import columns, memory_maps, pjrt, prefixes
 class Graphs:
     """The graphs of one bundle, compiled when first used, with their weights and state.
 
-    Weights and graphs are read here, whole, and checked as they are read: what is on disk later is ignored.
+    Weights and graphs are read here, whole, and checked as they are read: later changes on disk are ignored.
     """
 
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
@@ -37,7 +37,7 @@ class Graphs:
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
-        # read-only inputs of the last run and what it returned, and where they are on the devices
+        # read-only inputs and outputs of the last run, and where they are on the devices
         self._kept: list[tuple[Any, Any]] = []
         self._executables: dict[GraphKey, Any] = {}
         self._protos = {graph.key: bytes(bundle.read(graph.file)) for graph in bundle.graphs}
@@ -52,7 +52,7 @@ class Graphs:
     def prepare(self, key: GraphKey) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
 
-        The first run of an executable is slow; later ones are what is worth timing.
+        The first run of an executable is slow; only later ones are worth timing.
         """
         if key not in self._executables:
             inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in self._graph(key).inputs))
@@ -87,7 +87,7 @@ class Graphs:
         return [parts[0] for parts in results[:visible]]
 
     def _placed(self, inputs: list[Any]) -> list[Any]:
-        """Inputs on the devices; what the last run returned is there, and its inputs that nothing writes to."""
+        """Inputs on the devices; the last run's outputs are there already, and its inputs that no graph writes to."""
         held = {id(array): on_devices for array, on_devices in self._kept}
         for array in inputs:
             if id(array) not in held:
@@ -115,7 +115,7 @@ class Graphs:
                 memory_maps.check_room()
             compiled = pjrt.compile_hlo(proto, self._devices, graph, self._length(key) * self._cut)
             if compiled is None:
-                # one that needs whole caches: all get them, those that are there already too
+                # a graph that needs whole caches: then all graphs get them, compiled ones too
                 self._cut, before = False, list(self._executables)
                 self._executables.clear()
                 for other in before:

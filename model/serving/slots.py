@@ -25,7 +25,7 @@ class Slot:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The prompt and what was kept."""
+        """The prompt and the kept ids."""
         return (*self.request.ids, *self.result.ids)
 
     def keep(self, ids: Iterable[int], scores: Iterable[tuple[float, int]] = ()) -> list[int]:
@@ -135,7 +135,7 @@ class SlotTable:
 
 
 def prompt_inputs(slot: Slot, bucket: int, words: int) -> StepInputs:
-    """The inputs of a slot's prefill; a mask has so many words."""
+    """The inputs of a slot's prefill; a mask has `words` words."""
     ids = slot.request.ids
     inputs = zero_inputs(B=1, T=bucket, S=bucket)
     inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
@@ -158,7 +158,7 @@ def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
         _set(inputs, slot.index, slot.request)
     arrays = {name: array for name, array in inputs._asdict().items() if array is not None}
     for array in arrays.values():
-        # a runner may keep on its devices what nothing writes to
+        # a runner may keep arrays on its devices that no graph writes to
         array.flags.writeable = False
     return arrays
 

@@ -25,7 +25,7 @@ KOfBatch = tuple[Batches, ...]
 
 
 def step_k(k_of_batch: KOfBatch, sequences: int) -> int:
-    """The most drafts that a step of so many sequences offers each of them; beyond the last range, that range's k."""
+    """The most drafts that a step offers each of its sequences, by their number; past the last range, its k."""
     return next((batches.k for batches in k_of_batch if sequences <= batches.last), k_of_batch[-1].k)
 
 

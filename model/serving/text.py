@@ -27,7 +27,7 @@ tokenizer.decode(ids + [0])
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
-    """The tokenizer of a bundle; UserError if there is none, or the library cannot live with it."""
+    """The tokenizer of a bundle; UserError if there is none, or the library cannot use it."""
     if TOKENIZER not in bundle.files:
         raise UserError(f"{bundle.path} has no {TOKENIZER}; build it from a checkpoint folder with its tokenizer")
     content = bundle.read(TOKENIZER)
@@ -39,7 +39,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def tokenizer_fault(content: bytes | bytearray) -> str:
     """Why a tokenizer.json cannot be used, as the end of a sentence; "" if it can.
 
-    The library ends its process on some files, or asks for all memory: a process with limits of its own tries them.
+    The library ends its process on some files, or takes all memory: a process with limits of its own tries them.
     """
     tried = subprocess.run(
         [sys.executable, "-c", _TRIAL], input=content, capture_output=True, timeout=_TRIAL_SECONDS * 2, check=False
@@ -96,7 +96,7 @@ def stop_cut(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[Sequence[i
 class Pieces:
     """Text as ids come, in pieces that join to the text of the ids that are kept in the end.
 
-    An unfinished character waits for its other bytes; an id in which a stop string may begin waits until it is told.
+    An unfinished character waits for its other bytes; an id in which a stop string may begin waits for the next ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ class Pieces:
         self._shown = 0
 
     def feed(self, ids: Sequence[int]) -> str:
-        """What the new ids add to the text for certain."""
+        """The text that the new ids add for certain."""
         self._ids.extend(ids)
         text = self._tokenizer.decode(self._ids).rstrip("\ufffd")
         if self._stops:
@@ -115,7 +115,7 @@ class Pieces:
         return piece
 
     def end(self, text: str) -> str:
-        """What is still to show of the text of all kept ids."""
+        """The rest of the text of all kept ids, not shown yet."""
         return text[self._shown :]
 
     def _before(self, length: int) -> str:
@@ -127,6 +127,6 @@ class Pieces:
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:
-    """How much of the text no stop string can take back, whatever comes after it."""
+    """The length of the text that no stop string can take back, whatever comes after it."""
     begun = [len(text) - n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return min(begun, default=len(text))

@@ -1,4 +1,4 @@
-"""One run of the engine's graphs: what is scheduled, and who runs it."""
+"""One run of the engine's graphs: the scheduled work, and its runner."""
 
 from __future__ import annotations
 

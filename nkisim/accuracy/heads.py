@@ -25,7 +25,7 @@ from nkisim.event import Event
 
 @dataclass(frozen=True)
 class Variant:
-    """What a version of the grouped attention does differently from the first one."""
+    """The differences of a version of the grouped attention from the first one."""
 
     # query tiles whose powers are turned before their values are weighed; 0: each part is weighed as it is turned
     block: int = 0

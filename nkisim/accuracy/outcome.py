@@ -1,4 +1,4 @@
-"""What the timeline says of each measured row, and how far that is: ratio, band, order of pairs."""
+"""The timeline's result for each measured row, and its distance: ratio, band, order of pairs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
 
 
 def misordered(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Decided pairs in the wrong order, what is slower on the chip first."""
+    """Decided pairs in the wrong order, the slower one on the chip first."""
     wrong = [(a, b) for a, b in decided(outcomes) if (a.us < b.us) != (a.row.us < b.row.us)]
     return [(a, b) if a.row.us > b.row.us else (b, a) for a, b in wrong]
 

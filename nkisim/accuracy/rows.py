@@ -1,4 +1,4 @@
-"""The measured rows that laws were read off: what ran, how long the chip took, on which day and under which conditions.
+"""The measured rows that laws were read off: the program, the chip's time, the day and the conditions.
 
 github.com/yahavb/trainium-agent-labs, projects/03-chipboost: trn2, NKI 0.6, bf16, one physical core unless a row says
 two, the device's clock from launch to end, medians of interleaved runs. Shapes are (K, M, N) for products and

@@ -1,7 +1,7 @@
 """A kernel as the events it would leave behind, without data: time does not depend on values.
 
 A sketch has tiles and HBM tensors, and one method for each instruction that the measured kernels use. `events`
-places the tiles as a launch does and returns what a recording holds.
+places the tiles as a launch does and returns the parts of a recording.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Sketch:
         self.log.append((engine, op, reads, writes, work))
 
     def dma_copy(self, dst: View, src: View) -> None:
-        """A transfer that leaves its queue to the compiler; a row of it is what lies together."""
+        """A transfer that leaves its queue to the compiler; a row of it is a contiguous range."""
         sizes = [view.elements * INFO[view.dtype].itemsize for view in (dst, src)]
         row = min(dst.row_bytes, src.row_bytes)
         self.add("dma", "dma_copy", (src,), (dst,), bytes=max(sizes), rows=max(sizes) // row, row_bytes=row,

@@ -51,7 +51,7 @@ ATTENTION = {512: (31.0, 28.0), 1024: (69.0, 60.0), 2048: (215.0, 188.0), 4096: 
 
 
 def row(group: str, name: str, ms: float, kernel: Kernel) -> Row:
-    """A row of the first record: what the core took, from the median, and how far repeats of one kernel differ."""
+    """A row of the first record: the core's median time, and how far repeats of one kernel differ."""
     us = 1000 * ms if name in REAL_MEDIANS else 2000 * ms - EMPTY_RUN_US
     return Row(f"{group}, {name}", group, us, (kernel,), "kda-for-trainium", spread=REPEATS.get(group, ROW_SPREAD))
 

@@ -1,4 +1,4 @@
-"""nkisim run, time, report and trace: what each prints and writes."""
+"""nkisim run, time, report and trace: the output and the files of each."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _compared(options: Any) -> str:
 
 
 def _flat(value: Any, name: str = "output") -> list[tuple[str, Any]]:
-    """Every array of what a kernel returned, by a name that says where it was."""
+    """Every array that a kernel returned, by a name that says where it was."""
     if isinstance(value, np.ndarray):
         return [(name, value)]
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
@@ -131,7 +131,7 @@ def _flat(value: Any, name: str = "output") -> list[tuple[str, Any]]:
 
 
 def _summary(name: str, array: Any) -> dict[str, Any]:
-    """What can be said of an array in one line."""
+    """An array in one line."""
     numbers = array.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     words = [f"{finite.min():.4g} to {finite.max():.4g}, mean {finite.mean():.4g}"] if finite.size else ["no number"]

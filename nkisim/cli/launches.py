@@ -33,7 +33,7 @@ class KernelFailed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel, its arguments and how it is launched; `name` is what the user wrote."""
+    """One kernel, its arguments and how it is launched; `name` is the user's text."""
 
     name: str
     kernel: Kernel

@@ -16,7 +16,7 @@ FORMAT = "nkisim-times-1"
 
 
 def row(launch: Launch, numerics: bool = True) -> dict[str, Any]:
-    """One launch's times and what bounds it."""
+    """One launch's times and its bound."""
     events = launch.run(recording=True, numerics=numerics).recording.events
     return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events))}
 
@@ -37,7 +37,7 @@ def figures(result: Schedule) -> dict[str, Any]:
 
 
 def to_json(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a times file holds."""
+    """The content of a times file."""
     return {"format": FORMAT, "source": "simulated", "nkisim": nkisim.__version__, "chip": "trn2", "times": list(rows)}
 
 
@@ -91,7 +91,7 @@ def difference(base: Sequence[Mapping[str, Any]], head: Sequence[Mapping[str, An
 
 
 def verdict(r: Mapping[str, Any]) -> str:
-    """What became of one kernel, in a few words."""
+    """The outcome of one kernel, in a few words."""
     if r["base_ns"] is None:
         return "new"
     if r["head_ns"] is None:

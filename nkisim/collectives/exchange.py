@@ -1,4 +1,4 @@
-"""What every collective does: find its ring of ranks, meet them, check, read and write tensors."""
+"""The steps of every collective: find its ring of ranks, meet them, check, read and write tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def meet(call: Call, ring: Sequence[int], payload: Any) -> dict[int, Any]:
     """Exchange a payload with every rank of the ring; return the payloads by rank.
 
     Both cores of a rank issue a collective, which is one operation: it orders their accesses to its tensors, as
-    a core_barrier does. What is on chip or private is exchanged with the cores of the same number.
+    a core_barrier does. Tensors that are on chip or private are exchanged with the cores of the same number.
     """
     line = kernel_line()
     text = f"{call.card.op} at {line[0]}:{line[1]}"
@@ -105,12 +105,12 @@ def pairs(call: Call) -> list[tuple[str, str]]:
 
 
 def take(call: Call, operand: str) -> Array:
-    """Read a tensor; the copy is what the other ranks receive."""
+    """Read a tensor; the other ranks receive the copy."""
     return access.read(call.core, call.tensors[operand], call.who(operand)).copy()
 
 
 def put(call: Call, operand: str, values: Array) -> None:
-    """Write what arrived; equal dtypes bit for bit, others through fp32."""
+    """Write the tensor that arrived; equal dtypes bit for bit, others through fp32."""
     tensor = call.tensors[operand]
     if values.size != tensor.size:
         found = f"has shape {tensor.shape}"
@@ -120,7 +120,7 @@ def put(call: Call, operand: str, values: Array) -> None:
 
 
 def deliver(call: Call, tensor: NkiTensor, values: Array, operand: str) -> None:
-    """Write what a collective brings; the two cores of a rank bring the same."""
+    """Write a collective's result; the two cores of a rank bring the same."""
     access.write(call.core, tensor, values, call.who(operand), together=True)
 
 

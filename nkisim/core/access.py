@@ -45,10 +45,10 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
 
 
 def unwritten(tensor: NkiTensor, who: Who) -> UnwrittenRead | None:
-    """Return the refusal of a view that holds elements nobody wrote.
+    """Return the refusal of a view that holds unwritten elements.
 
     Raises:
-        ReplacedRead: they were written, and then another tensor on the same bytes was.
+        ReplacedRead: they were written, and then a different tensor on the same bytes was.
     """
     storage = tensor._storage
     if storage.complete or storage.mask is None:
@@ -74,7 +74,7 @@ def unwritten(tensor: NkiTensor, who: Who) -> UnwrittenRead | None:
 
 
 def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
-    """Refuse a read of elements that nobody wrote, or let it read sentinels as the policy says."""
+    """Refuse a read of unwritten elements, or let it read sentinels as the policy says."""
     if core.policy.unwritten_read == "raise":
         raise fault
     core.unwritten.append(missing)
@@ -82,7 +82,7 @@ def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
 
 
 def inherit(core: Core, tensor: NkiTensor) -> None:
-    """Mark as unwritten what follows from elements that nobody wrote: floats by their NaN, others by their place."""
+    """Mark the results of unwritten elements as unwritten: floats by their NaN, others by their place."""
     target = tensor._numpy()
     if INFO[tensor.dtype].kind == "float":
         missing: Flags = np.isnan(to_fp32(target))
@@ -133,7 +133,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
 
 
 def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
-    """Mark a write whose values nobody computed; to the other core they are equal to what is there."""
+    """Mark a write of values that were not computed; to the other core they equal the present ones."""
     tensor._storage.unknown = True
     if tensor._storage.shadow is not None:
         races.note(core, tensor, who, tensor._numpy(), together=True)

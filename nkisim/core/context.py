@@ -59,11 +59,11 @@ class Core:
     ordered_depth: int = 0
     # ordered instructions inside no_reorder: index of the previous one
     previous: int | None = None
-    # which elements of the running instruction's operands nobody wrote, where the policy lets it read them
+    # which elements of the running instruction's operands are unwritten, where the policy lets it read them
     unwritten: list[Flags] = field(default_factory=list)
-    # what was warned of, shared by the cores of a launch
+    # the warnings so far, shared by the cores of a launch
     warned: set[str] = field(default_factory=set)
-    # a small number for what plans of instructions depend on besides their operands
+    # a small number for the facts that plans of instructions depend on besides their operands
     rules_key: int = 0
     recording: bool = False
     numerics: bool = True

@@ -1,6 +1,6 @@
 """Cores as threads that run one at a time: a core hands over when it waits or ends.
 
-The interleaving is therefore the same in every run. Waiting cores name what they wait for, so
+The interleaving is therefore the same in every run. Waiting cores name the key they wait for, so
 that a deadlock can say who waits for whom.
 """
 
@@ -16,7 +16,7 @@ from nkisim.errors import Deadlock, LawError
 
 @dataclass(eq=False)
 class Wait:
-    """What a core waits for: a key shared with its partners, and the words for it."""
+    """The event that a core waits for: a key shared with its partners, and the words for it."""
 
     key: object
     partners: tuple[int, ...]
@@ -71,7 +71,7 @@ class Meeting:
                 self.condition.wait()
 
     def end(self, me: int, failure: BaseException | None = None) -> None:
-        """Note that a core ended, and let another one run."""
+        """Note that a core ended, and let a different one run."""
         with self.condition:
             self.ended.add(me)
             if failure is not None and self.failure is None:

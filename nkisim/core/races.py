@@ -20,7 +20,7 @@ from nkisim.memory.tensor import NkiTensor
 def note(
     core: Core, tensor: NkiTensor, who: tuple[str, str], values: Array | None = None, together: bool = False
 ) -> None:
-    """Remember a read, or the write of `values`, and compare it with what the other core did.
+    """Remember a read, or the write of `values`, and compare it with the other core's accesses.
 
     Cores that write the same bytes do no harm in any order: that warns, and a core may read bytes that it wrote.
 
@@ -43,7 +43,7 @@ def note(
                 )
                 core.warn(f"equal writes to {tensor.name}", text)
             mine = marks & _wide(core.program, True, marks)
-            # reading what one wrote depends on nobody else
+            # a core that reads its own writes depends on no other core
             read = _wide(core.program, False, marks) & ~(mine >> marks.dtype.type(1))
             marks |= _wide(core.program, True, marks) if write else read
         shadow.accesses.append(Access(core.program, write, kernel_line(), who[0], tensor))

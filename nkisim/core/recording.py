@@ -33,7 +33,7 @@ def build(cores: Sequence[Core], schedule: Sequence[Any] = (), peaks: tuple[Peak
 def _meetings(cores: Sequence[Core], positions: dict[int, dict[int, int]]) -> dict[tuple[int, int], tuple[int, ...]]:
     """Pair the k-th exchange or barrier of one key on one core with the k-th on the other.
 
-    A meeting ends when both cores are there: each side starts after what precedes the other.
+    A meeting ends when both cores are there: each side starts after the instructions that precede the other.
     """
     order: dict[tuple[int, object], list[tuple[Core, int, int]]] = {}
     for core in cores:
@@ -53,7 +53,7 @@ def _meetings(cores: Sequence[Core], positions: dict[int, dict[int, int]]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What events refer to besides themselves."""
+    """The values that events refer to besides themselves."""
 
     # core -> clock -> position in the launch-wide list
     positions: dict[int, dict[int, int]]

@@ -1,4 +1,4 @@
-"""Rules of the dialect that depend on what a name stands for: tensors, registers, modules."""
+"""Rules of the dialect that depend on the meaning of a name: tensors, registers, modules."""
 
 from __future__ import annotations
 

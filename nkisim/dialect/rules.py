@@ -1,7 +1,7 @@
-"""What the NKI compiler refuses, one Rule per law; `nkisim.lint` applies them to kernels.
+"""The refusals of the NKI compiler, one Rule per law; `nkisim.lint` applies them to kernels.
 
-Severity "error" is what the manual or the public parser front end refuses; "warning" is what is
-deprecated, or what published kernels do although a document forbids it. Sources: LG language
+Severity "error" is code that the manual or the public parser front end refuses; "warning" is code that is
+deprecated, or that published kernels contain although a document forbids it. Sources: LG language
 guide, MG migration guides, VR the VirtualRegister docstring, PF the public parser front end.
 """
 
@@ -18,7 +18,7 @@ ERROR, WARNING = "error", "warning"
 
 @dataclass
 class Scope:
-    """What a test may ask about the function that a node stands in."""
+    """The facts for a test about the function that a node is in."""
 
     module: Module
     is_kernel: bool = False

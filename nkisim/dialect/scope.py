@@ -1,4 +1,4 @@
-"""What the names of one function stand for, as far as its own text says it."""
+"""The meaning of one function's names, as far as its own text says it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FOREIGN = frozenset({"nki", "neuronxcc", "numpy", "torch", "jax", "nkisim"}) | s
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an imported name stands for: a dotted path, relative by `level`, and maybe a member."""
+    """The meaning of an imported name: a dotted path, relative by `level`, and maybe a member."""
 
     dotted: str
     level: int
@@ -56,7 +56,7 @@ class Module:
 
 
 class NotPython(ValueError):
-    """A file that is not Python: its line and what is wrong there."""
+    """A file that is not Python: its line and the fault there."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(f"is not Python ({what})")
@@ -121,7 +121,7 @@ def find_module(origin: Path, dotted: str, level: int) -> Path | None:
 
 
 def resolve(module: Module, name: str, depth: int = 0) -> tuple[Module, Definition] | None:
-    """The project definition that a top-level or imported name stands for."""
+    """The project definition that a top-level or imported name means."""
     if name in module.definitions:
         return module, module.definitions[name]
     imported = module.imports.get(name)
@@ -137,7 +137,7 @@ def _resolve_in(path: Path, name: str, depth: int = 0) -> tuple[Module, Definiti
     try:
         return resolve(load(path), name, depth)
     except NotPython:
-        # what cannot be read is reported where its file is checked
+        # a file that cannot be read is reported where it is checked
         return None
 
 
@@ -189,7 +189,7 @@ def kernel_nodes(definition: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass
 class Reached:
-    """One definition that a kernel uses, with the module it stands in."""
+    """One definition that a kernel uses, with its module."""
 
     module: Module
     definition: Definition

@@ -1,8 +1,8 @@
-"""Instruction cards: what surrounds the numpy body of an instruction.
+"""Instruction cards: the code around the numpy body of an instruction.
 
 A card states the engine, the operands with the memories and dtypes they may have, the rules
 between them, and the cost law. The machinery here checks, reads memory, calls the body with
-numpy arrays under the public parameter names, rounds and writes what it returns, and records the
+numpy arrays under the public parameter names, rounds and writes its results, and records the
 event. The body cannot see memory, raise, or tell the time.
 """
 
@@ -86,7 +86,7 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
 
 
 def _touch(call: Call, decided: plan.Decided) -> None:
-    """Check what an instruction reads and mark what it writes, without values."""
+    """Check the elements that an instruction reads and mark those that it writes, without values."""
     core, writer = call.core, call.card.writer
     for name, who, _, _, unchecked in decided.reads:
         if not unchecked:
@@ -103,7 +103,7 @@ def _touch(call: Call, decided: plan.Decided) -> None:
 
 
 def _planned(call: Call) -> plan.Decided:
-    """Return what the rules decide about this execution, from an earlier one like it if there was one."""
+    """Return the rules' decisions about this execution, from an earlier one like it if there was one."""
     key, plans = plan.look(call), call.card.plans
     try:
         decided: plan.Decided | None = plans.get(key)
@@ -147,7 +147,7 @@ def _write(call: Call, decided: plan.Decided, results: list[Any]) -> None:
 
 
 def record(call: Call, decided: plan.Decided | None = None) -> NkiInstruction:
-    """Count the instruction and, when recording, keep what its event needs."""
+    """Count the instruction and, when recording, keep the facts that its event needs."""
     core = call.core
     if core.recording:
         reads, writes = [], []
@@ -158,7 +158,7 @@ def record(call: Call, decided: plan.Decided | None = None) -> NkiInstruction:
                     reads.append(tensor._extent or access.extent(tensor))
                 if operand.role != "in":
                     writes.append(tensor._extent or access.extent(tensor))
-        # after the data: a cost law takes the first extents for what is moved
+        # after the data: a cost law takes the first extents for the moved data
         reads += [access.extent(t) for t in call.indices]
         log(core, (call.engine, call.card.op, reads, writes, _work(call, decided)), call.args.get("name"))
     if core.unwritten:

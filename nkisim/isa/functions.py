@@ -24,7 +24,7 @@ _LN2 = 0.6931471805599453
 _STEPS = 64
 # the sum with a small number has that number, rounded to an integer, in its last bits
 _MAGIC = 1.5 * 2.0**52
-# elements at a time, so that what a function computes on its way stays in the cache
+# elements at a time, so that a function's intermediate values stay in the cache
 _BLOCK = 8192
 
 
@@ -130,7 +130,7 @@ _PARTS = _three_parts(_HALF_PI)
 
 
 def _quarter_turns(x: Wide) -> tuple[NDArray[np.int64], Wide]:
-    """Return k and x - k * pi / 2, which is within +-pi / 4; the rest is NaN for what is not finite."""
+    """Return k and x - k * pi / 2, which is within +-pi / 4; the rest is NaN for values that are not finite."""
     near = np.abs(x) < 2.0**15
     k = np.rint(np.where(near, x, 0.0) * float(1 / _HALF_PI))
     rest = np.where(near, x, np.nan)
@@ -214,7 +214,7 @@ def power(x: Array, y: Array | float) -> Array:
     x, y = np.broadcast_arrays(x, y)
     if x.dtype.kind != "f":
         return np.power(x, y)
-    # what is not finite and not zero, and the sign, are the library's everywhere
+    # the library gives infinities, NaN, zeros and the sign everywhere
     known = np.power(x, y)
     size = np.abs(x).astype(np.float64)
     ordinary = (size > 0) & np.isfinite(size) & np.isfinite(y) & ~np.isnan(known)

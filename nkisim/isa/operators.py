@@ -26,7 +26,7 @@ class Op:
     fn: Fn
     # start value of a reduction with this operator, if it may reduce
     identity: float | int | None = None
-    # what reduces an axis, if no order affects the result
+    # the function that reduces an axis, if no order affects the result
     ufunc: np.ufunc | None = None
 
 

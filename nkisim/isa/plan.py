@@ -1,7 +1,7 @@
-"""What the rules of an instruction decide once for all executions that look alike to them.
+"""The decisions of an instruction's rules, made once for all executions that look alike to them.
 
 Two executions look alike when every operand has the same shape, dtype, memory and start partition and
-every other argument is equal. A plan holds what follows from that: the engine, resolved operators, how
+every other argument is equal. A plan holds the consequences: the engine, resolved operators, how
 operands are read, the work. Rules that look at contents or registers are not part of it.
 """
 
@@ -36,13 +36,13 @@ class Decided:
     reads: tuple[tuple[str, tuple[str, str], bool, bool, bool], ...]
     # (name, who) of each operand that may be written
     writes: tuple[tuple[str, tuple[str, str]], ...]
-    # what the body learns of outputs
+    # the facts of outputs that the body gets
     targets: dict[str, Target]
     work: Mapping[str, object] | None = None
 
 
 def look(call: Call) -> tuple[Any, ...]:
-    """Settle run-time addresses, collect the tensors, and return what the rules may depend on."""
+    """Settle run-time addresses, collect the tensors, and return the values that the rules may depend on."""
     args, tensors = call.args, call.tensors
     key: list[Any] = [call.core.rules_key, call.core.hardware_gaps]
     for name, operand in call.card.keyed:
@@ -77,7 +77,7 @@ def note_index(call: Call, tensor: NkiTensor) -> None:
 
 
 def make(call: Call) -> Decided:
-    """Run every check and rule, and note what they decided.
+    """Run every check and rule, and note their decisions.
 
     Raises:
         LawError: the instruction breaks a law, named by the subclass.

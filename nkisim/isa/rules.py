@@ -98,7 +98,7 @@ def not_both_psum(a: str, b: str) -> Rule:
 
 
 def elements(name: str, exactly: int = 0, most: int = 0, least: int = 0) -> Rule:
-    """A tensor has so many elements per partition."""
+    """A tensor has a given number of elements per partition."""
 
     def rule(call: Call) -> None:
         tensor = call.tensors.get(name)
@@ -116,7 +116,7 @@ def elements(name: str, exactly: int = 0, most: int = 0, least: int = 0) -> Rule
 
 
 def rank(name: str, most: int) -> Rule:
-    """A tensor has at most so many dimensions."""
+    """A tensor has at most a given number of dimensions."""
 
     def rule(call: Call) -> None:
         tensor = call.tensors.get(name)

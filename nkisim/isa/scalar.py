@@ -95,7 +95,7 @@ def activation(
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     name: str | None = None,
 ) -> tuple[Array, Array]:
-    """Compute op(data * scale + bias) and, when asked, the sum of the result."""
+    """Compute op(data * scale + bias) and, if requested, the sum of the result."""
     value = op.fn(_affine(data, scale, bias))
     if reduce_op is None:
         return value, np.zeros((data.shape[0], 1), np.float32)

@@ -1,4 +1,4 @@
-"""What an instruction states: engine, operands, rules, cost law; and one execution of it."""
+"""The statement of an instruction: engine, operands, rules, cost law; and one execution of it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Operand:
     math: str = "fp32"
     # the body sees all dimensions instead of (partitions, elements)
     shaped: bool = False
-    # a rule checks what is read, because the instruction does not read all of the operand
+    # a rule checks the elements that are read, because the instruction does not read all of the operand
     checked: bool = False
 
 
 class Target(NamedTuple):
-    """What the body learns of an output: (partitions, elements) and the dtype's name."""
+    """The facts of an output that the body gets: (partitions, elements) and the dtype's name."""
 
     shape: tuple[int, int]
     dtype: str
@@ -81,7 +81,7 @@ class Call:
         return (self.card.op, operand)
 
     def members(self, kinds: tuple[tuple[str, type[Enum]], ...]) -> None:
-        """Where the policy takes integers for enumerations, replace them by the members that they stand for."""
+        """Where the policy takes integers for enumerations, replace them by the members that they mean."""
         for name, kind in kinds:
             value = self.args[name]
             if type(value) is int and self.core.policy.enums == "integers" and value in kind._value2member_map_:
@@ -91,7 +91,7 @@ class Call:
 
 
 Rule = Callable[[Call], None]
-# what a body gave, per output: an array, a Masked, or None for nothing to write
+# a body's result, per output: an array, a Masked, or None for nothing to write
 Results = list[Any]
 Finish = Callable[[Call, Results], Results]
 # writes a result; None without numerics
@@ -116,17 +116,17 @@ class Card:
     # "fp32" or "raw" for the operands marked "auto"
     math: Callable[[Call], str] | None = None
     work: Callable[[Call], Mapping[str, object]] | None = None
-    # rules that look at more than shapes, dtypes, memories and arguments: at addresses, at what is read
+    # rules that look at more than shapes, dtypes, memories and arguments: at addresses, at the elements read
     always: tuple[Rule, ...] = ()
     # rules that look at values and reduction registers; without numerics there are none
     values: tuple[Rule, ...] = ()
     names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # (name, its operand or None) of what the rules may depend on: every argument but the label
+    # (name, its operand or None) of everything that the rules may depend on: every argument but the label
     keyed: tuple[tuple[str, Operand | None], ...] = ()
     # arguments that are enumerations
     enums: tuple[tuple[str, type[Enum]], ...] = ()
-    # what the rules found, by what they depend on
+    # the rules' decisions, by the values that they depend on
     plans: dict[Any, Any] = field(default_factory=dict)
 
 

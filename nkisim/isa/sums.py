@@ -69,7 +69,7 @@ def _unit_bound(depth: int) -> float:
 
 
 def _between(sums: Wide, bound: float | Wide) -> tuple[Array, Array]:
-    """Return what sums - bound and sums + bound round to in fp32."""
+    """Return sums - bound and sums + bound, rounded to fp32."""
     low, high = np.empty(sums.shape, np.float32), np.empty(sums.shape, np.float32)
     np.subtract(sums, bound, out=low, casting="same_kind")
     np.add(sums, bound, out=high, casting="same_kind")

@@ -80,7 +80,7 @@ def sendrecv(
 
 
 def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruction:
-    """Record an exchange with what its cost needs."""
+    """Record an exchange with the facts that its cost needs."""
     size = src.size * INFO[src.dtype].itemsize
     work = {"bytes": size, "rows": src.shape[0], "row_bytes": size // src.shape[0],
             "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key, "dma_engine": way}  # fmt: skip

@@ -164,7 +164,7 @@ def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array | None
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:
-    """Return what PSUM holds after an accumulating matmul."""
+    """Return the content of PSUM after an accumulating matmul."""
     storage = tensor._storage
     assert storage.matmul is not None
     target = tensor._numpy()
@@ -172,7 +172,7 @@ def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> A
     if products.all():
         return target + result
     if storage.complete or storage.mask is None:
-        # without tracking nobody knows: a matmul left to decide then overwrites
+        # without tracking this is unknown: a matmul left to decide then overwrites
         written = np.full(target.shape, storage.mask is not None or mode is True)
     else:
         marks = tensor._written_marks()

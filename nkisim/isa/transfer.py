@@ -1,4 +1,4 @@
-"""What every DMA instruction does: check, read, write, with rows that a run-time index may skip."""
+"""The steps of every DMA instruction: check, read, write, with rows that a run-time index may skip."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _shared_work(size: int, row: int, generation: str, transposes: bool, issuer:
 
 
 def descriptors(call: Call) -> str:
-    """Return who makes the descriptors: what the kernel asked for, or `unknown` where it leaves that to the compiler.
+    """Return who makes the descriptors: the kernel's choice, or `unknown` where it leaves that to the compiler.
 
     Gathers and scatters need swdge; dma_compute has static descriptors.
     """

@@ -68,7 +68,7 @@ def transpose(x: NkiTensor, dtype: object = None) -> NkiTensor:
 
 
 def _as(tile: NkiTensor, dtype: object) -> NkiTensor:
-    """Return the tile, or a copy in another dtype beside it."""
+    """Return the tile, or a copy in a different dtype beside it."""
     if dtype is None or name_of(dtype) == tile.dtype:
         return tile
     dst = ndarray(tile.shape, dtype, tile.buffer)

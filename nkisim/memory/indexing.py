@@ -1,4 +1,4 @@
-"""Subscripts: what t[...] means, with nl.ds, and without Python's silent clamping."""
+"""Subscripts: the meaning of t[...], with nl.ds, and without Python's silent clamping."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Subscripted = tuple[Layout, Pending | None, tuple[int, ...], LawError | None]
 
 
 def subscript(layout: Layout, key: object, on_chip: bool) -> Subscripted:
-    """Apply a subscript; return the layout, a run-time start if any, the kept dimensions, and what is wrong.
+    """Apply a subscript; return the layout, a run-time start if any, the kept dimensions, and the fault.
 
     A slice that leaves the tensor or is empty is wrong only when an instruction takes it.
 
@@ -128,7 +128,7 @@ def _integer(index: int, size: int, dim: int) -> int:
 
 
 def _slice(item: slice, size: int, dim: int) -> tuple[int, int, int, LawError | None]:
-    """Return start, count and step of a slice, and what is wrong with it."""
+    """Return start, count and step of a slice, and its fault."""
     wrong: LawError | None = None
     step = 1 if item.step is None else int(item.step)
     start = 0 if item.start is None else int(item.start)

@@ -28,7 +28,7 @@ from nkisim.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a kernel asks for when it creates a tensor."""
+    """A kernel's request for a new tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -203,7 +203,7 @@ class CoreMemory:
         self._check_address(request, info)
         info.start_partition, info.address, info.explicit = partition, offset, True
         if not self.shared.policy.precise_fp:
-            # widened elements have no byte address; the storage stands alone
+            # widened elements have no byte address; the storage is alone
             count = info.size // INFO[request.dtype].itemsize
             return self._fresh(request, info, (info.partitions, count * width))
         return self._window(request, info)

@@ -56,7 +56,7 @@ def _partitions(a: Allocation) -> tuple[int, int]:
 
 
 def _gap(busy: list[Allocation], size: int, region: Region) -> int | None:
-    """Return the lowest address with so many free bytes."""
+    """Return the lowest address with enough free bytes."""
     at = 0
     for start, stop in sorted((b.address or 0, (b.address or 0) + rounded(b, region)) for b in busy):
         if at + size <= start:

@@ -36,7 +36,7 @@ class Room:
 
 
 def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> OutOfRange | None:
-    """Return what is wrong with a pattern that leaves its storage.
+    """Return the fault of a pattern that leaves its storage.
 
     Raises:
         IllegalView: the pattern steps over partitions or indexes them at run time.
@@ -82,7 +82,7 @@ def scalar_limit(layout: Layout, room: Room, stride: int) -> int:
 
 
 def reinterpret(layout: Layout, old_bytes: int, new_bytes: int) -> Layout:
-    """Return the layout in elements of another size; the last dimension must be dense."""
+    """Return the layout in elements of a different size; the last dimension must be dense."""
     if old_bytes == new_bytes:
         return layout
     if layout.strides[-1] != 1 and layout.shape[-1] != 1:

@@ -4,7 +4,7 @@ A storage is live from the first instruction that touches it to the last one, as
 sees it; the Python lifetime of the variable does not matter. Tensors with an explicit address
 keep it. The others take the free bytes that have been dead for the longest time, so that memory is
 reused as late as possible; when that does not fit, first-fit is tried, and only then is the kernel refused. The refusal
-says whether the kernel would fit if each load came right before the first instruction that uses what it brings.
+says whether the kernel would fit if each load came right before the first instruction that uses its data.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def place(allocations: list[Allocation], region: Region) -> Peak:
 
 
 def _fits_with_later_loads(used: list[Allocation], region: Region) -> bool:
-    """Whether all would find room if what is loaded lived from its first other use on."""
+    """Whether all would find room if loaded data lived from its first other use on."""
     moved = [replace(a, first=max(a.first, a.used)) for a in used]
     moved.sort(key=lambda a: (a.first, a.number))
     return any(_fit(moved, region, late) is None for late in (True, False))
@@ -94,7 +94,7 @@ def live_at(used: list[Allocation], region: Region, clock: int, peak: int | None
 
 
 def full(region: Region, peak: Peak, stuck: Allocation | None = None, later: bool = False) -> LawError:
-    """Build the refusal, with the list of what was live."""
+    """Build the refusal, with the list of the live tensors."""
     rows = [f"{name} {size} B ({line[0]}:{line[1]})" for name, size, line in peak.live[:12]]
     more = f" and {len(peak.live) - 12} more" if len(peak.live) > 12 else ""
     found = f"holds {peak.peak_bytes_per_partition} B per partition at once"

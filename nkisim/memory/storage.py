@@ -15,16 +15,16 @@ from nkisim.errors import Line
 
 Bytes = NDArray[np.uint8]
 
-# mask values of one byte: nobody wrote it, an instruction wrote it through another tensor since, it is written;
+# mask values of one byte: it is unwritten, an instruction wrote it through another tensor since, it is written;
 # the largest is the good one, so that the smallest element tells of all
 UNWRITTEN, OVERWRITTEN, WRITTEN = 0, 1, 2
-# the official simulator's sentinel of integer memory that nobody wrote
+# the official simulator's sentinel of unwritten integer memory
 INT_SENTINEL = 4
 
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """What is known of one storage apart from its bytes; outlives the bytes."""
+    """The facts of one storage apart from its bytes; they outlive the bytes."""
 
     number: int
     name: str

@@ -1,4 +1,4 @@
-"""NkiTensor: a view of SBUF, PSUM or HBM; every method returns another view, none copies."""
+"""NkiTensor: a view of SBUF, PSUM or HBM; every method returns a new view, none copies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NkiTensor(NoOperators):
         self._slices: dict[Any, NkiTensor] | None = None
         # the result of a comparison, whose truth is that of its data
         self._compared = False
-        # what an instruction that takes this view is told
+        # the facts for an instruction that takes this view
         self._fault: LawError | None = None
 
     @property
@@ -94,7 +94,7 @@ class NkiTensor(NoOperators):
         """Refuse a view that leaves its tensor: an instruction takes it.
 
         Raises:
-            LawError: what is wrong with the view, at the line that made it.
+            LawError: the fault of the view, at the line that made it.
         """
         if self._fault is not None:
             raise self._fault
@@ -288,7 +288,7 @@ class NkiTensor(NoOperators):
         return Room(self._on_chip, info.partitions, info.size // itemsize)
 
     def _look(self) -> tuple[Any, ...]:
-        """Return what rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
+        """Return the values that rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
         self._judge()
         start, beyond = 0, ""
         if self._on_chip:

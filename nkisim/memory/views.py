@@ -1,4 +1,4 @@
-"""View algebra: pure functions from one layout (shape, strides, offset) to another.
+"""View algebra: pure functions from one layout (shape, strides, offset) to a new one.
 
 Strides and offset are in elements. On chip, dimension 0 is the partition dimension and its
 stride is the number of elements of one partition of the storage.

@@ -16,7 +16,7 @@ from nkisim.timeline.schedule import Schedule, schedule
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was measured, its value and range, and the sequence that models it."""
+    """The measured quantity, its value and range, and the sequence that models it."""
 
     name: str
     unit: str
@@ -177,7 +177,7 @@ def kernel_v5_vector_ms() -> float:
 
 
 def table_load() -> float:
-    """What the first use of a function set adds."""
+    """The time that the first use of a function set adds."""
     tape = Tape()
     tile = tape.tile("sbuf", 128)
     tape.add("scalar", "activation", (tile,), (tape.tile("sbuf", 128),), function="exp", elements=128)

@@ -80,7 +80,7 @@ def inferred(value: float, unit: str, why: str, low: float, high: float) -> Cons
 
 @dataclass(frozen=True, slots=True)
 class Quantities(Generic[T]):
-    """What one accelerator generation has; field names carry what they measure, `unit` says in what."""
+    """The facts of one accelerator generation; field names carry the quantity, `unit` the unit."""
 
     name: str
 
@@ -178,7 +178,7 @@ class Quantities(Generic[T]):
     profiled_launch_ns: T
     # the compiler's window
     compiler_window: T
-    # what no law here covers, as a factor of the band's ends
+    # costs that no law here covers, as a factor of the band's ends
     unmodelled_share: T
 
 

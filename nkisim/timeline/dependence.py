@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
 
-# kinds of edge: the consumer reads the producer's result, overwrites what it read, or overwrites its result
+# kinds of edge: the consumer reads the producer's result, overwrites its operand, or overwrites its result
 RESULT, READ, WRITE = 0, 1, 2
 KINDS_OF_EDGES = 3
 
@@ -86,7 +86,7 @@ class Segment:
 
 
 class Segments:
-    """Disjoint byte segments in address order: what was touched in one shape."""
+    """Disjoint byte segments in address order, touched in one shape."""
 
     __slots__ = ("cuts", "exact", "parts", "rivals", "starts")
 
@@ -182,7 +182,7 @@ class History:
 
     def __init__(self) -> None:
         self.shapes: dict[Shape, Segments] = {}
-        # the same by what accesses seen before look like
+        # the same by the look of earlier accesses
         self.known: dict[tuple[object, ...], Segments] = {}
 
     def segments(self, shape: Shape) -> Segments:
@@ -236,7 +236,7 @@ class Dependence:
     def edges(self, position: int, lane: int, event: Event, operands: list[Operand]) -> tuple[Edges, Edges]:
         """Return (edges of a product's first read operand, edges of everything else); of others, all edges twice.
 
-        `operands` is what an earlier event with the same operands left there, reads first; empty, it is filled.
+        `operands` is the list that an earlier event with the same operands left, reads first; empty, it is filled.
         """
         rest: Edges = {}
         first: Edges = {} if event.engine == "tensor" else rest
@@ -247,7 +247,7 @@ class Dependence:
             if own is None or operand.cuts != operand.segments.cuts:
                 operand.access(position, lane, target)
             else:
-                # Segment.collect and Segment.record, without a call for what most accesses come to
+                # Segment.collect and Segment.record, without a call in the most common case
                 if write:
                     own.collect(True, target)
                     own.writer, own.readers = position, {}

@@ -1,7 +1,7 @@
 """The list scheduler: runs prepared events through in-order engines and shared resources.
 
 An event starts when it is at the head of its lane and its producers are done. Instructions are placed as soon as
-that is known; transfers, which alone share what they use with other lanes, are placed in order of time.
+that is known; transfers, which alone share resources with other lanes, are placed in order of time.
 A transfer is issued by its lane and later moves its data: one queue serves its transfers in
 order, and queues that compete for an engine alternate.
 """
@@ -44,7 +44,7 @@ class Machine:
         self.waiting: dict[int, list[int]] = {}
         # transfers to issue, and as ~event those whose data can move
         self.heap: list[tuple[float, int]] = []
-        # what was placed when, a transfer's data as ~event
+        # the placed events and their times, a transfer's data as ~event
         self.order: list[int] = []
         self.tables: dict[int, list[str]] = {}
         self.clocks = {lane: TensorClock(n) for lane, (_, name) in enumerate(program.lanes) if name == "tensor"}
@@ -92,7 +92,7 @@ class Machine:
         return self.times
 
     def _advancer(self) -> Callable[[list[int]], None]:
-        """A function that places what can run in some lanes and in those that wait for it, and offers transfers."""
+        """A function that places ready events of some lanes and of those that wait for them, and offers transfers."""
         program, times, waiting, delays, ends = self.program, self.times, self.waiting, self.delays, self.ends
         links, weight_links, latest = program.links, program.weight_links, program.latest
         start, free, end, blockers, held = times.start, times.free, times.end, times.blocker, times.held
@@ -108,7 +108,7 @@ class Machine:
                     event = queue[at]
                     cost, missing = costs[event], latest[event]
                     ready, blocker = 0.0, NOBODY
-                    # the latest producer in program order is as a rule the last one; what is not placed ends never
+                    # the latest producer in program order is usually the last one; an unplaced event never ends
                     if missing >= 0 and end[missing] == NEVER:
                         ready, blocker = NEVER, missing
                     else:

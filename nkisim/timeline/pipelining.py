@@ -1,4 +1,4 @@
-"""What a pipelining compiler would do with a program: its lanes in the order of a list schedule.
+"""A pipelining compiler's order of a program: its lanes in the order of a list schedule.
 
 Program order is one end: each engine runs its instructions as the kernel writes them. A compiler overlaps the
 iterations of loops; here every engine takes, among the next few hundred instructions of its core, the first one
@@ -51,7 +51,7 @@ def _estimate(cost: AnyCost, drain: float) -> tuple[float, float]:
 
 
 class _ListSchedule:
-    """The state of the pass: what each lane may take next, and when."""
+    """The state of the pass: the events that each lane may take next, and when."""
 
     def __init__(self, program: Program, n: Numbers) -> None:
         count = len(program.events)
@@ -111,7 +111,7 @@ class _ListSchedule:
         still = {op for op in ops if op in _FIXED or op.startswith("register")}
         fixed = {at for at, event in enumerate(self.program.events) if event.after or event.op in still}
         self.fixed = {core: [i for i, at in enumerate(all_) if at in fixed] for core, all_ in self.members.items()}
-        # what is visible, as places among the members: from the oldest that is not placed, to the first that is hidden
+        # the visible events, as places among the members: from the oldest unplaced one to the first hidden one
         self.window = dict.fromkeys(self.members, (0, 0))
         # the same two as positions
         self.oldest = dict.fromkeys(self.members, NOBODY)
@@ -149,7 +149,7 @@ class _ListSchedule:
                 release(position, lane, start + latency)
             if position == oldest[core_of[lane]]:
                 advance(core_of[lane])
-            # look at the lane again when it can take what it has
+            # look at the lane again when it can take its candidates
             if ready or future:
                 start = free[lane]
                 if not ready and future[0][0] > start:
@@ -163,7 +163,7 @@ class _ListSchedule:
             self.lane_of, self.moved = self.program.lane_of[:], []
 
     def _releaser(self, offer: Offer) -> Callable[[int, int, float], None]:
-        """What tells the consumers of an event that it has an end; those that miss nothing more become candidates."""
+        """A function that reports an event's end to its consumers; those that miss nothing more become candidates."""
         transfers, consumers, at, missing = self.transfer, self.consumers, self.at, self.missing
         lane_of, core_of, hidden = self.lane_of, self.core_of, self.hidden
         semaphore, dma_semaphore = self.semaphore, self.dma_semaphore
@@ -183,7 +183,7 @@ class _ListSchedule:
         return release
 
     def _offerer(self) -> Offer:
-        """What gives an event to its lane, as a candidate from the time at which its operands are there."""
+        """A function that gives an event to its lane, as a candidate from the time at which its operands are there."""
         lane_of, choices, load, takes, heap = self.lane_of, self.program.choices, self.load, self.takes, self.heap
         at, free, future, due = self.at, self.free, self.future, self.due
 
@@ -224,7 +224,7 @@ class _ListSchedule:
         return scalar
 
     def _advancer(self, offer: Offer) -> Callable[[int], None]:
-        """What moves a core's window past events that are placed, up to the next one that keeps its place."""
+        """A function that moves a core's window past placed events, up to the next one that keeps its place."""
         done, missing, window, reach, count = self.done, self.missing, self.window, self.reach, len(self.done)
 
         def advance(core: int) -> None:

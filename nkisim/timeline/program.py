@@ -80,7 +80,7 @@ def lane_of(event: Event) -> Lane:
 
 
 def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
-    """What the cost laws can see of an event."""
+    """The facts of an event that the cost laws can see."""
     key: list[object] = [event.engine, event.op, len(event.reads), whole]
     for x in event.reads + event.writes:
         low, high = x.span
@@ -90,7 +90,7 @@ def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
 
 
 class Look(NamedTuple):
-    """What events on one core have in common that have the same work and the same operands."""
+    """The common facts of events on one core with the same work and the same operands."""
 
     lane: int
     costs: list[AnyCost]
@@ -156,7 +156,7 @@ def _merge_engines(costs: list[list[AnyCost]]) -> int:
 
 
 def _tile_bounds(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, int, int, int]]:
-    """What transfers touch of each tensor on chip: its partitions and bytes."""
+    """The partitions and bytes of each tensor on chip that transfers touch."""
     # a loop's transfers name the same operands again and again
     written = {(event.core, id(x)): x for event in events if event.engine == "dma" for x in event.writes}
     bounds: dict[tuple[int, int], tuple[int, int, int, int]] = {}
@@ -169,7 +169,7 @@ def _tile_bounds(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, in
 
 
 def _join_meetings(program: Program) -> None:
-    """Let every side of a barrier or exchange wait for what the other side waits for."""
+    """Let every side of a barrier or exchange wait for the events that the other side waits for."""
     groups: dict[tuple[str, int], list[int]] = {}
     counts: dict[tuple[int, str], int] = {}
     for position, event in enumerate(program.events):
@@ -221,7 +221,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
 
 
 def _look(program: Program, laws: _Laws, event: Event) -> Look:
-    """What an event shares with those that name the same work and operands."""
+    """The facts that an event shares with those that name the same work and operands."""
     costs = laws.costs(event)
     chosen = event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown"
     return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
@@ -232,7 +232,7 @@ Signals = list[int | None]
 
 
 def _signals(lanes: list[Lane]) -> list[Signals]:
-    """How an event of each kind learns of another.
+    """The way in which an event of each kind learns of an earlier one.
 
     An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait, and

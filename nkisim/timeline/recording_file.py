@@ -1,7 +1,7 @@
 """A recording as a JSON file: how events are written and read back.
 
 The file holds one table of extents and a list of events that refer to it by position, because
-most instructions repeat operands. `format` names the layout; a reader refuses another one.
+most instructions repeat operands. `format` names the layout; a reader refuses a different one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT = "nkisim-recording-1"
 
 @dataclass(frozen=True, slots=True)
 class RecordingFile:
-    """What a recording file says: the events and facts about the run (kernel, arguments, chip)."""
+    """The content of a recording file: the events and facts about the run (kernel, arguments, chip)."""
 
     events: list[Event]
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def from_json(data: Mapping[str, Any]) -> RecordingFile:
     """Rebuild the events.
 
     Raises:
-        BadRecording: the format is missing or another one.
+        BadRecording: the format is missing or different.
     """
     if data.get("format") != FORMAT:
         raise BadRecording(f"the file says format {data.get('format')!r}; this reader knows {FORMAT!r}")

@@ -1,4 +1,4 @@
-"""The timeline: when each recorded instruction runs, and what the critical path waits for."""
+"""The timeline: when each recorded instruction runs, and the events that the critical path waits for."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Schedule:
     # first instruction to last result; the launch is not in it
     latency_ns: float
     # the pipelined order with all uncertain constants at their fast ends, program order with all at their slow
-    # ends, and on both sides what the model leaves out
+    # ends, and on both sides the costs that the model leaves out
     low_ns: float
     high_ns: float
     # nominal constants: in program order, and in the order of a pipelining compiler
     program_order_ns: float
     pipelined_ns: float
-    # what a launch costs once, in front of and behind the latency
+    # the cost of a launch, paid once, in front of and behind the latency
     launch_ns: float
     # when the last share of a transfer's data starts to move
     moving: dict[int, float]
@@ -66,7 +66,7 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True) -> S
         NotSimulated: an operation has no cost law.
         StuckSchedule: explicit edges form a circle.
     """
-    # what is built here is many tuples and no circle: the collector would walk them again and again
+    # this builds many tuples and no circle: the collector would walk them again and again
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -10,7 +10,7 @@ from nkisim.timeline.chip import Numbers
 from nkisim.timeline.costs.dma import DmaCost
 
 NOBODY = -1
-# the end of what has none yet
+# the end of an event that has none yet
 NEVER = math.inf
 
 # of a transfer: when its descriptors start, when its data may move at the earliest, how long they stream on the last
@@ -36,7 +36,7 @@ class Times:
 
 
 class Core:
-    """What the queues of one core share: generators of descriptors, DMA engines, and the HBM stack."""
+    """The shared resources of one core's queues: generators of descriptors, DMA engines, and the HBM stack."""
 
     __slots__ = ("engines", "generators", "rings", "stack")
 

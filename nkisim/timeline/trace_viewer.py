@@ -77,7 +77,7 @@ def _threads(spans: Sequence[tuple[int, int]], result: Schedule) -> dict[int, tu
 
 
 def _names(threads: dict[int, tuple[int, int, int]], result: Schedule) -> list[dict[str, Any]]:
-    """What Perfetto calls processes and threads, and their order."""
+    """Perfetto's processes and threads, and their order."""
     rows: list[dict[str, Any]] = []
     for tid, lane, row in sorted(set(threads.values()), key=lambda thread: thread[1:]):
         _, core, name = result.lanes[lane].split(" ", 2)

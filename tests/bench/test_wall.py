@@ -125,7 +125,7 @@ def test_results_are_json_by_line_and_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--every", "0"], "argument --every: '0' was given, a whole number of at least 1 is expected"),
+        (["--every", "0"], "argument --every: '0' was given; give a whole number of at least 1"),
         (["--tokens", "x"], "argument --tokens: 'x' was given"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--ks", "-1"], "argument --ks: '-1' was given"),

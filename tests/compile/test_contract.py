@@ -190,7 +190,7 @@ def test_calls_and_loops_are_counted() -> None:
     proto = declared(_proto(nested, x))
     assert proto.collectives == {key: 31}
     assert proto.refused == ()
-    with pytest.raises(ValueError, match="runs a number of times that cannot be told"):
+    with pytest.raises(ValueError, match="runs a number of times that cannot be determined"):
         declared(_proto(lambda y: jax.lax.while_loop(lambda z: z[0] < 9, _summed, y), x))
 
 

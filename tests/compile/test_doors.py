@@ -158,7 +158,7 @@ def test_a_deep_verify_finds_a_flipped_object_and_again_mends_it(bundle: Path, t
     _flip(tmp_path / "store/objects" / digest)
     assert verify(address) == []
     assert verify(address, deep=True) == [
-        f"{shard_file(0)} does not hold what was pushed; push the bundle with --again"
+        f"{shard_file(0)} does not hold the bytes that were pushed; push the bundle with --again"
     ]
     with pytest.raises(SystemExit):
         store(["verify", "--deep", address])
@@ -240,7 +240,7 @@ def test_a_signature_is_asked_for_by_policy(
 ) -> None:
     monkeypatch.setenv("TRNSPEC_PUBLIC_KEY", keys.public)
     for door in (open_bundle, lambda path: doctor([str(path)]), lambda path: push(path, str(tmp_path / "store/x"))):
-        with pytest.raises(UserError, match="is not signed and a signature is asked for"):
+        with pytest.raises(UserError, match="is not signed and a signature is required"):
             door(bundle)
     store(["sign", str(bundle), "--key", keys.secret])
     open_bundle(bundle)
@@ -249,7 +249,7 @@ def test_a_signature_is_asked_for_by_policy(
     open_bundle(tmp_path / "copy")
     monkeypatch.setenv("TRNSPEC_PUBLIC_KEY", keys.other_public)
     for refused in (lambda: open_bundle(tmp_path / "copy"), lambda: store(["pull", address, str(tmp_path / "no")])):
-        with pytest.raises(UserError, match="is not signed by the key that is asked for"):
+        with pytest.raises(UserError, match="is not signed by the required key"):
             refused()
     assert SIGNATURE not in read_bundle(bundle, key="").files, "a signature is no file of the bundle that it signs"
     monkeypatch.setenv("TRNSPEC_PUBLIC_KEY", " ")
@@ -275,7 +275,7 @@ def test_a_push_replaces_no_signature_that_nobody_has_checked(bundle: Path, tmp_
     store(["sign", str(bundle), "--key", keys.other_secret])
     with pytest.raises(UserError, match="has a different signature, which is not replaced unseen; give --public-key"):
         push(bundle, address)
-    with pytest.raises(UserError, match="is not signed by the key that is asked for"):
+    with pytest.raises(UserError, match="is not signed by the required key"):
         store(["push", str(bundle), address, "--public-key", keys.public])
     assert stored.read_bytes() == ours
     store(["push", str(bundle), address, "--public-key", keys.other_public])

@@ -23,7 +23,7 @@ REFUSED = {
     "parallel": "its drafter is parallel, and NxDI's loaders bring plain chains alone",
     "eagle3": "its drafter is eagle3, and NxDI's loaders bring plain chains alone",
     "medusa": "its drafter is medusa, and NxDI's loaders bring plain chains alone",
-    "ngram": "its drafts are the host's, and NxDI's loader brings none",
+    "ngram": "its drafts come from the host, and NxDI's loader has none",
 }
 
 

@@ -65,4 +65,4 @@ def test_ctrl_c_is_a_sentence_or_silence_and_the_same_command_goes_on(base: Path
     assert process.returncode in (130, -signal.SIGINT)
     assert not (Path(out) / MANIFEST).exists()
     if building:
-        assert said.rstrip().splitlines()[-1].startswith("interrupted: nothing that was complete is lost")
+        assert said.rstrip().splitlines()[-1].startswith("interrupted: finished work is kept")

@@ -148,10 +148,10 @@ def test_another_bundle_is_never_overwritten(bundle: Path, address: str, tmp_pat
     other = tmp_path / "other"
     shutil.copytree(bundle, other)
     forge(other, lambda manifest: manifest.update(commit="another"))
-    with pytest.raises(UserError, match="holds another bundle"):
+    with pytest.raises(UserError, match="holds a different bundle"):
         push(other, address)
     push(other, address + "2")
-    with pytest.raises(UserError, match="holds another bundle"):
+    with pytest.raises(UserError, match="holds a different bundle"):
         pull(address, other)
     assert verify(address) == []
 
@@ -183,13 +183,13 @@ def test_a_push_that_fails_says_why_and_goes_on(
 
 
 PULLS = [
-    ("flip", "objects", "sha256 differs|another checksum"),
+    ("flip", "objects", "sha256 differs|a different checksum"),
     ("truncate", "objects", "connection was lost"),
     ("drop", "objects", "connection was lost"),
     ("AccessDenied", "objects", "denied"),
     ("SlowDown", "objects", "slow down|busy"),
     ("RequestTimeTooSkewed", "objects", "clock"),
-    ("flip", MANIFEST, "not a bundle's manifest|garbles|changed|another checksum"),
+    ("flip", MANIFEST, "not a bundle's manifest|garbles|changed|a different checksum"),
     ("AccessDenied", MANIFEST, "denied"),
 ]
 
@@ -381,7 +381,7 @@ def test_disks_that_are_full_or_closed_end_in_a_sentence(
             store(["pull", address, str(tmp_path / "copy")])
     store(["pull", address, str(tmp_path / "copy")])
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"file.*; mend this and run the same command to go on"):
+    with pytest.raises(UserError, match=r"file.*; fix this and run the command again"):
         store(["push", str(bundle), str(tmp_path / "file" / "pair")])
 
 

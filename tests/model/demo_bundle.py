@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -36,9 +35,13 @@ def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
     return Graphs(read_bundle(base / name))
 
 
-@functools.lru_cache(maxsize=4)
+_TOKENIZERS: dict[Path, Tokenizer] = {}
+
+
 def _tokenizer(bundle: Bundle) -> Tokenizer:
-    return load_tokenizer(bundle)
+    if bundle.path not in _TOKENIZERS:
+        _TOKENIZERS[bundle.path] = load_tokenizer(bundle)
+    return _TOKENIZERS[bundle.path]
 
 
 def request(graphs: Graphs, text: str, params: Params = GREEDY, count: int = 40, **more: object) -> Request:

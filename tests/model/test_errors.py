@@ -27,4 +27,4 @@ def test_ctrl_c_in_a_callback_ends_the_command_with_one_sentence() -> None:
     command = [sys.executable, "-c", _IN_A_CALLBACK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 130
-    assert done.stderr.splitlines() == ["interrupted: nothing that was complete is lost; run the same command to go on"]
+    assert done.stderr.splitlines() == ["interrupted: finished work is kept; run the command again to continue"]

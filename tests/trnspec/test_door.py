@@ -68,7 +68,7 @@ def test_its_commands_are_the_commands(bundle: Path, tmp_path: Path) -> None:
     assert "this bundle is whole and can generate here" in behind.stdout
     refused = _run(tmp_path, "-m", "trnspec", "doctor", "nowhere")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: nowhere has no manifest.json")
+    assert refused.stderr.startswith("error: nowhere is no folder that can be opened")
 
 
 def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
     assert imported.stderr.splitlines()[-1].startswith(f"ImportError: {expected}")
     # a folder that is no package is in nobody's way
     (tmp_path / decoy).unlink()
-    assert "has no manifest.json" in _run(tmp_path, "-m", "trnspec", "doctor", "nowhere").stderr
+    assert "nowhere is no folder that can be opened" in _run(tmp_path, "-m", "trnspec", "doctor", "nowhere").stderr
 
 
 def test_the_wheel_ships_exactly_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

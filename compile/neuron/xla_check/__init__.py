@@ -1,1 +1,1 @@
-"""The module of model.pt through the real torch_xla: what ModelBuilder would hand to the compiler, on any machine."""
+"""The module of model.pt through the real torch_xla, as ModelBuilder would hand it to the compiler, on any machine."""

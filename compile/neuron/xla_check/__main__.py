@@ -1,4 +1,4 @@
-"""`python -m compile.neuron.xla_check --env FOLDER --out FILE`: lower with the real torch_xla, hold, run, record.
+"""`python -m compile.neuron.xla_check --env FOLDER --out FILE`: lower with the real torch_xla, compare, run, record.
 
 For every graph of model.pt's module: no operator fell back to the CPU while it was traced; inputs, outputs, aliases and
 collectives are the plan's, without an opcode that the SDK refuses; the tokens are the eager module's for the requests

@@ -17,7 +17,7 @@ from model.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCH, TORCH_XLA = "2.9.1", "2.9.0"
-# to be preloaded by whoever runs the environment's Python with torch
+# preload it to run the environment's Python with torch
 SYMBOLS = "lib/symbols.so"
 _WHEELS = (f"torch=={TORCH}", f"torch_xla=={TORCH_XLA}", "nvidia-cuda-runtime-cu12==12.8.90")
 # for torch, for our plan and module, and a reader of ELF files

@@ -36,7 +36,7 @@ def lower(plan: BundlePlan, graph: GraphSpec, proto: Path) -> dict[str, Any]:
     _take_placeholders(module)
     inputs = [_placeholder(t) for t in example_inputs(graph)]
     metrics.clear_all()
-    # as NxD's builder traces: one process stands for all ranks
+    # as NxD's builder traces: one process represents all ranks
     ranks = unittest.mock.patch("torch_xla.runtime.world_size", return_value=plan.spec.tp)
     with torch.no_grad(), ranks:
         outputs = module(*inputs)

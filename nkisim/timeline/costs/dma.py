@@ -94,7 +94,7 @@ def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[flo
 
     The hardware's two generators take a fixed time per transfer. Software takes a start and a time for every
     DMA engine that it feeds, less where loads fill whole tiles and need no order among them, and more where HBM has
-    to acknowledge what was stored. What the kernel leaves to the compiler (`unknown`) runs as software does, without
+    to acknowledge stored data. A choice left to the compiler (`unknown`) runs as software does, without
     keeping the GpSimd engine from its work.
     """
     dge = event.work.get("dge")
@@ -135,7 +135,7 @@ def hops(ranks: int, lnc: int, n: Numbers) -> float:
 
 
 def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers) -> float:
-    """One collective among so many ranks of `lnc` cores: a start, its hops, and the bytes over the links."""
+    """One collective among a number of ranks of `lnc` cores: a start, its hops, and the bytes over the links."""
     fixed = n.collective_start_ns + hops(ranks, lnc, n) * n.collective_hop_ns
     return fixed + size_bytes / n.collective_bytes_per_ns
 

@@ -37,7 +37,7 @@ class MatmulCost:
     load: float
     flops: float
     peak_tflops: float
-    # rows of the array that take part: what the power throttle counts
+    # rows of the array that take part, which the power throttle counts
     rows_share: float = 1.0
 
 
