@@ -1,4 +1,4 @@
-"""A new drafter is one file and one line: this file is the one, and `setitem` is the line in model/drafters/registry.py.
+"""A new drafter is one file and one line: this file is the one, `setitem` the line in model/drafters/registry.py.
 
 Bigram: draft n + 1 is drawn of a table's row for draft n. It knows one id of the text, and the tokens are the target's.
 """
