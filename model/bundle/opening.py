@@ -38,7 +38,7 @@ class _Folder:
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise UserError(f"{path} cannot be opened as a folder ({error.strerror}); give a bundle's") from error
+            raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

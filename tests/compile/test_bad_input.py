@@ -41,7 +41,7 @@ def _refused(work: object, *words: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"k": "-1"}, "k is -1"), ({"k": "0", "draft": "Qwen/Qwen3-0.6B"}, "--draft was given"), ({"k": "x"}, "no k"),
+    [({"k": "-1"}, "k is -1"), ({"k": "0", "draft": "Qwen/Qwen3-0.6B"}, "--draft was given"), ({"k": "x"}, "not a k"),
      ({"k": "32"}, "k is 32"), ({"tp": 3}, "power of two"), ({"tp": 128}, "64 logical cores"),
      ({"kernels": "x"}, "reference"), ({"drafter": "x"}, "one of auto"), ({"batch": 10**6}, "4096"),
      ({"recipe": Recipe(compiler_flags={"x": ""})}, "context_encoding_model"),
@@ -134,10 +134,10 @@ def test_weights_come_with_both_folders_or_with_none(base: Path) -> None:
 
 
 RECIPES = {
-    "{": "no recipe", "[]": "it is a list", '{"draft_tp": "2"}': "draft_tp is '2'", '{"tp": 2}': "tp is no field",
+    "{": "not a recipe", "[]": "it is a list", '{"draft_tp": "2"}': "draft_tp is '2'", '{"tp": 2}': "tp is no field",
     '{"kv_shard": "batch"}': "kv_shard is 'batch', expected one of heads, sequence",
     '{"toolchain": "gpu"}': "auto, cpu",
-    '{"compiler_flags": {"context_encoding_model": 3}}': "compiler_flags", "[" * 100_000: "no recipe",
+    '{"compiler_flags": {"context_encoding_model": 3}}': "compiler_flags", "[" * 100_000: "not a recipe",
 }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    _refused(lambda: guarded(full, "out"), "full", "same command")
+    _refused(lambda: guarded(full, "out"), "full", "run the command again")
 
 
 SHAPE = Shape((3,), 2, 128, (128,), 64)

@@ -282,7 +282,7 @@ def test_a_push_replaces_no_signature_that_nobody_has_checked(bundle: Path, tmp_
     assert stored.read_bytes() == (bundle / SIGNATURE).read_bytes() != ours
     (bundle / SIGNATURE).write_bytes(b"garbage")
     for place in (address, str(tmp_path / "store/new")):
-        with pytest.raises(UserError, match=r"a different signature|is no signature of minisign"):
+        with pytest.raises(UserError, match=r"a different signature|is not a signature of minisign"):
             push(bundle, place)
     (bundle / SIGNATURE).unlink()
     push(bundle, address)

@@ -377,7 +377,7 @@ def test_disks_that_are_full_or_closed_end_in_a_sentence(
 
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "get", full)
-        with pytest.raises(UserError, match=f"the disk of {tmp_path}/copy is full; free some space and run the same"):
+        with pytest.raises(UserError, match=f"the disk of {tmp_path}/copy is full; free some space and run"):
             store(["pull", address, str(tmp_path / "copy")])
     store(["pull", address, str(tmp_path / "copy")])
     (tmp_path / "file").write_text("", encoding="utf-8")
