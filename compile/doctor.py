@@ -32,7 +32,7 @@ def findings(bundle: Bundle) -> list[str]:
             found.append(f"{name} {clause}; build the bundle again")
     if TOKENIZER not in bundle.files:
         found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
-    elif clause := tokenizer_fault(bundle.read(TOKENIZER)):
+    elif clause := tokenizer_fault(bundle.read(TOKENIZER), spec.target_config.vocab_size):
         found.append(f"{TOKENIZER} {clause}; build the bundle again")
     return found
 

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 from torch import Tensor
 
 from compile.graph.torchax_seam import interop
-from model.nki.launches import TARGET, Launch, Result, to_text
-
-# the version whose calls get their configuration as text
-_API_VERSION = 3
+from model.nki.launches import API_VERSION, TARGET, Launch, Result, to_text
 
 
 def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -24,7 +21,7 @@ def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor
         given = [Result(tuple(x.shape), str(x.dtype)) for x in operands]
         made = [jax.ShapeDtypeStruct(r.shape, jnp.dtype(r.dtype)) for r in launch.outputs(given)]
         text = to_text(launch, given)
-        run = jax.ffi.ffi_call(TARGET, made, custom_call_api_version=_API_VERSION, legacy_backend_config=text)
+        run = jax.ffi.ffi_call(TARGET, made, custom_call_api_version=API_VERSION, legacy_backend_config=text)
         return tuple(run(*operands))
 
     return tuple(interop.call_jax(call, *tensors))

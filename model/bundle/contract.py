@@ -20,12 +20,13 @@ from model.bundle import hlo
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.spec import BundleSpec
 from model.graph_key import Stage
-from model.nki.launches import TARGET, from_text
+from model.nki.launches import API_VERSION, TARGET, from_text
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 _ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
+_S32, _S64, _TUPLE = 4, 5, 13
 _INTEGERS = ("pred", "int32", "uint32")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # rounds of a loop: the searches of the filters have at most 32
@@ -160,13 +161,12 @@ class _Walk:
         stop = condition[self.roots[loop.called_computation_ids[1]]]
         step = body[self.roots[loop.called_computation_ids[0]]]
         first = self.bodies[computation][loop.operand_ids[0]]
-        if stop.opcode == "compare" and stop.comparison_direction == "LT":
+        if (stop.opcode, stop.comparison_direction, first.opcode, step.opcode) == ("compare", "LT", "tuple", "tuple"):
             counter, end = (condition[i] for i in stop.operand_ids)
             at = counter.tuple_index
-            following = body[step.operand_ids[at]]
-            begin = self.bodies[computation][first.operand_ids[at]] if first.opcode == "tuple" else first
-            ones = [_value(body[i]) for i in following.operand_ids] if following.opcode == "add" else []
-            if 1 in ones and _value(begin) == 0 and (times := _value(end)) is not None:
+            begin, following = self.bodies[computation][first.operand_ids[at]], body[step.operand_ids[at]]
+            counts = _is_item(condition, counter, at) and _is_next(body, following, at)
+            if counts and _value(begin) == 0 and (times := _value(end)) is not None:
                 return times
         raise ValueError(f"{loop.name} runs a number of times that cannot be determined")
 
@@ -192,7 +192,11 @@ def _odd_call(call: Any, operands: list[Any]) -> Iterator[str]:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         yield "kernel call whose text is no launch"
         return
-    shapes = list(call.shape.tuple_shapes) or [call.shape]
+    # one result comes as its memory, several as a list of addresses; a different version gives no text
+    several = call.shape.element_type == _TUPLE
+    shapes = list(call.shape.tuple_shapes) if several else [call.shape]
+    if several != (len(told[1]) > 1) or call.custom_call_api_version != API_VERSION:
+        yield f"call of {launch.kernel} in a form that no build writes"
     passed = [[_tensor("", o.shape) for o in operands], [_tensor("", s) for s in shapes]]
     if [[TensorSpec("", *result) for result in side] for side in told] != passed:
         yield f"call of {launch.kernel} whose text has other shapes than its operands"
@@ -202,8 +206,23 @@ def _groups(instruction: Any) -> Groups:
     return tuple(tuple(group.replica_ids) for group in instruction.replica_groups)
 
 
+def _is_item(body: dict[int, Any], found: Any, at: int) -> bool:
+    """Whether an instruction is this item of its computation's parameter."""
+    item = (found.opcode, found.tuple_index) == ("get-tuple-element", at)
+    return item and body[found.operand_ids[0]].opcode == "parameter"
+
+
+def _is_next(body: dict[int, Any], found: Any, at: int) -> bool:
+    """Whether an instruction adds 1 to this item of its computation's parameter."""
+    terms = [body[i] for i in found.operand_ids]
+    added = found.opcode == "add" and len(terms) == 2
+    return added and any(_is_item(body, a, at) and _value(b) == 1 for a, b in (terms, terms[::-1]))
+
+
 def _value(instruction: Any) -> int | None:
-    held = [*instruction.literal.s32s, *instruction.literal.s64s]
+    """The number that a constant is; None for anything else."""
+    literal, kind = instruction.literal, instruction.shape.element_type
+    held = list({_S32: literal.s32s, _S64: literal.s64s}.get(kind, ()))
     return held[0] if instruction.opcode == "constant" and len(held) == 1 else None
 
 

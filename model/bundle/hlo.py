@@ -49,6 +49,7 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
         ("custom_call_target", 28, "string"),
         ("backend_config", 43, "bytes"),
         ("comparison_direction", 63, "string"),
+        ("custom_call_api_version", 77, "int64"),
         ("collective_device_list", 87, "Devices"),
     ],
     "Computation": [

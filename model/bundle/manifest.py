@@ -24,6 +24,9 @@ from model.strict import Length, Range, Text, Wrong, read, shown
 FORMAT = "trnspec-bundle"
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+# all that a build writes, and all that a manifest may list
+FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer")
+_FILES = ("neuron_config.json", "model.pt")
 # the largest manifest that is read
 MANIFEST_BYTES = 16 << 20
 _PIECE = 1 << 20
@@ -158,8 +161,9 @@ def _checked(raw: dict[str, Any], digest: str) -> Manifest:
         needed |= {shard_file(rank) for rank in range(spec.tp)}
     if missing := sorted(needed - files.keys()):
         raise Wrong(f"files lacks {missing[0]}")
-    if odd := sorted((shards | {n for n in files if n.startswith("hlo/")}) - needed):
-        raise Wrong(f"files has {odd[0]}, which its spec does not have")
+    strange = {n for n in files if n not in _FILES and n.partition("/")[0] not in FOLDERS}
+    if odd := sorted((shards | strange | {n for n in files if n.startswith("hlo/")}) - needed):
+        raise Wrong(f"files has {odd[0]}, which no build of its spec writes")
     return Manifest(spec, plan, files, stored.compiler, stored.versions, stored.commit, digest)
 
 

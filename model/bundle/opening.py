@@ -35,6 +35,7 @@ class _Folder:
     """An open folder; it is closed with the last bundle that refers to it."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -63,13 +64,22 @@ class _Folder:
         return found
 
     def small(self, name: str, most: int) -> bytes | None:
-        """The bytes of a small file, at most one more than `most`; None where there is none."""
+        """The bytes of a small file, at most one more than `most`; None where there is none.
+
+        UserError for anything that is no file.
+        """
         try:
             fd = self.open(name)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise UserError(f"{self.path / name} {_unreadable(error)}; copy the bundle again") from error
         with os.fdopen(fd, "rb") as file:
             return file.read(most + 1)
+
+
+def _unreadable(error: OSError) -> str:
+    return "is a link" if error.errno == errno.ELOOP else f"cannot be read ({error.strerror})"
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class Bundle:
         except FileNotFoundError:
             return bytearray(), "is missing"
         except OSError as error:
-            return bytearray(), "is a link" if error.errno == errno.ELOOP else f"cannot be read ({error.strerror})"
+            return bytearray(), _unreadable(error)
         with os.fdopen(fd, "rb", buffering=0) as file:
             if (size := os.fstat(fd).st_size) != entry.bytes:
                 return bytearray(), f"has {size} bytes, the manifest says {entry.bytes}"

@@ -15,6 +15,8 @@ from torch import Tensor
 
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
+# the version whose calls get their configuration as text
+API_VERSION = 3
 Argument = Tensor | int | float | str | None | tuple["Argument", ...]
 
 

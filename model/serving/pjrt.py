@@ -80,27 +80,25 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
-    try:
-        stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
-    except (RuntimeError, ValueError) as error:
-        raise _refused(graph, error) from error
-    if devices[0].platform == "cpu":
-        options.env_option_overrides = list(SAME_BITS.items())
-        held = _as_held(stablehlo, graph, cut) if graph else stablehlo
-        if held is None:
-            return None
-        stablehlo = held
     options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     try:
+        stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
+        if devices[0].platform == "cpu":
+            options.env_option_overrides = list(SAME_BITS.items())
+            held = _as_held(stablehlo, graph, cut) if graph else stablehlo
+            if held is None:
+                return None
+            stablehlo = held
         return client.compile_and_load(stablehlo, listed, options)
-    except (RuntimeError, ValueError) as error:
-        raise _refused(graph, error) from error
+    except (RuntimeError, ValueError, ir.MLIRError) as error:
+        raise refused(graph, "compiled", error) from error
 
 
-def _refused(graph: GraphSpec | None, error: Exception) -> UserError:
-    what = graph.file if graph else "a graph"
-    return UserError(f"{what} cannot be compiled ({str(error).splitlines()[0][:200]}); build the bundle again")
+def refused(graph: GraphSpec | None, done: str, error: Exception) -> UserError:
+    """A graph that XLA has not compiled or run, as a sentence."""
+    name, said = graph.file if graph else "a graph", ascii(str(error).partition("\n")[0][:200])[1:-1]
+    return UserError(f"{name} cannot be {done} ({said}); build the bundle again")
 
 
 def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:

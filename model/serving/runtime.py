@@ -55,8 +55,12 @@ class Graphs:
         The first run of an executable is slow; only later ones are worth timing.
         """
         if key not in self._executables:
-            inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in self._graph(key).inputs))
-            jax.block_until_ready(self._run(key, inputs))
+            graph = self._graph(key)
+            inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
+            try:
+                jax.block_until_ready(self._run(key, inputs))
+            except jax.errors.JaxRuntimeError as error:
+                raise pjrt.refused(graph, "run", error) from error
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Begin a run of a graph on numpy inputs; its outputs wait for its end when they are read. State stays here."""

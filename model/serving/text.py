@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
 ids = tokenizer.encode("Count from 1 to 10: \u00e9 \U0001f600\\n").ids
 tokenizer.decode(ids + [0])
+print(max(tokenizer.get_vocab(with_added_tokens=True).values()))
 """
 
 
@@ -31,21 +32,25 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     if TOKENIZER not in bundle.files:
         raise UserError(f"{bundle.path} has no {TOKENIZER}; build it from a checkpoint folder with its tokenizer")
     content = bundle.read(TOKENIZER)
-    if clause := tokenizer_fault(content):
+    if clause := tokenizer_fault(content, bundle.spec.target_config.vocab_size):
         raise UserError(f"{bundle.path}: {TOKENIZER} {clause}; build the bundle again")
     return Tokenizer.from_str(content.decode("utf-8"))
 
 
-def tokenizer_fault(content: bytes | bytearray) -> str:
-    """Why a tokenizer.json cannot be used, as the end of a sentence; "" if it can.
+def tokenizer_fault(content: bytes | bytearray, vocabulary: int) -> str:
+    """Why a tokenizer.json cannot be used with a model of this vocabulary, as the end of a sentence; "" if it can.
 
     The library ends its process on some files, or takes all memory: a process with limits of its own tries them.
     """
-    tried = subprocess.run(
-        [sys.executable, "-c", _TRIAL], input=content, capture_output=True, timeout=_TRIAL_SECONDS * 2, check=False
-    )
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", _TRIAL], input=content, capture_output=True, timeout=_TRIAL_SECONDS * 2, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"takes the tokenizers library more than {_TRIAL_SECONDS * 2} s"
     if tried.returncode == 0:
-        return ""
+        last = int(tried.stdout)
+        return "" if last < vocabulary else f"has the id {last}, the model's ids are 0 to {vocabulary - 1}"
     said = tried.stderr.decode(errors="replace").strip().splitlines()
     return f"cannot be used by the tokenizers library ({ascii(said[-1][:120])[1:-1] if said else tried.returncode})"
 
