@@ -17,7 +17,7 @@ ASKED = [Prompt("a", "structured", ""), Prompt("b", "open", "")]
 
 
 def _output(ids: tuple[int, ...], steps: int, *kept: int) -> Output:
-    return Output(ids, "", "length", steps, 0.0, (), 0, 0.0, drafts_kept=kept)
+    return Output(ids, "", "length", steps, 0.0, drafts_kept=kept)
 
 
 # by k, for each of the prompts

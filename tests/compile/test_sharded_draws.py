@@ -22,7 +22,7 @@ from model.bundle.opening import read_bundle
 from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from model.graph_key import GraphKey, Stage
-from model.rough_filters import GUESSED_STEPS
+from model.rough_filters import STEPS
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 320}
 COUNT = 4
 # sums of a row and rank in one pass of a filter's search: the most that a draw exchanges
-MOST_NUMBERS = len(GUESSED_STEPS)
+MOST_NUMBERS = len(STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def _checkpoint(folder: Path, files: int, **changes: Any) -> str:
     folder.mkdir()
     raw = BASE | SHAPE | changes
     config = config_from_dict(raw, "synthetic")
-    shapes = list(checkpoint_shapes(config, config).items())
+    shapes = list(checkpoint_shapes(config).items())
     weight_map, total = {}, 0
     for number in range(files):
         name = f"model-{number + 1:05}-of-{files:05}.safetensors"
@@ -130,7 +130,7 @@ def test_memory_is_bounded_by_a_tensor_and_not_by_a_shard(large: BuildSpec) -> N
 def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, tp: int, tmp_path: Path) -> None:
     for folder, config in ((large.target, large.bundle.target_config), (large.draft, large.bundle.draft_config)):
         opened = Checkpoint(Path(folder), config)
-        source = {n: i % 251 for i, n in enumerate(checkpoint_shapes(config, config))}
+        source = {n: i % 251 for i, n in enumerate(checkpoint_shapes(config))}
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         tensors = shard_of(opened, tp - 1, tp, torch.bfloat16, Packing())
         assert float(tensors["lm_head.weight"].float().mean()) == source[head]
@@ -146,7 +146,7 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
     """A draft's weights cannot change a token, so what lies where is looked at: 16 query heads on 32 ranks."""
     raw = BASE | {"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": 32}
     config = config_from_dict(raw | {"intermediate_size": 32, "tie_word_embeddings": True}, "draft")
-    tensors = {n: torch.zeros(s) for n, s in checkpoint_shapes(config, config).items()}
+    tensors = {n: torch.zeros(s) for n, s in checkpoint_shapes(config).items()}
     of = "model.layers.0.self_attn.{}_proj.weight"
     heads, groups = torch.arange(1.0, 17).repeat_interleave(8), torch.arange(1.0, 9).repeat_interleave(8)
     tensors[of.format("q")] += heads[:, None]
@@ -276,7 +276,7 @@ def test_finished_shards_are_kept_and_a_lost_one_is_cut_alone(tmp_path: Path, mo
 def test_every_tensor_is_read_once_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pair(tmp_path)
     config = spec(tmp_path).bundle.target_config
-    total = sum(math.prod(shape) * 4 for shape in checkpoint_shapes(config, config).values())
+    total = sum(math.prod(shape) * 4 for shape in checkpoint_shapes(config).values())
     read: list[int] = []
     real = checkpoint._read
     monkeypatch.setattr(checkpoint, "_read", lambda file, at, into: read.append(len(into)) or real(file, at, into))

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from compile.graph import hlo
 from compile.neuron.flags import FUSED
 from compile.neuron.sdk import nxdi_graphs
 from compile.neuron.xla_check import environment
 from compile.neuron.xla_check.cases import CASES
 from compile.neuron.xla_check.hold import departures
 from compile.recipes import ROOT
+from model.bundle import hlo
 from model.bundle.plan import make_plan
 from model.errors import UserError
 
