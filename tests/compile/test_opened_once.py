@@ -101,7 +101,7 @@ def test_the_manifest_that_is_signed_is_the_one_that_is_used(
         if signed_first:
             assert open_bundle(bundle).content == contents[0]
         else:
-            with pytest.raises(UserError, match="is not signed by the key that is asked for"):
+            with pytest.raises(UserError, match="is not signed by the required key"):
                 open_bundle(bundle)
     assert opens == [MANIFEST]
 
@@ -156,7 +156,7 @@ def test_no_executable_of_a_bundle_is_opened(base: Path, bundle: Path, monkeypat
     ):
         shutil.copy(base / "bundle" / MANIFEST, bundle / MANIFEST)
         forge(bundle, listed)
-        with pytest.raises(UserError, match=r"manifest.json is not what a build writes: .*executables"):
+        with pytest.raises(UserError, match=r"manifest.json was not written by a build: .*executables"):
             LLM(bundle)
 
 

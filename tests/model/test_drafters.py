@@ -71,8 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     flags = dict(DRAFTERS[drafter])
-    if "draft" in flags:
-        flags["draft"] = str(folder / flags["draft"])
+    # the host drafts where there is no folder: the spec then names the default, which a build ignores
+    flags["draft"] = str(folder / flags["draft"]) if "draft" in flags else BuildSpec.draft
     name = "-".join([drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
     return spec(folder, name, **{"batch": 3} | flags | changes)
 

@@ -89,7 +89,7 @@ def test_the_bundle_is_a_target_that_takes_drafts(graphs: Graphs, capsys: pytest
     assert not [t.name for g in bundle.graphs for t in (*g.weights, *g.state) if t.name.startswith("draft")]
     doctor([str(bundle.path)])
     assert "ngram" in capsys.readouterr().out
-    with pytest.raises(UserError, match="its drafts are the host's"):
+    with pytest.raises(UserError, match="its drafts come from the host"):
         check_loadable(bundle, "v0")
 
 

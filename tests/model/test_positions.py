@@ -93,7 +93,7 @@ def test_the_first_draws_are_those_of_the_page(base: Path, seed: int, length: in
     g, params = graphs(base, k=7, batch=1, max_len=128), Params(NOISE_ALONE, seed=seed)
     (result,) = Engine(g, shape_of(g.bundle)).run([Request(tuple(range(1, length + 1)), params, 3)])
     assert result.ids == expected
-    ids = range(g.bundle.config("target").vocab_size)
+    ids = range(g.bundle.spec.target_config.vocab_size)
     noise = [law.gumbel_noise(params.seed_words, length + n, ids).argmax() for n in range(3)]
     assert noise == expected
 

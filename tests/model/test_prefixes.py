@@ -129,7 +129,7 @@ def test_a_short_prompts_graph_has_the_bits_of_a_long_ones(both: tuple[Recorder,
 def _same_states(both: tuple[Recorder, Recorder], rows: int | None = None) -> None:
     """Every state of the two is the same, its caches in the first `rows`."""
     for g in both:
-        g._fit(g.bundle["max_len"])
+        g._fit(g.bundle.spec.max_len)
     for name, state in both[0]._state.items():
         one, other = (np.asarray(held)[..., :rows, :] for held in (state, both[1]._state[name]))
         assert np.array_equal(one, other), name

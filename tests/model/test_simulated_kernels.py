@@ -151,7 +151,8 @@ def test_attention_of_a_prompt_and_of_rows(dtype: torch.dtype) -> None:
         for i, backing in enumerate((REFERENCE, NKI)):
             out, caches[i] = backing.kernels.verify_attention(EAGER, q, new, caches[i], placement)  # type: ignore[arg-type]
             outs.append(out.float())
-        assert (outs[0] - outs[1]).abs().max() <= 8 * torch.finfo(dtype).eps
+        # relative to the largest output: the reference's own sums are in fp32, in an order of the processor's
+        assert (outs[0] - outs[1]).abs().max() <= 8 * torch.finfo(dtype).eps * outs[0].abs().max()
     assert torch.equal(caches[1].k.transpose(2, 3)[:, :, :256], caches[0].k)
     assert torch.equal(caches[1].v[:, :, :256], caches[0].v)
     assert REFERENCE.layout == PLAIN

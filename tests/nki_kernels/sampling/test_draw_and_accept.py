@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model import sampling as model_sampling
+from model.filters import Filters
 from model.ops import EAGER
 from nki_kernels.sampling import law
 from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample, gumbel_noise
@@ -105,9 +106,8 @@ def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
     for start in starts:
         seen[:, start : start + columns] = logits[:, start : start + columns]
     off = torch.zeros(rows)
-    parameters = model_sampling.Sampling(
-        torch.from_numpy(temperature[:, 0]), off, off + 1, off, torch.from_numpy(seeds)
-    )
+    filters = Filters(off, off + 1, off)
+    parameters = model_sampling.Sampling(torch.from_numpy(temperature[:, 0]), torch.from_numpy(seeds), filters)
     drawn = model_sampling.coupled_sample(EAGER, torch.from_numpy(seen), parameters.draw(torch.from_numpy(positions)))
     assert np.array_equal(merged(np.stack(values), np.stack(ids)), drawn.numpy())
     others = np.stack([generator_rows(rows, 6)[0][:, 0], seeds[:, 1]], 1)
