@@ -13,10 +13,12 @@ from typing import Any
 import jax
 
 from model.serving.engine import Engine
+from model.serving.overlap import OverlappedEngine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.model.ahead import ids_ahead
-from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
+from tests.model.demo_bundle import PROMPTS, graphs, request
 
 RANKS = 8
 TEXT = " ".join(PROMPTS)
@@ -37,7 +39,7 @@ def main(folder: Path) -> None:
     changes: dict[str, Any] = {"tp": RANKS, "draft_tp": 4, "kv_shard": "sequence", "k": 3, "batch": 2}
     g = graphs(folder, **changes)
     results = Engine(g, shape_of(g.bundle)).run(requests(g))
-    ahead, followed = ids_ahead(Engine(g, shape_of(g.bundle)), requests(g))
+    ahead, followed = ids_ahead(OverlappedEngine(g, shape_of(g.bundle)), requests(g))
     slices = [g.bundle.spec.max_len // t.shape[2] for t in g.bundle.plan.state if ".kv." in t.name]
     print(json.dumps({"ids": [r.ids for r in results], "slices": slices, "ahead": ahead, "followed": followed}))
 
