@@ -17,7 +17,6 @@ from model.serving.masks import Allowed
 from model.serving.ready import compile_graphs, shape_of
 from model.serving.request import Params, Request, Result, check
 from model.serving.runtime import Graphs
-from model.serving.step_k import tuned
 from model.serving.text import Pieces, load_tokenizer, stop_cut
 
 if TYPE_CHECKING:
@@ -102,16 +101,14 @@ class LLM:
     """A bundle's models, loaded; prompts are served together, up to the bundle's batch. Not for several threads.
 
     Every file is checked against the manifest as it is read. Tokens are a function of prompt, `Params` and bundle
-    alone. A tuning.json in the bundle's folder chooses the k of a step by the number of sequences. UserError, one
-    sentence, if the folder holds no bundle that can run here. As a context manager it frees its memory at the end.
-    `load=False` leaves the weights to a later `load`.
+    alone. UserError, one sentence, if the folder holds no bundle that can run here. As a context manager it frees its
+    memory at the end. `load=False` leaves the weights to a later `load`.
     """
 
     def __init__(self, bundle: str | Path, load: bool = True) -> None:
         self.bundle = open_bundle(Path(bundle))
         self.tokenizer = load_tokenizer(self.bundle)
         self.shape, self._eos = shape_of(self.bundle), self.bundle.spec.target_config.eos_token_ids
-        self._k_of_batch = tuned(self.bundle.path, self.shape.ks)
         self._graphs: Graphs | None = None
         self._engine: Engine | None = None
         self._events: dict[int, deque[Event]] = {}
@@ -122,7 +119,7 @@ class LLM:
         """Bring the weights to the devices, if they are not there; graphs are compiled when first needed."""
         if self._graphs is None:
             self._graphs = Graphs(self.bundle)
-            self._engine = Engine(self._graphs, self.shape, k_of_batch=self._k_of_batch)
+            self._engine = Engine(self._graphs, self.shape)
 
     def close(self) -> None:
         """Free weights, caches and compiled graphs; `load` brings them back."""

@@ -15,7 +15,6 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from model.bundle.opening import Bundle, read_bundle
 from model.errors import UserError
 from model.serving.ready import shape_of
-from model.serving.step_k import KOfBatch, parse_k_of_batch, tuned
 from serve.allowed import Refused, check_request, refuse_others
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, model_folder
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.trnspec")
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
-# the options of --additional-config: whether to speculate, ranges of batch sizes with the k of each, how much an answer
-# reports of its own drafts (vLLM's words: none, summary, detailed), and the PJRT platform that runs the graphs
-SPECULATION, K_OF_BATCH, ACCEPTANCE, PLATFORM = "speculation", "k_of_batch", "acceptance", "platform"
+# the options of --additional-config: whether to speculate, a k for every step, how much an answer reports of its own
+# drafts (vLLM's words: none, summary, detailed), and the PJRT platform that runs the graphs
+SPECULATION, FIXED_K, ACCEPTANCE, PLATFORM = "speculation", "k", "acceptance", "platform"
 # platform -> the package with JAX's plugin for it
 _PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla"}
 # vLLM's method of speculation that loads no draft
@@ -50,10 +49,10 @@ def _read(path: str) -> Bundle:
 def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
     """Whether steps may speculate: yes, unless --additional-config or the bundle's k says no."""
     options = vllm_config.additional_config
-    if not isinstance(options, dict) or options.keys() - {SPECULATION, K_OF_BATCH, ACCEPTANCE, PLATFORM}:
+    if not isinstance(options, dict) or options.keys() - {SPECULATION, FIXED_K, ACCEPTANCE, PLATFORM}:
         raise UserError(
-            f'additional-config is {options!r}; a bundle takes {{"speculation": false}}, the k of batch sizes as '
-            '{"k_of_batch": [[1, 2, 7], [3, 4, 3]]}, {"acceptance": "summary"} or "detailed", {"platform": "neuron"}'
+            f'additional-config is {options!r}; a bundle takes {{"speculation": false}}, {{"k": 7}} for every step, '
+            '{"acceptance": "summary"} or "detailed", {"platform": "neuron"}'
         )
     if (level := options.get(ACCEPTANCE, "none")) not in ("none", "summary", "detailed"):
         raise UserError(f"acceptance is {level!r}; it must be none, summary or detailed")
@@ -77,12 +76,12 @@ def graphs_platform(vllm_config: VllmConfig) -> str:
     return str(name)
 
 
-def k_of_batch(bundle: Bundle, vllm_config: VllmConfig) -> KOfBatch | None:
-    """The k of batch sizes that --additional-config has, else the bundle's tuning.json; UserError if it is wrong."""
-    value = vllm_config.additional_config.get(K_OF_BATCH)  # type: ignore[union-attr]
-    if value is None:
-        return tuned(bundle.path, bundle.spec.ks)
-    return parse_k_of_batch(value, bundle.spec.ks, K_OF_BATCH)
+def fixed_k(bundle: Bundle, vllm_config: VllmConfig) -> int | None:
+    """The k of every step that --additional-config asks for; None leaves it to the server."""
+    k, ks = vllm_config.additional_config.get(FIXED_K), (0, *bundle.spec.ks)  # type: ignore[union-attr]
+    if k is not None and (type(k) is not int or k not in ks):
+        raise UserError(f"k is {k!r}; this bundle's graphs have k {', '.join(map(str, ks))}")
+    return k
 
 
 class BundlePlatform(Platform):
@@ -135,7 +134,7 @@ class BundlePlatform(Platform):
         end_while_starting()
         _refuse_options(spec.max_len, vllm_config)
         graphs_platform(vllm_config)
-        k_of_batch(bundle, vllm_config)
+        fixed_k(bundle, vllm_config)
         vllm_config.parallel_config.worker_cls = "serve.worker.BundleWorker"
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE

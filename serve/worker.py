@@ -18,12 +18,13 @@ from model.bundle.opening import open_bundle
 from model.progress import progress
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
-from model.serving.ready import shape_of
+from model.serving.ready import shape_of, step_seconds
 from model.serving.runtime import Graphs
+from model.serving.step_k import Always, Paying
 from serve.allowed import engine_request
 from serve.grammar import Grammar, Grammars
 from serve.metrics import Metrics
-from serve.platform import graphs_platform, k_of_batch, served_bundle, speculates
+from serve.platform import fixed_k, graphs_platform, served_bundle, speculates
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
@@ -44,8 +45,9 @@ class BundleWorker(WorkerBase):
         self.drafter = bundle.spec.drafter if speculative else "none"
         self.platform, self.shape = graphs_platform(self.vllm_config), shape_of(bundle)
         self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
-        chosen = k_of_batch(bundle, self.vllm_config)
-        self.engine = OverlappedEngine(self.graphs, self.shape, speculative, chosen)
+        self.fixed_k = fixed_k(bundle, self.vllm_config)
+        fixed = None if self.fixed_k is None else Always(self.fixed_k)
+        self.engine = OverlappedEngine(self.graphs, self.shape, speculative, fixed)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
         self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
@@ -70,7 +72,10 @@ class BundleWorker(WorkerBase):
         """The bundle's length holds."""
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        begin, ks = time.perf_counter(), self.engine.ks()
+        begin = time.perf_counter()
+        if self.engine.speculative and self.fixed_k is None:
+            self.engine.step_k = Paying(step_seconds(self.graphs))
+        ks = self.engine.ks()
         keys = [key for key in self.bundle.plan.by_key if key.is_prefill or key.k in ks]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:
@@ -84,7 +89,8 @@ class BundleWorker(WorkerBase):
         bundle, spec = self.bundle, self.bundle.spec
         by = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
         ks = ", ".join(map(str, sorted(self.engine.ks())))
-        drafts = f"{by}, k {ks}" if self.engine.speculative else "none: the target alone"
+        chosen = "of every step" if self.fixed_k is not None else "as it pays"
+        drafts = f"{by}, k {ks} {chosen}" if self.engine.speculative else "none: the target alone"
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
             f"  target   {bundle.title('target')}\n"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import header, write_result
+from bench.provenance import header
 from bench.table import markdown
 from bench.tune import acceptance, choose, drafters, published, regimes
 from bench.tune.acceptance import Acceptance
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def reference(self) -> Setup:
-        """The setup of the drafters' table and of tuning.json: the article's, as far as it is in the plan."""
+        """The setup of the drafters' table: the article's, as far as it is in the plan."""
         fitting = [s for s in self.setups if any(choose.fits(s, w) for w in self.workloads)]
         return min(fitting, key=lambda s: (-s.tp, -s.draft_tp, abs(s.batch - 4)))
 
@@ -61,7 +61,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--draft-tp", nargs="+", type=int, default=[8, 32], choices=DEGREES, help="ranks of the draft")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16], help="sequences decoded together")
     parser.add_argument("--limit-ms", type=float, default=15.0, help="time per token that the cheapest choice may take")
-    parser.add_argument("--tuning", type=Path, help="write the best k by batch size here: a bundle's tuning.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     for batch in options.batch:
@@ -152,16 +151,9 @@ def text(found: Found) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the tables, or one JSON object; write tuning.json on request."""
+    """Print the tables, or one JSON object."""
     options = _options(arguments)
-    plan, made_by = _plan(options), header("simulated")
-    found = made_by | run(plan, options.draft, options.draft_tp)
-    if options.tuning:
-        at = plan.reference
-        workload = next(w for w in plan.workloads if choose.fits(at, w))
-        ranges = choose.k_of_batch(plan.latencies["nominal"], at, options.batch, workload)
-        about = {"format": 1, **made_by, "setup": found["setup"], "workload": workload.name}
-        write_result(options.tuning, about | {"k_of_batch": ranges})
+    found = header("simulated") | run(_plan(options), options.draft, options.draft_tp)
     print(json.dumps(found) if options.json else text(found))
 
 

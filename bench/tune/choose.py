@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from bench.kernels.layer import Shard
@@ -157,12 +157,3 @@ def banded(latencies: dict[str, Latency], setup: Setup, acceptance: Acceptance, 
         "off_ms": ms_per_token(nominal, setup, acceptance, 0),
         "tokens_per_second_per_chip": found.tokens_per_second_per_chip, "source": "simulated",
     }  # fmt: skip
-
-
-def k_of_batch(latency: Latency, setup: Setup, batches: Iterable[int], acceptance: Acceptance) -> list[list[int]]:
-    """[first, last, k] for each range of batch sizes: the best k of the range's last one."""
-    ranges: list[list[int]] = []
-    for batch in sorted(set(batches)):
-        first = ranges[-1][1] + 1 if ranges else 1
-        ranges.append([first, batch, best_k(latency, replace(setup, batch=batch), acceptance).k])
-    return ranges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from model.serving import ngram
 from model.serving.masked import followed, masks, run_halves, walks_of
 from model.serving.request import Request, Result, Shape
 from model.serving.slots import Slot, SlotTable, prompt_inputs
-from model.serving.step_k import Batches, KOfBatch, step_k
+from model.serving.step_k import Always, Ended, StepK
 from model.serving.work import Runner, Work
 
 
@@ -48,8 +49,8 @@ def by_ngram(slot: Slot, most: int) -> list[int]:
 class Engine:
     """Continuous batching over a runner. A request's ids do not depend on the order or the neighbours.
 
-    `k_of_batch` chooses the k of a step by the number of its requests, by default always the bundle's largest. Where
-    the host drafts, `propose` returns drafts for a slot, at most a given number, by default from the slot's own ids.
+    `step_k` chooses the k of each step, by default always the bundle's largest. Where the host drafts, `propose`
+    returns drafts for a slot, at most a given number, by default from the slot's own ids.
     """
 
     def __init__(
@@ -57,20 +58,21 @@ class Engine:
         runner: Runner,
         shape: Shape,
         speculative: bool = True,
-        k_of_batch: KOfBatch | None = None,
+        step_k: StepK | None = None,
         propose: Proposer | None = None,
     ) -> None:
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
-        alone, always = (Batches(1, shape.batch, 0),), (Batches(1, shape.batch, shape.k),)
-        self.k_of_batch = (k_of_batch or always) if self.speculative else alone
+        self.step_k: StepK = (step_k or Always(shape.k)) if self.speculative else Always(0)
         self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
         self.slots, self.words = SlotTable(shape.batch), words_of(shape.vocabulary)
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
+        # since when the work of seated requests has run without a pause
+        self._since: float | None = None
 
     def ks(self, k_limit: int | None = None) -> set[int]:
         """The k of every graph that a step of requests with this limit may run."""
-        limits = {batches.k if k_limit is None else min(k_limit, batches.k) for batches in self.k_of_batch}
+        limits = {k if k_limit is None else min(k_limit, k) for k in self.step_k.ks}
         # the host may have fewer drafts than it may propose
         fewer = {k for k in (0, *self.shape.ks) if k < max(limits)} if self.propose else set()
         return {self.shape.graph_k(limit) for limit in limits} | fewer
@@ -140,11 +142,12 @@ class Engine:
 
     def _limits(self, seated: tuple[Slot, ...]) -> tuple[int, ...]:
         """The most drafts of each request in a step of all of these."""
-        k = step_k(self.k_of_batch, len(seated))
+        k = self.step_k.choose(seated)
         return tuple(k if s.request.k_limit is None else min(k, s.request.k_limit) for s in seated)
 
     def _run(self, work: Work) -> tuple[Work, StepOutputs]:
         """Run the graphs of some work; the work as it was done, and the outputs."""
+        self._since = self._since or time.perf_counter()
         if work.k is None:
             (slot,) = work.slots
             bucket = self.shape.prompt_bucket(len(slot.request.ids))
@@ -165,6 +168,7 @@ class Engine:
 
     def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
         accepted_BN = np.asarray(outputs.accepted)
+        seconds = self._lap()
         if work.k is None:
             (slot,) = work.slots
             slot.position = len(slot.request.ids)
@@ -182,7 +186,15 @@ class Engine:
             slot.position += len(ids)
             scores = _scores(slot, outputs, slot.index, len(ids))
             events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
+        requests = [Ended(event.number, event.drafted, event.accepted) for event in events]
+        self.step_k.ended(work.k, None if work.masked else seconds, requests)
         return events
+
+    def _lap(self) -> float:
+        """Wall seconds of the work that has just been read, with the host's part since the work before it."""
+        now = time.perf_counter()
+        seconds, self._since = now - (self._since or now), now
+        return seconds
 
     def _emit(self, slot: Slot, new: Event) -> Event:
         """The event with the new ids that the request keeps; its slot is free again if it has ended."""
@@ -192,6 +204,8 @@ class Engine:
             result.reason = "context"
         if result.reason:
             self.slots.leave(slot.number)
+            if not self.busy:
+                self._since = None
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
-from model.serving.engine import Engine, Event, Proposer
-from model.serving.request import Shape
-from model.serving.step_k import KOfBatch
-from model.serving.work import Runner, Work
+from model.serving.engine import Engine, Event
+from model.serving.work import Work
 
 
 class OverlappedEngine(Engine):
@@ -18,16 +17,9 @@ class OverlappedEngine(Engine):
     A request that is cancelled meanwhile has no events of the running work.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        shape: Shape,
-        speculative: bool = True,
-        k_of_batch: KOfBatch | None = None,
-        propose: Proposer | None = None,
-    ) -> None:
-        super().__init__(runner, shape, speculative, k_of_batch, propose)
-        self._begun: deque[tuple[Work, StepOutputs]] = deque()
+    @functools.cached_property
+    def _begun(self) -> deque[tuple[Work, StepOutputs]]:
+        return deque()
 
     @property
     def begun(self) -> bool:
@@ -57,13 +49,13 @@ class OverlappedEngine(Engine):
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 
         Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
-        least one request needs it unless that request ends, no request waits, and neither the host nor a mask decides
-        about drafts.
+        least one request needs it unless that request ends, no request waits, neither the host nor a mask decides
+        about drafts, and its k is still the one to choose.
         """
         if self._waiting or self.propose or len(self._begun) != 1:
             return
         (work, outputs), seated = self._begun[0], tuple(self.slots.seated)
-        if work.k is None or work.masked or work.slots != seated:
+        if work.k is None or work.masked or work.slots != seated or self._limits(seated) != work.limits:
             return
         ahead, bucket = work.k + 1, self._bucket(work)
         within = max(slot.position for slot in seated) + 2 * ahead <= bucket

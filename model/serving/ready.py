@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from model.bundle.opening import Bundle
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
 from model.serving.request import Request, Result, Shape, check
 from model.serving.runtime import Graphs
+
+_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,19 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
             wanted = key.k in ks and key.bucket in buckets and key.filters == request.params.filter
         if wanted and key.masks == request.masked:
             yield key
+
+
+def step_seconds(graphs: Graphs) -> dict[int, float]:
+    """The wall seconds of a step by its k, in the smallest bucket, while no request is in the caches.
+
+    The least of several rounds, each over every k: what else runs on the machine meets all of them.
+    """
+    spec = graphs.bundle.spec
+    keys = [GraphKey(Stage.STEP, k, spec.buckets[0], filters=False) for k in (0, *spec.ks)]
+    for key in keys:
+        graphs.prepare(key)
+    rounds = [[graphs.rehearse(key) for key in keys] for _ in range(_ROUNDS)]
+    return {key.k: min(seconds) for key, seconds in zip(keys, zip(*rounds, strict=True), strict=True)}
 
 
 def serve(graphs: Graphs, request: Request, speculative: bool, told: Callable[[list[int]], None] | None = None) -> Run:

@@ -5,6 +5,7 @@ It takes the place of a NEFF on a Trainium machine. Ranks are virtual CPU device
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jax
@@ -55,12 +56,18 @@ class Graphs:
         The first run of an executable is slow; only later ones are worth timing.
         """
         if key not in self._executables:
-            graph = self._graph(key)
-            inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
-            try:
-                jax.block_until_ready(self._run(key, inputs))
-            except jax.errors.JaxRuntimeError as error:
-                raise pjrt.refused(graph, "run", error) from error
+            self.rehearse(key)
+
+    def rehearse(self, key: GraphKey) -> float:
+        """The wall seconds of a run of a graph on zeros, while no sequence is in the cache."""
+        graph = self._graph(key)
+        inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
+        begin = time.perf_counter()
+        try:
+            jax.block_until_ready(self._run(key, inputs))
+        except jax.errors.JaxRuntimeError as error:
+            raise pjrt.refused(graph, "run", error) from error
+        return time.perf_counter() - begin
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Begin a run of a graph on numpy inputs; its outputs wait for its end when they are read. State stays here."""

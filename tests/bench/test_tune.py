@@ -266,19 +266,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_the_command_and_its_tuning_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "tuning.json"
-    command.main(["--tuning", str(file), "--json"])
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["--json"])
     found = json.loads(capsys.readouterr().out)
+    assert found["source"] == "simulated"
     assert {row["workload"] for row in found["choices"]} == {"MT-Bench", "InstructCoder"}
     assert all(row["ms_low"] < row["ms"] < row["ms_high"] for row in found["candidates"])
-    tuning = json.loads(file.read_text())
-    assert (tuning["format"], tuning["source"], tuning["commit"]) == (1, "simulated", found["commit"])
-    assert [r[:2] for r in tuning["k_of_batch"]] == [[1, 1], [2, 4], [5, 16]], "every batch has one range"
-    at = Setup(**tuning["setup"])
-    (workload, *_) = command.published.workloads()
-    for _, last, k in tuning["k_of_batch"]:
-        assert k == choose.best_k(Made(), replace(at, batch=last), workload).k
 
 
 @pytest.mark.usefixtures("made")

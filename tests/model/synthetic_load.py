@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,23 @@ import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
+from model.serving.slots import Slot
+from model.serving.step_k import Always
+
+
+class BySeated(Always):
+    """A k for each number of seated requests."""
+
+    def __init__(self, *of_seated: int) -> None:
+        super().__init__(max(of_seated))
+        self.of_seated = of_seated
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        return self.of_seated
+
+    def choose(self, slots: Sequence[Slot]) -> int:
+        return self.of_seated[min(len(slots), len(self.of_seated)) - 1]
 
 
 @dataclass

@@ -24,7 +24,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from model.serving.step_k import Batches
+from model.serving.step_k import Always
 from tests.compile.tiny import spec, write_medusa, write_model
 from tests.last_few import last_few
 from tests.model.heads import write_head
@@ -193,7 +193,7 @@ def test_a_head_that_steps_of_the_target_left_behind_changes_no_token(folder: Pa
     for request in requests:
         engine.add(request)
     for most in itertools.cycle((6, 0, 2, 0)):
-        engine.k_of_batch = (Batches(1, 3, most),)
+        engine.step_k = Always(most)
         events = engine.step()
         ks |= {e.k for e in events}
         results |= {e.number: e.result for e in events if e.result}

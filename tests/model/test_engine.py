@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +16,18 @@ from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
 from model.serving.request import Params, Request, Result, Shape
 from model.serving.slots import SlotTable
-from model.serving.step_k import Batches, KOfBatch, parse_k_of_batch, step_k, tuned
+from model.serving.step_k import StepK
 from tests.model.ahead import ids_ahead
-from tests.model.synthetic_load import Synthetic
+from tests.model.synthetic_load import BySeated, Synthetic
 
 K, BATCH, MAX_LEN = 3, 2, 64
 
 
 def _engine(
-    batch: int = BATCH, k_of_batch: KOfBatch | None = None, ks: tuple[int, ...] = (K,), **more: Any
+    batch: int = BATCH, step_k: StepK | None = None, ks: tuple[int, ...] = (K,), **more: Any
 ) -> OverlappedEngine:
     shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, **more)
-    return OverlappedEngine(Synthetic(), shape, k_of_batch=k_of_batch)
+    return OverlappedEngine(Synthetic(), shape, step_k=step_k)
 
 
 def _keys(engine: OverlappedEngine) -> list[GraphKey]:
@@ -224,9 +222,14 @@ def test_no_step_follows_into_a_different_bucket(positions: int, follows: bool) 
 
 def test_a_step_follows_with_the_k_of_the_one_that_runs() -> None:
     """Rows of a larger k could end behind its bucket."""
-    engine = _running(k_of_batch=(Batches(1, 1, 1), Batches(2, 2, 3)), ks=(1, 3))
+    step_k = BySeated(1)
+    engine = _running(step_k=step_k, ks=(1, 3))
     assert _follows(engine)
     assert [key.k for key in _keys(engine)[1:]] == [1, 1]
+    step_k = BySeated(1)
+    engine = _running(step_k=step_k, ks=(1, 3))
+    step_k.of_seated = (3,)
+    assert not _follows(engine)
 
 
 # one id is there before the step that runs
@@ -288,12 +291,8 @@ def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
     assert not table.full
 
 
-RANGES = (Batches(1, 1, 3), Batches(2, 3, 1), Batches(4, 4, 0))
-
-
 def test_the_k_of_a_step_follows_its_requests() -> None:
-    assert [step_k(RANGES, n) for n in range(1, 6)] == [3, 1, 1, 0, 0]
-    engine = _engine(4, RANGES, (1, 3))
+    engine = _engine(4, BySeated(3, 1, 1, 0), (1, 3))
     for seed, tokens in enumerate((4, 12, 40, 60), 1):
         engine.add(_request(seed, tokens))
     seated, ks = list[int](), list[int]()
@@ -302,7 +301,7 @@ def test_the_k_of_a_step_follows_its_requests() -> None:
     while engine.busy:
         seated.append(len(engine.slots.seated))
         ks += {event.k for event in engine.step()}
-    assert ks == [step_k(RANGES, n) for n in seated]
+    assert ks == [(3, 1, 1, 0)[n - 1] for n in seated]
     assert {*ks} == {0, 1, 3} == engine.ks()
 
 
@@ -311,7 +310,7 @@ def test_the_k_of_a_step_follows_its_requests() -> None:
     [(None, False, {0, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
 )
 def test_the_graphs_that_a_request_may_reach(limit: int | None, host: bool, ks: set[int]) -> None:
-    assert _engine(k_of_batch=(RANGES[0], Batches(2, 2, 0)), ks=(1, 3), host_drafts=host).ks(limit) == ks
+    assert _engine(step_k=BySeated(3, 0), ks=(1, 3), host_drafts=host).ks(limit) == ks
 
 
 def test_a_step_runs_the_smallest_graph_that_holds_its_drafts() -> None:
@@ -319,33 +318,6 @@ def test_a_step_runs_the_smallest_graph_that_holds_its_drafts() -> None:
     assert [engine.shape.graph_k(n) for n in range(8)] == [0, 1, 3, 3, 7, 7, 7, 7]
     engine.run([_request(1, 30, k_limit=2), _request(2, 60, k_limit=1)])
     assert sorted({key.k for key in _keys(engine) if not key.is_prefill}) == [1, 3]
-
-
-def test_a_tuning_file_beside_the_bundle_chooses_k(tmp_path: Path) -> None:
-    assert tuned(tmp_path, (1, 3)) is None
-    rows = [list(row) for row in RANGES]
-    (tmp_path / "tuning.json").write_text(json.dumps({"source": "simulated", "k_of_batch": rows}))
-    assert tuned(tmp_path, (1, 3)) == RANGES
-    for content in ("[]", "{", "{}", "7", "[" * 100_000, " " * (1 << 21)):
-        (tmp_path / "tuning.json").write_text(content)
-        with pytest.raises(UserError, match=r"tuning\.json") as refused:
-            tuned(tmp_path, (1, 3))
-        assert "\n" not in str(refused.value)
-    (tmp_path / "tuning.json").unlink()
-    (tmp_path / "tuning.json").mkdir()
-    with pytest.raises(UserError, match="is not a file"):
-        tuned(tmp_path, (1, 3))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, [], "7", {}, [[1, 2]], [[1, 2, 5]], [[2, 3, 3]], [[1, 2, 3], [4, 4, 0]], [[1, 0, 3]], [[1, 2, True]],
-     [[1, 2.0, 3]], [[1, 2, -1]], [[1, 1, 3]] * 65],
-    ids=str,
-)  # fmt: skip
-def test_other_ranges_are_refused_in_a_sentence(value: Any) -> None:
-    with pytest.raises(UserError, match=r"^k_of_batch (is|has) .*; (it must|this bundle's)"):
-        parse_k_of_batch(value, (1, 3), "k_of_batch")
 
 
 def test_a_result_counts_its_steps_by_k() -> None:

@@ -17,8 +17,8 @@ from model.serving.ready import compile_graphs, shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from model.serving.step_k import Batches
 from tests.compile.tiny import spec, write_model
+from tests.model.synthetic_load import BySeated
 
 KS = (1, 3)
 
@@ -78,7 +78,7 @@ def test_the_graph_of_a_step_never_changes_a_token(graphs: Graphs, temperature: 
         mixed = _Random(graphs, seed).run(requests)
         assert [r.ids for r in mixed] == expected
         assert set().union(*(r.steps_of_k for r in mixed)) == {0, *KS}
-    by_batch = Engine(graphs, shape, k_of_batch=(Batches(1, 1, 3), Batches(2, 3, 1), Batches(4, 4, 0))).run(requests)
+    by_batch = Engine(graphs, shape, step_k=BySeated(3, 1, 1, 0)).run(requests)
     assert [r.ids for r in by_batch] == expected
     assert set().union(*(r.steps_of_k for r in by_batch)) == {0, *KS}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,8 +33,8 @@ SCHEMA = {
 REGEX = "[A-C]{2}-[0-9]{3}( or [A-C]{2}-[0-9]{3})?"
 # a small model may go on with blanks between a schema's parts until its tokens are used up
 DENSE = {"backend": "xgrammar", "disable_any_whitespace": True}
-# seven drafts alone, three for two or three requests, none for a full batch
-SCHEDULE = {"k_of_batch": [[1, 1, 7], [2, 3, 3], [4, 4, 0]], "acceptance": "detailed"}
+# seven drafts at every step, counted in the answer
+OPTIONS = {"k": 7, "acceptance": "detailed"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = ["--additional-config", json.dumps(SCHEDULE), "--structured-outputs-config", json.dumps(DENSE)]
+    options = ["--additional-config", json.dumps(OPTIONS), "--structured-outputs-config", json.dumps(DENSE)]
     with served(bundle, tmp_path_factory.mktemp("masked"), *options) as running:
         yield running
 
@@ -152,30 +151,25 @@ def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) ->
     assert sum(told["per_step_accepted"]) == sum(offline.drafts_kept)
 
 
-def test_the_k_of_steps_follows_the_batch_and_is_in_the_metrics(server: Server) -> None:
-    """The server's other tests have run alone, by twos and by fours."""
+def test_the_k_of_steps_is_in_the_metrics(server: Server) -> None:
     lines = server.get("/metrics").splitlines()
     of_k = {m[1] for line in lines if (m := re.match(r'trnspec_steps_of_k_total\{.*k="(\d)"', line))}
-    assert of_k == {"0", "3", "7"}
+    assert of_k == {"7"}
 
 
-def test_a_schedule_that_the_graphs_do_not_have_is_refused(bundle: Path, tmp_path: Path) -> None:
-    from serve.platform import ACCEPTANCE, K_OF_BATCH, k_of_batch, speculates  # noqa: PLC0415
+def test_a_k_that_the_graphs_do_not_have_is_refused(bundle: Path) -> None:
+    from serve.platform import ACCEPTANCE, FIXED_K, fixed_k, speculates  # noqa: PLC0415
 
     def config(**options: Any) -> Any:
         return SimpleNamespace(additional_config=options)
 
     opened = read_bundle(bundle)
-    assert k_of_batch(opened, config(**{K_OF_BATCH: [[1, 2, 7], [3, 4, 0]]})) == ((1, 2, 7), (3, 4, 0))
-    assert k_of_batch(opened, config()) is None
-    copied = shutil.copytree(bundle, tmp_path / "tuned")
-    (copied / "tuning.json").write_text(json.dumps({"k_of_batch": [[1, 4, 3]]}))
-    assert k_of_batch(read_bundle(copied), config()) == ((1, 4, 3),)
-    assert k_of_batch(read_bundle(copied), config(**{K_OF_BATCH: [[1, 4, 7]]})) == ((1, 4, 7),)
-    for wrong in ([[1, 2, 5]], [[2, 3, 7]], [], "7", [[1, 2]]):
-        with pytest.raises(UserError, match="k_of_batch"):
-            k_of_batch(opened, config(**{K_OF_BATCH: wrong}))
+    assert [fixed_k(opened, config(**{FIXED_K: k})) for k in (0, 3, 7)] == [0, 3, 7]
+    assert fixed_k(opened, config()) is None
+    for wrong in (5, -1, True, "7", [7]):
+        with pytest.raises(UserError, match="this bundle's graphs have k 0, 3, 7"):
+            fixed_k(opened, config(**{FIXED_K: wrong}))
     assert speculates(opened, config(**{ACCEPTANCE: "summary"}))
-    for options, sentence in (({ACCEPTANCE: "all"}, "acceptance is 'all'"), ({"k": 3}, "additional-config is")):
+    for options, sentence in (({ACCEPTANCE: "all"}, "acceptance is 'all'"), ({"ks": 3}, "additional-config is")):
         with pytest.raises(UserError, match=sentence):
             speculates(opened, config(**options))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -199,21 +198,6 @@ def test_a_stream_and_a_prompt_without_speculation_are_served_together(llm: LLM)
     beside = llm.generate(PROMPTS[1], DRAWN, **FEW, speculation=False)
     assert (beside.ids, sum(beside.drafts_kept)) == (alone.ids, 0)
     assert first + "".join(stream) == drafts.text
-
-
-def test_a_tuning_file_changes_no_token(llm: LLM, bundle: Path, tmp_path: Path) -> None:
-    """The k of steps follows the number of prompts, from the bundle's folder alone."""
-    expected = llm.generate(PROMPTS[:3], DRAWN, **FEW)
-    tuned = shutil.copytree(bundle, tmp_path / "tuned")
-    (tuned / "tuning.json").write_text('{"k_of_batch": [[1, 1, 7], [2, 4, 0]]}')
-    with LLM(tuned) as opened:
-        found = opened.generate(PROMPTS[:3], DRAWN, **FEW)
-        assert [o.ids for o in found] == [o.ids for o in expected]
-        assert sum(sum(o.drafts_offered) for o in found) < sum(sum(o.drafts_offered) for o in expected)
-        assert sum(opened.generate(COUNT, DRAWN, **FEW).drafts_kept) > 0
-    (tuned / "tuning.json").write_text('{"k_of_batch": [[1, 4, 5]]}')
-    with pytest.raises(UserError, match="has k 5; this bundle's graphs have k 0, 7"):
-        LLM(tuned, load=False)
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
