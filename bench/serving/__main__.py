@@ -3,7 +3,8 @@
 `vllm bench serve` sends each tier of prompts to one endpoint after the other, in random order in every round. Its TPOT
 is the time after the first token over the tokens that the server's usage field counts, less one; it reads acceptance
 from the server's /metrics. First the gate sends random requests to both endpoints (`bench.gate`): where an answer
-differs no speedup is printed and the exit status is 1. `--demo` starts two servers of the demo pair.
+differs no speedup is printed and the exit status is 1. `--demo` starts servers of the demo pair: the target alone, one
+that always drafts 7, and one that chooses the k of each step by itself.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
 
-_LOAD_SECONDS, _DEMO_K, _DEMO_LENGTH = 3600, 7, 512
-BASELINE, SPECULATIVE = "baseline", "speculative"
+_LOAD_SECONDS, _DEMO_K, _DEMO_BATCH, _DEMO_LENGTH = 3600, 7, 4, 512
+BASELINE, SPECULATIVE, FIXED = "baseline", "speculative", f"always k {_DEMO_K}"
 # of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
 FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms", "spec_decode_acceptance_length")
 _BY_POSITION, _STEPS = "spec_decode_per_position_acceptance_rates", "spec_decode_num_drafts"
@@ -101,7 +102,7 @@ def summary(rows: Rows, green: bool) -> Rows:
         row: dict[str, Any] = {"tier": tier, "endpoint": name, "rounds": len(own)}
         row |= {figure: statistics.median(values) for figure, values in known.items() if values}
         alone = {r["round"]: r["median_tpot_ms"] for r in rows if (r["tier"], r["endpoint"]) == (tier, BASELINE)}
-        if green and name == SPECULATIVE:
+        if green and name != BASELINE:
             row["speedup"] = statistics.median(alone[r["round"]] / r["median_tpot_ms"] for r in own)
         found.append(row)
     return found
@@ -109,9 +110,10 @@ def summary(rows: Rows, green: bool) -> Rows:
 
 def acceptance(rows: Rows, draft: str) -> Rows:
     """Tables by position for `bench.tune --traces`, from the steps that the server counted."""
-    tables = []
+    names = {r["endpoint"] for r in rows}
+    tables, drafting = [], FIXED if FIXED in names else SPECULATIVE
     for tier in dict.fromkeys(r["tier"] for r in rows):
-        own = [r for r in rows if r["tier"] == tier and r.get(_BY_POSITION)]
+        own = [r for r in rows if (r["tier"], r["endpoint"]) == (tier, drafting) and r.get(_BY_POSITION)]
         if steps := sum(r[_STEPS] for r in own):
             shares = [
                 sum(share * r[_STEPS] for share, r in zip(column, own, strict=True)) / steps
@@ -140,7 +142,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
     parser.add_argument("--tokenizer", default="", help="for the client; by default that of --model")
     parser.add_argument("--chat", action="store_true", help="chat completions without thinking, not completions")
-    parser.add_argument("--prompt-set", default="demo", help="demo, article, pod, synthetic, a file; with commas")
+    parser.add_argument(
+        "--prompt-set", default="demo", help="demo, random, article, pod, synthetic, a file; with commas"
+    )
     parser.add_argument("--requests", type=count(), default=60, help="of each tier, round and endpoint (default: 60)")
     parser.add_argument("--concurrency", type=count(), default=4, help="requests at once (default: 4)")
     parser.add_argument("--rounds", type=count(), default=2, help="each in random order (default: 2)")
@@ -150,7 +154,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="let every answer run to --tokens")
     parser.add_argument("--draft", default="", help="name of the draft, for the acceptance tables")
     parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="demo: bundles and logs")
-    parser.add_argument("--port", type=count(), default=8770, help="demo: the first of two")
+    parser.add_argument("--port", type=count(), default=8770, help="demo: the first of three")
     parser.add_argument("--out", type=Path, help="write the results here, JSON; acceptance is in `tables`")
     options = parser.parse_args(arguments)
     if options.demo == bool(options.baseline or options.speculative) or bool(options.baseline) != bool(
@@ -163,10 +167,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _demo(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
     options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
     found, vllm = {}, vllm_command(options.vllm)
-    for number, (name, k) in enumerate(((BASELINE, 0), (SPECULATIVE, _DEMO_K))):
+    always = ["--additional-config", json.dumps({"k": _DEMO_K})]
+    ways: tuple[tuple[str, int, list[str]], ...]
+    ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always))
+    for number, (name, k, more) in enumerate(ways):
         folder = options.folder / f"k{k}"
-        built = demo.bundle(folder, "chain", k, batch=options.concurrency, max_len=_DEMO_LENGTH)
-        server = Server(vllm, options.port + number, [str(built)])
+        built = demo.bundle(folder, "chain", k, batch=_DEMO_BATCH, max_len=_DEMO_LENGTH)
+        server = Server(vllm, options.port + number, [str(built), *more])
         found[name] = Endpoint(stack.enter_context(serving(server, options.folder / f"{name}.log")), "m")
     return found
 
@@ -180,18 +187,22 @@ def main(arguments: list[str]) -> None:
         endpoints = {name: Endpoint(url.rstrip("/").removesuffix("/v1"), options.model) for name, url in urls.items()}
         endpoints = _demo(options, stack) if options.demo else endpoints
         asked = gate.questions(options.gate, options.seed)
-        gated = gate.of_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], asked, min(64, options.tokens))
+        gated = [
+            gate.of_endpoints(endpoints[BASELINE], endpoint, asked, min(64, options.tokens))
+            for name, endpoint in endpoints.items()
+            if name != BASELINE
+        ]
         runs = load(endpoints, prompts, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-    green = not gated["differences"]
+    green = not any(found["differences"] for found in gated)
     rows = summary(runs, green)
     if options.out:
         about = made_by | {"prompts": options.prompt_set, "requests": options.requests, "tokens": options.tokens}
         about |= {"concurrency": options.concurrency, "gate": gated, "rows": rows}
         write_result(options.out, about | {"tables": acceptance(runs, options.draft)})
     verdict = "token-identical" if green else "NOT identical: no speedup is shown"
-    print(f"{said(made_by)}\n\nGate: {gated['requests']} random requests, {verdict}.\n\n{table(rows)}")
+    print(f"{said(made_by)}\n\nGate: {options.gate} random requests, {verdict}.\n\n{table(rows)}")
     if not green:
-        print(f"\n{gate.table([gated])}")
+        print(f"\n{gate.table(gated)}")
         raise SystemExit(1)
 
 

@@ -1,4 +1,4 @@
-"""The load's prompts: the published pod's, the article's two, a set of our own, the demo's, or a file's."""
+"""The load's prompts: the published pod's, the article's two, a set of our own, the demo's, random ones, a file's."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def prompt_sets(names: str, seed: int) -> list[Prompt]:
     for name in names.split(","):
         if name == "demo":
             chosen += [Prompt(*p) for p in demo.prompts()]
+        elif name == "random":
+            chosen += _random(seed)
         elif name in _SETS:
             chosen += [Prompt(p["name"], p["tier"], p["text"]) for p in _SETS[name]["prompts"]]
         else:
@@ -36,12 +38,19 @@ def prompt_sets(names: str, seed: int) -> list[Prompt]:
     return chosen
 
 
+def _random(seed: int) -> list[Prompt]:
+    """Texts of 40 ids that nothing foretells, so that few drafts are accepted."""
+    rng, tokenizer = random.Random(seed), demo.tokenizer()
+    texts = (tokenizer.decode(rng.choices(range(tokenizer.get_vocab_size()), k=40)) for _ in range(60))
+    return [Prompt(f"random {number}", "random", text) for number, text in enumerate(texts)]
+
+
 def _of_file(file: Path) -> list[Prompt]:
     """A prompt a line."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        sets = ", ".join(["demo", *_SETS])
+        sets = ", ".join(["demo", "random", *_SETS])
         raise UserError(
             f"{file} is no set of prompts ({sets}) and not a readable file ({type(error).__name__}); name one of them"
         ) from None

@@ -88,7 +88,7 @@ def test_a_red_gate_shows_no_speedup(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="1"):
         _run(tmp_path, lambda body: {"text": "x", "token_ids": [9]})
     found = json.loads((tmp_path / "out.json").read_text())
-    assert len(found["gate"]["differences"]) == 5
+    assert len(found["gate"][0]["differences"]) == 5
     assert not [row for row in found["rows"] if "speedup" in row]
     out = capsys.readouterr().out
     assert "NOT identical: no speedup is shown" in out
