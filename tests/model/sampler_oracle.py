@@ -1,7 +1,7 @@
 """The whole sampler in numpy fp64: the ids that a row may draw, given how fp32 rounds.
 
 The law is docs/sampling.md's. Every number of a graph is within a derived error of the law's; where that leaves a
-filter's border or two scores undecided, several ids may be drawn. An id that the law removes by more is never among them.
+filter's border or two scores undecided, several ids may be drawn. An id that the law removes by more is not among them.
 """
 
 from __future__ import annotations

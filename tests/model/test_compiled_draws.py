@@ -69,7 +69,7 @@ GRAPHS = {
     "reference": (("reference", True, False, 1, V), 24),
     "reference unfiltered": (("reference", False, False, 1, V), 8),
     "reference masked": (("reference", True, True, 1, V), 24),
-    "reference of the demo's ids": (("reference", True, False, 1, 2048), 2),
+    "reference of the demo's ids": (("reference", True, False, 1, 2048), 1),
     "nki": (("nki", True, False, 1, V), 5),
     "nki unfiltered": (("nki", False, False, 1, V), 3),
     "nki of two ranks masked": (("nki", True, True, 2, V), 5),
@@ -85,7 +85,7 @@ def test_a_compiled_draw_is_the_oracle_s(name: str) -> None:
         cases = random_rows(seed, filters, masks, vocabulary)
         for n, (row, drawn) in enumerate(zip(cases, draws(*graph)(cases), strict=True)):
             ids = may_draw(row, from_best=backing == "reference")
-            assert 0 <= drawn < vocabulary and ids[drawn], (seed, n, drawn, np.flatnonzero(ids), _numbers_of(row))
+            assert drawn in np.flatnonzero(ids), (seed, n, _numbers_of(row))
             decided, rows = decided + (ids.sum() == 1), rows + 1
     # all ids of equal logits and of the noise alone are decided by the noise, which rounds little
     assert decided > 0.97 * rows, "an oracle that leaves much open proves little"
@@ -157,6 +157,7 @@ def test_a_draft_s_draw_is_an_id(backing: str) -> None:
         rows = random_rows(seed)
         plain = [dataclasses.replace(row, top_k=0, top_p=1.0, min_p=0.0) for row in rows]
         for row, drawn in zip(rows, guessed(rows), strict=True):
-            assert np.isfinite(row.logits[drawn]) and (row.allowed is None or row.allowed[drawn]), _numbers_of(row)
+            assert np.isfinite(row.logits[drawn]), _numbers_of(row)
+            assert row.allowed is None or row.allowed[drawn], _numbers_of(row)
         for row, drawn in zip(plain, guessed(plain), strict=True):
             assert may_draw(row, from_best=backing == "reference")[drawn], _numbers_of(row)
