@@ -152,8 +152,8 @@ class LLM:
     ) -> Output | list[Output]:
         """Continue one prompt, or a list of them together, each with its own `Params` if a list of these is given.
 
-        A prompt is text or token ids. UserError for a prompt, a parameter or an option that the bundle cannot serve, and
-        where the model's logits hold NaN or infinity; streams that are open go on.
+        A prompt is text or token ids. UserError for a prompt, a parameter or an option that the bundle cannot serve,
+        and where the model's logits hold NaN or infinity; streams that are open go on.
         """
         if _is_one(prompt):
             if not isinstance(params, Params):

@@ -139,7 +139,7 @@ class NkiKernels(Kernels):
 
 
 def _marked(drawn_2R: Tensor, best_R: Tensor) -> Tensor:
-    """(2, R) this rank's values and ids: NO_ID, above all others where a logit is NaN or +inf, below if all are -inf."""
+    """(2, R) this rank's values and ids: NO_ID above all others where a logit is NaN or +inf, below if all are -inf."""
     value_R = torch.where(best_R <= NO_FLOOR, _LAST, _FIRST)
     marked_2R = torch.stack((value_R, torch.full_like(value_R, float(NO_ID))))
     return torch.where(is_number(best_R) & (best_R > NO_FLOOR), drawn_2R, marked_2R)
