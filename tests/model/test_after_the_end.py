@@ -131,9 +131,11 @@ class Watched(Synthetic):
 def test_a_step_has_the_limits_of_its_own_requests() -> None:
     """Requests with limits and without, in slots that others have left; then limits that change while no seat does."""
     runner = Watched()
-    limits = {1: 3, 2: 1, 3: 3, 4: 0, 5: 2, 6: 3}
+    limits = {1: 3, 2: 1, 3: 3, 4: 0, 5: 2, 6: 2}
     requests = [_request(seed, 6 + 5 * seed, k_limit=None if limit == 3 else limit) for seed, limit in limits.items()]
     _engine(runner).run(requests)
+    # one after the other, so that the next has the same limit and nothing else
+    _engine(runner, batch=1).run(requests)
     assert {seed for step in runner.limits for seed in step} - {0} == limits.keys()
     assert all(limits.get(seed, 0) == limit for step in runner.limits for seed, limit in step.items())
     runner, counts = Watched(), iter([3, 1, 2, 0, 3, 1] * 20)
