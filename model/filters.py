@@ -33,22 +33,22 @@ class Filters(NamedTuple):
         """The same change of every filter."""
         return type(self)(*map(change, self))
 
-    def filtered(self, ops: Ops, scaled_RV: Tensor) -> Tensor:
-        """Logits (scaled, maximum 0), -inf for ids that min-p, then top-k, then top-p removes.
+    def kept(self, ops: Ops, below_RV: Tensor, heat_R: Tensor) -> Tensor:
+        """(R, V) whether min-p, then top-k, then top-p keep an id, whose logit is `below` the best one, `heat` hot.
 
         min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
         above them; top-p those with less than p of the remaining mass above them. Equal logits are
-        kept or removed together, so no rule depends on the order of ids.
+        kept or removed together, so no rule depends on the order of ids. A distance of 0 is kept by comparison
+        alone, whatever the rounding of masses.
         """
-        mass = torch.exp(scaled_RV)
-        mass = torch.where(mass >= self.min_p_R[:, None], mass, 0.0)
-        distance = scaled_RV.abs()
+        mass = torch.exp(-below_RV / heat_R[:, None])
+        kept = (mass >= self.min_p_R[:, None]) | (below_RV == 0)
         k = torch.where(self.top_k_R > 0, self.top_k_R, float("inf"))
-        last = _last_kept(ops, distance, (mass > 0).float(), k)
-        mass = torch.where(distance <= last[:, None], mass, 0.0)
+        last = _last_kept(ops, below_RV, kept.float(), k)
+        mass = torch.where(kept & (below_RV <= last[:, None]), mass, 0.0)
         bound = torch.where(self.top_p_R < 1, self.top_p_R * mass.sum(-1), float("inf"))
-        last = _last_kept(ops, distance, mass, bound)
-        return torch.where((distance <= last[:, None]) & (mass > 0), scaled_RV, float("-inf"))
+        last = torch.minimum(last, _last_kept(ops, below_RV, mass, bound))
+        return kept & (below_RV <= last[:, None])
 
 
 def _last_kept(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -> Tensor:

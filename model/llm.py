@@ -15,7 +15,7 @@ from model.errors import UserError
 from model.serving.engine import Engine, Event
 from model.serving.masks import Allowed
 from model.serving.ready import compile_graphs, shape_of
-from model.serving.request import Params, Request, Result, check
+from model.serving.request import ERROR, Params, Request, Result, check
 from model.serving.runtime import Graphs
 from model.serving.text import Pieces, load_tokenizer, stop_cut
 
@@ -149,7 +149,8 @@ class LLM:
     ) -> Output | list[Output]:
         """Continue one prompt, or a list of them together, each with its own `Params` if a list of these is given.
 
-        A prompt is text or token ids. UserError for a prompt, a parameter or an option that the bundle cannot serve.
+        A prompt is text or token ids. UserError for a prompt, a parameter or an option that the bundle cannot serve,
+        and where the model's logits hold NaN or infinity; streams that are open go on.
         """
         if _is_one(prompt):
             if not isinstance(params, Params):
@@ -234,6 +235,11 @@ class LLM:
             self._events[event.number].append(event)
 
     def _output(self, result: Result, seconds: float) -> Output:
+        if result.reason == ERROR:
+            raise UserError(
+                f"the model's logits hold NaN or infinity, or leave no id to draw, after {len(result.ids)} new tokens; "
+                "look for an overflow of the bundle's dtype, or build it again from an undamaged checkpoint"
+            )
         drafts = tuple(result.drafted), tuple(result.accepted)
         logprobs = tuple(logprob for logprob, _ in result.scores)
         text = self.tokenizer.decode(result.ids)

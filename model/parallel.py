@@ -102,7 +102,10 @@ class RowLinear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding with the hidden axis split over the ranks, gathered after the look-up."""
+    """Token embedding with the hidden axis split over the ranks, gathered after the look-up.
+
+    An id below 0, which stands for none, has the embedding of id 0.
+    """
 
     def __init__(self, vocab: int, hidden_local: int, ops: Ops) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab, hidden_local))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.ops.all_gather(F.embedding(ids, self.weight))
+        return self.ops.all_gather(F.embedding(ids.clamp(min=0), self.weight))
 
 
 class Head(nn.Module):

@@ -34,11 +34,11 @@ class RoughFilters(Filters):
 
     __slots__ = ()
 
-    def filtered(self, ops: Ops, scaled_RV: Tensor) -> Tensor:
-        """As `Filters.filtered`, by the guessed floor."""
-        mass_RV, best_R = torch.exp(scaled_RV), torch.zeros_like(self.min_p_R)
-        floor_R = self.floor(best_R, torch.ones_like(best_R), lambda t: _sums_above(scaled_RV, mass_RV, t))
-        return torch.where(scaled_RV >= floor_R[:, None], scaled_RV, float("-inf"))
+    def kept(self, ops: Ops, below_RV: Tensor, heat_R: Tensor) -> Tensor:
+        """As `Filters.kept`, by the guessed floor."""
+        mass_RV, best_R = torch.exp(-below_RV / heat_R[:, None]), torch.zeros_like(heat_R)
+        floor_R = self.floor(best_R, heat_R, lambda t: _sums_above(-below_RV, mass_RV, t))
+        return -below_RV >= floor_R[:, None]
 
     def floor(self, best_R: Tensor, heat_R: Tensor, sums: Sums) -> Tensor:
         """(R,) the smallest logit that a draft keeps: that of the exact filters, or a little below it.
@@ -77,6 +77,6 @@ def _mass_of_top_k(count_RJ: Tensor, mass_RJ: Tensor, top_k_R1: Tensor) -> Tenso
     return mass_R1 + share_R1.clamp(max=1) * (next_mass_R1 - mass_R1)
 
 
-def _sums_above(scaled_RV: Tensor, mass_RV: Tensor, tried_RJ: Tensor) -> tuple[Tensor, Tensor]:
-    above_RJV = scaled_RV[:, None] > tried_RJ[:, :, None]
+def _sums_above(logits_RV: Tensor, mass_RV: Tensor, tried_RJ: Tensor) -> tuple[Tensor, Tensor]:
+    above_RJV = logits_RV[:, None] > tried_RJ[:, :, None]
     return above_RJV.float().sum(-1), torch.where(above_RJV, mass_RV[:, None], 0.0).sum(-1)

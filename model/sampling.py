@@ -22,8 +22,8 @@ from model.threefry import threefry2x32
 GUMBEL_DOMAIN = 0
 # above all ids
 _PAST_IDS = 1 << 24
-# the logit of a forbidden id: below all others, and finite when divided by the lowest temperature
-FORBIDDEN = -1e25
+# drawn by a row whose logits hold NaN or +inf, or leave no id to draw; -1 fills up what a step emits
+NO_ID = -2
 
 
 class Sampling(NamedTuple):
@@ -102,31 +102,39 @@ class Draws(NamedTuple):
 
 
 def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
-    """(R,) int32 token ids: those of the best perturbed scores; ties go to the smallest id."""
-    return first_argmax(perturbed(ops, logits_RV, draw))
+    """(R,) int32 token ids: those of the best perturbed scores; ties go to the smallest id; NO_ID where none is."""
+    logits_RV = only_allowed(logits_RV, draw)
+    best_R = logits_RV.amax(-1)
+    ids_R = first_argmax(perturbed(ops, logits_RV, best_R, draw))
+    return torch.where(is_number(best_R), ids_R, NO_ID)
 
 
-def perturbed(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
+def perturbed(ops: Ops, logits_RV: Tensor, best_R: Tensor, draw: Draw) -> Tensor:
     """(R, V) the scores whose argmax is drawn: filtered logits / temperature + Gumbel noise.
 
     The noise of a row is a function of (seed, absolute position of the token drawn, token id).
-    Temperature 0 takes the logits. Ids that a mask forbids are removed before the filters apply.
+    Temperature 0 takes the logits. The best logit's distance is 0 before any division, so no rounding removes it.
     """
-    logits_RV = only_allowed(logits_RV, draw)
-    scaled = logits_RV / draw.heat_R[:, None]
-    scaled = scaled - scaled.amax(-1, keepdim=True)
-    filtering_R = draw.filtering_R
-    if filtering_R is not None and draw.filters is not None:
-        scaled = torch.where(filtering_R[:, None], draw.filters.filtered(ops, scaled), scaled)
+    below_RV = best_R[:, None] - logits_RV
     noise = draw.noise_RV
     if noise is None:
         noise = gumbel(draw.seed_R2, draw.position_R, logits_RV.shape[-1])
-    return torch.where(draw.temperature_R[:, None] > 0, scaled + noise, logits_RV)
+    scores_RV = noise - below_RV / draw.heat_R[:, None]
+    filtering_R = draw.filtering_R
+    if filtering_R is not None and draw.filters is not None:
+        removed_RV = filtering_R[:, None] & ~draw.filters.kept(ops, below_RV, draw.heat_R)
+        scores_RV = torch.where(removed_RV, float("-inf"), scores_RV)
+    return torch.where(draw.temperature_R[:, None] > 0, scores_RV, logits_RV)
 
 
 def only_allowed(logits_RV: Tensor, draw: Draw) -> Tensor:
-    """The logits with those of forbidden ids far below all others."""
-    return logits_RV if draw.allowed_RV is None else torch.where(draw.allowed_RV, logits_RV, FORBIDDEN)
+    """The logits with -inf for forbidden ids."""
+    return logits_RV if draw.allowed_RV is None else torch.where(draw.allowed_RV, logits_RV, float("-inf"))
+
+
+def is_number(best_R: Tensor) -> Tensor:
+    """(R,) whether a row's largest logit can be drawn: it is NaN if any is, and -inf if all are."""
+    return (best_R > float("-inf")) & (best_R < float("inf"))
 
 
 def allowed_ids(words: Tensor, shard: Shard, rows: int) -> Tensor:

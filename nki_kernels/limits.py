@@ -8,5 +8,7 @@ SEQUENCES = 32
 SUM_ROWS = 32
 # new rows of a sequence for attention
 CANDIDATES = 32
-# the floor of a row that keeps every id: the lowest fp32 number
-NO_FLOOR = -3.4028234663852886e38
+# the logit of an id that must not be drawn: finite, for sums multiply it by 0
+FORBIDDEN = -1e25
+# the floor of a row that keeps every other id
+NO_FLOOR = FORBIDDEN / 2

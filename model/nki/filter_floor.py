@@ -30,7 +30,10 @@ Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def filter_floor(ops: Ops, logits_RV: Tensor, by: tuple[Tensor, Filters], weigh: Weigh) -> Tensor:
-    """(R,) fp32: each row's smallest kept logit, `by` its temperature and filters; without any, the lowest number."""
+    """(R,) fp32: each row's smallest kept logit, `by` its temperature and filters; without any, NO_FLOOR.
+
+    It is never above the row's best logit, whatever the rounding of masses.
+    """
     temperature, filters = by
     best = best_logit(ops, logits_RV)
     none, forever = torch.zeros_like(best), torch.full_like(best, float("inf"))
@@ -41,7 +44,8 @@ def filter_floor(ops: Ops, logits_RV: Tensor, by: tuple[Tensor, Filters], weigh:
     probability = (1 / temperature, -best / temperature, floor)
     mass = over_ranks(ops, weigh(logits_RV, *probability, torch.full_like(best, NO_FLOOR)[:, None]))[:, 0]
     top_p = torch.where(filters.top_p_R < 1, filters.top_p_R * mass, forever)
-    return torch.maximum(floor, _smallest_kept(ops, logits_RV, probability, top_p, weigh))
+    floor = torch.maximum(floor, _smallest_kept(ops, logits_RV, probability, top_p, weigh))
+    return torch.minimum(floor, best)
 
 
 def count_and_mass(

@@ -18,8 +18,11 @@ from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
-from model.sampling import FORBIDDEN, GUMBEL_DOMAIN, Draw, Draws, Join, Sampling, only_allowed
-from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
+from model.sampling import GUMBEL_DOMAIN, NO_ID, Draw, Draws, Join, Sampling, is_number, only_allowed
+from nki_kernels.limits import CANDIDATES, FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
+
+# of marked rows: beyond every score
+_LAST, _FIRST = -3e38, 3e38
 
 
 class NkiKernels(Kernels):
@@ -52,9 +55,10 @@ class NkiKernels(Kernels):
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         assert draw.noise_RV is not None, "draws need the noise of prepare"
         logits_RV = only_allowed(logits_RV, draw)
-        floor = self._floor(ops, logits_RV, draw)
-        if draw.allowed_RV is not None:
-            floor = floor.clamp(min=FORBIDDEN / 2)
+        best_R = logits_RV.amax(-1)
+        # false for NaN too: the kernels get numbers alone
+        logits_RV = torch.where(logits_RV.abs() < -NO_FLOOR, logits_RV, FORBIDDEN)
+        floor = self._floor(ops, logits_RV, draw).clamp(min=NO_FLOOR)
         parts = list[Tensor]()
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
@@ -64,7 +68,7 @@ class NkiKernels(Kernels):
             values, ids = self.run("coupled_sample", (*rows, draw.start_11), *results)
             parts.append(torch.cat((values, ids.float())))
         # a collective for both: ids are exact in fp32
-        best = _of_shards(ops, torch.cat(parts, 1))
+        best = _of_shards(ops, _marked(torch.cat(parts, 1), best_R))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
     def joins(self, ops: Ops) -> tuple[Join, Join]:
@@ -132,6 +136,13 @@ class NkiKernels(Kernels):
         result = Result(tuple(q_BHND.shape), str(q_BHND.dtype).removeprefix("torch."))
         out, k, v = self.run("verify_attention", (q_BHND, *new, *cache, positions_BN), result, changed=(3, 4))
         return out, Cache(k, v)
+
+
+def _marked(drawn_2R: Tensor, best_R: Tensor) -> Tensor:
+    """(2, R) this rank's values and ids: NO_ID above all others where a logit is NaN or +inf, below if all are -inf."""
+    value_R = torch.where(best_R <= NO_FLOOR, _LAST, _FIRST)
+    marked_2R = torch.stack((value_R, torch.full_like(value_R, float(NO_ID))))
+    return torch.where(is_number(best_R) & (best_R > NO_FLOOR), drawn_2R, marked_2R)
 
 
 def _of_shards(ops: Ops, columns_CR: Tensor) -> Tensor:

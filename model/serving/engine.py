@@ -15,7 +15,7 @@ from model.graph_io import StepOutputs, words_of
 from model.graph_key import Stage
 from model.serving import ngram
 from model.serving.masked import followed, masks, run_halves, walks_of
-from model.serving.request import Request, Result, Shape
+from model.serving.request import ERROR, Request, Result, Shape
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.step_k import Always, Ended, StepK
 from model.serving.work import Runner, Work
@@ -179,7 +179,7 @@ class Engine:
             # its request may have left while the step ran
             if not self.slots.holds(slot):
                 continue
-            ids = [token for token in accepted_BN[slot.index].tolist() if token >= 0]
+            ids = [token for token in accepted_BN[slot.index].tolist() if token != -1]
             # no draft is accepted for the last position and those after it
             drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
             slot.result.count(work.k, drafted, len(ids) - 1)
@@ -206,6 +206,8 @@ class Engine:
             self.slots.leave(slot.number)
             if not self.busy:
                 self._since = None
+        if result.reason == ERROR:
+            self.runner.clear(slot.index)
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 
 

@@ -49,7 +49,8 @@ def run_halves(runner: Runner, table: SlotTable, work: Work, bucket: int, words:
     """Draft, follow the drafts as far as the masks allow, verify; the work with the limits that are left."""
     k = work.k or 0
     inputs = table.step_inputs(work.limits, bucket, masks(work, table.batch, words))
-    candidates_BN = np.array(runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs))
+    # a draft that is no id is never accepted
+    candidates_BN = np.maximum(runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs), 0)
     for index, walk in work.walks.items():
         # an id that a mask forces may be outside of the draft's vocabulary
         candidates_BN[index, 1 : 1 + len(walk.drafts)] = walk.drafts

@@ -10,8 +10,12 @@ from model.errors import UserError
 from model.serving.masks import Allowed
 
 _WORD = 1 << 32
-# source: _SAMPLING_EPS of vllm/sampling_params.py (vllm-project/vllm)
-_GREEDY_BELOW = 1e-5
+# source: _MAX_TEMP of vllm/sampling_params.py (vllm-project/vllm), which raises a lower temperature to it
+_LOWEST_TEMPERATURE = 1e-2
+# far above it 1 / T is no fp32 number; at it the noise alone decides
+_HIGHEST_TEMPERATURE = 1e30
+# why a request ended whose model gave no logits to draw from
+ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Params:
 
     @property
     def draw_temperature(self) -> float:
-        """The temperature to draw at; one too small to divide logits without overflow is greedy, as in vLLM."""
-        return self.temperature if self.temperature >= _GREEDY_BELOW else 0.0
+        """The temperature to draw at: one between 0 and 0.01 is 0.01, as in vLLM, so that logits keep their digits."""
+        return max(self.temperature, _LOWEST_TEMPERATURE) if self.temperature else 0.0
 
     @property
     def filter(self) -> bool:
@@ -84,7 +88,13 @@ class Params:
         """Raise UserError for a parameter outside its range, or of a wrong type."""
         real, whole = (int, float), (int,)
         rules: tuple[tuple[str, Any, tuple[type, ...], Callable[[Any], bool], str], ...] = (
-            ("temperature", self.temperature, real, lambda v: 0 <= v < float("inf"), "a number of at least 0"),
+            (
+                "temperature",
+                self.temperature,
+                real,
+                lambda v: 0 <= v <= _HIGHEST_TEMPERATURE,
+                "a number from 0 to 1e30",
+            ),
             ("top-k", self.top_k, whole, lambda v: 0 <= v < 1 << 24, "0 (off) or a count"),
             ("top-p", self.top_p, real, lambda v: 0 < v <= 1, "a number in (0, 1]"),
             ("min-p", self.min_p, real, lambda v: 0 <= v <= 1, "a number in [0, 1]"),
@@ -144,7 +154,10 @@ def check(shape: Shape, request: Request) -> None:
 
 @dataclass
 class Result:
-    """New ids of a request, why it ended, and counts of its steps and drafts."""
+    """New ids of a request, why it ended, and counts of its steps and drafts.
+
+    The `reason` is eos, stop, length, context, or error: the ids are those before logits with NaN or infinity.
+    """
 
     ids: list[int] = field(default_factory=list)
     reason: str = ""

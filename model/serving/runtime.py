@@ -79,6 +79,16 @@ class Graphs:
         (candidates_BN,) = self._run(key, inputs)
         return candidates_BN
 
+    def clear(self, slot: int) -> None:
+        """Zero a slot's state, where NaN would reach the next request: attention multiplies unseen rows by 0."""
+        self._fit(self.bundle.spec.max_len)
+        for name, array in self._state.items():
+            held = np.array(array)
+            parts = np.split(held, self.tp)
+            for part in parts:
+                part[slot] = 0
+            self._state[name] = self._put(parts)
+
     def _graph(self, key: GraphKey) -> GraphSpec:
         return self.bundle.plan.by_key[key]
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs, zero_inputs
+from model.sampling import NO_ID
 from model.serving.masks import Walk, masks_of_rows
-from model.serving.request import Request, Result
+from model.serving.request import ERROR, Request, Result
 
 
 @dataclass
@@ -33,6 +34,9 @@ class Slot:
         request, result = self.request, self.result
         before = len(result.ids)
         for token in ids:
+            if token == NO_ID:
+                result.reason = ERROR
+                break
             result.ids.append(token)
             if token in request.stop_ids:
                 result.reason = "eos"

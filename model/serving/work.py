@@ -15,12 +15,14 @@ class Runner(Protocol):
     """Runs a graph: compiled graphs, or a function of the inputs in tests.
 
     Numpy arrays go in, and outputs that numpy can read come out: reading them waits for the graph. The next ids, mask
-    and positions of the last run may go in unread.
+    and positions of the last run may go in unread. `clear` forgets what a request has left in its slot.
     """
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs: ...
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any: ...
+
+    def clear(self, slot: int) -> None: ...
 
 
 @dataclass(frozen=True)

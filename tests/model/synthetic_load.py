@@ -54,6 +54,9 @@ class Synthetic:
         self.keys.append(key)
         return np.pad(inputs.input_ids, ((0, 0), (0, key.k)))
 
+    def clear(self, slot: int) -> None:
+        """There is no state."""
+
     def _row(self, row: int, inputs: StepInputs) -> list[int]:
         seed, position, count = _seed(inputs, row), int(inputs.position_ids[row, 0]), 0
         while count < inputs.k_limits[row] and random.Random(seed * 7919 + position + count).random() < self.alpha:

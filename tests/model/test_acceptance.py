@@ -1,0 +1,173 @@
+"""Drafts that must all be accepted: of a drafter that knows the target's law, at every place of a step and T.
+
+Such a drafter misses where it draws with the noise of a different position or id, filters differently, or has lost a
+prompt's state. Tests of emitted ids cannot see it: they are the target's whatever is drafted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model.config import Qwen3Config
+from model.drafters import Drafter
+from model.drafters.chain import Chain
+from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Draft
+from model.drafters.medusa import Medusa, MedusaConfig, MedusaHeads
+from model.drafters.parallel import MaskedDraft
+from model.ops import EAGER
+from model.qwen3 import Qwen3
+from model.serving.engine import Engine
+from model.serving.request import Params, Request, Result, Shape
+from model.speculative import Pair
+from tests.model.eager_runner import Eager
+
+V, DRAWN, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
+CONFIG = Qwen3Config(SIZE, 48, 2, 4, 2, False, 8, V)
+PARAMS = [Params(), Params(0.7, seed=5), Params(1.3, seed=6), Params(1.2, min_p=0.25, seed=7)]
+
+
+def _random(module: nn.Module, seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        if parameter.dtype == torch.float32:
+            noise = torch.randn(parameter.shape, generator=generator) * scale
+            parameter.data = noise + (parameter.ndim == 1)
+
+
+def _law() -> tuple[Tensor, Tensor, Tensor]:
+    """A hidden row, the logits (V,) that every text is followed by, and the DRAWN ids that have a chance."""
+    generator = torch.Generator().manual_seed(1)
+    row_E, logits_V = torch.randn(SIZE, generator=generator), 1.5 * torch.randn(V, generator=generator)
+    ids_D = torch.randperm(V, generator=generator)[:DRAWN].sort().values
+    chance_V = torch.zeros(V, dtype=torch.bool)
+    chance_V[ids_D] = True
+    return row_E, torch.where(chance_V, logits_V, -60.0), ids_D
+
+
+def _head(row_E: Tensor, logits: Tensor) -> Tensor:
+    """A projection of the normed row to these logits."""
+    normed_E = row_E / row_E.square().mean().sqrt()
+    return logits[:, None] * normed_E / normed_E.square().sum()
+
+
+def _of_one_law(model: Qwen3) -> Qwen3:
+    """Every id has the same embedding and every layer adds 0, so that no text changes the logits."""
+    row_E, logits_V, _ = _law()
+    _random(model, 2, 0.1)
+    model.embed_tokens.weight.data[:] = row_E
+    model.lm_head.weight.data = _head(row_E, logits_V)
+    for layer in model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
+        layer.mlp.down_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
+    model.norm.weight.data[:] = 1
+    return model
+
+
+def _eagle3() -> Eagle3:
+    """A head of DRAWN ids of its own, whose feature is the target's embedding."""
+    row_E, logits_V, ids_D = _law()
+    sizes = {"vocab_size": V, "draft_vocab_size": DRAWN, "target_hidden_size": SIZE, "taps": (0,)}
+    model = Eagle3Draft(
+        Eagle3Config(SIZE, 48, 4, 2, 8, **sizes, norm_before_residual=False, rope_theta=1e6, rms_norm_eps=1e-6,
+                     max_position_embeddings=512)  # type: ignore[arg-type]
+    )  # fmt: skip
+    _random(model, 3, 0.1)
+    model.fc.weight.data = torch.eye(SIZE)
+    model.layers[0].self_attn.o_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
+    model.layers[0].mlp.down_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
+    model.norm.weight.data[:] = 1
+    model.lm_head.weight.data = _head(row_E, logits_V[ids_D])
+    model.d2t.data = (ids_D - torch.arange(DRAWN)).int()
+    return Eagle3(model)
+
+
+def _medusa() -> Medusa:
+    row_E, logits_V, _ = _law()
+    model = MedusaHeads(MedusaConfig(SIZE, V, K, 1, True))
+    for block in model.blocks.parameters():
+        block.data.zero_()
+    model.lm_heads[0].weight.data = _head(row_E, logits_V)  # type: ignore[assignment]
+    return Medusa(model, CONFIG.num_hidden_layers)
+
+
+Made = tuple[Qwen3, Drafter, tuple[Tensor, ...]]
+
+
+def _chain() -> Made:
+    """The target itself: what it drafts depends on the whole text, so that every row of its cache counts."""
+    target = Qwen3(CONFIG)
+    _random(target, 4, 0.5)
+    return target, Chain(copy.deepcopy(target)), (torch.zeros(BATCH, 1, 1, dtype=torch.int32),)
+
+
+DRAFTERS: dict[str, Callable[[], Made]] = {
+    "chain": _chain,
+    "parallel": lambda: (
+        _of_one_law(Qwen3(CONFIG)),
+        MaskedDraft(_of_one_law(Qwen3(CONFIG)), 9),
+        (torch.zeros(BATCH, K, 1, dtype=torch.int32),),
+    ),
+    "eagle3": lambda: (_of_one_law(Qwen3(CONFIG)), _eagle3(), (torch.zeros(BATCH, 1, SIZE),)),
+    "medusa": lambda: (_of_one_law(Qwen3(CONFIG)), _medusa(), (torch.zeros(BATCH, 1, SIZE),)),
+}
+
+
+def _engine(drafter: str) -> Engine:
+    target, drafting, kept = DRAFTERS[drafter]()
+    target.taps = drafting.taps
+    runner = Eager(Pair(target, drafting, EAGER), kept, BATCH, LENGTH)
+    return Engine(runner, Shape((K,), BATCH, LENGTH, (LENGTH,), V))
+
+
+def _counts(results: list[Result]) -> tuple[list[int], list[int]]:
+    """The drafts of each place in a step, and those accepted."""
+    drafted, accepted = (
+        [sum(tally) for tally in zip(*tallies, strict=True)]
+        for tallies in ([r.drafted for r in results], [r.accepted for r in results])
+    )
+    return drafted, accepted
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "T 0.7", "T 1.3", "min-p"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_drafter_that_knows_the_law_has_every_draft_accepted(drafter: str, params: Params) -> None:
+    """Behind prompts of one id and of several, one more than there are slots."""
+    engine = _engine(drafter)
+    prompts = [(3,), (7, 1, 30, 4, 4, 8, 11), (2, 5)]
+    requests = [Request(p, replace(params, seed=params.seed + n), 21) for n, p in enumerate(prompts)]
+    drafted, accepted = _counts(engine.run(requests))
+    assert accepted == drafted
+    # the prompt's own token, then five steps of four
+    assert drafted == [15, 15, 15]
+
+
+def test_what_is_accepted_depends_on_the_noise() -> None:
+    """The control: drafts of the same law that are drawn otherwise are accepted by chance alone."""
+    engine = _engine("parallel")
+    propose = engine.runner.pair.drafter.propose  # type: ignore[attr-defined]
+
+    def of_others(window: object, ids: object, draw: object, state: object) -> object:
+        return propose(window, ids, draw._replace(noise_RV=draw.noise_RV.flip(1)), state)  # type: ignore[attr-defined]
+
+    engine.runner.pair.drafter.propose = of_others  # type: ignore[attr-defined]
+    drafted, accepted = _counts(engine.run([Request((3,), Params(1.3, seed=1), 21)]))
+    assert sum(accepted) < sum(drafted) / 2
+
+
+def test_a_request_with_a_limit_behind_one_without() -> None:
+    """Each keeps its own limit in the steps that both are in, and so does one that takes the slot of the first."""
+    engine = _engine("chain")
+    requests = [Request((n, 1), Params(1.0, seed=n), 8 * n, k_limit=1 if n == 2 else None) for n in (1, 2, 3)]
+    accepted: dict[int, set[int]] = {}
+    numbers = [engine.add(request) for request in requests]
+    while engine.busy:
+        for event in engine.step():
+            if event.k:
+                accepted.setdefault(event.number, set()).add(event.accepted)
+    assert [accepted[number] for number in numbers] == [{K}, {1}, {K}]
