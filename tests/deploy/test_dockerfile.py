@@ -30,10 +30,6 @@ def words(stage: str, instruction: str) -> list[str]:
     return [rest for word, rest in stages()[stage] if word == instruction]
 
 
-def test_the_stages() -> None:
-    assert list(stages()) == ["tools", "server", "lm-eval"]
-
-
 @pytest.mark.parametrize("stage", ["tools", "server"])
 def test_all_packages_of_the_install_are_copied_and_there(stage: str) -> None:
     copied = {source for rest in words(stage, "COPY") for source in rest.split()[:-1]}

@@ -1,9 +1,29 @@
-"""Requests served as a server does it: steps are handed over before the host has read the steps before them."""
+"""Requests served as a server does it, ahead of what the host has read; and graphs whose runs are watched."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey
 from model.serving.overlap import OverlappedEngine
 from model.serving.request import Request
+from model.serving.runtime import Graphs
+
+
+class Watched:
+    """Graphs, and the keys of those that ran."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs, self.keys = graphs, list[GraphKey]()
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        self.keys.append(key)
+        return self.graphs.run(key, inputs)
+
+    def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
+        self.keys.append(key)
+        return self.graphs.draft(key, inputs)
 
 
 def ids_ahead(engine: OverlappedEngine, requests: list[Request]) -> tuple[list[list[int]], int]:

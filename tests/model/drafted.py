@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from model.bundle.checkpoint import Checkpoint
 from model.cache import Cache, empty_caches
+from model.config import load_config
 from model.drafters import DraftState
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
+from model.packing import Packing
 from model.parallel import ONE_RANK
+from model.qwen3 import Qwen3
 from model.sampling import Draws
 from model.speculative import Pair
+from tests.compile.tiny import shard_of
 
 LENGTH = 128
+
+
+def loaded(folder: Path) -> Qwen3:
+    """A checkpoint folder's model on one rank, in fp32."""
+    model = Qwen3(load_config(str(folder)))
+    model.load_state_dict(shard_of(Checkpoint(folder, model.config), 0, 1, torch.float32, Packing()))
+    return model.eval()
+
+
 # one shorter than any k, one longer
 PROMPTS = [[5], [9, 2, 7, 7, 1, 30, 4, 4, 8, 11, 2]]
 # caches and the positions of the input ids -> caches

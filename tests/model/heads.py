@@ -65,8 +65,8 @@ def write_head(
 def write_family(folder: Path) -> Path:
     """A target and drafts that begin as it does, so that they are right now and then: chain, parallel and EAGLE-3."""
     sizes: dict[str, Any] = {"scale": 0.5, "eos_token_id": None}
-    target = write_model(folder / "target", 5, num_hidden_layers=4, **sizes)
-    write_head(folder / "eagle3", target)
+    target = write_model(folder / "target", 5, num_hidden_layers=2, **sizes)
+    write_head(folder / "eagle3", target, taps=(0, 1))
     write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **sizes)
     return folder

@@ -30,12 +30,11 @@ from model.nki.simulated import serve
 from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import ONE_RANK, Parallel
-from model.qwen3 import Qwen3
 from model.rough_filters import roughly
 from model.sampling import Sampling, gumbel, gumbel_of
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_model
-from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, steps
+from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, loaded, steps
 from tests.model.heads import write_head
 from tests.model.ranks import on_ranks
 
@@ -59,13 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pair(target: Path, head: Path) -> Pair:
-    model, config = Qwen3(load_config(str(target))), load_draft(KIND, str(head), load_config(str(target)))
+    model, config = loaded(target), load_draft(KIND, str(head), load_config(str(target)))
     assert isinstance(config, Eagle3Config)
     of_target, draft = Checkpoint(target, model.config), Eagle3Draft(config)
-    model.load_state_dict(shard_of(of_target, 0, 1, torch.float32, Packing()))
     draft.load_state_dict(shard_of(Checkpoint(head, config, of_target), 0, 1, torch.float32, Packing()))
     model.taps = config.taps
-    return Pair(model.eval(), Eagle3(draft.eval()), EAGER)
+    return Pair(model, Eagle3(draft.eval()), EAGER)
 
 
 def _steps(target: Path, head: Path, k: int, count: int, spoil: Spoil = lambda c, p: c) -> Iterator[list[Drafted]]:

@@ -1,4 +1,8 @@
-"""Same seed, same tokens, whatever the draft, k, the limit, the batch and its order."""
+"""Same seed, same tokens, whatever k, the limit, the batch and its order.
+
+test_drafters.py does the same for every drafter, test_eight_ranks.py for every rank. Every option is met; 15 drafts a
+step in one dtype, because XLA compiles a graph for as long as it drafts.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @last_few
 def graphs(base: Path, draft: str = "chain", **changes: Any) -> Graphs:
-    """The compiled graphs of a bundle, by default k 15, batch 4, length 128, fp32."""
+    """The compiled graphs of a bundle, by default k 4, batch 4, length 128, fp32."""
     name = "-".join(["of", draft, *(f"{k}{v}" for k, v in changes.items())])
-    values = {"target": str(base / "target"), "draft": str(base / draft), "tp": 1, "k": "15", "batch": 4}
+    values = {"target": str(base / "target"), "draft": str(base / draft), "tp": 1, "k": "4", "batch": 4}
     values |= {"max_len": 128, "dtype": "fp32", "out": str(base / name)}
     return Graphs(read_bundle(build(BuildSpec(**(values | changes)))))
 
@@ -59,11 +63,11 @@ def _ids(g: Graphs, requests: list[Request], speculative: bool = True) -> list[l
     return [r.ids for r in _run(g, requests, speculative)]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_speculation_batch_order_and_limit_change_nothing(base: Path, dtype: str) -> None:
-    g = graphs(base, dtype=dtype)
-    # 200 requests in all: a different hundred for each dtype
-    requests = _requests(100, ord(dtype[0]))
+@pytest.mark.parametrize(("dtype", "k"), [("fp32", 15), ("bf16", 4)])
+def test_speculation_batch_order_and_limit_change_nothing(base: Path, dtype: str, k: int) -> None:
+    g = graphs(base, dtype=dtype, k=str(k))
+    # 128 requests in all: different ones for each dtype
+    requests = _requests(64, ord(dtype[0]))
     expected = _ids(g, requests, speculative=False)
     found = _run(g, requests)
     assert [r.ids for r in found] == expected
@@ -71,19 +75,16 @@ def test_speculation_batch_order_and_limit_change_nothing(base: Path, dtype: str
     order = random.Random(2).sample(range(len(requests)), len(requests))
     shuffled = _ids(g, [requests[i] for i in order])
     assert [shuffled[order.index(i)] for i in range(len(requests))] == expected
-    assert [_ids(g, [requests[i]])[0] for i in range(0, 100, 10)] == expected[::10]
-    for limit in range(16):
-        limited = [Request(**{**vars(requests[i]), "k_limit": limit}) for i in range(limit, 100, 16)]
-        assert _ids(g, limited) == [expected[i] for i in range(limit, 100, 16)]
+    assert [_ids(g, [requests[i]])[0] for i in range(0, 64, 8)] == expected[::8]
+    for limit in range(k + 1):
+        limited = [Request(**{**vars(r), "k_limit": limit}) for r in requests[limit :: k + 1]]
+        assert _ids(g, limited) == expected[limit :: k + 1]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"k": "1"}, {"k": "4", "batch": 1}, {"draft": "parallel"}, {"draft": "eagle3", "k": "5"}], ids=str
-)
-def test_different_graphs_emit_the_same(base: Path, changes: dict[str, Any]) -> None:
-    requests = _requests(100, 3)
+def test_a_different_graph_emits_the_same(base: Path) -> None:
+    requests = _requests(40, 3)
     expected = _ids(graphs(base), requests, speculative=False)
-    assert _ids(graphs(base, **changes), requests) == expected
+    assert _ids(graphs(base, k="1", batch=1), requests) == expected
 
 
 def test_a_different_seed_is_noticed(base: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from compile.build import build
 from compile.doctor import findings
@@ -18,7 +19,6 @@ from compile.spec import BuildSpec
 from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.filters import Filters
-from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.ops import EAGER
 from model.sampling import Sampling, coupled_sample
@@ -29,13 +29,17 @@ from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
 from tests.last_few import last_few
+from tests.model.ahead import Watched
 from tests.model.heads import write_family
 from tests.model.test_masks import PARAMS, V, some, words
 
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "chain": {"draft": "chain"}, "parallel": {"draft": "parallel"}, "ngram": {"drafter": "ngram"},
+    # with a graph for steps of few drafts
+    "chain": {"draft": "chain", "k": "1,3"},
+    "parallel": {"draft": "parallel"},
+    "ngram": {"drafter": "ngram"},
     "eagle3": {"draft": "eagle3"},
-}  # fmt: skip
+}
 END = 7
 
 
@@ -49,7 +53,7 @@ def _graphs(folder: Path, drafter: str) -> Graphs:
     flags, target = dict(DRAFTERS[drafter]), str(folder / "target")
     if "draft" in flags:
         flags["draft"] = str(folder / flags["draft"])
-    values = {"target": target, "tp": 1, "k": "1,3", "batch": 3, "max_len": 128, "dtype": "fp32", "structured": True}
+    values = {"target": target, "tp": 1, "k": "3", "batch": 3, "max_len": 128, "dtype": "fp32", "structured": True}
     bundle = read_bundle(build(BuildSpec(**(values | {"out": str(folder / f"of-{drafter}")} | flags))))
     assert findings(bundle) == []
     return Graphs(bundle)
@@ -81,9 +85,8 @@ def _by(seed: int, share: float = 0.6) -> Callable[[Sequence[int]], np.ndarray |
     return lambda ids: None if ids and ids[-1] == END else words(_allowed(seed, ids, share))
 
 
-def _oracle(folder: Path, request: Request, seed: int) -> list[int]:
+def _oracle(theirs: Qwen3ForCausalLM, request: Request, seed: int) -> list[int]:
     """transformers' logits and the law of a masked draw, one id after the other."""
-    theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     p, ids = request.params, list[int]()
     filters = Filters(torch.tensor([float(p.top_k)]), torch.tensor([p.top_p]), torch.tensor([p.min_p]))
     sampling = Sampling(torch.tensor([p.temperature]), torch.tensor([p.seed_words], dtype=torch.int32), filters)
@@ -96,17 +99,27 @@ def _oracle(folder: Path, request: Request, seed: int) -> list[int]:
     return ids
 
 
+REQUESTS = [
+    Request(prompt, params, 24, (END,), allowed=_by(seed))
+    for seed, (prompt, params) in enumerate(itertools.product([(9, 2, 7), (3, 1, 3, 1, 3, 1)], PARAMS))
+]
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> list[list[int]]:
+    """The ids of REQUESTS."""
+    theirs = Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    return [_oracle(theirs, request, seed) for seed, request in enumerate(REQUESTS)]
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_ids_are_those_of_one_token_a_step_and_of_an_oracle(folder: Path, drafter: str) -> None:
+def test_ids_are_those_of_one_token_a_step_and_of_an_oracle(
+    folder: Path, oracle: list[list[int]], drafter: str
+) -> None:
     """Greedy, drawn and filtered, alone and beside neighbours with and without masks, with every limit of drafts."""
-    graphs = _graphs(folder, drafter)
-    prompts = [(9, 2, 7), (4,), (3, 1, 3, 1, 3, 1)]
-    requests = [
-        Request(prompt, params, 24, (END,), allowed=_by(seed))
-        for seed, (prompt, params) in enumerate((p, q) for p in prompts for q in PARAMS)
-    ]
+    graphs, requests = _graphs(folder, drafter), REQUESTS
     alone = _run(graphs, requests, speculative=False)
-    assert [r.ids for r in alone] == [_oracle(folder, request, seed) for seed, request in enumerate(requests)]
+    assert [r.ids for r in alone] == oracle
     assert {r.reason for r in alone} == {"eos", "length"}
     propose = _mostly(requests, alone) if drafter == "ngram" else None
     drafted = [_run(graphs, [request], propose=propose)[0] for request in requests]
@@ -146,21 +159,6 @@ def test_no_step_accepts_what_its_mask_forbids(folder: Path, monkeypatch: pytest
     assert [r.ids for r in _run(graphs, requests)] != expected
 
 
-class _Watched:
-    """Graphs, and the stages that ran."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self.graphs, self.stages = graphs, set[Stage]()
-
-    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        self.stages.add(key.stage)
-        return self.graphs.run(key, inputs)
-
-    def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        self.stages.add(key.stage)
-        return self.graphs.draft(key, inputs)
-
-
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_halves_emit_and_accept_what_the_fused_step_does(folder: Path, drafter: str) -> None:
     """With log-probabilities, which need graphs with masks, and without: steps, drafts offered and kept, reasons."""
@@ -171,11 +169,11 @@ def test_halves_emit_and_accept_what_the_fused_step_does(folder: Path, drafter: 
     requests += [Request(tuple(range(1, 60)) * 2, PARAMS[1], 30), Request((8, 8), PARAMS[1], 20, k_limit=1)]
     found, stages = [], []
     for logprobs in (False, True):
-        watched = _Watched(graphs)
+        watched = Watched(graphs)
         scored = [dataclasses.replace(request, logprobs=logprobs) for request in requests]
         results = Engine(watched, shape_of(graphs.bundle)).run(scored)
         found.append([dataclasses.replace(result, scores=[]) for result in results])
-        stages.append(watched.stages - {Stage.PREFILL})
+        stages.append({key.stage for key in watched.keys} - {Stage.PREFILL})
     fused, halves = found
     assert halves == fused
     assert [r.ids for r in fused] == [r.ids for r in _run(graphs, requests, speculative=False)]

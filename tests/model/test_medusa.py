@@ -18,7 +18,7 @@ from demo.medusa import load_heads
 from demo.models import load
 from model.backing import REFERENCE, Backing
 from model.bundle.checkpoint import Checkpoint
-from model.config import Qwen3Config, load_config
+from model.config import load_config
 from model.drafters.medusa import KIND, Medusa, MedusaHeads
 from model.drafters.registry import load_draft
 from model.nki import simulated
@@ -26,10 +26,9 @@ from model.nki.backing import backing_of
 from model.ops import EAGER
 from model.packing import Packing
 from model.parallel import ONE_RANK, Parallel
-from model.qwen3 import Qwen3
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_medusa
-from tests.model.drafted import PROMPTS, steps
+from tests.model.drafted import PROMPTS, loaded, steps
 from tests.model.ranks import RankOps, on_ranks
 
 DEMO = Path("demo")
@@ -93,18 +92,11 @@ def test_ranks_together_have_the_logits_of_one(checkpoint: tuple[Path, bool], tp
     assert {gathered for _, gathered in found} == {2 + (not backing.sharded)}
 
 
-def _target(folder: Path) -> Qwen3:
-    config: Qwen3Config = load_config(str(folder))
-    target = Qwen3(config)
-    target.load_state_dict(shard_of(Checkpoint(folder, config), 0, 1, torch.float32, Packing()))
-    return target.eval()
-
-
 @pytest.mark.parametrize("k", [1, 5, 16])
 def test_drafts_of_a_step_are_those_of_the_demo_heads(k: int) -> None:
     """The committed heads, given the state that transformers has before each step's last id; steps keep any number."""
     theirs, (qwen3, _) = load_heads(DEMO / "draft_medusa"), load(DEMO / "target")
-    target, heads = _target(DEMO / "target"), heads_of(DEMO / "draft_medusa")
+    target, heads = loaded(DEMO / "target"), heads_of(DEMO / "draft_medusa")
     pair = Pair(target, Medusa(heads, target.config.num_hidden_layers), EAGER)
     target.taps = pair.drafter.taps
     for n, step in enumerate(steps(pair, (torch.zeros(len(PROMPTS), 1, target.config.hidden_size),), k, 5)):

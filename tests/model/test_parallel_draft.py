@@ -9,15 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.bundle.checkpoint import Checkpoint
-from model.config import load_config
 from model.drafters.parallel import MaskedDraft
 from model.ops import EAGER
-from model.packing import Packing
-from model.qwen3 import Qwen3
 from model.speculative import Pair
-from tests.compile.tiny import shard_of, write_model
-from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, steps
+from tests.compile.tiny import write_model
+from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, loaded, steps
 
 MASK = 63
 
@@ -31,14 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _model(folder: Path) -> Qwen3:
-    model = Qwen3(load_config(str(folder)))
-    model.load_state_dict(shard_of(Checkpoint(folder, model.config), 0, 1, torch.float32, Packing()))
-    return model.eval()
-
-
 def _steps(folder: Path, k: int, most: int, count: int, spoil: Spoil = lambda c, p: c) -> Iterator[list[Drafted]]:
-    pair = Pair(_model(folder / "target"), MaskedDraft(_model(folder / "draft"), MASK), EAGER)
+    pair = Pair(loaded(folder / "target"), MaskedDraft(loaded(folder / "draft"), MASK), EAGER)
     return steps(pair, (torch.zeros(len(PROMPTS), most, 1, dtype=torch.int32),), k, count, spoil)
 
 

@@ -89,7 +89,7 @@ class Recorder(Graphs):
 @pytest.fixture(scope="module")
 def both(base: Path) -> tuple[Recorder, Recorder]:
     """The same bundle on cut caches and said quicker, and plain on whole ones."""
-    bundle = graphs(base).bundle
+    bundle = graphs(base, k=2).bundle
     return Recorder(bundle, True), Recorder(bundle, False)
 
 

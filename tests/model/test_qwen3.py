@@ -65,23 +65,6 @@ def test_logits_equal_transformers(case: tuple) -> None:
 
 
 @torch.no_grad()
-def test_a_batch_equals_its_rows_alone_within_rounding() -> None:
-    """Eager torch picks a matrix product by its size; compiled passes are held bit for bit in test_bits.py."""
-    _, ours = _pair(8, 2, 16, 2, False)
-    keys = torch.arange(256, dtype=torch.int32)
-    ids = torch.randint(0, 97, (3, 40), dtype=torch.int32)
-    placement = Placement(keys[None, :40].expand(3, -1), keys)
-    together = ours.hidden(ids, empty_caches(ours.config, Parallel(), 3, 256, torch.float32), placement).x_BNE
-    for b in range(3):
-        alone, *_ = ours.hidden(
-            ids[b : b + 1],
-            empty_caches(ours.config, Parallel(), 1, 256, torch.float32),
-            Placement(keys[None, :40], keys),
-        )
-        torch.testing.assert_close(together[b], alone[0], rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
 def test_a_wrong_rotation_is_noticed() -> None:
     hf, ours = _pair(8, 2, 16, 2, False)
     ids = torch.randint(0, 97, (40,))

@@ -10,7 +10,6 @@ import pytest
 from compile.build import build
 from model.bundle import hlo
 from model.bundle.opening import read_bundle
-from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
 from model.serving.ready import compile_graphs, shape_of
@@ -18,6 +17,7 @@ from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
 from tests.compile.tiny import spec, write_model
+from tests.model.ahead import Watched
 from tests.model.synthetic_load import BySeated
 
 KS = (1, 3)
@@ -49,20 +49,6 @@ class _Random(Engine):
     def _limits(self, seated: tuple[Slot, ...]) -> tuple[int, ...]:
         most = self.rng.choice((0, *self.shape.ks))
         return tuple(self.rng.randint(0, most) for _ in seated)
-
-
-class _Watched:
-    """Graphs, and the keys of those that ran."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self.graphs, self.keys = graphs, list[GraphKey]()
-
-    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        self.keys.append(key)
-        return self.graphs.run(key, inputs)
-
-    def draft(self, key: GraphKey, inputs: StepInputs) -> object:
-        return self.graphs.draft(key, inputs)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -126,7 +112,7 @@ def test_requests_that_take_no_drafts_run_the_target_alone(graphs: Graphs) -> No
 
 @pytest.mark.parametrize("limit", [None, 1, 0])
 def test_every_graph_that_a_request_runs_was_compiled_before(graphs: Graphs, limit: int | None) -> None:
-    watched, prepared = _Watched(graphs), set[GraphKey]()
+    watched, prepared = Watched(graphs), set[GraphKey]()
     engine = Engine(watched, shape_of(graphs.bundle))
     request = Request((9, 2, 7), Params(0.8, seed=3), 20, k_limit=limit)
 

@@ -13,7 +13,7 @@ from trnspec import BuildSpec, build
 def main(out: str) -> None:
     """Build into a folder; print one JSON object."""
     target, draft = "demo/target", "demo/draft"
-    spec = BuildSpec(target, draft, tp=1, k="7", batch=1, max_len=128, dtype="fp32", out=out)
+    spec = BuildSpec(target, draft, tp=1, k="2", batch=1, max_len=128, dtype="fp32", out=out)
     spec.check()
     build(spec)
     print(json.dumps({"torch": torch.backends.cpu.get_cpu_capability()}))

@@ -25,7 +25,7 @@ def main(bundle: str) -> None:
     """Print one JSON object: instruction sets, and ids by prompt and parameters."""
     with LLM(bundle) as llm:
         ids = {
-            f"{prompt!r} {params}": llm.generate(prompt, params, max_new_tokens=64).ids
+            f"{prompt!r} {params}": llm.generate(prompt, params, max_new_tokens=40).ids
             for params in (GREEDY, *DRAWN)
             for prompt in PROMPTS
         }

@@ -1,11 +1,13 @@
-"""A bundle of the demo pair behind the front door, shared with the other tests of the session."""
+"""A bundle of the demo pair behind the front door, shared with the other tests of the session, and a tiny one."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from compile.build import build
 from model.llm import LLM
+from tests.compile.tiny import spec, write_pair
 from tests.model.demo_bundle import graphs
 
 
@@ -15,6 +17,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
     folder.mkdir(exist_ok=True)
     return graphs(folder).bundle.path
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a bundle that a new process compiles in seconds."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_pair(folder)
+    return build(spec(folder, k=1, batch=1))
 
 
 @pytest.fixture(scope="session")

@@ -37,23 +37,32 @@ def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: L
 @pytest.mark.parametrize(
     "params", [Params(), DRAWN, Params(1.1, top_k=30, seed=5)], ids=["greedy", "drawn", "filtered"]
 )
-def test_speculation_off_and_a_restart_give_the_same_bytes(bundle: Path, llm: LLM, params: Params) -> None:
-    """Off for the server or for a request, any limit, alone, in a batch or as a stream, and in a new process."""
+def test_speculation_off_and_its_limit_give_the_same_bytes(llm: LLM, params: Params) -> None:
+    """Off for the server or for a request, any limit, alone, in a batch or as a stream."""
     drafts = llm.generate(COUNT, params, **FEW)
     assert sum(drafts.drafts_kept) > 0
+    assert drafts.tokens_per_step > 1
     ways = [Options(speculation=False), *(Options(k_limit=limit) for limit in (0, 1, 4))]
     for way in ways:
         found = llm.generate(COUNT, params, **FEW, **way)
         assert (found.ids, found.text) == (drafts.ids, drafts.text)
         assert sum(found.drafts_offered) == found.steps * way.get("k_limit", 0)
+        assert 1 <= found.tokens_per_step <= 1 + way.get("k_limit", 0)
     none = llm.generate([COUNT, PROMPTS[3]], params, **FEW, k_limit=0)
     assert (none[0].ids, none[0].steps, none[0].drafts_offered) == (drafts.ids, 15, ())
     assert "".join(llm.stream(COUNT, params, **FEW, k_limit=0)) == drafts.text
+
+
+def test_a_restart_gives_the_same_ids(tiny: Path) -> None:
+    """In a new process, with speculation off and with a request's limit of none."""
+    params = Params(1.1, top_k=30, seed=5)
+    with LLM(tiny) as llm:
+        drafts = llm.generate(COUNT, params, **FEW)
+    assert len(set(drafts.ids)) > 4
     flags = {"temperature": params.temperature, "top-k": params.top_k, "seed": params.seed, "max-new-tokens": 16}
-    command = [sys.executable, "-m", "model.generate", "--bundle", str(bundle), "--prompt", COUNT, "--json"]
+    command = [sys.executable, "-m", "model.generate", "--bundle", str(tiny), "--prompt", COUNT, "--json"]
     command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    # a process takes ten seconds: two of them, for one of the ways to draw
-    for more in (["--no-speculation"], ["--k-limit", "0"]) if params == DRAWN else ():
+    for more in (["--no-speculation"], ["--k-limit", "0"]):
         done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
         assert tuple(json.loads(done.stdout)["ids"]) == drafts.ids
 
@@ -79,8 +88,11 @@ def test_ids_in_and_out(llm: LLM) -> None:
     assert (*as_ids.ids[:10], *whole.ids) == as_ids.ids
 
 
-@pytest.mark.parametrize("options", [{}, {"stop": " the"}, {"stop": ["he s", "and t"]}, {"k_limit": 2}])
-@pytest.mark.parametrize("prompt", PROMPTS[12:16])
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    zip([{}, {"stop": " the"}, {"stop": ["he s", "and t"]}, {"k_limit": 2}], PROMPTS[12:16], strict=True),
+    ids=["plain", "a stop", "two stops", "a limit"],
+)
 def test_pieces_join_to_the_text(llm: LLM, prompt: str, options: Options) -> None:
     stream = llm.stream(prompt, DRAWN, max_new_tokens=60, **options)
     pieces = list(stream)
@@ -124,15 +136,6 @@ def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
         stream.close()
         assert stream.output is None
     assert len(llm.generate(COUNT, **FEW).ids) == 16
-
-
-@pytest.mark.parametrize("params", [Params(), DRAWN])
-def test_speculation_and_its_limit_change_no_token(llm: LLM, params: Params) -> None:
-    expected = llm.generate(COUNT, params, max_new_tokens=40)
-    alone = llm.generate(COUNT, params, max_new_tokens=40, speculation=False)
-    limited = llm.generate(COUNT, params, max_new_tokens=40, k_limit=2)
-    assert alone.ids == limited.ids == expected.ids
-    assert alone.tokens_per_step == 1 < limited.tokens_per_step <= 3 < expected.tokens_per_step
 
 
 def test_the_context_s_end_is_a_reason(llm: LLM) -> None:

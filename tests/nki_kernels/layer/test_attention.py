@@ -120,18 +120,12 @@ def test_two_cores_need_what_the_other_made(tile: str, monkeypatch: pytest.Monke
     assert run(a, lnc=2).tobytes() != right.tobytes()
 
 
-def _weights(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+def _of(operand: str, **fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    """Change some fields of an operand."""
+
     def change(operands: dict[str, Any]) -> None:
-        kept = operands["weights"]
-        operands["weights"] = replace(kept, **{name: f(getattr(kept, name)) for name, f in fields.items()})
-
-    return change
-
-
-def _rows(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def change(operands: dict[str, Any]) -> None:
-        kept = operands["rows"]
-        operands["rows"] = replace(kept, **{name: f(getattr(kept, name)) for name, f in fields.items()})
+        kept = operands[operand]
+        operands[operand] = replace(kept, **{name: f(getattr(kept, name)) for name, f in fields.items()})
 
     return change
 
@@ -139,18 +133,18 @@ def _rows(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
 BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "keep the rows of a sequence together": lambda g: g.update(x=g["x"][0]),
     "1 to 128 rows": lambda g: g.update(x=np.zeros((5, 26, 384), np.float32)),
-    "gamma is": _weights(gamma=lambda w: w[:-1]),
-    "q_norm is": _weights(q_norm=lambda w: w[:-1]),
-    "qkv is": _weights(qkv=lambda w: w.swapaxes(1, 2)),
-    "out is": _weights(out=lambda w: w.swapaxes(1, 2)),
+    "gamma is": _of("weights", gamma=lambda w: w[:-1]),
+    "q_norm is": _of("weights", q_norm=lambda w: w[:-1]),
+    "qkv is": _of("weights", qkv=lambda w: w.swapaxes(1, 2)),
+    "out is": _of("weights", out=lambda w: w.swapaxes(1, 2)),
     "head dim D is 64": lambda g: g.update(cache=(g["cache"][0][:, :, :64], g["cache"][1][..., :64])),
     "values are": lambda g: g.update(cache=(g["cache"][0], g["cache"][1][0])),
     "transpose the keys": lambda g: g.update(cache=(g["cache"][0].swapaxes(2, 3), g["cache"][1])),
-    "its cache ends at": _rows(positions=lambda p: p + 300),
-    "consecutive": _rows(positions=lambda p: p * 0),
-    "cos is": _rows(cos=lambda c: c.astype(np.float64)),
-    "sin is": _rows(sin=lambda c: c[..., :-1]),
-    "dtypes are": _weights(qkv=lambda w: w.astype(ml_dtypes.bfloat16)),
+    "its cache ends at": _of("rows", positions=lambda p: p + 300),
+    "consecutive": _of("rows", positions=lambda p: p * 0),
+    "cos is": _of("rows", cos=lambda c: c.astype(np.float64)),
+    "sin is": _of("rows", sin=lambda c: c[..., :-1]),
+    "dtypes are": _of("weights", qkv=lambda w: w.astype(ml_dtypes.bfloat16)),
     "lnc is 3": lambda g: g.update(lnc=3),
 }
 
