@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from model.bundle.opening import Bundle, read_bundle
-from model.bundle.spec import BundleSpec
 from model.errors import UserError
 from model.serving.ready import shape_of
 from model.serving.step_k import KOfBatch, parse_k_of_batch, tuned
@@ -36,6 +36,15 @@ SPECULATION, K_OF_BATCH, ACCEPTANCE, PLATFORM = "speculation", "k_of_batch", "ac
 _PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla"}
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
+# lines of vLLM's start that are not true of a bundle: it counts the block that it keeps for itself as a slot, and warns
+# of a setting and of a scheduler that it cannot know
+_FALSE_LINES = {
+    "vllm.v1.core.kv_cache_utils": "Maximum concurrency",
+    "vllm.config.scheduler": "custom scheduler class",
+    "vllm.engine.arg_utils": "officially support disabling chunked prefill",
+}
+for _name in _FALSE_LINES:
+    logging.getLogger(_name).addFilter(lambda record: _FALSE_LINES[record.name] not in str(record.msg))
 
 
 def served_bundle() -> Bundle:
@@ -124,12 +133,15 @@ class BundlePlatform(Platform):
             generation_config=folder,
             max_model_len=bundle.spec.max_len,
             max_num_seqs=bundle.spec.batch,
-            max_num_batched_tokens=bundle.spec.batch * bundle.spec.max_len,
             enable_prefix_caching=False,
             enable_chunked_prefill=False,
             middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
+        for action in parser._actions:
+            if action.dest == "max_num_batched_tokens":
+                # vLLM has no default that a given value would differ from
+                action.type = _refuse_budget
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -149,7 +161,7 @@ class BundlePlatform(Platform):
         vllm_config.compilation_config.mode = CompilationMode.NONE
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
         # every slot may hold a whole context: the token budget never shortens a step
-        scheduler.max_num_batched_tokens = _token_budget(spec)
+        scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
         scheduler.scheduler_cls = "serve.scheduler.BundleScheduler"
         scheduler.async_scheduling = False
         # a block is a slot; vLLM keeps block 0 for itself
@@ -193,8 +205,8 @@ class BundlePlatform(Platform):
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 
 
-def _token_budget(spec: BundleSpec) -> int:
-    return spec.batch * (spec.max_len + 2 * spec.k + 2)
+def _refuse_budget(value: str) -> int:
+    raise UserError(f"max-num-batched-tokens is {value}; a step's size is fixed in the bundle's graphs, leave it out")
 
 
 def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
@@ -215,8 +227,6 @@ def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
         raise UserError("enable-prefix-caching was given; a bundle computes every prompt anew, leave it out")
     if scheduler.enable_chunked_prefill:
         raise UserError("enable-chunked-prefill was given; a bundle's graph takes a prompt whole, leave it out")
-    if scheduler.max_num_batched_tokens not in (spec.batch * spec.max_len, _token_budget(spec)):
-        raise UserError("max-num-batched-tokens was given; a step's size is fixed in the bundle's graphs, leave it out")
     if not bundle.manifest.has_weights:
         raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
     if not model.skip_tokenizer_init and not any(name.startswith("tokenizer/") for name in bundle.files):

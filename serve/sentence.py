@@ -70,5 +70,5 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, ValueError):
         # pydantic's error is a list of errors
         first = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
-        return " ".join(first.split())
+        return " ".join(first.removeprefix("Value error, ").split())
     return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import sys
 import time
@@ -33,11 +32,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 
 
-# lines of vLLM's start that say nothing true of a bundle: it counts the block that it keeps for itself as a slot, and
-# warns of a scheduler that it cannot know
-_FALSE_LINES = {"vllm.v1.core.kv_cache_utils": "Maximum concurrency", "vllm.config.scheduler": "custom scheduler class"}
-
-
 class BundleWorker(WorkerBase):
     """Continuous batching over our engine. vLLM ends requests: it cuts at stops, ends and limits inside a block.
 
@@ -47,8 +41,6 @@ class BundleWorker(WorkerBase):
     def init_device(self) -> None:
         self.device = torch.device("cpu")
         leave_ctrl_c_to_the_server()
-        for name in _FALSE_LINES:
-            logging.getLogger(name).addFilter(lambda record: _FALSE_LINES[record.name] not in str(record.msg))
 
     @passed_on()
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
