@@ -17,6 +17,7 @@ from model.bundle.opening import Bundle, read_bundle
 from model.errors import UserError
 from model.serving.ready import shape_of
 from model.serving.step_k import KOfBatch, parse_k_of_batch, tuned
+from model.serving.text import TOKENIZER
 from serve.allowed import Refused, check_request, refuse_others
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, model_folder
@@ -229,5 +230,5 @@ def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
         raise UserError("enable-chunked-prefill was given; a bundle's graph takes a prompt whole, leave it out")
     if not bundle.manifest.has_weights:
         raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
-    if not model.skip_tokenizer_init and not any(name.startswith("tokenizer/") for name in bundle.files):
+    if not model.skip_tokenizer_init and TOKENIZER not in bundle.files:
         raise UserError(f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json")
