@@ -13,14 +13,8 @@ def try_it(args: Any) -> str:
     name = (args.served_model_name or [args.model])[0]
     body = {"model": name, "prompt": "Count from 1 to 100: 1, 2, 3,", "max_tokens": 64, "temperature": 0}
     host = args.host if args.host not in (None, "", "0.0.0.0", "::") else "127.0.0.1"
-    place = (
-        f"--unix-socket {shlex.quote(args.uds)} http://localhost"
-        if args.uds
-        else f"http://{_bracketed(host)}:{args.port}"
-    )
+    place = f"http://[{host}]:{args.port}" if ":" in host else f"http://{host}:{args.port}"
+    if args.uds:
+        place = f"--unix-socket {shlex.quote(args.uds)} http://localhost"
     key = ' -H "authorization: Bearer $KEY"' if args.api_key or os.environ.get("VLLM_API_KEY") else ""
     return f'curl {place}/v1/completions -H "content-type: application/json"{key} -d {shlex.quote(json.dumps(body))}'
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
