@@ -68,8 +68,6 @@ serve-environment: $(SERVE)/.installed
 # the demo pair behind an OpenAI-compatible server on loopback
 serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
-	@echo 'curl http://127.0.0.1:$(PORT)/v1/completions -H "content-type: application/json" -d \
-	'"'"'{"model": "demo", "prompt": "Count from 1 to 100: 1, 2, 3,", "max_tokens": 64, "temperature": 0}'"'"
 	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
 
 # what fits a CI: the contract with the installed vLLM, and one server over HTTP

@@ -147,6 +147,7 @@ def render(values: Values, out: Path) -> list[Path]:
 def dashboard(scope: dict[str, Any]) -> dict[str, Any]:
     """Grafana's form of templates/dashboard.yaml: two panels side by side, one line for each server."""
     board: dict[str, Any] = _template("dashboard.yaml", scope)[0]
+    panels = board["panels"] | board.pop("panels_of")[scope["server"]["engine"]]
     board["panels"] = [
         {
             "id": number,
@@ -155,9 +156,9 @@ def dashboard(scope: dict[str, Any]) -> dict[str, Any]:
             "datasource": {"type": "prometheus", "uid": "$source"},
             "gridPos": {"x": number % 2 * 12, "y": number // 2 * 8, "w": 12, "h": 8},
             "fieldConfig": {"defaults": {"unit": panel["unit"], "min": 0}, "overrides": []},
-            "targets": [{"refId": "A", "legendFormat": "{{service}}", "expr": panel["expr"]}],
+            "targets": [{"refId": "A", "legendFormat": "{{service}} {{k}}", "expr": panel["expr"]}],
         }
-        for number, (title, panel) in enumerate(board["panels"].items())
+        for number, (title, panel) in enumerate(panels.items())
     ]
     return board
 

@@ -93,8 +93,8 @@ _FIELDS: dict[str, Any] = {
     },
     "server": {
         "engine": one_of("nxdi", "trnspec"), "replicas": whole(1, 1000), "port": whole(1024, 65535),
-        "api_key_secret": _LABEL, "clients_namespace": _LABEL, "cpu": _CPU, "memory_gib": _MEMORY, "shm_gib": _MEMORY,
-        "disk_gib": _DISK, "startup_seconds": whole(60, 86400),
+        "api_key_secret": _LABEL, "clients_namespace": _LABEL, "prometheus_namespace": _LABEL, "cpu": _CPU,
+        "memory_gib": _MEMORY, "shm_gib": _MEMORY, "disk_gib": _DISK, "startup_seconds": whole(60, 86400),
     },
     "router": {
         "kind": one_of(NONE, "gateway"), "gateway": _LABEL, "gateway_namespace": _LABEL, "picker": _LABEL,

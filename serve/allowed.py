@@ -21,11 +21,13 @@ _BY_VLLM = {
 _BY_MASKS = {"logprobs": (0,), "structured_outputs": ()}
 _WHY = {
     "logprobs": "a bundle built with --structured returns the emitted token's alone, which 0 requests",
-    "prompt_logprobs": "the bundle's graphs return no probabilities of a prompt",
-    "structured_outputs": "the bundle was built without --structured, so its graphs take no mask",
+    "prompt_logprobs": "the bundle's graphs return no probabilities of a prompt; leave it out",
+    "structured_outputs": "the bundle was built without --structured, so its graphs take no mask; build one that is",
+    "use_beam_search": "it needs the top log-probabilities, which the bundle's graphs do not return; sample n answers",
+    "generative scoring": "it needs the log-probabilities of given ids, which the bundle's graphs do not return",
     "min_tokens": "the bundle's graphs cannot hold back an end token; use ignore_eos",
 }
-_LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids"
+_LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids; leave it out"
 
 
 _NO_MASK: Allowed = lambda ids: None  # noqa: E731
@@ -44,14 +46,27 @@ def refuse_others(requested: Mapping[str, Any], defaults: Mapping[str, Any], str
 
     `structured` says that the bundle has graphs that take masks.
     """
-    for name, value in requested.items():
+    for name, value in {**requested, **_typed(requested)}.items():
         if structured and name in _BY_MASKS and (not _BY_MASKS[name] or value in _BY_MASKS[name]):
             continue
         on_the_list = name in _SAMPLED or name in _BY_VLLM or name.startswith("_")
         # logprobs=0 requests the emitted token's
         if on_the_list or value is None or value in ([], {}) or value == defaults.get(name):
             continue
-        raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}; leave it out")
+        raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}")
+
+
+def _typed(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client typed where vLLM made other parameters of it, which are then at their defaults."""
+    extra = requested.get("extra_args") or {}
+    typed = {name if name.endswith("_transfer_params") else "vllm_xargs": value for name, value in extra.items()}
+    typed["extra_args"] = None
+    # vLLM turns its watermark off for these two alone
+    if requested.get("watermarking") is False and requested.get("logprobs"):
+        scoring = bool(requested.get("logprob_token_ids"))
+        typed |= dict.fromkeys(("watermarking", "logprobs", "logprob_token_ids"))
+        typed["generative scoring" if scoring else "use_beam_search"] = True
+    return typed
 
 
 def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: Allowed | None = None) -> Request:

@@ -6,12 +6,14 @@ import dataclasses
 import hashlib
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 from compile.store import pull
 from model.bundle.manifest import MANIFEST
 from model.bundle.opening import Bundle, read_bundle
 from model.dtypes import BY_FLAG
+from model.errors import UserError, guarded
 
 # names the bundle for the processes that vLLM starts
 BUNDLE_VARIABLE = "TRNSPEC_BUNDLE"
@@ -46,6 +48,17 @@ def meant_bundle(arguments: list[str]) -> Path | None:
     return None
 
 
+def no_bundle(arguments: list[str]) -> UserError:
+    """Why a `vllm serve` command that names no bundle cannot start."""
+    named = arguments[1:2] if arguments[1:2] and not arguments[1].startswith("-") else []
+    named += [after for before, after in pairwise(arguments) if before == "--model"]
+    named += [argument.partition("=")[2] for argument in arguments if argument.startswith("--model=")]
+    if not named:
+        return UserError("the command names no bundle; write vllm serve BUNDLE, a folder that compile.build wrote")
+    there = f"the folder has no {MANIFEST}" if Path(named[0]).is_dir() else "there is no such folder"
+    return UserError(f"{named[0]} is no bundle: {there}; give a folder that compile.build wrote, or its s3:// address")
+
+
 def _pulled(address: str) -> Path:
     # an interrupted pull goes on where it stopped; files that are there already are checked against their digests
     folder = cache() / "bundles" / hashlib.sha256(address.encode()).hexdigest()[:16]
@@ -54,11 +67,17 @@ def _pulled(address: str) -> Path:
 
 
 def model_folder(bundle: Bundle) -> Path:
-    """A folder with config.json and the tokenizer's files, as vLLM expects them; UserError if a file is damaged.
+    """A folder with config.json and the tokenizer's files, as vLLM expects them.
 
-    A bundle's folder holds the files of its manifest alone, so this folder is in the cache.
+    A bundle's folder holds the files of its manifest alone, so this folder is in the cache. UserError if a file is
+    damaged, or the cache refuses to hold it.
     """
     folder = cache() / "models" / bundle.manifest.digest[:16]
+    guarded(lambda: _fill(folder, bundle), str(folder))
+    return folder
+
+
+def _fill(folder: Path, bundle: Bundle) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in bundle.files:
         if name.startswith("tokenizer/"):
@@ -68,7 +87,6 @@ def model_folder(bundle: Bundle) -> Path:
     _write(folder / "generation_config.json", json.dumps(ends).encode())
     if not _has_chat_template(folder):
         _write(folder / "chat_template.jinja", _PLAIN_CHAT.encode())
-    return folder
 
 
 def vllm_config(bundle: Bundle) -> dict[str, object]:

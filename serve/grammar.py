@@ -7,14 +7,16 @@ matcher looks ahead and rolls back over rejected drafts, so both matchers follow
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from model.errors import UserError
 from model.serving.masks import shared
+
+logger = logging.getLogger("vllm.trnspec")
 
 
 class Grammars:
@@ -41,7 +43,10 @@ class Grammars:
 
 
 class Grammar:
-    """The masks of a request as a function of its new ids: vLLM's for the next one, its own matcher's behind drafts."""
+    """The masks of a request as a function of its new ids: vLLM's for the next one, its own matcher's behind drafts.
+
+    A matcher that fails is left out: the request goes on under vLLM's masks, a token a step.
+    """
 
     def __init__(self, name: str, structured: Any, manager: Any) -> None:
         self.name, self.structured, self.manager = name, structured, manager
@@ -56,11 +61,23 @@ class Grammar:
             return mask
         matcher = self.structured.grammar if self.structured is not None else None
         # not compiled yet; vLLM itself ends a request whose grammar fails
-        if matcher is None or isinstance(matcher, Exception) or not self._moved(matcher, list(ids)):
+        if matcher is None or isinstance(matcher, Exception):
+            return None
+        try:
+            return self._ahead(matcher, list(ids))
+        except Exception:
+            logger.exception("the matcher of %s failed; its drafts are not checked any more", self.name)
+            self.structured = None
+            return None
+
+    def _ahead(self, matcher: Any, ids: list[int]) -> np.ndarray | None:
+        """The matcher's mask behind these ids; None if it allows nothing there, or the text ends."""
+        if not self._moved(matcher, ids):
             return None
         words = self.manager.backend.allocate_token_bitmask(1)
         matcher.fill_bitmask(words, 0)
-        return words[0].numpy()
+        mask: np.ndarray = words[0].numpy()
+        return mask if mask.any() else None
 
     def _moved(self, matcher: Any, ids: list[int]) -> bool:
         """Move the matcher to these ids; False if the text ends with them or before."""
@@ -72,6 +89,6 @@ class Grammar:
             if matcher.is_terminated():
                 return False
             if not matcher.accept_tokens(self.name, [token]):
-                raise UserError(f"the grammar of {self.name} refuses the id {token}, which a mask of it allowed")
+                raise ValueError(f"the grammar refuses the id {token}, which a mask of it allowed")
             self._ids.append(token)
         return not matcher.is_terminated()

@@ -5,12 +5,18 @@ from __future__ import annotations
 import collections
 import time
 
-from prometheus_client import Counter, Histogram, Info
+from prometheus_client import Counter, Gauge, Histogram
 
 from model.serving.engine import Event
 
 _GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-_DRAFTER = Info("trnspec_drafter", "The bundle's drafter; none where speculation is off")
+# an Info is not shown where several processes share their metrics
+_DRAFTER = Gauge(
+    "trnspec_drafter_info",
+    "The bundle's drafter; none where speculation is off",
+    ["kind"],
+    multiprocess_mode="mostrecent",
+)
 _STEPS = Counter("trnspec_steps", "Steps of the target; a prefill is none")
 _SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them")
 _TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, including those that vLLM cuts later")
@@ -25,7 +31,7 @@ class Metrics:
 
     def __init__(self, drafter: str) -> None:
         self.drafter = drafter
-        _DRAFTER.info({"kind": drafter})
+        _DRAFTER.labels(drafter).set(1)
         self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = self.followed = 0
         self.gap_s = 0.0
         self.of_k = collections.Counter[int]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +16,11 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from model.bundle.opening import Bundle, read_bundle
 from model.errors import UserError
 from model.serving.ready import shape_of
+from model.serving.text import TOKENIZER
 from serve.allowed import Refused, check_request, refuse_others
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, model_folder
+from serve.seed import drawn_seed
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,6 +36,15 @@ SPECULATION, FIXED_K, ACCEPTANCE, PLATFORM = "speculation", "k", "acceptance", "
 _PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla"}
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
+# lines of vLLM's start that are not true of a bundle: it counts the block that it keeps for itself as a slot, and warns
+# of a setting and of a scheduler that it cannot know
+_FALSE_LINES = {
+    "vllm.v1.core.kv_cache_utils": "Maximum concurrency",
+    "vllm.config.scheduler": "custom scheduler class",
+    "vllm.engine.arg_utils": "officially support disabling chunked prefill",
+}
+for _name in _FALSE_LINES:
+    logging.getLogger(_name).addFilter(lambda record: _FALSE_LINES[record.name] not in str(record.msg))
 
 
 def served_bundle() -> Bundle:
@@ -120,9 +132,16 @@ class BundlePlatform(Platform):
             tokenizer=folder,
             generation_config=folder,
             max_model_len=bundle.spec.max_len,
+            max_num_seqs=bundle.spec.batch,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
             middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
+        for action in parser._actions:
+            if action.dest == "max_num_batched_tokens":
+                # vLLM has no default that a given value would differ from
+                action.type = _refuse_budget
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -131,20 +150,20 @@ class BundlePlatform(Platform):
 
         bundle = served_bundle()
         spec = bundle.spec
-        end_while_starting()
-        _refuse_options(spec.max_len, vllm_config)
+        # with several API servers, the first process has a handler of vLLM's from the start
+        if vllm_config.parallel_config._api_process_count == 1:
+            end_while_starting()
+        _refuse_options(bundle, vllm_config)
         graphs_platform(vllm_config)
         fixed_k(bundle, vllm_config)
         vllm_config.parallel_config.worker_cls = "serve.worker.BundleWorker"
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        scheduler.max_num_seqs = spec.batch
         # every slot may hold a whole context: the token budget never shortens a step
         scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
-        scheduler.enable_chunked_prefill = False
+        scheduler.scheduler_cls = "serve.scheduler.BundleScheduler"
         scheduler.async_scheduling = False
-        cache.enable_prefix_caching = False
         # a block is a slot; vLLM keeps block 0 for itself
         cache.block_size = spec.max_len
         cache.num_gpu_blocks_override = spec.batch + 1
@@ -179,20 +198,36 @@ class BundlePlatform(Platform):
         try:
             refuse_others(requested, defaults, shape.structured)
             if params.seed is None and params.temperature > 0:
-                raise Refused("seed", "this endpoint draws no seed and the request samples; give a seed")
+                # only completions and chat draw it before, and have a header for it
+                params.seed = drawn_seed()
             check_request(shape, tuple(processed_inputs["prompt_token_ids"]), params)
         except Refused as refused:
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 
 
-def _refuse_options(max_len: int, vllm_config: VllmConfig) -> None:
-    """UserError for an option of the command line that contradicts the bundle."""
+def _refuse_budget(value: str) -> int:
+    raise UserError(f"max-num-batched-tokens is {value}; a step's size is fixed in the bundle's graphs, leave it out")
+
+
+def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
+    """UserError for an option of the command line that the bundle cannot follow."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    scheduler, spec = vllm_config.scheduler_config, bundle.spec
     speculative = vllm_config.speculative_config
     # vLLM calls this again in its engine's process, with the settings of the first
     if speculative is not None and speculative.method != _OURS:
         raise UserError("speculative-config was given; the bundle brings its draft and its k, leave it out")
     if parallel.world_size != 1 or parallel.data_parallel_size != 1:
         raise UserError("a parallel size was given; one process runs all ranks of the bundle, leave it out")
-    if model.max_model_len != max_len:
-        raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {max_len}, leave it out")
+    if model.max_model_len != spec.max_len:
+        raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {spec.max_len}, leave it out")
+    if scheduler.max_num_seqs > spec.batch:
+        raise UserError(f"max-num-seqs is {scheduler.max_num_seqs}; the bundle has {spec.batch} slots, ask for no more")
+    if vllm_config.cache_config.enable_prefix_caching:
+        raise UserError("enable-prefix-caching was given; a bundle computes every prompt anew, leave it out")
+    if scheduler.enable_chunked_prefill:
+        raise UserError("enable-chunked-prefill was given; a bundle's graph takes a prompt whole, leave it out")
+    if not bundle.manifest.has_weights:
+        raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
+    if not model.skip_tokenizer_init and TOKENIZER not in bundle.files:
+        raise UserError(f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json")

@@ -7,9 +7,11 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.metadata import entry_points
 
 from model.errors import UserError
-from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, meant_bundle
+from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, meant_bundle, no_bundle
+from serve.sentence import end_in_a_sentence
 
 
 def platform() -> str | None:
@@ -17,6 +19,8 @@ def platform() -> str | None:
     arguments = sys.argv[1:]
     try:
         bundle = meant_bundle(arguments)
+        if bundle is None and arguments[:1] == ["serve"] and not _help(arguments) and _alone():
+            raise no_bundle(arguments)
     except UserError as error:
         # vLLM passes over a plugin that raises an Exception, and would serve a different model
         print(f"error: {error}", file=sys.stderr)
@@ -28,7 +32,21 @@ def platform() -> str | None:
     # the worker has no model runner of vLLM's, of either version
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     _share_metrics()
+    end_in_a_sentence()
     return "serve.platform.BundlePlatform"
+
+
+def _help(arguments: list[str]) -> bool:
+    return any(argument.split("=")[0] in ("-h", "--help") for argument in arguments)
+
+
+def _alone() -> bool:
+    """Whether no other platform of vLLM's could serve a model on this machine."""
+    # vendor seam: vLLM asks its own platforms first, so its module is there
+    from vllm.platforms import builtin_platform_plugins  # noqa: PLC0415
+
+    others = [point for point in entry_points(group="vllm.platform_plugins") if point.module != __name__]
+    return not others and not any(ask() for ask in builtin_platform_plugins.values())
 
 
 def _share_metrics() -> None:

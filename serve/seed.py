@@ -9,7 +9,6 @@ from typing import Any
 
 HEADER = b"x-trnspec-seed"
 _PATHS = ("/v1/completions", "/v1/chat/completions")
-# a whole number that every reader of JSON keeps exactly
 _BITS = 53
 
 Message = MutableMapping[str, Any]
@@ -19,7 +18,10 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class SeedMiddleware:
-    """An ASGI middleware: a header goes out before the first token, so a client of a stream has its seed too."""
+    """An ASGI middleware: a header goes out before the first token, so a client of a stream has its seed too.
+
+    It reads a body when the application does: who has no key is refused before.
+    """
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -28,35 +30,45 @@ class SeedMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _PATHS:
             await self.app(scope, receive, send)
             return
-        body, last = await _whole(receive)
-        seeded, seed = with_seed(body)
+        seed: int | None = None
+        read = False
+
+        async def seeded() -> Message:
+            nonlocal seed, read
+            # after the body, the next message says that the client has left
+            if read:
+                return await receive()
+            read, (body, last) = True, await _whole(receive)
+            if last["type"] == "http.disconnect":
+                return last
+            body, seed = with_seed(body)
+            return {**last, "body": body, "more_body": False}
 
         async def tell(message: Message) -> None:
             if seed is not None and message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (HEADER, str(seed).encode())]}
             await send(message)
 
-        headers = [(n, v) for n, v in scope["headers"] if n != b"content-length"]
-        length = (b"content-length", str(len(seeded)).encode())
-        messages = [last] if last["type"] == "http.disconnect" else [{**last, "body": seeded, "more_body": False}]
+        # the body's length is not known yet
+        headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+        await self.app({**scope, "headers": headers}, seeded, tell)
 
-        async def again() -> Message:
-            # after the body, the next message says that the client has left
-            return messages.pop() if messages else await receive()
 
-        await self.app({**scope, "headers": [*headers, length]}, again, tell)
+def drawn_seed() -> int:
+    """A seed that every reader of JSON keeps exactly."""
+    return secrets.randbits(_BITS)
 
 
 def with_seed(body: bytes) -> tuple[bytes, int | None]:
     """A JSON body with a seed, and the seed if it was drawn here; a body that is no JSON object stays as it is."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body, None
     # -1 is vLLM's word for none
     if not isinstance(fields, dict) or fields.get("seed") not in (None, -1):
         return body, None
-    seed = secrets.randbits(_BITS)
+    seed = drawn_seed()
     return json.dumps(fields | {"seed": seed}).encode(), seed
 
 

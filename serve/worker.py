@@ -22,9 +22,12 @@ from model.serving.ready import shape_of, step_seconds
 from model.serving.runtime import Graphs
 from model.serving.step_k import Always, Paying
 from serve.allowed import engine_request
+from serve.drain import leave_ctrl_c_to_the_server
 from serve.grammar import Grammar, Grammars
 from serve.metrics import Metrics
 from serve.platform import fixed_k, graphs_platform, served_bundle, speculates
+from serve.scheduler import StepOutput
+from serve.sentence import passed_on
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
@@ -38,7 +41,9 @@ class BundleWorker(WorkerBase):
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")
+        leave_ctrl_c_to_the_server()
 
+    @passed_on()
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.bundle = bundle = open_bundle(served_bundle().path)
         speculative = speculates(bundle, self.vllm_config)
@@ -51,6 +56,8 @@ class BundleWorker(WorkerBase):
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
         self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
+        # the requests that could not go on, until vLLM gets the step's output
+        self.failed = set[str]()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         # nothing is stored in it: a block is a slot
@@ -71,6 +78,7 @@ class BundleWorker(WorkerBase):
     def update_max_model_len(self, max_model_len: int) -> None:
         """The bundle's length holds."""
 
+    @passed_on()
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
         if self.engine.speculative and self.fixed_k is None:
@@ -119,7 +127,11 @@ class BundleWorker(WorkerBase):
         """The step that waited for its masks, a row for each draft that vLLM counts with and one more."""
         place = 0
         for name in grammar_output.structured_output_request_ids if grammar_output else ():
-            self._grammar(name).next = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
+            mask = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
+            if mask.any():
+                self._grammar(name).next = mask
+            else:
+                self._fail(name, "its grammar allows no id here, not even the end")
             place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
         return self._serve(self.waiting)
 
@@ -128,7 +140,7 @@ class BundleWorker(WorkerBase):
             self.metrics.begin()
             self.engine.begin(masks=True)
         # the work after the step that runs is handed over before that step ends
-        prompts = {self._add(data) for data in scheduler_output.scheduled_new_reqs}
+        prompts = {self._add(data) for data in scheduler_output.scheduled_new_reqs if data.req_id not in self.failed}
         if prompts:
             self.engine.admit()
         else:
@@ -152,6 +164,14 @@ class BundleWorker(WorkerBase):
         self.numbers[name] = self.engine.add(request)
         return self.numbers[name]
 
+    def _fail(self, name: str, sentence: str) -> None:
+        """End a request alone, with an error."""
+        print(f"trnspec: request {name} ends with an error: {sentence}", file=sys.stderr, flush=True)
+        if name in self.numbers:
+            self.engine.cancel(self.numbers.pop(name))
+        self.masked.pop(name, None)
+        self.failed.add(name)
+
     def _end(self, prompts: set[int]) -> list[Event]:
         """Read the running work: a step, or one of these requests' prompts."""
         if not self.engine.begun:
@@ -166,7 +186,7 @@ class BundleWorker(WorkerBase):
         scheduler_output.num_invalid_spec_tokens = {
             name: max(0, len(placeholders) - event.drafted)
             for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
-            if (event := events.get(self.numbers[name]))
+            if (event := events.get(self.numbers.get(name, -1)))
         }
 
     def _grammar(self, name: str) -> Grammar:
@@ -178,13 +198,19 @@ class BundleWorker(WorkerBase):
 
     def _output(self, names: list[str], events: dict[int, Event]) -> ModelRunnerOutput:
         nothing = Event(-1, [])
-        of_names = [events.get(self.numbers[name], nothing) for name in names]
+        for name in names:
+            event = events.get(self.numbers.get(name, -1), nothing)
+            if event.result and event.result.error:
+                self._fail(name, event.result.error)
+        of_names = [events.get(self.numbers.get(name, -1), nothing) for name in names]
         ids = [event.ids for event in of_names]
-        return ModelRunnerOutput(
+        failed, self.failed = self.failed, set()
+        return StepOutput(
             req_ids=names,
             req_id_to_index={name: place for place, name in enumerate(names)},
             sampled_token_ids=ids,
             logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
+            failed=failed,
         )
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:

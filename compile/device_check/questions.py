@@ -79,7 +79,7 @@ QUESTIONS = (
     Question("deploy", "does the mounted bucket show `bundles/` and `checkpoints/` to uid 1000 with these mount "
              "options", "`read-only`, `allow-other`, `uid`, `gid`, `prefix`", how="`ls` in the init container"),
     Question("deploy", "which of vLLM's speculation counters does the engine offer on Neuron, if any",
-             "the V1 engine's names in the dashboard", how="`curl /metrics` on the speculative server"),
+             "none: with `nxdi` the dashboard has no panel of drafts", how="`curl /metrics` on the speculative server"),
     Question("verify_attention", "is a product of 0 and a finite number added exactly, wherever it stands in a sum of "
              "128 partitions", "assumed: hidden slots weigh 0", how="`tests/nki_kernels/attention/test_bits.py` on "
              "the device"),

@@ -161,6 +161,8 @@ class Result:
 
     ids: list[int] = field(default_factory=list)
     reason: str = ""
+    # why it could not go on, in a sentence; its reason is then "error"
+    error: str = ""
     steps: int = 0
     # steps by the k of their graph
     steps_of_k: dict[int, int] = field(default_factory=dict)

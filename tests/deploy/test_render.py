@@ -299,7 +299,7 @@ def test_the_network_denies_everything_except_the_listed_rules(case: tuple[Any, 
     assert rules["servers"]["policyTypes"] == ["Ingress"], "a server calls nobody"
     assert rules["evaluate"]["policyTypes"] == rules["compile"]["policyTypes"] == ["Egress"], "nobody calls a Job"
     (ingress,) = rules["servers"]["ingress"]
-    assert len(ingress["from"]) == (4 if routed else 2)
+    assert len(ingress["from"]) == (5 if routed else 3)
     assert ingress["ports"] == [{"protocol": "TCP", "port": values["server"]["port"]}]
     key = "app.kubernetes.io/component"
     parts = {m["spec"]["template"]["metadata"]["labels"][key] for m in manifests(out) if m["kind"] in WORK}
@@ -346,9 +346,31 @@ def test_the_partition_follows_the_region(tmp_path: Path) -> None:
         assert f"arn:{partition}:s3" in (rendered(tmp_path, f"region={region}") / "iam/compile.json").read_text()
 
 
-def test_the_dashboard_asks_for_both_servers(out: Path) -> None:
-    board = json.loads((out / "grafana/dashboard.json").read_text(encoding="utf-8"))
-    assert len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]}) == 8
+def test_prometheus_reaches_the_servers_and_finds_their_metrics(tmp_path: Path) -> None:
+    out = rendered(tmp_path, "server.prometheus_namespace=observed")
+    callers = one(out, "NetworkPolicy", "servers")["spec"]["ingress"][0]["from"]
+    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observed"}}} in callers
+    for variant in VARIANTS:
+        notes = one(out, "Service", f"-{variant}")["metadata"]["annotations"]
+        assert notes == {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics"}
+
+
+# a name of V0 and one of V1 for the same figure; tests/serve/test_http.py asks a server for all names of trnspec
+ENGINES = {
+    "nxdi": ((), 6, "vllm:time_per_output_token_seconds_bucket"),
+    "trnspec": (OURS, 10, "vllm:request_time_per_output_token_seconds_bucket"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_dashboard_asks_for_both_servers_and_for_what_the_engine_has(tmp_path: Path, engine: str) -> None:
+    changes, count, time_per_token = ENGINES[engine]
+    board = json.loads((rendered(tmp_path, *changes) / "grafana/dashboard.json").read_text(encoding="utf-8"))
+    assert len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]}) == count
+    asked = " ".join(panel["targets"][0]["expr"] for panel in board["panels"])
+    assert f"({time_per_token}" in asked
+    assert ("trnspec_tokens_total" in asked) == (engine == "trnspec")
+    assert "spec_decode" not in asked, "V0 does not count fused drafts, V1 counts those that a stop cuts"
     for panel in board["panels"]:
         (target,) = panel["targets"]
         assert 'service=~"qwen3-specdec-(baseline|speculative)"' in target["expr"]

@@ -53,6 +53,7 @@ ODD = {
     "server.port": "80|70000|http|2:13:20",
     "server.api_key_secret": "My Secret|a/b|-x",
     "server.clients_namespace": "*|a b|",
+    "server.prometheus_namespace": "*|a b|",
     "server.cpu": "0|193|90m|1e3",
     "server.memory_gib": "128|2049|640Gi",
     "server.shm_gib": "640|0",

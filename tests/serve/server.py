@@ -80,7 +80,10 @@ def starting(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server
     # ninja and the compiler's wrappers of this environment, whatever the shell's is
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, *options], env=environment, stdout=out, stderr=out)
+        # a process group of its own, as a terminal's command has
+        process = subprocess.Popen(
+            [*command, *options], env=environment, stdout=out, stderr=out, start_new_session=True
+        )
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
         yield server

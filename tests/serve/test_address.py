@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -18,13 +19,14 @@ from compile.store import push
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import NO_VLLM, URL_VARIABLE, free_port, sample, served, vllm_command
+from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, free_port, sample, served, vllm_command
 
 pytestmark = [
     pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
     pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
 ]
 ADDRESS = "s3://bucket/team/demo"
+KEY, BODY = "a-key", 200 << 20
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +83,9 @@ def test_an_address_is_served_and_without_speculation_the_ids_are_the_same(
     # vendor seam: comes with vLLM
     import openai  # noqa: PLC0415
 
-    with served(ADDRESS, tmp_path, "--additional-config", '{"speculation": false}') as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    options = ["--additional-config", '{"speculation": false}', "--api-key", KEY, "--max-num-seqs", "1"]
+    with served(ADDRESS, tmp_path, *options) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120)
         assert [model.id for model in client.models.list().data] == [ADDRESS]
         for prompt, params in [(PROMPTS[0], Params()), (PROMPTS[1], Params(0.9, 50, 0.95, 0.02, 11))]:
             online = client.completions.create(model=ADDRESS, prompt=prompt, max_tokens=40, **_asked(params))
@@ -90,7 +93,41 @@ def test_an_address_is_served_and_without_speculation_the_ids_are_the_same(
             assert online.choices[0].token_ids == list(offline.ids)
         assert sample(server, "trnspec_drafted_total") == 0
         assert sample(server, "trnspec_steps_total") == sample(server, "trnspec_tokens_total") == 78
+        _keyless_body_is_not_read(server)
+        _one_at_a_time(server, client)
     assert "none: the target alone" in (tmp_path / "server.log").read_text()
+
+
+def _keyless_body_is_not_read(server: Server) -> None:
+    """Who has no key cannot fill the server's memory."""
+    # vendor seam: comes with vLLM
+    import psutil  # noqa: PLC0415
+
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {BODY}\r\n\r\n"
+    )
+    with closing(socket()) as client:
+        client.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        client.sendall(head.encode())
+        # the answer comes before the body
+        assert client.recv(12) == b"HTTP/1.1 401"
+        with suppress(OSError):
+            for _ in range(BODY // (1 << 20)):
+                client.sendall(b"a" * (1 << 20))
+    assert process.memory_info().rss - before < BODY / 4
+
+
+def _one_at_a_time(server: Server, client: Any) -> None:
+    """--max-num-seqs below the bundle's slots."""
+    steps, sequences = (sample(server, f"trnspec_{name}_total") for name in ("steps", "sequence_steps"))
+    asked = {"max_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(client.completions.create, model=ADDRESS, prompt=p, **asked) for p in PROMPTS[:3]]
+    assert [a.result().usage.completion_tokens for a in answers] == [40] * 3
+    assert sample(server, "trnspec_steps_total") - steps == sample(server, "trnspec_sequence_steps_total") - sequences
 
 
 def _asked(params: Params) -> dict[str, Any]:

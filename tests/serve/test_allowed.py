@@ -25,6 +25,8 @@ NOT_SERVED = {
     "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "bad_words": ["x"], "extra_args": {"a": 1},
     "structured_outputs": object(), "allowed_token_ids": [1], "of_a_later_vllm": True,
 }  # fmt: skip
+# parameters that no client types
+TYPED = {"extra_args": "vllm_xargs"}
 SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048)
 
 
@@ -39,9 +41,30 @@ def test_what_is_on_the_list_is_served(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_SERVED)
 def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
-    with pytest.raises(Refused, match=f"^{name} is not served: .*; leave it out$") as refused:
+    with pytest.raises(Refused, match=f"^{TYPED.get(name, name)} is not served: .{{20,}}") as refused:
         refuse_others(DEFAULTS | {name: NOT_SERVED[name]}, DEFAULTS)
-    assert refused.value.parameter == name
+    assert refused.value.parameter == TYPED.get(name, name)
+
+
+@pytest.mark.parametrize(
+    ("made", "typed"),
+    [
+        ({"extra_args": {"kv_transfer_params": {"a": 1}}}, "kv_transfer_params"),
+        ({"watermarking": False, "logprobs": 4, "max_tokens": 1}, "use_beam_search"),
+        ({"watermarking": False, "logprobs": 2, "logprob_token_ids": [5, 6]}, "generative scoring"),
+    ],
+)
+@pytest.mark.parametrize("structured", [False, True])
+def test_a_refusal_names_what_the_client_typed(made: dict[str, Any], typed: str, structured: bool) -> None:
+    """vLLM makes these parameters of it."""
+    defaults = DEFAULTS | {"watermarking": None, "logprob_token_ids": None}
+    with pytest.raises(Refused, match=f"^{typed} is not served"):
+        refuse_others(defaults | made, defaults, structured)
+
+
+def test_who_needs_log_probabilities_hears_how_to_get_them() -> None:
+    with pytest.raises(Refused, match="built with --structured returns the emitted token's alone, which 0 requests"):
+        refuse_others(DEFAULTS | {"logprobs": 5}, DEFAULTS)
 
 
 @pytest.mark.parametrize(("name", "value"), [("structured_outputs", object()), ("logprobs", 0)])

@@ -98,6 +98,14 @@ def test_the_worker_answers_all_that_an_executor_asks() -> None:
     assert not [name for name in asked if getattr(BundleWorker, name) is getattr(WorkerBase, name, None)]
 
 
+def test_the_scheduler_ends_requests_with_an_error_by_the_set_that_ours_adds_to() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+
+    source = inspect.getsource(Scheduler.update_from_output)
+    assert "error_req_ids = set(self.grammar_compile_error_reqs)" in source
+    assert "RequestStatus.FINISHED_ERROR" in source
+
+
 def test_the_entry_point_is_installed() -> None:
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
     assert "serve.plugin:platform" in {point.value for point in points}

@@ -1,5 +1,6 @@
 """Which commands mean a bundle, and what vLLM reads of it."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import serve.folder
 from model.bundle.opening import read_bundle
 from model.errors import UserError
-from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder
+from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder, no_bundle
 from serve.plugin import platform
 from tests.model.demo_bundle import graphs
 
@@ -32,6 +33,29 @@ def test_a_folder_with_a_manifest_is_meant_and_nothing_else_is(bundle: Path, tmp
     assert meant_bundle(["serve", "--port", "1", "--model", str(bundle)]) == bundle
     for arguments in (["serve", str(tmp_path)], ["serve", "Qwen/Qwen3-0.6B"], ["bench", "serve", str(bundle)], []):
         assert meant_bundle(arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("serve a/b --port 1", "a/b is no bundle: there is no such folder"),
+        ("serve --port 1 --model a/b", "a/b is no bundle"),
+        ("serve --model=a/b", "a/b is no bundle"),
+        ("serve .", ". is no bundle: the folder has no manifest.json"),
+        ("serve --port 1", "the command names no bundle"),
+    ],
+)
+def test_a_command_that_names_no_bundle_hears_which_word_it_was(arguments: str, sentence: str) -> None:
+    assert str(no_bundle(arguments.split())).startswith(sentence)
+
+
+def test_a_full_disk_is_a_sentence_that_names_the_cache(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match=r"^the disk of .*/cache/trnspec/models/[0-9a-f]+ is full; free some space"):
+        model_folder(read_bundle(bundle))
 
 
 def test_the_environment_names_the_bundle_for_every_process(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,3 +80,52 @@ def test_without_a_matcher_nothing_is_known_behind_a_draft(compiled: Any) -> Non
 
     assert Grammar("test", SimpleNamespace(grammar=compiled), None)([1, 2]) is None
     assert Grammar("test", None, None)([1, 2]) is None
+
+
+class Broken:
+    """A matcher of which one part fails."""
+
+    def __init__(self, accepts: bool = True, fails: bool = False, words: int = 1) -> None:
+        self.accepts, self.fails, self.words = accepts, fails, words
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def accept_tokens(self, name: str, ids: list[int]) -> bool:
+        return self.accepts
+
+    def rollback(self, count: int) -> None: ...
+
+    def fill_bitmask(self, words: Any, row: int) -> None:
+        if self.fails:
+            raise RuntimeError("the matcher is in a state that it cannot be in")
+        words[row] = self.words
+
+
+def _with(matcher: Broken) -> Any:
+    import torch  # noqa: PLC0415
+
+    from serve.grammar import Grammar  # noqa: PLC0415
+
+    backend = SimpleNamespace(allocate_token_bitmask=lambda rows: torch.zeros(rows, 4, dtype=torch.int32))
+    return Grammar("test", SimpleNamespace(grammar=matcher), SimpleNamespace(backend=backend))
+
+
+@pytest.mark.parametrize("matcher", [Broken(accepts=False), Broken(fails=True)], ids=["refuses", "raises"])
+def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(matcher: Broken) -> None:
+    grammar = _with(matcher)
+    assert grammar([1]) is None
+    assert grammar.structured is None
+    grammar.next = np.full(4, 5, np.int32)
+    assert (grammar([1, 2]) == 5).all()
+
+
+def test_a_dead_end_behind_a_draft_is_not_followed() -> None:
+    """The target may still draw the id; the request ends then, by vLLM's mask."""
+    drafts: list[tuple[int, list[int]]] = [(0, []), (7, [1, 2])]
+    for words, followed in drafts:
+        grammar = _with(Broken(words=words))
+        grammar.next = np.full(4, -1, np.int32)
+        walk = Walk(grammar, [], K, 4)
+        walk.along([1, 2])
+        assert walk.drafts == followed

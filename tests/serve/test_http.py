@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.render import dashboard, scope_of
 from model.llm import LLM
 from model.serving.request import Params
-from tests.model.demo_bundle import PROMPTS
+from tests.deploy.rendered import OURS, values_of
+from tests.model.demo_bundle import PROMPTS, ROOT
 from tests.serve.server import NO_VLLM, Server, sample
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -184,7 +189,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("bad_words", {"extra_body": {"bad_words": ["the"]}}),
     ("allowed_token_ids", {"extra_body": {"allowed_token_ids": [5, 6]}}),
     ("structured_outputs", {"extra_body": {"structured_outputs": {"regex": "a+"}}}),
-    ("extra_args", {"extra_body": {"vllm_xargs": {"a": 1}}}),
+    ("vllm_xargs", {"extra_body": {"vllm_xargs": {"a": 1}}}),
+    ("kv_transfer_params", {"extra_body": {"kv_transfer_params": {"a": 1}}}),
+    ("use_beam_search", {"n": 2, "extra_body": {"use_beam_search": True}}),
     ("seed", {"seed": -3}),
     ("prompt", {"prompt": [5, 2048]}),
     ("", {"prompt": [5] * 256}),
@@ -218,3 +225,31 @@ def test_our_own_metrics_are_beside_vllms(server: Server) -> None:
     assert 0 < sample(server, "trnspec_drafts_kept_total") < sample(server, "trnspec_drafted_total")
     assert sample(server, "trnspec_host_gap_seconds_count") > 0
     assert sample(server, "vllm:generation_tokens_total") > 0
+
+
+def test_every_metric_that_a_page_or_a_panel_names_is_shown(server: Server, tmp_path: Path) -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("serving.md", "operating.md")]
+    board = dashboard(scope_of(values_of(*OURS)))
+    asked = " ".join([*pages, *(panel["targets"][0]["expr"] for panel in board["panels"])])
+    names = set(re.findall(r"\b(?:vllm:|trnspec_)[a-z_]+[a-z]", asked))
+    assert {"trnspec_drafter_info", "vllm:kv_cache_usage_perc"} < names
+    shown = {line.split("{")[0].split(" ")[0] for line in server.get("/metrics").splitlines()}
+    # a histogram is shown as its parts
+    assert {name for name in names if not shown & {name, f"{name}_count"}} == set()
+    assert '{kind="chain"} 1.0' in next(
+        li for li in server.get("/metrics").splitlines() if "trnspec_drafter_info{" in li
+    )
+
+
+def test_a_start_ends_with_a_request_to_try_and_tells_nothing_false(server: Server, name: str) -> None:
+    if server.log is None:
+        pytest.skip("the server is not ours, and neither is its log")
+    lines = server.log.read_text(encoding="utf-8").splitlines()
+    (place,) = (n for n, line in enumerate(lines) if "Application startup complete" in line)
+    assert lines[place + 1].startswith(f"curl {server.url}/v1/completions ")
+    body = json.loads(shlex.split(lines[place + 1])[-1])
+    assert (body["model"], body["max_tokens"]) == (name, 64)
+    start = "\n".join(lines[:place])
+    assert "slots    4, each of 256 tokens" in start
+    for false in ("Maximum concurrency", "custom scheduler", "officially support"):
+        assert false not in start

@@ -41,6 +41,16 @@ REFUSED: list[dict[str, Any]] = [
 IDLE: list[dict[str, Any]] = [{"user": "a"}, {"priority": 0}, {"length_penalty": 2.0}, {"request_id": "a"}]
 
 
+# deeper than a reader of JSON goes
+DEEP, NESTED = b'{"a":' * 20000, b'{"prompt": "a", "user": ' + b"[" * 3000 + b"]" * 3000 + b"}"
+# endpoints whose clients have no seed, and the field of their answer that has text
+SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/responses": ({"input": "a", "max_output_tokens": 5}, "output"),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}, "content"),
+    "/invocations": ({"prompt": "a", "max_tokens": 5}, "choices"),
+}
+
+
 def post(server: Server, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
     """The status and the JSON of an answer."""
     request = urllib.request.Request(server.url + path, body, {"content-type": "application/json"})
@@ -73,7 +83,23 @@ def test_a_chat_of_what_is_not_served_is_refused(server: Server, name: str, more
     assert status == 400, answer
 
 
-@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"prompt": "a"', b"\xff\xfe"])
+@pytest.mark.parametrize("path", SAMPLED)
+def test_every_endpoint_samples_without_a_seed(server: Server, name: str, path: str) -> None:
+    asked, field = SAMPLED[path]
+    answers = [post(server, path, json.dumps({"model": name, **asked}).encode()) for _ in range(4)]
+    assert [status for status, _ in answers] == [200] * 4, answers
+    # a seed of its own for each
+    assert len({str([part.get("text") or part.get("content") for part in a[field]]) for _, a in answers}) > 1
+
+
+def test_scoring_is_refused_by_its_name(server: Server, name: str) -> None:
+    asked = {"model": name, "query": "a", "items": ["b"], "label_token_ids": [5, 6]}
+    status, answer = post(server, "/generative_scoring", json.dumps(asked).encode())
+    assert status == 400
+    assert answer["error"]["message"].startswith("generative scoring is not served")
+
+
+@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"prompt": "a"', b"\xff\xfe", DEEP, NESTED], ids=range(7))
 def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes) -> None:
     status, answer = post(server, "/v1/completions", body)
     assert status == 400, answer

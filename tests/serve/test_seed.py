@@ -32,7 +32,7 @@ def call(parts: list[bytes], path: str = "/v1/completions") -> tuple[bytes, dict
     scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"1")]}
     asyncio.run(SeedMiddleware(app)(scope, receive, send))
     lengths = [v for n, v in seen["scope"]["headers"] if n == b"content-length"]
-    assert lengths == [str(len(seen["body"])).encode()] or path != "/v1/completions"
+    assert not lengths or path != "/v1/completions", "the body's length is not known before it is read"
     return seen["body"], seen["headers"], seen["after"]
 
 
@@ -54,7 +54,45 @@ def test_two_requests_draw_two_seeds() -> None:
     assert with_seed(b"{}")[1] != with_seed(b"{}")[1]
 
 
-@pytest.mark.parametrize("body", [b'{"seed": 0}', b"[1]", b"no json", b""])
+def test_a_body_that_the_application_refuses_to_read_is_not_read() -> None:
+    """vLLM's check of the key is inside of this middleware."""
+    asked, sent = [], list[Message]()
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+
+    async def receive() -> Message:
+        asked.append(1)
+        return {"type": "http.request", "body": b"x", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(SeedMiddleware(app)(scope, receive, send))
+    assert not asked
+    assert sent == [{"type": "http.response.start", "status": 401, "headers": []}]
+
+
+def test_a_client_that_leaves_inside_its_body_is_told_of_as_that() -> None:
+    seen = list[Message]()
+    coming: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        seen.append(await receive())
+
+    async def receive() -> Message:
+        return coming.pop(0)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(SeedMiddleware(app)(scope, receive, None))  # type: ignore[arg-type]
+    assert seen == [{"type": "http.disconnect"}]
+
+
+DEEP = b'{"a":' * 20000
+
+
+@pytest.mark.parametrize("body", [b'{"seed": 0}', b"[1]", b"no json", b"", DEEP], ids=[*map(str, range(4)), "deep"])
 def test_what_names_a_seed_or_is_no_request_goes_through_as_it_is(body: bytes) -> None:
     seen, headers, _ = call([body])
     assert seen == body

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +20,7 @@ from model.errors import UserError
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS, graphs
-from tests.serve.server import NO_VLLM, Server, sample, served
+from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, sample, served
 from tests.serve.test_grammar import grammar_of
 from tests.serve.test_http import ask, ids_of
 
@@ -139,6 +142,49 @@ def test_a_log_probability_more_than_the_emitted_token_s_is_refused(client: Any,
         ask(client, name, PROMPTS[0], max_tokens=5, extra_body={"structured_outputs": {"regex": "(("}})
 
 
+DEAD_ENDS: dict[str, dict[str, Any]] = {
+    "at once": {"structured_outputs": {"json": {"$ref": "#"}}},
+    "response-format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": {"anyOf": [{"$ref": "#"}]}}}
+    },
+    "at the second id": {"structured_outputs": {"grammar": 'root ::= "a" x\nx ::= x "b"'}},
+}
+
+
+@pytest.mark.parametrize("form", DEAD_ENDS)
+def test_a_mask_that_allows_nothing_ends_that_request_alone(
+    client: Any, name: str, server: Server, llm: LLM, form: str
+) -> None:
+    import openai  # noqa: PLC0415
+
+    with ThreadPoolExecutor(8) as pool:
+        dead = [
+            pool.submit(ask, client, name, PROMPTS[i], max_tokens=20, seed=i, extra_body=DEAD_ENDS[form])
+            for i in range(4)
+        ]
+        free = [pool.submit(ask, client, name, PROMPTS[i], max_tokens=40, temperature=0.8, seed=i) for i in range(4)]
+    for answer in dead:
+        with pytest.raises(openai.InternalServerError):
+            answer.result()
+    for i, answer in enumerate(free):
+        assert ids_of(answer.result()) == list(llm.generate(PROMPTS[i], Params(0.8, seed=i), max_new_tokens=40).ids)
+    assert server.status("/health") == 200
+    assert sample(server, "vllm:num_requests_running") == 0
+    if server.log:
+        assert "ends with an error: its grammar allows no id here" in server.log.read_text()
+
+
+def test_a_dead_end_in_a_stream_is_an_error_in_it(client: Any, name: str) -> None:
+    import openai  # noqa: PLC0415
+
+    extra = DEAD_ENDS["at the second id"]
+    stream = ask(client, name, PROMPTS[0], max_tokens=20, temperature=0, stream=True, extra_body=extra)
+    texts = list[str]()
+    with pytest.raises(openai.APIError, match="Internal server error"):
+        texts += [part.choices[0].text for part in stream]
+    assert "".join(texts) in ("", "a")
+
+
 def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) -> None:
     """Alone on the server: the counts are those of the same request offline."""
     answer = ask(client, name, PROMPTS[0], max_tokens=20, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
@@ -173,3 +219,31 @@ def test_a_k_that_the_graphs_do_not_have_is_refused(bundle: Path) -> None:
     for options, sentence in (({ACCEPTANCE: "all"}, "acceptance is 'all'"), ({"ks": 3}, "additional-config is")):
         with pytest.raises(UserError, match=sentence):
             speculates(opened, config(**options))
+
+
+@pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use")
+def test_ctrl_c_lets_every_request_that_came_end(client: Any, name: str, server: Server) -> None:
+    """A terminal sends it to every process. More requests than slots: some have come and not reached the engine yet.
+
+    It is the last test: the server has ended after it.
+    """
+    assert server.process is not None
+
+    def stream(seed: int) -> tuple[int, str]:
+        asked = {"max_tokens": 100, "temperature": 0.9, "seed": seed, "extra_body": {"ignore_eos": True}}
+        usage = {"stream_options": {"include_usage": True}}
+        parts = list(ask(client, name, PROMPTS[0], stream=True, **asked, **usage))
+        return parts[-1].usage.completion_tokens, parts[-2].choices[0].finish_reason
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = [pool.submit(stream, seed) for seed in range(24)]
+        time.sleep(0.5)
+        os.killpg(server.process.pid, signal.SIGINT)
+        time.sleep(0.2)
+        assert server.status("/health") == 503
+        # one that came after the signal
+        refused = [str(answer.exception()) for answer in answers if answer.exception()]
+    assert [answer.result() for answer in answers if not answer.exception()] == [(100, "length")] * (24 - len(refused))
+    assert all("shutting down" in error for error in refused), refused
+    assert len(refused) < 12
+    assert server.process.wait(60) == 0

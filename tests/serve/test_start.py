@@ -1,0 +1,113 @@
+"""A start that fails: one sentence last on stderr, status 2, and no traceback before it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from compile.build import build
+from compile.spec import BuildSpec
+from tests.model.demo_bundle import ROOT
+from tests.serve.server import NO_VLLM, URL_VARIABLE, free_port, vllm_command
+
+pytestmark = [
+    pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
+    pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
+]
+
+
+def ended(bundle: Path | str, *options: str, **environment: str) -> str:
+    """The last line of the stderr of a server that does not start."""
+    command = [*vllm_command(str(bundle)), "--port", str(free_port()), *options]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, timeout=300, check=False)
+    errors = done.stderr.decode()
+    assert done.returncode == 2, errors
+    assert "Traceback" not in errors + done.stdout.decode()
+    return errors.splitlines()[-1]
+
+
+def no_folder(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended("bundles/demo_nope"), "bundles/demo_nope is no bundle: there is no such folder; give"
+
+
+def no_manifest(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(tmp_path), f"{tmp_path} is no bundle: the folder has no manifest.json; give"
+
+
+def damaged_weights(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    """Only the engine's process reads them."""
+    copied = shutil.copytree(bundle, tmp_path / "bundle")
+    shard = next((copied / "weights").iterdir())
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    return ended(copied), f"{copied} is damaged: weights/{shard.name} does not match the manifest; build"
+
+
+def _built(tmp_path: Path, left_out: str) -> Path:
+    for model in ("target", "draft"):
+        shutil.copytree(ROOT / "demo" / model, tmp_path / model, ignore=shutil.ignore_patterns(left_out))
+    values = {"tp": 1, "batch": 1, "max_len": 128, "dtype": "fp32", "k": "0", "drafter": "none"}
+    return build(BuildSpec(str(tmp_path / "target"), out=str(tmp_path / "out"), **values))  # type: ignore[arg-type]
+
+
+def no_weights(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    out = _built(tmp_path, "*.safetensors")
+    return ended(out), f"{out} was built without weights; build it from"
+
+
+def no_tokenizer(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    out = _built(tmp_path, "tokenizer*")
+    return ended(out), f"{out} has no tokenizer; build it from a target folder that holds tokenizer.json"
+
+
+def port(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        return ended(bundle, "--port", str(taken.getsockname()[1])), "the port is in use; end the server"
+
+
+def cache(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "file").touch()
+    return ended(bundle, XDG_CACHE_HOME=str(tmp_path / "file")), f"{tmp_path}/file/trnspec/models/"
+
+
+def parallel(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--tensor-parallel-size", "2"), "a parallel size was given; one process runs all ranks"
+
+
+def prefix_caching(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--enable-prefix-caching"), "enable-prefix-caching was given; a bundle computes every prompt"
+
+
+def chunked_prefill(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--enable-chunked-prefill"), "enable-chunked-prefill was given; a bundle's graph takes"
+
+
+def token_budget(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--max-num-batched-tokens", "64"), "max-num-batched-tokens is 64; a step's size is fixed"
+
+
+def slots(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--max-num-seqs", "5"), "max-num-seqs is 5; the bundle has 4 slots, ask for no more"
+
+
+Case = Callable[[Path, Path], tuple[str, str]]
+CASES: list[Case] = [
+    no_folder, no_manifest, damaged_weights, no_weights, no_tokenizer, port, cache, parallel, prefix_caching,
+    chunked_prefill, token_budget, slots,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+def test_a_start_that_fails_says_why_in_its_last_line(bundle: Path, tmp_path: Path, case: Case) -> None:
+    last, sentence = case(bundle, tmp_path)
+    assert last.startswith(f"error: {sentence}")
