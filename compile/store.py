@@ -141,7 +141,7 @@ def _digest_of(out: Path) -> str | None:
 
 def _pull_files(address: str, remote: Remote, bundle: Bundle, staging: Staging) -> None:
     files, out = bundle.files, staging.folder
-    missing = sorted(name for name in files if bundle.fault(name))
+    missing = sorted(name for name in files if bundle.checked(name)[1])
     total = sum(files[name].bytes for name in missing)
     free_space(out.absolute(), total)
     if missing:
