@@ -202,7 +202,7 @@ _BY_KIND = {
     "SSOTokenLoadError": "the login has expired; log in again",
     "UnauthorizedSSOTokenError": "the login has expired; log in again",
     "FlexibleChecksumError": "the bytes that arrived have a different checksum from those that were sent there; "
-    "if that stays so, push the bundle with --again",
+    "if that stays so, compile.store verify says what to do",
 }
 
 
