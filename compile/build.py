@@ -72,7 +72,7 @@ def build_and_count(spec: BuildSpec) -> Built:
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
         files = _files(plan, cutter, checkpoints)
         graphs = [f for f in files if f.name.startswith("hlo/")]
-        of_sdk, compiler = compiled(plan, staging.folder, spec.recipe, graphs)
+        of_sdk, compiler = compiled(plan, staging.folder, graphs, spec.recipe.toolchain, spec.recipe.compiler_flags)
         files += of_sdk
         task.total = len(files)
         finished = {f.name: staging.finished(f) for f in files}

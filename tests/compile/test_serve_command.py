@@ -105,12 +105,9 @@ def test_without_a_neff_it_says_why(base: Path) -> None:
         serve_command([str(base / "neffs")])
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"), [("v1", "refuses the method draft_model"), ("native", "EAGLE3 drafts alone")]
-)
-def test_engines_that_take_no_plain_draft_are_refused(full: Path, engine: str, said: str, capsys: Any) -> None:
-    with pytest.raises(UserError, match=f"the {engine} engine cannot load a bundle with a draft model: .*{said}"):
-        serve_command([str(full), "--engine", engine])
+def test_an_engine_that_takes_no_plain_draft_is_refused(full: Path) -> None:
+    with pytest.raises(UserError, match=r"the v1 engine cannot load a bundle with a draft model: .*the method draft_m"):
+        serve_command([str(full), "--engine", "v1"])
 
 
 def _edit_config(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
