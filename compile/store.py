@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.open_remote import open_remote
 from compile.bundle.own import own_folder, write_whole
-from compile.bundle.remote import Remote, Told, free_space
+from compile.bundle.remote import Remote, Told, free_space, open_remote
 from compile.bundle.staging import Staging, staged
 from model.bundle.manifest import MANIFEST, File, Manifest, parse_manifest, sha256_of
 from model.bundle.opening import Bundle, damage, read_bundle, unfinished

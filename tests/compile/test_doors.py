@@ -17,6 +17,7 @@ from compile.build import build, build_and_count
 from compile.build import main as build_command
 from compile.bundle import cutting, swap
 from compile.bundle.sources import SOURCES
+from compile.bundle.staging import record_file
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
@@ -319,7 +320,10 @@ def test_a_build_writes_in_no_folder_that_a_link_leads_to(base: Path, bundle: Pa
     assert _strangers(theirs) == {"letter.safetensors": b"mine"}
 
 
-@pytest.mark.parametrize("name", [f"{shard_file(0)}.cut", f"{shard_file(0)}.tmp", "weights/parts.json.tmp"])
+GROWS = f"{shard_file(0)}.cut"
+
+
+@pytest.mark.parametrize("name", [GROWS, f"{shard_file(0)}.tmp", f"{record_file(Path(), GROWS)}.tmp"])
 def test_a_build_writes_to_no_file_that_a_link_leads_to(base: Path, tmp_path: Path, name: str) -> None:
     letter, out = tmp_path / "letter", tmp_path / "out"
     letter.write_bytes(b"mine")
@@ -355,9 +359,8 @@ def test_a_part_of_a_shard_that_came_with_a_copy_is_not_believed(
         with pytest.raises(KeyboardInterrupt):
             build(spec(base, str(out), k=0))
     shutil.copytree(out, copy)
-    cut, note = copy / f"{shard_file(0)}.cut", copy / "weights/parts.json"
-    _flip(cut)
-    noted = json.loads(note.read_text(encoding="utf-8"))
-    noted[shard_file(0)][2] = sha256_of(cut)
+    note = record_file(copy, GROWS)
+    _flip(copy / GROWS)
+    noted = json.loads(note.read_text(encoding="utf-8")) | {"sha256": sha256_of(copy / GROWS)}
     note.write_text(json.dumps(noted), encoding="utf-8")
     assert (build(spec(base, str(copy), k=0)) / shard_file(0)).read_bytes() == whole

@@ -19,8 +19,7 @@ from moto.server import ThreadedMotoServer
 
 from compile.build import build
 from compile.bundle import s3, watch
-from compile.bundle.open_remote import open_remote
-from compile.bundle.remote import Folder
+from compile.bundle.remote import Folder, open_remote
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
