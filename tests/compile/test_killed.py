@@ -30,15 +30,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_new_build_killed_at_random_moments_is_no_bundle_or_a_whole_one(base: Path, tmp_path: Path) -> None:
-    series = beginnings(spec(base, **CHANGES), tmp_path, seed=0, count=8)
-    assert series.held == series.tried == 10, str(series)
+    series = beginnings(spec(base, **CHANGES), tmp_path, seed=0, count=20)
+    assert series.held == series.tried == 22, str(series)
     bundle = read_bundle(tmp_path / "killed")
     assert Engine(Graphs(bundle), shape_of(bundle)).run([Request((1, 2, 3), max_new_tokens=4)])[0].ids
 
 
 def test_a_build_over_a_good_bundle_killed_at_random_moments_leaves_one_whole(base: Path, tmp_path: Path) -> None:
-    series = replacements(spec(base, **CHANGES | {"k": 2}), tmp_path, seed=0, count=6)
-    assert series.held == series.tried == 8, str(series)
+    series = replacements(spec(base, **CHANGES | {"k": 2}), tmp_path, seed=0, count=12)
+    assert series.held == series.tried == 14, str(series)
 
 
 def test_a_half_bundle_would_be_caught(base: Path, tmp_path: Path) -> None:
