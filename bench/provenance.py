@@ -1,45 +1,15 @@
-"""The header of every file of results (source, commit, machine, date), and the files themselves."""
+"""Files of results, which begin with their header (source, commit, machine, date)."""
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from model.provenance import header
 
-_CPUINFO = Path("/proc/cpuinfo")
-
-
-def commit() -> str | None:
-    """This checkout's commit, marked when it has changes; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:
-        return None
-
-
-def machine() -> str:
-    """System, processor, its threads, and Python."""
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    processor = named[0] if named else platform.processor() or "unknown processor"
-    system = f"{platform.system()} {platform.machine()}"
-    return f"{system}, {processor}, {os.cpu_count()} threads, Python {platform.python_version()}"
-
-
-def header(source: str) -> dict[str, Any]:
-    """The beginning of every file of results; `source` is simulated or wall."""
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"source": source, "commit": commit(), "machine": machine(), "date": date}
+__all__ = ["header", "read_result", "said", "write_result"]
 
 
 def said(made: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ import json
 import platform
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graph
 from compile.neuron import config as neuron_config
 from compile.neuron.files import compiled
-from compile.recipes import ROOT, TRACED_WITH, graph_recipe
+from compile.recipes import TRACED_WITH, graph_recipe
 from compile.report import changes, plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
 from model.bundle.graph_spec import GraphSpec
@@ -31,6 +30,7 @@ from model.bundle.opening import read_bundle
 from model.bundle.plan import BundlePlan, make_plan
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
+from model.provenance import commit
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
@@ -72,7 +72,7 @@ def build_and_count(spec: BuildSpec) -> Built:
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
         files = _files(plan, cutter, checkpoints)
         graphs = [f for f in files if f.name.startswith("hlo/")]
-        of_sdk, compiler = compiled(plan, staging.folder, spec.recipe, graphs)
+        of_sdk, compiler = compiled(plan, staging.folder, graphs, spec.recipe.toolchain, spec.recipe.compiler_flags)
         files += of_sdk
         task.total = len(files)
         finished = {f.name: staging.finished(f) for f in files}
@@ -87,7 +87,7 @@ def build_and_count(spec: BuildSpec) -> Built:
                 task.at(f"making {file.name}")
                 records[file.name] = staging.make(file)
                 task.advance()
-        staging.finish(manifest_json(plan, records, compiler, versions(), commit()), set(records))
+        staging.finish(manifest_json(plan, records, compiler, versions(), commit(digits=40)), set(records))
     return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
 
 
@@ -131,16 +131,6 @@ def versions() -> dict[str, str]:
     """The packages that a bundle's content may depend on."""
     named = {n: importlib.metadata.version(n) for n in (*TRACED_WITH, "safetensors", "trnspec")}
     return named | {"python": platform.python_version()}
-
-
-def commit() -> str | None:
-    """The commit of the sources, with a mark if they differ from it; None outside of a repository."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return found.stdout.strip() or None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

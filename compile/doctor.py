@@ -17,23 +17,25 @@ from model.serving.text import TOKENIZER, tokenizer_fault
 
 
 def findings(bundle: Bundle) -> list[str]:
-    """One sentence for each thing that keeps the bundle from generating here, worst first."""
-    if found := [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle)]:
-        return found
-    spec = bundle.spec
-    for graph in bundle.graphs:
-        clauses = violations(graph, bundle.read(graph.file), spec)
-        found += [f"{graph.file}: {clause}; build the bundle again" for clause in clauses]
+    """One sentence for each thing that keeps the bundle from generating here."""
+    spec, graphs = bundle.spec, {graph.file: graph for graph in bundle.graphs}
+    ranks = {shard_file(rank): rank for rank in range(spec.tp)}
+
+    def look(name: str, content: bytearray) -> list[str]:
+        if name in graphs:
+            return [f"{name}: {clause}" for clause in violations(graphs[name], content, spec)]
+        clause = ""
+        if name in ranks:
+            clause = shard_fault(content, bundle.plan, ranks[name])
+        elif name == TOKENIZER:
+            clause = tokenizer_fault(content, spec.target_config.vocab_size)
+        return [f"{name} {clause}"] if clause else []
+
+    found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle, look=look)]
     if not bundle.manifest.has_weights:
         found.append("the bundle has no weights; build it from checkpoint folders that hold them")
-        return found
-    for name, rank in ((shard_file(rank), rank) for rank in range(spec.tp)):
-        if clause := shard_fault(bundle.read(name), bundle.plan, rank):
-            found.append(f"{name} {clause}; build the bundle again")
-    if TOKENIZER not in bundle.files:
+    elif TOKENIZER not in bundle.files:
         found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
-    elif clause := tokenizer_fault(bundle.read(TOKENIZER), spec.target_config.vocab_size):
-        found.append(f"{TOKENIZER} {clause}; build the bundle again")
     return found
 
 
@@ -53,7 +55,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> dict[str, Any]:
-    """The summary of a bundle that can generate; UserError names the worst fault and the number of faults."""
+    """The summary of a bundle that can generate; UserError names the first fault and the number of faults."""
     bundle = read_bundle(Path(path))
     about, found = summary(bundle), findings(bundle)
     if found:

@@ -25,7 +25,6 @@ MODEL, CONFIG = "model.pt", "neuron_config.json"
 ENGINES = {
     "v0": "",
     "v1": "it refuses the method draft_model, and under the method eagle a request at its longest ends the engine",
-    "native": "it compiles its own graphs, reads no NxDI artifact and takes EAGLE3 drafts alone",
 }
 # switches of NxDI that change the layout of the weights or the caches
 _LAYOUT_SWITCHES = (
@@ -117,9 +116,8 @@ def _refused(bundle: Bundle, why: str) -> UserError:
 def check_loadable(bundle: Bundle, engine: str) -> int:
     """The bundle's cores per logical core; UserError says in one sentence why no engine on Trainium can load it."""
     spec, compiler = bundle.spec, bundle.manifest.compiler
-    if engine == "native" or (ENGINES[engine] and spec.k):
-        what = "with a draft model" if spec.k else "of NxDI"
-        raise UserError(f"the {engine} engine cannot load a bundle {what}: {ENGINES[engine]}; use v0")
+    if ENGINES[engine] and spec.k:
+        raise UserError(f"the {engine} engine cannot load a bundle with a draft model: {ENGINES[engine]}; use v0")
     if spec.host_drafts:
         raise _refused(bundle, "its drafts come from the host, and NxDI's loader has none; build it with a draft model")
     if spec.k and spec.drafter != "chain":

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.open_remote import open_remote
 from compile.bundle.own import own_folder, write_whole
-from compile.bundle.remote import Remote, Told, free_space
+from compile.bundle.remote import Remote, Told, free_space, open_remote
 from compile.bundle.staging import Staging, staged
 from model.bundle.manifest import MANIFEST, File, Manifest, parse_manifest, sha256_of
 from model.bundle.opening import Bundle, damage, read_bundle, unfinished
@@ -42,8 +41,8 @@ def _object(sha256: str) -> str:
     return f"objects/{sha256}"
 
 
-def push(bundle: Path, address: str, again: bool = False, public_key: str = "") -> str:
-    """Copy a whole bundle to an address; returns the address. Objects that are there are sent only with `again`.
+def push(bundle: Path, address: str, public_key: str = "") -> str:
+    """Copy a whole bundle to an address; returns the address. Objects that are there are not sent again.
 
     Raises UserError when the bundle is damaged, a different bundle or signature has the address, or the remote fails.
     """
@@ -59,7 +58,7 @@ def push(bundle: Path, address: str, again: bool = False, public_key: str = "") 
 
     def send(sha256: str, told: Told) -> None:
         file, size = wanted[sha256]
-        if not again and remote.size(_object(sha256)) == size:
+        if remote.size(_object(sha256)) == size:
             told(size)
             return
         remote.put(file, _object(sha256), told)
@@ -139,9 +138,13 @@ def _digest_of(out: Path) -> str | None:
         return None
 
 
+def _mended(parent: str, entry: File) -> str:
+    return f"delete {parent}/{_object(entry.sha256)} and push the bundle again"
+
+
 def _pull_files(address: str, remote: Remote, bundle: Bundle, staging: Staging) -> None:
-    files, out = bundle.files, staging.folder
-    missing = sorted(name for name in files if bundle.fault(name))
+    files, out, parent = bundle.files, staging.folder, split(address)[0]
+    missing = sorted(name for name in files if bundle.checked(name)[1])
     total = sum(files[name].bytes for name in missing)
     free_space(out.absolute(), total)
     if missing:
@@ -158,7 +161,7 @@ def _pull_files(address: str, remote: Remote, bundle: Bundle, staging: Staging) 
             part.unlink()
             raise UserError(
                 f"{address}: {name} did not arrive as it was built (its sha256 differs); "
-                "pull again, and if it stays so, push the bundle with --again, which sends every object anew"
+                f"pull again, and if it stays so, {_mended(parent, entry)}"
             )
         part.replace(file)
 
@@ -187,15 +190,15 @@ def sign_bundle(bundle: Path, key_file: Path) -> Path:
     return bundle / SIGNATURE
 
 
-def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
-    """One sentence for each object of a bundle that is missing or has a wrong size; with `deep`, a wrong content.
+def verify(address: str, public_key: str = "") -> list[str]:
+    """One sentence for each object of a bundle that is missing, or whose size or content is wrong.
 
-    `deep` reads every byte where it is stored. The signature is checked too if a key is given.
+    Every byte is read where it is stored. The signature is checked too if a key is given.
     """
     remote, content, manifest = _manifest(address)
     if key := key_of(public_key):
         check_signature(content, remote.read(f"{split(address)[1]}/{SIGNATURE}"), key, address)
-    found: list[str] = []
+    found, parent = list[str](), split(address)[0]
 
     def check(name: str, told: Told) -> None:
         entry = manifest.files[name]
@@ -203,10 +206,8 @@ def verify(address: str, deep: bool = False, public_key: str = "") -> list[str]:
         if size != entry.bytes:
             is_ = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
             found.append(f"{name} {is_}; push the bundle again")
-        elif deep and remote.sha256(_object(entry.sha256), told) != entry.sha256:
-            found.append(f"{name} does not hold the bytes that were pushed; push the bundle with --again")
-        if not deep:
-            told(entry.bytes)
+        elif remote.sha256(_object(entry.sha256), told) != entry.sha256:
+            found.append(f"{name} does not hold the bytes that were pushed; {_mended(parent, entry)}")
 
     _each(sorted(manifest.files), check, sum(e.bytes for e in manifest.files.values()), f"verifying {address}")
     return sorted(found)
@@ -256,12 +257,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         command = commands.add_parser(name)
         command.add_argument(first, help="folder of the bundle" if first == "bundle" else "s3://bucket/folder/name")
         command.add_argument(second, help="local folder" if second == "out" else "s3://bucket/folder/name")
-    commands.choices["push"].add_argument("--again", action="store_true", help="send stored objects again")
     for name in ("ls", "verify"):
         command = commands.add_parser(name)
         command.add_argument("address", help="s3://bucket/folder" + ("/name" if name == "verify" else ""))
         command.add_argument("--json", action="store_true", help="print JSON")
-    commands.choices["verify"].add_argument("--deep", action="store_true", help="read and hash every object")
     for name in ("push", "pull", "verify"):
         commands.choices[name].add_argument("--public-key", default="", help="refuse bundles not signed by this key")
     sign_ = commands.add_parser("sign")
@@ -279,7 +278,7 @@ def main(arguments: list[str]) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     if options.command == "push":
-        print(push(Path(options.bundle), options.address, options.again, options.public_key))
+        print(push(Path(options.bundle), options.address, options.public_key))
     elif options.command == "pull":
         print(pull(options.address, Path(options.out), options.public_key))
     elif options.command == "sign":
@@ -291,9 +290,9 @@ def _run(options: argparse.Namespace) -> None:
         if any("error" in row for row in rows):
             raise SystemExit(1)
     else:
-        found = verify(options.address, options.deep, options.public_key)
-        good = "every object is as it was pushed" if options.deep else "every object is there"
-        print(json.dumps(found) if options.json else "\n".join(found) or f"{options.address}: {good}")
+        found = verify(options.address, options.public_key)
+        good = f"{options.address}: every object is as it was pushed"
+        print(json.dumps(found) if options.json else "\n".join(found) or good)
         if found:
             raise SystemExit(1)
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compile.bundle.open_remote import open_remote
+from compile.bundle.remote import open_remote
 from model.errors import UserError, run_cli
 
 

@@ -42,4 +42,3 @@ DTYPES = (
 )
 BY_FLAG = {d.flag: d for d in DTYPES if d.flag}
 BY_NAME = {d.name: d for d in DTYPES}
-BY_SAFETENSORS = {d.safetensors: d for d in DTYPES}

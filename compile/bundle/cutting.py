@@ -1,15 +1,13 @@
 """Shards of a build, cut for all ranks in one pass over the checkpoints.
 
 Each tensor is read once, from its beginning to its end; threads hash and write the ranks' parts of it, tensor after
-tensor. Now and then a note beside the unfinished files records the length and the sha256 of each so far: a build that
-was killed goes on from there, with the files whose beginning still matches the note.
+tensor. Now and then the length and the sha256 of each unfinished file so far are recorded: a build that was killed goes
+on from there, with the files whose beginning still matches the record.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -18,22 +16,21 @@ from pathlib import Path
 import torch
 
 from compile.bundle.lanes import THREADS, Lanes
-from compile.bundle.own import read_own, write_whole
-from compile.bundle.shard_writer import Begun, ShardWriter
+from compile.bundle.shard_writer import ShardWriter
 from compile.bundle.sources import digests
-from compile.bundle.staging import StagedFile
+from compile.bundle.staging import StagedFile, record, recorded
 from compile.recipes import shard_recipe
 from model.bundle.checkpoint import Checkpoint
 from model.bundle.cut import Weight
+from model.bundle.manifest import File
 from model.bundle.part import Part
 from model.bundle.plan import BundlePlan
 from model.bundle.shards import shard_header, shard_specs
 from model.bundle.weights import RANK, shard_file
 from model.dtypes import BY_FLAG, BY_NAME
 
-# written between two notes: the most work that a kill can cost
+# written between two records: the most work that a kill can cost
 PART_BYTES = 512 << 20
-_NOTE = "parts.json"
 
 
 class Cutter:
@@ -62,22 +59,23 @@ class Cutter:
         """Only these files of a bundle's folder have to be made; returns the bytes of it that an earlier run made."""
         wanted = set(names)
         self._due = [rank for rank in self._recipes if shard_file(rank) in wanted]
-        unfinished = [_unfinished(folder / shard_file(rank)) for rank in self._due]
+        unfinished = [folder / _unfinished(rank) for rank in self._due]
         return sum(file.stat().st_size for file in unfinished if file.exists())
 
     def write(self, rank: int, path: Path) -> str:
-        """Put a rank's shard at a path in its folder; returns its sha256."""
+        """Put a rank's shard at a path in the weights of a bundle's folder; returns its sha256."""
         if rank not in self._digests:
-            self._digests = self._pass(path.parent)
-        _unfinished(path.parent / Path(shard_file(rank)).name).replace(path)
+            self._digests = self._pass(path.parents[1])
+        (path.parents[1] / _unfinished(rank)).replace(path)
         return self._digests[rank]
 
     def _pass(self, folder: Path) -> dict[int, str]:
-        noted, specs = self._noted(folder), shard_specs(self.plan)
+        specs = shard_specs(self.plan)
 
         def opened(rank: int) -> ShardWriter:
-            path = _unfinished(folder / Path(shard_file(rank)).name)
-            return ShardWriter(path, specs, shard_header(self.plan, rank), noted.get(rank, Begun()))
+            begun = recorded(folder, _unfinished(rank))
+            known = begun if begun and begun.recipe == self._recipes[rank] else None
+            return ShardWriter(folder / _unfinished(rank), specs, shard_header(self.plan, rank), known)
 
         with ThreadPoolExecutor(THREADS) as readers:
             writers = dict(zip(self._due, readers.map(opened, self._due), strict=True))
@@ -128,17 +126,9 @@ class Cutter:
         return count
 
     def _note(self, folder: Path, writers: dict[int, ShardWriter]) -> None:
-        note = {shard_file(rank): [self._recipes[rank], *writer.part()] for rank, writer in writers.items()}
-        write_whole(folder / _NOTE, json.dumps(note).encode())
-
-    def _noted(self, folder: Path) -> dict[int, Begun]:
-        """The beginnings that an earlier run made of the same shards, by rank."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            note = json.loads(read_own(folder / _NOTE))
-            by_rank = {rank: note.get(shard_file(rank), [""]) for rank in self._due}
-            return {r: Begun(*rest) for r, (recipe, *rest) in by_rank.items() if recipe == self._recipes[r]}
-        return {}
+        for rank, writer in writers.items():
+            record(folder, _unfinished(rank), File(self._recipes[rank], writer.written(), writer.bytes))
 
 
-def _unfinished(file: Path) -> Path:
-    return file.with_name(f"{file.name}.cut")
+def _unfinished(rank: int) -> str:
+    return f"{shard_file(rank)}.cut"

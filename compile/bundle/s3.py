@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any
 
 import boto3
 from boto3.exceptions import Boto3Error
@@ -37,8 +38,6 @@ _ATTEMPTS = "6"
 _GOES_ON = "; the same command goes on from here"
 # seconds between the reads of an answer that was cut
 _PAUSES = (0.2, 1.0, 3.0)
-_PIECE = 1 << 20
-T = TypeVar("T")
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict")
 
@@ -82,45 +81,32 @@ class S3:
             self.client.upload_file(str(file), self.bucket, self._key(key), Callback=told, Config=self.transfer)
 
     def read(self, key: str) -> bytes | None:
-        pieces = self._streamed(key, MANIFEST_BYTES + 1, b"".join)
-        return None if pieces is None else pieces[: MANIFEST_BYTES + 1]
+        with self._sentences(key), _unless(*_ABSENT) as found:
+            found.append(self._beginning(key))
+        return found[0] if found else None
 
-    def sha256(self, key: str, told: Told) -> str | None:
-        def digest(pieces: Iterator[bytes]) -> str:
-            whole = hashlib.sha256()
-            for piece in pieces:
-                whole.update(piece)
-                told(len(piece))
-            return whole.hexdigest()
-
-        return self._streamed(key, None, digest)
-
-    def _streamed(self, key: str, most: int | None, consume: Callable[[Iterator[bytes]], T]) -> T | None:
-        """`consume` of an object's bytes, of at most `most` of them; None where there is no object.
-
-        An answer that is cut while it is read is requested again: boto3 retries requests, not bodies.
-        """
+    def _beginning(self, key: str) -> bytes:
+        """As much of an object as a manifest may have, and a byte more; boto3 retries requests, not bodies."""
         for pause in (*_PAUSES, None):
+            body = self.client.get_object(**self._at(key))["Body"]
             try:
-                with self._sentences(key), _unless(*_ABSENT) as found:
-                    found.append(consume(self._pieces(key, most)))
-                return found[0] if found else None
-            except _Cut as cut:
-                self._refuse_stalled()
+                content: bytes = body.read(MANIFEST_BYTES + 1)
+                # the second read holds the length against the head's
+                return content if len(content) > MANIFEST_BYTES else content + body.read()
+            except (ResponseStreamingError, IncompleteReadError, HTTPClientError):
                 if pause is None:
-                    raise UserError(f"{self._where(key)}: the connection was lost, also when tried again") from cut
+                    raise
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    def _pieces(self, key: str, most: int | None) -> Iterator[bytes]:
-        answer = self.client.get_object(**self._at(key))
-        try:
-            for piece in answer["Body"].iter_chunks(_PIECE):
-                yield piece
-                if most is not None and (most := most - len(piece)) <= 0:
-                    return
-        except (ResponseStreamingError, IncompleteReadError, HTTPClientError) as error:
-            raise _Cut from error
+    def sha256(self, key: str, told: Told) -> str | None:
+        digest = hashlib.sha256()
+        # a file that cannot seek: its parts are written in order
+        sink = SimpleNamespace(write=digest.update)
+        with self._sentences(key), _unless(*_ABSENT) as found:
+            self.client.download_fileobj(self.bucket, self._key(key), sink, Callback=told, Config=self.transfer)
+            found.append(digest.hexdigest())
+        return found[0] if found else None
 
     def put_new(self, key: str, content: bytes) -> bool:
         # IfNoneMatch lets the server decide between two writers; the look before it serves servers without it
@@ -149,10 +135,6 @@ class S3:
         except (BotoCoreError, ClientError, Boto3Error) as error:
             self._refuse_stalled()
             raise UserError(f"{self._where(key)}: {_reason(error)}{then}") from None
-
-
-class _Cut(Exception):
-    """An answer's body ended before its length."""
 
 
 def _client() -> tuple[Any, TransferConfig]:
@@ -202,7 +184,7 @@ _BY_KIND = {
     "SSOTokenLoadError": "the login has expired; log in again",
     "UnauthorizedSSOTokenError": "the login has expired; log in again",
     "FlexibleChecksumError": "the bytes that arrived have a different checksum from those that were sent there; "
-    "if that stays so, push the bundle with --again",
+    "if that stays so, compile.store verify says what to do",
 }
 
 

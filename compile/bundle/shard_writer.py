@@ -10,13 +10,13 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from compile.bundle.own import open_own
 from model.bundle.graph_spec import TensorSpec
+from model.bundle.manifest import File
 from model.dtypes import BY_NAME
 
 # bytes between two requests to start writing to the disk: without them all are written at the end, which then waits
@@ -24,40 +24,31 @@ _SYNC_BYTES = 8 << 20
 _PIECE = 1 << 20
 
 
-class Begun(NamedTuple):
-    """The beginning of a file: its bytes, their sha256, and the number of the file's inode."""
-
-    bytes: int = 0
-    sha256: str = ""
-    inode: int = 0
-
-
 class ShardWriter:
     """One shard's file under construction, its tensors in the order of `specs`; the part that an earlier run wrote is
     kept."""
 
-    def __init__(self, path: Path, specs: Sequence[TensorSpec], header: bytes, begun: Begun) -> None:
+    def __init__(self, path: Path, specs: Sequence[TensorSpec], header: bytes, begun: File | None) -> None:
         self._specs = specs
         ends = list(itertools.accumulate((spec.bytes for spec in self._specs), initial=len(header)))
         self._out = os.fdopen(open_own(path), "r+b")
-        self._inode = os.fstat(self._out.fileno()).st_ino
-        self._digest, self._bytes, self._asked, self._at = hashlib.sha256(), 0, 0, 0
-        if begun.inode == self._inode and begun.bytes in ends and self._begins_with(begun):
+        self._digest, self.bytes, self._asked, self._at = hashlib.sha256(), 0, 0, 0
+        if begun and begun.bytes in ends and self._begins_with(begun):
             self._at = ends.index(begun.bytes)
         else:
-            self._digest, self._bytes = hashlib.sha256(), 0
-        self._out.seek(self._bytes)
+            self._digest, self.bytes = hashlib.sha256(), 0
+        self._out.seek(self.bytes)
         self._out.truncate()
         self.kept = frozenset(spec.name for spec in self._specs[: self._at])
-        if not self._bytes:
+        if not self.bytes:
             self._put(header)
         self._missing = self._next_bytes()
 
-    def _begins_with(self, part: Begun) -> bool:
-        while self._bytes < part.bytes and (piece := self._out.read(min(_PIECE, part.bytes - self._bytes))):
+    def _begins_with(self, part: File) -> bool:
+        while self.bytes < part.bytes and (piece := self._out.read(min(_PIECE, part.bytes - self.bytes))):
             self._digest.update(piece)
-            self._bytes += len(piece)
-        return self._bytes == part.bytes and self._digest.hexdigest() == part.sha256
+            self.bytes += len(piece)
+        return self.bytes == part.bytes and self._digest.hexdigest() == part.sha256
 
     def _next_bytes(self) -> int:
         return self._specs[self._at].bytes if self._at < len(self._specs) else 0
@@ -78,21 +69,21 @@ class ShardWriter:
     def _put(self, content: bytes | memoryview) -> None:
         self._digest.update(content)
         self._out.write(content)
-        self._bytes += len(content)
-        if self._bytes - self._asked >= _SYNC_BYTES:
-            os.posix_fadvise(self._out.fileno(), self._asked, self._bytes - self._asked, os.POSIX_FADV_DONTNEED)
-            self._asked = self._bytes
+        self.bytes += len(content)
+        if self.bytes - self._asked >= _SYNC_BYTES:
+            os.posix_fadvise(self._out.fileno(), self._asked, self.bytes - self._asked, os.POSIX_FADV_DONTNEED)
+            self._asked = self.bytes
 
-    def part(self) -> Begun:
-        """The part that is written by now; the system has it."""
+    def written(self) -> str:
+        """The sha256 of the `bytes` that are written by now; the system has them."""
         self._out.flush()
-        return Begun(self._bytes, self._digest.hexdigest(), self._inode)
+        return self._digest.hexdigest()
 
     def finish(self) -> str:
         """The sha256 of the file, which is complete."""
         short = [spec.name for spec in self._specs[self._at :]]
         assert not short, f"{short} were announced and not written"
-        return self.part().sha256
+        return self.written()
 
     def close(self) -> None:
         """Close the file as it is."""

@@ -1,10 +1,10 @@
 """Writing bundles: each file whole or absent, the manifest last, an interrupted build resumed, a good bundle kept.
 
-`.build/` holds one small record per finished file: the recipe (the hash of its inputs), its digest, its size, and
-the number of its inode. A file whose record has the wanted recipe, whose digest still holds and which is still that
-inode is not made again. So records that came with a copy or out of an archive are ignored: only a process that can
-write in the folder while it is ours can forge one. Where a bundle is already, the new one grows in a hidden folder
-beside it, with links to the files that both have, and the two are exchanged when it is complete.
+`.build/` holds one small record per finished file, and one per shard that grows: the recipe (the hash of its inputs),
+its digest, its size, and the number of its inode. A file whose record has the wanted recipe, whose digest still holds
+and which is still that inode is not made again. So records that came with a copy or out of an archive are ignored: only
+a process that can write in the folder while it is ours can forge one. Where a bundle is already, the new one grows in a
+hidden folder beside it, with links to the files that both have, and the two are exchanged when it is complete.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ class Staging:
     def finished(self, file: StagedFile) -> File | None:
         """The record of a file that need not be made again, here or in the bundle that is served."""
         for place in self._places:
-            record = _recorded(place, file.name)
-            if record and record.recipe == file.recipe and _intact(place / file.name, record):
+            kept = recorded(place, file.name)
+            if kept and kept.recipe == file.recipe and _intact(place / file.name, kept):
                 self._kept[file.name] = place
-                return record
+                return kept
         return None
 
-    def keep(self, name: str, record: File) -> None:
+    def keep(self, name: str, entry: File) -> None:
         """Take a file of the served bundle as it is, by its entry in the manifest."""
         self._kept[name] = self.out
-        _record(self.out, name, record)
+        record(self.out, name, entry)
 
     def begin(self) -> None:
         """Mark the folder as ours and unfinished, and bring the kept files there."""
@@ -94,9 +94,9 @@ class Staging:
             self._begin_beside()
         (self.folder / MANIFEST).unlink(missing_ok=True)
         for name, place in self._kept.items():
-            if place != self.folder and (record := _recorded(place, name)):
+            if place != self.folder and (entry := recorded(place, name)):
                 _link(place / name, self.folder / name)
-                _record(self.folder, name, record)
+                record(self.folder, name, entry)
 
     def _begin_beside(self) -> None:
         if os.path.ismount(self.out):
@@ -117,17 +117,17 @@ class Staging:
     def make(self, file: StagedFile) -> File:
         """Make a file; it appears under its name only when it is complete."""
         self._changed = True
-        path, record_file = self.folder / file.name, _record_file(self.folder, file.name)
-        record_file.unlink(missing_ok=True)
+        path = self.folder / file.name
+        record_file(self.folder, file.name).unlink(missing_ok=True)
         if path.parent != self.folder:
             own_folder(path.parent)
         temporary = path.with_name(path.name + ".tmp")
         temporary.unlink(missing_ok=True)
         digest = file.write(temporary) or sha256_of(temporary)
-        record = File(file.recipe, digest, temporary.stat().st_size)
+        entry = File(file.recipe, digest, temporary.stat().st_size)
         settle(temporary, path)
-        _record(self.folder, file.name, record)
-        return record
+        record(self.folder, file.name, entry)
+        return entry
 
     def finish(self, manifest: bytes, names: set[str]) -> None:
         """Drop every other file, write the manifest, last, and put the folder where it is served."""
@@ -197,9 +197,9 @@ def resolved(out: Path) -> Path:
     return real
 
 
-def _intact(file: Path, record: File) -> bool:
+def _intact(file: Path, entry: File) -> bool:
     plain = file.is_file() and not file.is_symlink()
-    return plain and file.stat().st_size == record.bytes and sha256_of(file) == record.sha256
+    return plain and file.stat().st_size == entry.bytes and sha256_of(file) == entry.sha256
 
 
 def _link(source: Path, target: Path) -> None:
@@ -213,10 +213,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _drop_strangers(folder: Path, names: set[str]) -> None:
-    known = {_record_file(folder, name) for name in names}
-    for record_file in (folder / RECORDS).glob("*.json"):
-        if record_file not in known:
-            record_file.unlink()
+    known = {record_file(folder, name) for name in names}
+    for file in (folder / RECORDS).glob("*.json"):
+        if file not in known:
+            file.unlink()
     if "model.pt" not in names:
         (folder / "model.pt").unlink(missing_ok=True)
     for below in FOLDERS:
@@ -225,20 +225,22 @@ def _drop_strangers(folder: Path, names: set[str]) -> None:
                 file.unlink()
 
 
-def _record_file(folder: Path, name: str) -> Path:
+def record_file(folder: Path, name: str) -> Path:
+    """Where the record of a file of a folder is."""
     return folder / RECORDS / (canonical_hash(name)[:16] + ".json")
 
 
-def _record(folder: Path, name: str, record: File) -> None:
-    note = asdict(record) | {"inode": (folder / name).stat().st_ino}
+def record(folder: Path, name: str, entry: File) -> None:
+    """Note what a build made: a file, or the beginning of one that grows."""
+    note = asdict(entry) | {"inode": (folder / name).stat().st_ino}
     own_folder(folder / RECORDS)
-    write_whole(_record_file(folder, name), json.dumps(note).encode())
+    write_whole(record_file(folder, name), json.dumps(note).encode())
 
 
-def _recorded(folder: Path, name: str) -> File | None:
+def recorded(folder: Path, name: str) -> File | None:
     """The record that a build made of a file, while it is the same file."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, Wrong):
-        note = json.loads(read_own(_record_file(folder, name)))
+        note = json.loads(read_own(record_file(folder, name)))
         if note.pop("inode") == (folder / name).stat().st_ino:
             return read(File, note)
     return None

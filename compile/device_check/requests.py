@@ -48,7 +48,8 @@ def serve(plan: BundlePlan, model: Model) -> list[list[int]]:
 def shard_of(plan: BundlePlan, folders: Mapping[str, Path], rank: int) -> dict[str, Tensor]:
     """A rank's weights by their names in the bundle, cut from the checkpoints in these folders."""
     with tempfile.TemporaryDirectory() as folder:
-        path, cutter = Path(folder) / "shard", Cutter(plan, folders, Path(folder) / "sources")
+        path, cutter = Path(folder) / shard_file(rank), Cutter(plan, folders, Path(folder) / "sources")
+        path.parent.mkdir()
         cutter.due([shard_file(rank)], Path(folder))
         cutter.write(rank, path)
         return {name: tensor.clone() for name, tensor in load_file(path).items()}

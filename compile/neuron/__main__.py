@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from compile.bundle.staging import StagedFile, staged
@@ -17,19 +16,11 @@ from model.bundle.opening import Bundle, read_bundle
 from model.errors import run_cli
 
 
-@dataclass(frozen=True)
-class _Whatever:
-    """The SDK of this machine, with its own flags."""
-
-    toolchain: str = "neuron"
-    compiler_flags: dict[str, str] = field(default_factory=dict)
-
-
 def extend(bundle: Bundle) -> None:
     """Add model.pt, or NEFFs where the compiler is alone; the bundle is served as it was until all are made."""
     with staged(bundle.path) as staging:
         graphs = [_as_is(g.file, bundle.files[g.file].recipe) for g in bundle.graphs]
-        files, compiler = compiled(bundle.plan, staging.folder, _Whatever(), graphs)
+        files, compiler = compiled(bundle.plan, staging.folder, graphs, "neuron", {})
         records = dict(bundle.files)
         for name in records.keys() - {f.name for f in files}:
             staging.keep(name, records[name])

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from compile.bundle.staging import StagedFile
 from compile.neuron import sdk
@@ -26,15 +26,6 @@ MODEL: Final = "model.pt"
 _TRACED_BY = ("compile/neuron/module.py", "compile/neuron/sdk.py")
 
 
-class Wanted(Protocol):
-    """The fields of a recipe for the SDK."""
-
-    @property
-    def toolchain(self) -> str: ...
-    @property
-    def compiler_flags(self) -> dict[str, str]: ...
-
-
 def chosen(name: str, kernels: str) -> Found:
     """The toolchain of a build: the installed one (auto), none (cpu), or at least the compiler (neuron)."""
     if name == "cpu":
@@ -45,13 +36,13 @@ def chosen(name: str, kernels: str) -> Found:
 
 
 def compiled(
-    plan: BundlePlan, folder: Path, wanted: Wanted, graphs: list[StagedFile]
+    plan: BundlePlan, folder: Path, graphs: list[StagedFile], toolchain: str, compiler_flags: Mapping[str, str]
 ) -> tuple[list[StagedFile], Compiler]:
     """The artifacts that the SDK adds to those of the graphs in a folder, and the manifest's entry for it."""
-    found = chosen(wanted.toolchain, plan.spec.kernels)
+    found = chosen(toolchain, plan.spec.kernels)
     if found.level is Level.NONE:
         return [], Compiler()
-    flags, alone = flags_of(wanted.compiler_flags), found.level is Level.COMPILER
+    flags, alone = flags_of(compiler_flags), found.level is Level.COMPILER
     tags = sorted({flag_tag(g.key) for g in plan.graphs}) if alone else sorted(nxdi_tags(plan))
     of_graphs = sorted((g.name, g.recipe) for g in graphs)
     if alone:

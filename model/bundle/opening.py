@@ -11,11 +11,10 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest, parse_manifest
@@ -29,6 +28,7 @@ _READERS = min(4, os.cpu_count() or 1)
 _PIECE = 1 << 20
 _SIGNATURE_BYTES = 1 << 16
 Told = Callable[[int], None]
+Look = Callable[[str, bytearray], Iterable[str]]
 
 
 class _Folder:
@@ -109,16 +109,13 @@ class Bundle:
 
     def read(self, name: str, told: Told = lambda count: None) -> bytearray:
         """The bytes of a file; UserError if they are not those that the build wrote."""
-        content, clause = self._read(name, told)
+        content, clause = self.checked(name, told)
         if clause:
             raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
         return content
 
-    def fault(self, name: str, told: Told = lambda count: None) -> str:
-        """How a file differs from its entry in the manifest, as the end of a sentence; "" if it does not."""
-        return self._read(name, told)[1]
-
-    def _read(self, name: str, told: Told) -> tuple[bytearray, str]:
+    def checked(self, name: str, told: Told = lambda count: None) -> tuple[bytearray, str]:
+        """A file's bytes, and how it differs from its entry in the manifest, as the end of a sentence; "" if not."""
         entry = self.files[name]
         try:
             fd = self._folder.open(name)
@@ -179,10 +176,21 @@ def open_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def damage(bundle: Bundle, names: Any = None) -> list[str]:
-    """One sentence for each of these files, or of all, that is missing, or whose size or content is wrong."""
+def _nothing(name: str, content: bytearray) -> Iterable[str]:
+    return ()
+
+
+def damage(bundle: Bundle, names: Collection[str] | None = None, look: Look = _nothing) -> list[str]:
+    """One sentence for each of these files, or of all, that is missing, or whose size or content is wrong.
+
+    `look` takes the name and the bytes of each other file, and may say more sentences.
+    """
     files = sorted(bundle.files if names is None else names)
     total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
-        clauses = pool.map(lambda name: bundle.fault(name, task.advance), files)
-        return [f"{name} {clause}" for name, clause in zip(files, clauses, strict=True) if clause]
+
+        def of_file(name: str) -> list[str]:
+            content, clause = bundle.checked(name, task.advance)
+            return [f"{name} {clause}"] if clause else list(look(name, content))
+
+        return [sentence for sentences in pool.map(of_file, files) for sentence in sentences]

@@ -57,17 +57,17 @@ class Chain(Drafter):
         return DraftState(caches, (in_slot(state.kept[0], last_111, slot_1),))
 
 
-def collectives(config: Qwen3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
+def _collectives(config: Qwen3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
     """The collectives of a decoder's passes."""
     return decoder_collectives(config, parallel, len(passes))
 
 
-def stored_as(config: Qwen3Config, name: str) -> str:
+def _stored_as(config: Qwen3Config, name: str) -> str:
     """A tied head may be stored twice."""
     return "" if config.tie_word_embeddings and name == "lm_head.weight" else name
 
 
-def unread(key: GraphKey, name: str) -> bool:
+def _unread(key: GraphKey, name: str) -> bool:
     """A prompt's pass draws nothing: it writes the cache."""
     return key.is_prefill and name in ("norm.weight", "lm_head.weight")
 
@@ -76,21 +76,16 @@ def _passes(k: int, most: int) -> tuple[DraftPass, ...]:
     return (DraftPass(2, 1), *(DraftPass(1, 1) for _ in range(k - 1)))
 
 
-KIND = Kind(
-    "chain",
-    DraftModel(
-        Qwen3Config,
-        claims=lambda raw: raw.get("model_type") == "qwen3",
-        read=lambda raw, where, target: config_from_dict(raw, where),
-        module=Qwen3,
-        drafter=lambda model, target: Chain(model),
-        weights=decoder_weights,
-        collectives=collectives,
-        packing=decoder_packing,
-        unread=unread,
-        stored_as=stored_as,
-    ),
-    _passes,
-    kept=(Kept("ids", "B 1 1", "int32"),),
-    decodes=True,
+CHAIN = DraftModel(
+    Qwen3Config,
+    claims=lambda raw: raw.get("model_type") == "qwen3",
+    read=lambda raw, where, target: config_from_dict(raw, where),
+    module=Qwen3,
+    drafter=lambda model, target: Chain(model),
+    weights=decoder_weights,
+    collectives=_collectives,
+    packing=decoder_packing,
+    unread=_unread,
+    stored_as=_stored_as,
 )
+KIND = Kind("chain", CHAIN, _passes, kept=(Kept("ids", "B 1 1", "int32"),), decodes=True)

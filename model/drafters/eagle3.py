@@ -31,7 +31,7 @@ from model.bundle.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weight
 from model.cache import Cache, Placement
 from model.config import Qwen3Config
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_of
-from model.drafters.chain import unread
+from model.drafters.chain import CHAIN
 from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives
 from model.errors import UserError
 from model.kernels import Kernels
@@ -341,7 +341,7 @@ KIND = Kind(
         collectives=_collectives,
         # its attention reads two rows beside each other, which no packed kernel does
         packing=lambda backing, config, ranks: backing.packing(config, ranks)._replace(attention=False),
-        unread=unread,
+        unread=CHAIN.unread,
         stored_as=_stored_as,
         # a head without embeddings has the target's
         lent=("embed_tokens.weight", "model.embed_tokens.weight"),

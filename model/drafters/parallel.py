@@ -13,18 +13,17 @@ K + 1 ids begins at position 0 and has more masks, whose rows are never read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from model.bundle.weights import decoder_packing, decoder_weights
 from model.cache import Placement
 from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved, rows_of
-from model.drafters.chain import collectives, stored_as, unread
-from model.drafters.kind import DraftModel, DraftPass, Kept, Kind
+from model.drafters.chain import CHAIN
+from model.drafters.kind import DraftPass, Kept, Kind
 from model.errors import UserError
 from model.ops import iota
 from model.qwen3 import Qwen3
@@ -106,17 +105,12 @@ def _passes(k: int, most: int) -> tuple[DraftPass, ...]:
 
 KIND = Kind(
     "parallel",
-    DraftModel(
-        MaskedConfig,
+    replace(
+        CHAIN,
+        config=MaskedConfig,
         claims=lambda raw: _mask_id(raw) is not None,
         read=_read,
-        module=Qwen3,
         drafter=lambda model, target: MaskedDraft(model, model.config.mask_id),
-        weights=decoder_weights,
-        collectives=collectives,
-        packing=decoder_packing,
-        unread=unread,
-        stored_as=stored_as,
     ),
     _passes,
     kept=(Kept("ids", "B K 1", "int32"),),

@@ -132,5 +132,3 @@ def test_with_the_sdk_it_is_served_without_speculation(
             assert "--override-neuron-config" not in command
             own = json.loads(command[command.index("--additional-config") + 1])
             assert own == {"override_neuron_config": override}
-    with pytest.raises(UserError, match="the native engine cannot load a bundle of NxDI"):
-        serve_command([str(out), "--engine", "native"])

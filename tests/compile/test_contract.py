@@ -39,13 +39,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CASES: list[dict[str, Any]] = [
-    {},
-    {"tp": 2, "max_len": 256},
-    {"tp": 8},
-    {"tp": 2, "dtype": "bf16", "batch": 1},
+    {"k": 1, "max_len": 256},
+    {"tp": 8, "dtype": "bf16", "batch": 1},
     {"tp": 2, "kernels": "nki"},
     {"tp": 2, "k": 0},
-    {"k": 1},
 ]
 
 

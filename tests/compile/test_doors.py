@@ -17,6 +17,7 @@ from compile.build import build, build_and_count
 from compile.build import main as build_command
 from compile.bundle import cutting, swap
 from compile.bundle.sources import SOURCES
+from compile.bundle.staging import record_file
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
@@ -152,18 +153,19 @@ def test_two_builds_at_once_are_one_and_a_sentence(bundle: Path) -> None:
     assert open_bundle(bundle).spec.k == 2
 
 
-def test_a_deep_verify_finds_a_flipped_object_and_again_mends_it(bundle: Path, tmp_path: Path) -> None:
+def test_a_verify_finds_a_flipped_object_and_says_how_to_mend_it(bundle: Path, tmp_path: Path) -> None:
     address = push(bundle, str(tmp_path / "store/pair"))
     digest = read_bundle(bundle).files[shard_file(0)].sha256
-    _flip(tmp_path / "store/objects" / digest)
-    assert verify(address) == []
-    assert verify(address, deep=True) == [
-        f"{shard_file(0)} does not hold the bytes that were pushed; push the bundle with --again"
+    stored = tmp_path / "store/objects" / digest
+    _flip(stored)
+    assert verify(address) == [
+        f"{shard_file(0)} does not hold the bytes that were pushed; delete {stored} and push the bundle again"
     ]
     with pytest.raises(SystemExit):
-        store(["verify", "--deep", address])
-    store(["push", "--again", str(bundle), address])
-    assert verify(address, deep=True) == []
+        store(["verify", address])
+    stored.unlink()
+    push(bundle, address)
+    assert verify(address) == []
 
 
 def test_a_bad_manifest_does_not_hide_its_neighbours(
@@ -318,7 +320,10 @@ def test_a_build_writes_in_no_folder_that_a_link_leads_to(base: Path, bundle: Pa
     assert _strangers(theirs) == {"letter.safetensors": b"mine"}
 
 
-@pytest.mark.parametrize("name", [f"{shard_file(0)}.cut", f"{shard_file(0)}.tmp", "weights/parts.json.tmp"])
+GROWS = f"{shard_file(0)}.cut"
+
+
+@pytest.mark.parametrize("name", [GROWS, f"{shard_file(0)}.tmp", f"{record_file(Path(), GROWS)}.tmp"])
 def test_a_build_writes_to_no_file_that_a_link_leads_to(base: Path, tmp_path: Path, name: str) -> None:
     letter, out = tmp_path / "letter", tmp_path / "out"
     letter.write_bytes(b"mine")
@@ -354,9 +359,8 @@ def test_a_part_of_a_shard_that_came_with_a_copy_is_not_believed(
         with pytest.raises(KeyboardInterrupt):
             build(spec(base, str(out), k=0))
     shutil.copytree(out, copy)
-    cut, note = copy / f"{shard_file(0)}.cut", copy / "weights/parts.json"
-    _flip(cut)
-    noted = json.loads(note.read_text(encoding="utf-8"))
-    noted[shard_file(0)][2] = sha256_of(cut)
+    note = record_file(copy, GROWS)
+    _flip(copy / GROWS)
+    noted = json.loads(note.read_text(encoding="utf-8")) | {"sha256": sha256_of(copy / GROWS)}
     note.write_text(json.dumps(noted), encoding="utf-8")
     assert (build(spec(base, str(copy), k=0)) / shard_file(0)).read_bytes() == whole

@@ -82,25 +82,13 @@ def test_no_sequence_of_the_engine_meets_the_end_of_the_cache(k: int) -> None:
     assert asked.get("speculative_config", asked)["max_model_len"] == asked["max_model_len"]
 
 
-# what target and draft have in common
-_SHARED = ("tp_degree", "batch_size", "max_batch_size", "seq_len", "max_length")
-
-
-def _change_config(bundle: Path, **changes: object) -> None:
-    file = bundle / "neuron_config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["neuron_config"] |= changes
-    config["fused_spec_config"]["draft_config"]["neuron_config"] |= {k: v for k, v in changes.items() if k in _SHARED}
-    file.write_text(json.dumps(config), encoding="utf-8")
-    relist(bundle, file.name)
-
-
 def test_generating_here_and_being_loaded_there_have_two_words(base: Path, full: Path, capsys: Any) -> None:
     """A bundle of a machine without the SDK does the one and not the other; a damaged one does neither."""
     doctor([str(base / "none")])
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict == "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
-    with pytest.raises(UserError, match=r"none cannot be loaded on Trainium: it was built without the Neuron SDK"):
+    none = r"none cannot be loaded on Trainium: it was built without the Neuron SDK \(neff: none\) and has no model.pt"
+    with pytest.raises(UserError, match=none):
         serve_command([str(base / "none")])
     doctor([str(full)])
     assert "can generate here; compile.serve_command says how it is loaded on Trainium" in capsys.readouterr().out
@@ -113,38 +101,13 @@ def test_generating_here_and_being_loaded_there_have_two_words(base: Path, full:
 
 
 def test_without_a_neff_it_says_why(base: Path) -> None:
-    with pytest.raises(UserError, match=r"was built without the Neuron SDK \(neff: none\) and has no model.pt"):
-        serve_command([str(base / "none")])
     with pytest.raises(UserError, match=r"compiled by neuronx-cc alone and has no model\.pt"):
         serve_command([str(base / "neffs")])
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"), [("v1", "refuses the method draft_model"), ("native", "EAGLE3 drafts alone")]
-)
-def test_engines_that_take_no_plain_draft_are_refused(full: Path, engine: str, said: str, capsys: Any) -> None:
-    with pytest.raises(UserError, match=f"the {engine} engine cannot load a bundle with a draft model: .*{said}"):
-        serve_command([str(full), "--engine", engine])
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"tp_degree": 4}, "has tp_degree 4 and the bundle was built for 2"),
-        ({"max_batch_size": 8}, "max_batch_size 8"),
-        ({"seq_len": 256}, "seq_len 256"),
-        ({"speculation_length": 3}, "speculation_length 3 and the bundle was built for 4"),
-        ({"logical_nc_config": 1}, "logical_nc_config 1 and the bundle was built for 2"),
-        ({"fused_qkv": True}, "fused_qkv True"),
-        ({"mlp_kernel_enabled": True}, "mlp_kernel_enabled True"),
-        ({"save_sharded_checkpoint": False}, "save_sharded_checkpoint False"),
-    ],
-    ids=str,
-)
-def test_a_config_of_another_shape_is_refused(full: Path, changes: dict[str, object], said: str) -> None:
-    _change_config(full, **changes)
-    with pytest.raises(UserError, match=said):
-        serve_command([str(full)])
+def test_an_engine_that_takes_no_plain_draft_is_refused(full: Path) -> None:
+    with pytest.raises(UserError, match=r"the v1 engine cannot load a bundle with a draft model: .*the method draft_m"):
+        serve_command([str(full), "--engine", "v1"])
 
 
 def _edit_config(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -161,7 +124,7 @@ def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path
         for name in names:
             kept = (full / "neuron_config.json").read_bytes()
             _edit_config(full, lambda c, of=of, name=name: of(c).update({name: 77}))  # type: ignore[misc]
-            with pytest.raises(UserError, match=f"has {name} 77"):
+            with pytest.raises(UserError, match=f"has {name} 77.* and the bundle was built for .*; build it again"):
                 serve_command([str(full)])
             (full / "neuron_config.json").write_bytes(kept)
     _edit_config(full, lambda c: c.update(fused_spec_config=None))
@@ -169,13 +132,9 @@ def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path
         serve_command([str(full)])
 
 
-@pytest.mark.parametrize("other", [{"tp": 4}, {"dtype": "bf16"}, {"k": 0}], ids=str)
-def test_shards_of_another_build_are_refused(
-    base: Path, full: Path, other: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each file under its right name, with the right digest in the manifest."""
-    made = base / f"other-{'-'.join(map(str, other))}"
-    build(spec(base, made.name, **({"tp": 2} | other)))
+def test_shards_of_another_build_are_refused(base: Path, full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each file under its right name, with the right digest in the manifest: the same tensors of another dtype."""
+    made = build(spec(base, "other", tp=2, dtype="bf16"))
     for shard in (full / "weights").iterdir():
         shutil.copyfile(made / "weights" / shard.name, shard)
         relist(full, f"weights/{shard.name}")

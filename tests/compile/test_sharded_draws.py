@@ -69,14 +69,10 @@ def expected(base: Path) -> list[list[int]]:
     return ids
 
 
-# one rank: tests/model/test_simulated_kernels.py
-@pytest.mark.parametrize("tp", [2, 4])
-def test_tokens_are_the_reference_s_on_one_rank(base: Path, expected: list[list[int]], tp: int) -> None:
-    assert run(built(base, "nki", tp)) == expected
-
-
-def test_a_draft_in_groups_draws_from_the_shards_of_all_ranks(base: Path, expected: list[list[int]]) -> None:
-    assert run(built(base, "nki", 4, draft_tp=2)) == expected
+# one rank: tests/model/test_simulated_kernels.py; two: the module of model.pt, below
+@pytest.mark.parametrize("split", [{}, {"draft_tp": 2}], ids=["whole", "a draft in groups"])
+def test_tokens_are_the_reference_s_on_one_rank(base: Path, expected: list[list[int]], split: dict[str, int]) -> None:
+    assert run(built(base, "nki", 4, **split)) == expected
 
 
 def test_a_wrong_first_id_gives_other_tokens(base: Path, expected: list[list[int]]) -> None:
@@ -106,9 +102,9 @@ def gathered(base: Path, kernels: str, tp: int) -> list[list[int]]:
     return [[int(n) for n in shape.split(",")] for shape in found]
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_no_logit_crosses_the_ranks(base: Path, tp: int) -> None:
+def test_no_logit_crosses_the_ranks(base: Path) -> None:
     """Beside the embedding's, a gather has a few numbers of each row and rank; the reference's has the vocabulary."""
+    tp = 4
     draws = [s for s in gathered(base, "nki", tp) if s[-1] != SIZES["hidden_size"]]
     assert draws
     for shape in draws:

@@ -180,7 +180,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         verify {tmp}/forged
         verify alone
         verify {tmp}/s/pair extra
-        verify {tmp}/s/pair --again
+        verify {tmp}/s/pair --deep
         sign {bundle}
         sign {bundle} --key {tmp}/nothing
         sign {bundle} --key {tmp}/file

@@ -8,7 +8,6 @@ that NxDI's host sends. It is used from a checkout: the wheel does not contain i
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from compile.neuron.xla_check.cases import CASES, RUN
 from compile.neuron.xla_check.hold import departures, opcodes
 from model.bundle.plan import make_plan
 from model.errors import UserError, run_cli
+from model.provenance import header
 
 
 def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def main(arguments: list[str]) -> None:
     """Check the cases; exit 1 if one departs."""
     parser = argparse.ArgumentParser(prog="python -m compile.neuron.xla_check", description=__doc__)
     parser.add_argument("--env", type=Path, default=Path(".xla"), help="folder of the environment, made if absent")
-    parser.add_argument("--out", type=Path, help="JSON file of the result")
+    parser.add_argument("--out", type=Path, help="JSON file of the result, with its header")
     parser.add_argument("--only", choices=CASES, help="one case")
     parser.add_argument("--keep", type=Path, help="folder for the lowered graphs (default: none is kept)")
     options = parser.parse_args(arguments)
     python = environment.make(options.env.absolute())
-    found: dict[str, Any] = {}
+    found, made_by = dict[str, Any](), header("wall")
     with tempfile.TemporaryDirectory() as folder:
         for case in [options.only] if options.only else CASES:
             found[case] = check(case, python, options.keep or Path(folder))
@@ -73,9 +73,8 @@ def main(arguments: list[str]) -> None:
             tokens = f", {found[case]['tokens']} tokens equal" if "tokens" in found[case] else ""
             print(f"{case}: {said}{tokens}", flush=True)
     if options.out:
-        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
         versions = {"torch": environment.TORCH, "torch_xla": environment.TORCH_XLA}
-        text = json.dumps({"date": date, "versions": versions, "cases": found}, indent=1)
+        text = json.dumps(made_by | {"versions": versions, "cases": found}, indent=1)
         options.out.write_text(text + "\n", encoding="utf-8")
         print(options.out)
     if failed := [case for case, result in found.items() if result["departures"]]:
