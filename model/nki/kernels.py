@@ -11,14 +11,15 @@ import functools
 import torch
 from torch import Tensor
 
+from model.asks import FORBIDDEN
 from model.cache import Cache, Placement
 from model.kernels import Kernels
-from model.nki.filter_floor import best_logit, count_and_mass, filter_floor, over_ranks
+from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
-from model.sampling import FORBIDDEN, GUMBEL_DOMAIN, Draw, Draws, Join, Sampling, only_allowed
+from model.sampling import GUMBEL_DOMAIN, Draw, Draws, Sampling
 from nki_kernels.limits import CANDIDATES, NO_FLOOR, ROWS, SUM_ROWS
 
 
@@ -51,9 +52,9 @@ class NkiKernels(Kernels):
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         assert draw.noise_RV is not None, "draws need the noise of prepare"
-        logits_RV = only_allowed(logits_RV, draw)
+        logits_RV = draw.adjusted(logits_RV)
         floor = self._floor(ops, logits_RV, draw)
-        if draw.allowed_RV is not None:
+        if draw.asked is not None:
             floor = floor.clamp(min=FORBIDDEN / 2)
         parts = list[Tensor]()
         for first in range(0, logits_RV.shape[0], ROWS):
@@ -67,13 +68,9 @@ class NkiKernels(Kernels):
         best = _of_shards(ops, torch.cat(parts, 1))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
-    def joins(self, ops: Ops) -> tuple[Join, Join]:
-        """Over the ranks, each of which has its own ids' logits."""
-
-        def largest(x_RC: Tensor) -> Tensor:
-            return ops.all_gather(x_RC).unflatten(-1, (-1, x_RC.shape[1])).amax(1)
-
-        return largest, functools.partial(over_ranks, ops)
+    def join(self, ops: Ops, x_RC: Tensor) -> Tensor:
+        """Each rank has its own ids' logits."""
+        return ops.all_gather(x_RC)
 
     def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
         """(R,) each row's smallest kept logit: exact for a target's draw, one of a few guesses for a draft's."""

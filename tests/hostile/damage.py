@@ -122,7 +122,7 @@ EDITS: list[tuple[str, Any]] = [
     *[("compiler.lnc", v) for v in (3, "2", True, None)],
     *[("compiler.flags", v) for v in ([], {"a": 1}, {str(i): "" for i in range(9)})],
     *[("format", v) for v in ("x", None, 7)],
-    *[("format_version", v) for v in (0, 1, 3, "2", True, None, 2.0)],
+    *[("format_version", v) for v in (0, 2, 4, "3", True, None, 3.0)],
     *[("versions", v) for v in ([], {"torch": 7}, None)],
     *[("commit", v) for v in (7, "a\nb", [], "x" * 300)],
     *[("surprise", v) for v in (1, None, {})],
