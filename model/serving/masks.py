@@ -74,6 +74,7 @@ def limited(request: Request, vocabulary: int) -> Allowed | None:
         mask = grammar(ids) if grammar else every
         if mask is None:
             return None
+        mask = _checked(mask, len(every))
         last = (word[-1] for word in words if tuple(ids[len(ids) + 1 - len(word) :]) == word[:-1])
         left = mask & listed & ~mask_of(last, vocabulary)
         without_ends = left & ~ends if len(ids) < params.min_tokens else left

@@ -137,7 +137,7 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     return min(begun, default=len(text))
 
 
-def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
+def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """The ids of words that must not occur, at the text's beginning and, behind a blank, inside of it.
 
     As vLLM has them (update_from_tokenizer of vllm/sampling_params.py): the ids behind a blank count as the same word
@@ -150,6 +150,6 @@ def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> 
             continue
         alone, behind = (tokenizer.encode(blank + word.lstrip(), add_special_tokens=False).ids for blank in ("", " "))
         found.append(alone)
-        if behind and alone and len(behind) == len(alone) and behind[0] != alone[0]:
+        if len(behind) == len(alone) and behind[:1] != alone[:1]:
             found.append(behind)
-    return found
+    return tuple(map(tuple, found))
