@@ -60,7 +60,6 @@ class BuildSpec:
     drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
-    structured: bool = _flag(False, "adds graphs that take masks of allowed ids and return log-probabilities")
     recipe: Recipe = field(
         default=_PLAIN,
         metadata={"help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, toolchain, compiler_flags"},
@@ -86,7 +85,7 @@ class BuildSpec:
             max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=kind.name,  # type: ignore[arg-type]
             draft=model_name(self.draft) if kind.has_model else "none",
             draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
-            draft_tp=self.recipe.draft_tp, kv_shard=self.recipe.kv_shard, structured=self.structured,
+            draft_tp=self.recipe.draft_tp, kv_shard=self.recipe.kv_shard,
         )  # fmt: skip
 
     @property

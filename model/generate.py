@@ -13,6 +13,11 @@ from model.llm import LLM, Options, Output
 from model.serving.request import Params
 from model.serving.text import read_prompt
 
+# flags of the same names
+_PARAMS = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__)
@@ -24,6 +29,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, default=0, help="0 switches it off (default)")
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--min-p", type=float, default=0.0)
+    for name, off in (("presence", 0.0), ("frequency", 0.0), ("repetition", 1.0)):
+        parser.add_argument(f"--{name}-penalty", type=float, default=off, help=f"{off:g} switches it off (default)")
     parser.add_argument("--seed", type=int, default=0, help="64 bits; the output is a function of it")
     parser.add_argument("--stop", action="append", default=[], help="cut the text before this; may be repeated")
     parser.add_argument("--no-speculation", action="store_true", help="run the target alone")
@@ -54,7 +61,7 @@ def main(arguments: list[str]) -> None:
     options = _options(arguments)
     if options.stream and options.json:
         raise UserError("--stream and --json exclude each other; leave one out")
-    params = Params(options.temperature, options.top_k, options.top_p, options.min_p, options.seed)
+    params = Params(**{name: getattr(options, name) for name in _PARAMS})
     with LLM(options.bundle, load=False) as llm:
         if options.compare and not llm.shape.k:
             raise UserError(f"{options.bundle} is a target alone (k 0); leave out --compare, or give a pair")

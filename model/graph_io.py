@@ -2,8 +2,8 @@
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
 sequences, T ids of each that come in (1 in a step, N where the host drafts, S in a prompt), S positions (the bucket)
-and N = k + 1 rows; W words of 32 ids each, and 2 scores, C, in graphs that take masks alone: a tensor that has a
-letter without a size is not at the border.
+and N = k + 1 rows; in asking graphs alone W words of 32 ids each, A requests, M ids with a bias and C scores: a tensor
+that has a letter without a size is not at the border.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from model.asks import Asks
 from model.bundle.graph_spec import TensorSpec
 from model.cache import Cache
 from model.drafters import DraftState
@@ -46,9 +47,8 @@ class StepInputs(NamedTuple):
 
     Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
     position_ids are those of the input ids; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
-    temperature; seeds two words each; k_limits the most drafts to accept; allowed has a bit for each id that a
-    sequence's next token may be, id 32 w + b in bit b of word w. The halves of a step, and a step whose drafts the host
-    brings, take a mask for each row, (B, N, W); elsewhere a sequence that forbids an id accepts no draft.
+    temperature; seeds two words each; k_limits the most drafts to accept. The others are an asking graph's
+    (`model/asks.py`): allowed has for each row a bit for each id that its token may be, id 32 w + b in bit b of word w.
     """
 
     input_ids: Annotated[Any, Port("B T")]
@@ -59,28 +59,36 @@ class StepInputs(NamedTuple):
     min_p: Annotated[Any, Port("B", "float32")]
     seeds: Annotated[Any, Port("B 2")]
     k_limits: Annotated[Any, Port("B")]
-    allowed: Annotated[Any, Port("B W")] = None
+    allowed: Annotated[Any, Port("B N W")] = None
+    asked: Annotated[Any, Port("B A", "float32")] = None
+    bias_ids: Annotated[Any, Port("B M")] = None
+    bias: Annotated[Any, Port("B M", "float32")] = None
 
     def graph(self, stage: Stage, k: int, bucket: int) -> GraphKey:
         """The graph of a stage that these inputs need: a host's question, of numpy arrays."""
         top_k, top_p, temperature = self.sampling_params.T
         filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
         # a prompt draws once: one graph serves it, whatever it filters
-        filters = stage is Stage.PREFILL or bool(filtering.any())
-        return GraphKey(stage, k, bucket, filters, self.allowed is not None)
+        asking = self.allowed is not None
+        filters = asking or stage is Stage.PREFILL or bool(filtering.any())
+        return GraphKey(stage, k, bucket, filters, asking)
 
-    def sampling(self, filters: bool = True) -> Sampling:
-        """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""
+    def sampling(self, filters: bool = True, counts_B1V: Any = None) -> Sampling:
+        """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter.
+
+        An asking graph has the counts of ids.
+        """
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
         kept = Filters(top_k, top_p, self.min_p) if filters else None
-        return Sampling(temperature, self.seeds, kept, self.allowed)
+        asks = None if counts_B1V is None else Asks(self.allowed, self.asked, self.bias_ids, self.bias, counts_B1V)
+        return Sampling(temperature, self.seeds, kept, asks)
 
 
 class StepOutputs(NamedTuple):
     """The outputs of a graph; `accepted` is padded with -1. State stays with the device: a host sees none.
 
-    After a prompt the mask has the cache's length, S positions of all. Scores are the log-probability of each accepted
-    id by the target's logits alone, those of forbidden ids left out, and how many ids have no smaller logit.
+    After a prompt the mask has the cache's length, S positions of all. Scores are those of each accepted id, after a
+    prompt those of its ids (`model/scores.py`).
     """
 
     accepted: Annotated[Any, Port("B N", name="accepted_tokens")]
@@ -90,6 +98,7 @@ class StepOutputs(NamedTuple):
     draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
     scores: Annotated[Any, Port("B N C", "float32")] = None
+    counts_B1V: Any = None
 
     @property
     def visible(self) -> tuple[Any, ...]:
@@ -103,6 +112,7 @@ class DraftOutputs(NamedTuple):
     candidates: Annotated[Any, Port("B N")]
     draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
+    counts_B1V: Any = None
 
     @property
     def visible(self) -> tuple[Any, ...]:
@@ -119,8 +129,8 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 
 # field -> its declaration, in the graph's order
 INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
-# where each row has a mask of its own
-ALLOWED_ROWS = {"allowed": Port("B N W")}
+# the inputs of asking graphs alone
+ASKS = ("allowed", "asked", "bias_ids", "bias")
 
 
 def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:

@@ -20,21 +20,21 @@ class GraphKey(NamedTuple):
 
     `k` counts the drafts of a step; a step of 0 runs the target alone, and a prefill has the largest k of the bundle.
     `bucket` counts the key positions that a step reads, or the rows of a prompt. A step without `filters` serves
-    sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one. A graph with
-    `masks` takes a mask of allowed ids and returns log-probabilities.
+    sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one. A graph that is
+    `asking` serves requests beyond these (`model/asks.py`) and returns log-probabilities.
     """
 
     stage: Stage
     k: int = 0
     bucket: int = 0
     filters: bool = True
-    masks: bool = False
+    asking: bool = False
 
     @property
     def name(self) -> str:
         """The stem of the graph's file."""
         parts = [self.stage.value, f"k{self.k}"]
-        parts += ["unfiltered"] * (not self.filters) + ["masked"] * self.masks
+        parts += ["unfiltered"] * (not self.filters) + ["asking"] * self.asking
         return "_".join([*parts, f"bk{self.bucket}"])
 
     @property

@@ -32,5 +32,5 @@ def verify(
     """The target's draws after the input ids, which are a step's candidates, and the ids that it keeps."""
     target = pair.target_model
     window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
-    draw = target.kernels.prepare(pair.ops, sampling, window.drawn_BN, target.shard)
+    draw = target.kernels.prepare(pair.ops, sampling, window.drawn_BN, target.shard).along(inputs.input_ids)
     return pair.verify(window, inputs.input_ids, draw, inputs.k_limits, state, caches)

@@ -6,14 +6,16 @@ same signatures and launches NKI kernels, served by nkisim or by the device.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from model import attention, sampling, sequence
+from model import attention, sampling, scores, sequence
 from model.cache import Cache, Placement
 from model.ops import Ops
 from model.parallel import Shard
-from model.sampling import Draw, Draws, Join, Sampling, allowed_ids
+from model.sampling import Draw, Draws, Sampling
 
 
 class Kernels:
@@ -28,12 +30,12 @@ class Kernels:
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
-        """The draw of the tokens at these positions: the noise of the shard's ids, and those that a mask allows."""
-        draw = asked.draw(positions_BN)
-        allowed_RV = None
-        if asked.allowed is not None:
-            allowed_RV = allowed_ids(asked.allowed, shard, len(draw.position_R))
-        return draw._replace(noise_RV=self._noise(draw, shard), allowed_RV=allowed_RV)
+        """The draw of the tokens at these positions: the noise of the shard's ids, and the requests about them."""
+        draw, of_rows = asked.draw(positions_BN), None
+        if asked.asks is not None:
+            join = functools.partial(self.join, ops)
+            of_rows = asked.asks.of_rows(shard, len(draw.position_R), join)
+        return draw._replace(noise_RV=self._noise(draw, shard), asked=of_rows)
 
     def _noise(self, draw: Draw, shard: Shard) -> Tensor:
         if shard.ids_V is not None:
@@ -46,24 +48,20 @@ class Kernels:
         return Draws(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
     def scored_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> tuple[Draws, Tensor | None]:
-        """The same, and in a graph that takes masks `model.sampling.scores` of the drawn ids, (2, R)."""
+        """The same, and in an asking graph the scores (R, C) of the drawn ids."""
         draws = self.coupled_sample(ops, logits_RV, draw)
-        if draw.allowed_RV is None:
+        if draw.asked is None:
             return draws, None
-        ids_V = torch.arange(logits_RV.shape[1], dtype=torch.int32, device=logits_RV.device)
-        if draw.start_11 is not None:
-            ids_V = ids_V + draw.start_11[0]
-        own_RV = ids_V == draws.merged()[:, None]
-        return draws, sampling.scores(sampling.only_allowed(logits_RV, draw), own_RV, *self.joins(ops))
+        return draws, self.scores(ops, draw.asked.shown(logits_RV), draws.merged(), draw.asked.ids_V)
 
-    def joins(self, ops: Ops) -> tuple[Join, Join]:
-        """The largest of numbers of several ranks, and their sum: every rank has all logits here."""
-        return _same, _same
+    def scores(self, ops: Ops, logits_RV: Tensor, own_R: Tensor, ids_V: Tensor) -> Tensor:
+        """See `model.scores.scores`."""
+        return scores.scores(ops, logits_RV, own_R, ids_V, functools.partial(self.join, ops))
+
+    def join(self, ops: Ops, x_RC: Tensor) -> Tensor:
+        """The numbers of all ranks that hold a part of the logits, side by side: here every rank has all logits."""
+        return x_RC
 
     def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's draws (M, B, N)."""
         return sampling.accept(drafts_BK, draws.merged(), limit_B)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x

@@ -15,9 +15,9 @@ from model.errors import UserError
 from model.serving.engine import Engine, Event
 from model.serving.masks import Allowed
 from model.serving.ready import compile_graphs, shape_of
-from model.serving.request import ERROR, Params, Request, Result, check
+from model.serving.request import Params, Request, Result, Score, check
 from model.serving.runtime import Graphs
-from model.serving.text import Pieces, load_tokenizer, stop_cut
+from model.serving.text import Pieces, ids_of_words, load_tokenizer, stop_cut
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -33,8 +33,8 @@ class Options(TypedDict, total=False):
     `max_new_tokens`, 128 by default. `stop`: one string or several; the text is cut before the first of them.
     `k_limit`: the most drafts to accept in a step, by default the bundle's k. `speculation`: False is a `k_limit` of 0.
     `allowed`: a function of the new ids that returns the mask of the next one, int32 words with a bit for each id, or
-    None if the text ends with them; it is also called with drafts behind them, which may be rejected. `logprobs`: True
-    for `Output.logprobs`. Both need a bundle built with --structured.
+    None if the text ends with them; it is also called with drafts behind them, which may be rejected. `logprobs`: for
+    `Output.scores`, each with so many of the best ids, at most 20; `prompt_logprobs`: the same of the prompt's ids.
     """
 
     max_new_tokens: int
@@ -42,7 +42,8 @@ class Options(TypedDict, total=False):
     k_limit: int | None
     speculation: bool
     allowed: Allowed | None
-    logprobs: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Output:
 
     `finish_reason` is eos, stop (a stop string), length (max_new_tokens) or context (the bundle's length). `steps` are
     passes of the target after the prompt's, `seconds` wall time on this machine without compilation. `drafts_offered`
-    and `drafts_kept` count drafts by their place in a step. `logprobs`, if requested, are the ids' log-probabilities by
-    the target's logits, before temperature and filters.
+    and `drafts_kept` count drafts by their place in a step. `scores`, if requested, are the ids' log-probabilities by
+    the target's logits, before penalties, temperature and filters; `prompt_scores` those of the prompt's ids but the
+    first.
     """
 
     ids: tuple[int, ...]
@@ -62,7 +64,8 @@ class Output:
     seconds: float
     drafts_offered: tuple[int, ...] = ()
     drafts_kept: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    scores: tuple[Score, ...] = ()
+    prompt_scores: tuple[Score, ...] = ()
 
     @property
     def tokens_per_step(self) -> float:
@@ -175,13 +178,14 @@ class LLM:
             )
         request = Request(
             tuple(self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else map(operator.index, prompt)),
-            params,
+            replace(params, bad_words=ids_of_words(self.tokenizer, params.bad_words)),
             options.get("max_new_tokens", Request.max_new_tokens),
             self._eos,
             options.get("k_limit"),
             stop_cut(self.tokenizer, _stops(options)),
             options.get("allowed"),
-            options.get("logprobs", False),
+            options.get("logprobs"),
+            options.get("prompt_logprobs"),
         )
         check(self.shape, request)
         return request if options.get("speculation", True) else replace(request, k_limit=0)
@@ -235,15 +239,14 @@ class LLM:
             self._events[event.number].append(event)
 
     def _output(self, result: Result, seconds: float) -> Output:
-        if result.reason == ERROR:
+        if result.error:
             raise UserError(
-                f"the model's logits hold NaN or infinity, or leave no id to draw, after {len(result.ids)} new tokens; "
-                "look for an overflow of the bundle's dtype, or build it again from an undamaged checkpoint"
+                f"{result.error}; look for an overflow of the bundle's dtype, or build it again from an undamaged checkpoint"
             )
         drafts = tuple(result.drafted), tuple(result.accepted)
-        logprobs = tuple(logprob for logprob, _ in result.scores)
+        scores = tuple(result.scores), result.prompt_scores
         text = self.tokenizer.decode(result.ids)
-        return Output(tuple(result.ids), text, result.reason, result.steps, seconds, *drafts, logprobs)
+        return Output(tuple(result.ids), text, result.reason, result.steps, seconds, *drafts, *scores)
 
 
 def _is_one(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:

@@ -162,7 +162,7 @@ class Qwen3(RankModel):
         return self.lm_head(self.norm(x_BNE))
 
     def drawn(self, x_BNE: Tensor, draw: Draw) -> tuple[Draws, Tensor | None]:
-        """The draws after each of R = B N rows, and (2, R) their scores in a graph that takes masks."""
+        """The draws after each of R = B N rows, and in an asking graph their scores (R, C)."""
         return self.kernels.scored_sample(self.head_ops, self.logits(x_BNE).flatten(0, 1), draw)
 
     def forward(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw) -> tuple[Draws, Hidden]:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from model.asks import Asked, Asks
 from model.filters import Filters
 from model.ops import Ops, first_argmax, shift_right
-from model.parallel import Shard
 from model.threefry import threefry2x32
 
 # the domain word keeps this stream apart from those of other sampling rules
@@ -29,13 +29,13 @@ NO_ID = -2
 class Sampling(NamedTuple):
     """Each sequence's sampling parameters; a graph for sequences of which none filters has no `filters`.
 
-    `allowed` are words of 32 bits, one for each id that may be drawn: (B, W), or (B, N, W) with a mask for each row.
+    Only an asking graph has `asks`.
     """
 
     temperature_B: Tensor
     seed_B2: Tensor
     filters: Filters | None
-    allowed: Tensor | None = None
+    asks: Asks | None = None
 
     def draw(self, positions_BN: Tensor) -> Draw:
         """The draw of N rows of each sequence, for the tokens at these positions."""
@@ -50,7 +50,7 @@ class Draw(NamedTuple):
 
     `position_R` is the absolute position of the token that a row draws. A backing makes the noise of all passes of a
     step once, `noise_RV`, for this rank's ids; `start_11`, int32, is the first of them where logits stay on their
-    ranks. `allowed_RV` marks the ids of this rank that a row may draw, in a graph that takes masks.
+    ranks. `asked` changes the logits that are drawn from, in an asking graph.
     """
 
     temperature_R: Tensor
@@ -59,7 +59,7 @@ class Draw(NamedTuple):
     filters: Filters | None
     noise_RV: Tensor | None = None
     start_11: Tensor | None = None
-    allowed_RV: Tensor | None = None
+    asked: Asked | None = None
 
     @property
     def filtering_R(self) -> Tensor | None:
@@ -79,9 +79,22 @@ class Draw(NamedTuple):
         """The first `count` of the `rows` rows of each sequence."""
         return self._of_rows(lambda t: t.unflatten(0, (-1, rows))[:, :count].flatten(0, 1))
 
+    def after(self, drafts: list[Tensor]) -> Draw:
+        """The draw of a row of each sequence, behind these drafts (B, 1)."""
+        return self._replace(asked=self.asked and self.asked.after(drafts))
+
+    def along(self, candidates_BN: Tensor) -> Draw:
+        """The draw of all rows, each behind the candidates before it."""
+        return self._replace(asked=self.asked and self.asked.along(candidates_BN))
+
+    def adjusted(self, logits_RV: Tensor) -> Tensor:
+        """The logits that are drawn from."""
+        return logits_RV if self.asked is None else self.asked.adjusted(logits_RV)
+
     def _of_rows(self, taken: Callable[[Tensor], Tensor]) -> Draw:
         named = {name: taken(t) for name, t in self._asdict().items() if "_R" in name and t is not None}
-        return self._replace(**named, filters=self.filters and self.filters.each(taken))
+        filters, asked = self.filters and self.filters.each(taken), self.asked and self.asked.each(taken)
+        return self._replace(**named, filters=filters, asked=asked)
 
 
 class Draws(NamedTuple):
@@ -103,7 +116,7 @@ class Draws(NamedTuple):
 
 def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R,) int32 token ids: those of the best perturbed scores; ties go to the smallest id; NO_ID where none is."""
-    logits_RV = only_allowed(logits_RV, draw)
+    logits_RV = draw.adjusted(logits_RV)
     best_R = logits_RV.amax(-1)
     ids_R = first_argmax(perturbed(ops, logits_RV, best_R, draw))
     return torch.where(is_number(best_R), ids_R, NO_ID)
@@ -127,38 +140,9 @@ def perturbed(ops: Ops, logits_RV: Tensor, best_R: Tensor, draw: Draw) -> Tensor
     return torch.where(draw.temperature_R[:, None] > 0, scores_RV, logits_RV)
 
 
-def only_allowed(logits_RV: Tensor, draw: Draw) -> Tensor:
-    """The logits with -inf for forbidden ids."""
-    return logits_RV if draw.allowed_RV is None else torch.where(draw.allowed_RV, logits_RV, float("-inf"))
-
-
 def is_number(best_R: Tensor) -> Tensor:
     """(R,) whether a row's largest logit can be drawn: it is NaN if any is, and -inf if all are."""
     return (best_R > float("-inf")) & (best_R < float("inf"))
-
-
-def allowed_ids(words: Tensor, shard: Shard, rows: int) -> Tensor:
-    """(R, V) whether masks allow a shard's ids: words (B, W) serve all rows of a sequence, (B, N, W) one row each."""
-    words_MW = words.flatten(0, -2)
-    bit = torch.arange(32, dtype=torch.int32, device=words.device)
-    bits_MV = (torch.bitwise_right_shift(words_MW[:, :, None], bit) & 1).flatten(1)
-    ids_V = shard.ids_V
-    if ids_V is None:
-        ids_V = shard.start[0] + torch.arange(shard.width, dtype=torch.int32, device=words.device)
-    return (bits_MV.index_select(1, ids_V) > 0).repeat_interleave(rows // len(words_MW), 0)
-
-
-# (R, C) of a rank's ids -> (R, C) over the ids of all ranks
-Join = Callable[[Tensor], Tensor]
-
-
-def scores(logits_RV: Tensor, own_RV: Tensor, largest: Join, total: Join) -> Tensor:
-    """(2, R) the log-probability of a row's own id, which `own_RV` marks, and its rank, counted from 1."""
-    own_R = torch.where(own_RV, logits_RV, torch.finfo(torch.float32).min).amax(-1)
-    own_R, best_R = largest(torch.stack((own_R, logits_RV.amax(-1)), -1)).unbind(-1)
-    mass_R = torch.exp(logits_RV - best_R[:, None]).sum(-1)
-    mass_R, rank_R = total(torch.stack((mass_R, (logits_RV >= own_R[:, None]).float().sum(-1)), -1)).unbind(-1)
-    return torch.stack((own_R - best_R - torch.log(mass_R), rank_R))
 
 
 def gumbel(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:

@@ -20,6 +20,7 @@ from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota
 from model.qwen3 import Qwen3
 from model.sampling import Draw, Sampling
+from model.scores import prompt_scores
 from model.window import Window
 
 
@@ -61,7 +62,7 @@ class Pair(nn.Module):
         """The target's pass over the candidates, its draws, and the ids that it keeps."""
         target = self.target_model
         passed = target.hidden(window.padded(candidates_BN), caches, window.placement)
-        draws, scores_CR = target.drawn(passed.x_BNE, draw)
+        draws, scores_RC = target.drawn(passed.x_BNE, draw)
         limit_B = window.limit(k_limits_B, target.length(caches))
         accepted_BN, count_B1, next_B1 = target.kernels.accept(
             self.ops, candidates_BN[:, 1:], draws.each(window.cut), limit_B
@@ -69,7 +70,7 @@ class Pair(nn.Module):
         state = self.drafter.keep(Verified(window, candidates_BN, count_B1, next_B1, passed.taps_BNF), state)
         next_pos = window.placement.positions_BN[:, :1] + count_B1
         next_mask = (window.placement.keys_S < next_pos).to(torch.int32)
-        scores = None if scores_CR is None else window.cut(scores_CR).permute(1, 2, 0)
+        scores = None if scores_RC is None else window.cut(scores_RC.T).permute(1, 2, 0)
         return StepOutputs(accepted_BN, next_B1, next_mask, next_pos, state, passed.caches, scores)
 
     def prefill(
@@ -85,12 +86,12 @@ class Pair(nn.Module):
         last_11E = passed.x_BNE[iota(1, length_B), length_B - 1][:, None]
         # the first token's position is the prompt's length
         draw = target.kernels.prepare(self.ops, sampling, length_B[:, None], target.shard)
-        draws, scores_CB = target.drawn(last_11E, draw)
+        draws, scores_BC = target.drawn(last_11E, draw)
         token_B1 = draws.merged()[:, None]
         prompt = Prompt(inputs.input_ids, placement, length_B, token_B1, passed.taps_BNF)
         state = self.drafter.prompt(prompt, state)
         accepted_BN = torch.where(iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
         next_mask = (iota(target.length(passed.caches), length_B) < next_pos).to(torch.int32)
-        scores = None if scores_CB is None else scores_CB.T[:, None].repeat(1, k + 1, 1)
+        scores = prompt_scores(target, inputs.input_ids, length_B, passed.x_BNE, scores_BC)
         return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, state, passed.caches, scores)

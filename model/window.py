@@ -36,10 +36,11 @@ class Window(NamedTuple):
         """(B, N) the positions of the tokens that the rows draw."""
         return self.placement.positions_BN + 1
 
-    def row(self, n: int, draw: Draw) -> tuple[Placement, Draw]:
-        """Where row n of each sequence is, alone in a pass of the draft, and its draw."""
+    def row(self, n: int, draw: Draw, drafts: list[Tensor]) -> tuple[Placement, Draw]:
+        """Where row n of each sequence is, alone in a pass of the draft, and its draw behind the drafts (B, 1)."""
         positions_BN = self.placement.positions_BN
-        return self.placement._replace(positions_BN=positions_BN[:, n : n + 1]), draw.row(n, positions_BN.shape[1])
+        placement = self.placement._replace(positions_BN=positions_BN[:, n : n + 1])
+        return placement, draw.row(n, positions_BN.shape[1]).after(drafts)
 
     def of_drafts(self, draw: Draw) -> Draw:
         """The draw of the k drafts, where one pass draws them all."""

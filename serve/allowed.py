@@ -10,24 +10,26 @@ from model.serving.masks import Allowed
 from model.serving.request import Params, Request, Shape, check
 
 # the graphs serve these
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "seed")
+_BY_GRAPHS = {
+    "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "logprobs", "prompt_logprobs", "structured_outputs",
+}  # fmt: skip
 # vLLM serves these itself, from the emitted ids
 _BY_VLLM = {
     "n", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "detokenize", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
     "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
 }  # fmt: skip
-# graphs of a bundle built with --structured serve these
-_BY_MASKS = {"logprobs": (0,), "structured_outputs": ()}
 _WHY = {
-    "logprobs": "a bundle built with --structured returns the emitted token's alone, which 0 requests",
-    "prompt_logprobs": "the bundle's graphs return no probabilities of a prompt; leave it out",
-    "structured_outputs": "the bundle was built without --structured, so its graphs take no mask; build one that is",
-    "use_beam_search": "it needs the top log-probabilities, which the bundle's graphs do not return; sample n answers",
+    "watermarking": "it changes the law that a seed draws from; leave it out",
+    "thinking_token_budget": "the bundle's graphs force no id; leave it out",
+    "logprob_token_ids": "the bundle's graphs return the best ids; use logprobs",
+    "use_beam_search": "a bundle draws one text a request; sample n answers",
     "generative scoring": "it needs the log-probabilities of given ids, which the bundle's graphs do not return",
-    "min_tokens": "the bundle's graphs cannot hold back an end token; use ignore_eos",
 }
-_LIST = "a bundle serves temperature, top_k, top_p, min_p, seed, n, max_tokens, stop and stop_token_ids; leave it out"
+# beside None, its default
+_OFF = {"watermarking": False}
+_LIST = "a bundle serves OpenAI's sampling parameters, and vLLM's that docs/serving.md lists; leave it out"
 
 
 _NO_MASK: Allowed = lambda ids: None  # noqa: E731
@@ -41,17 +43,11 @@ class Refused(UserError):
         self.parameter = parameter
 
 
-def refuse_others(requested: Mapping[str, Any], defaults: Mapping[str, Any], structured: bool = False) -> None:
-    """Raise Refused for the first parameter that is neither on the list nor at vLLM's default.
-
-    `structured` says that the bundle has graphs that take masks.
-    """
+def refuse_others(requested: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise Refused for the first parameter that is neither on the list nor at vLLM's default."""
     for name, value in {**requested, **_typed(requested)}.items():
-        if structured and name in _BY_MASKS and (not _BY_MASKS[name] or value in _BY_MASKS[name]):
-            continue
-        on_the_list = name in _SAMPLED or name in _BY_VLLM or name.startswith("_")
-        # logprobs=0 requests the emitted token's
-        if on_the_list or value is None or value in ([], {}) or value == defaults.get(name):
+        on_the_list = name in _BY_GRAPHS or name in _BY_VLLM or name.startswith("_")
+        if on_the_list or value is None or value in ([], {}) or value == (defaults | _OFF).get(name):
             continue
         raise Refused(name, f"{name} is not served: {_WHY.get(name, _LIST)}")
 
@@ -81,14 +77,22 @@ def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: A
         float(sampling.top_p),
         float(sampling.min_p),
         sampling.seed or 0,
+        float(sampling.presence_penalty),
+        float(sampling.frequency_penalty),
+        float(sampling.repetition_penalty),
+        {token: float(bias) for token, bias in (sampling.logit_bias or {}).items()},
+        tuple(sampling.allowed_token_ids or ()),
+        tuple(map(tuple, sampling.bad_words_token_ids or ())),
+        sampling.min_tokens,
     )
-    structured = getattr(sampling, "structured_outputs", None) is not None
     return Request(
         ids,
         params,
         shape.max_len,
-        allowed=(allowed or _NO_MASK) if structured else None,
-        logprobs=getattr(sampling, "logprobs", None) is not None,
+        allowed=(allowed or _NO_MASK) if sampling.structured_outputs is not None else None,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        ends=tuple(sampling.all_stop_token_ids),
     )
 
 

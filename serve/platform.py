@@ -179,8 +179,7 @@ class BundlePlatform(Platform):
             # vLLM's own flag for it requires a --speculative-config, which a bundle replaces
             level = vllm_config.additional_config.get(ACCEPTANCE, "none")  # type: ignore[union-attr]
             vllm_config.observability_config.per_request_spec_decode_metrics = level
-        # the check is for vLLM's own drafts, which cannot follow min-p; ours can, and our list refuses logit_bias, the
-        # other parameter that the check refuses
+        # the check is for vLLM's own drafts, which cannot follow min-p and logit_bias; ours can
         SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
     @classmethod
@@ -196,7 +195,7 @@ class BundlePlatform(Platform):
         names = SamplingParams.__struct_fields__
         requested, defaults = ({n: getattr(values, n) for n in names} for values in (params, default))
         try:
-            refuse_others(requested, defaults, shape.structured)
+            refuse_others(requested, defaults)
             if params.seed is None and params.temperature > 0:
                 # only completions and chat draw it before, and have a header for it
                 params.seed = drawn_seed()

@@ -6,12 +6,13 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.bundle.opening import open_bundle
@@ -19,6 +20,7 @@ from model.progress import progress
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
 from model.serving.ready import shape_of, step_seconds
+from model.serving.request import Score
 from model.serving.runtime import Graphs
 from model.serving.step_k import Always, Paying
 from serve.allowed import engine_request
@@ -83,8 +85,7 @@ class BundleWorker(WorkerBase):
         begin = time.perf_counter()
         if self.engine.speculative and self.fixed_k is None:
             self.engine.step_k = Paying(step_seconds(self.graphs))
-        ks = self.engine.ks()
-        keys = [key for key in self.bundle.plan.by_key if key.is_prefill or key.k in ks]
+        keys = [k for k in self.bundle.plan.by_key if k.is_prefill or k.k in self.engine.ks(asking=k.asking)]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:
                 self.graphs.prepare(key)
@@ -155,7 +156,7 @@ class BundleWorker(WorkerBase):
                 self.metrics.begin()
         of_number = {event.number: event for event in events}
         self._uncount(scheduler_output, of_number)
-        return self._output(list(scheduler_output.num_scheduled_tokens), of_number)
+        return self._output(scheduler_output, of_number)
 
     def _add(self, data: NewRequestData) -> int:
         """The engine's number of a request that has arrived."""
@@ -196,12 +197,12 @@ class BundleWorker(WorkerBase):
             self.masked[name] = self.grammars.of(name, data.sampling_params)
         return self.masked[name]
 
-    def _output(self, names: list[str], events: dict[int, Event]) -> ModelRunnerOutput:
-        nothing = Event(-1, [])
+    def _output(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> ModelRunnerOutput:
+        names, nothing = list(scheduler_output.num_scheduled_tokens), Event(-1, [])
         for name in names:
-            event = events.get(self.numbers.get(name, -1), nothing)
-            if event.result and event.result.error:
-                self._fail(name, event.result.error)
+            ended = events.get(self.numbers.get(name, -1), nothing).result
+            if ended and ended.error:
+                self._fail(name, ended.error)
         of_names = [events.get(self.numbers.get(name, -1), nothing) for name in names]
         ids = [event.ids for event in of_names]
         failed, self.failed = self.failed, set()
@@ -211,6 +212,11 @@ class BundleWorker(WorkerBase):
             sampled_token_ids=ids,
             logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
             failed=failed,
+            prompt_logprobs_dict={
+                new.req_id: _of_prompt(new.prompt_token_ids or (), event.prompt_scores)
+                for new in scheduler_output.scheduled_new_reqs
+                if (event := events.get(self.numbers.get(new.req_id, -1))) and event.prompt_scores
+            },
         )
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
@@ -236,11 +242,22 @@ class BundleWorker(WorkerBase):
 
 def _logprobs(events: list[Event]) -> LogprobsLists:
     """The emitted tokens' scores; requests without logprobs have zeros, which are ignored."""
-    scores = [score for e in events for score in e.scores or [(0.0, 0)] * len(e.ids)]
+    ids = [token for event in events for token in event.ids]
+    scores = [score for e in events for score in e.scores or [Score(0.0, 0)] * len(e.ids)]
     ends = list(itertools.accumulate(len(event.ids) for event in events))
-    return LogprobsLists(
-        np.array([[token] for event in events for token in event.ids], np.int32),
-        np.array([[logprob] for logprob, _ in scores], np.float32),
-        np.array([rank for _, rank in scores], np.int32),
-        [0, *ends],
-    )
+    return LogprobsLists(*_table(ids, scores), [0, *ends])
+
+
+def _of_prompt(ids: Sequence[int], scores: Sequence[Score]) -> LogprobsTensors:
+    """The scores of a prompt's ids from the second on."""
+    return LogprobsTensors(*map(torch.from_numpy, _table(ids[1:], scores)))
+
+
+def _table(ids: Sequence[int], scores: Sequence[Score]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A row for each id, it first and the best ids after it: ids, log-probabilities; and the id's rank."""
+    width = 1 + max((len(score.best) for score in scores), default=0)
+    tokens, logprobs = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), np.float32)
+    for row, (token, score) in enumerate(zip(ids, scores, strict=True)):
+        pairs = [(token, score.logprob), *score.best]
+        tokens[row, : len(pairs)], logprobs[row, : len(pairs)] = zip(*pairs, strict=True)
+    return tokens, logprobs, np.array([score.rank for score in scores], np.int32)

@@ -10,12 +10,12 @@ from torch import Tensor
 from model import halves
 from model.backing import Backing
 from model.bundle.graph_spec import GraphSpec
-from model.bundle.plan import KEPT
+from model.bundle.plan import COUNTS, KEPT
 from model.bundle.spec import BundleSpec
 from model.cache import Cache
-from model.drafters import Drafter, DraftState
+from model.drafters import Drafter, DraftState, in_slot
 from model.dtypes import BY_FLAG
-from model.graph_io import Outputs, StepInputs
+from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.graph_key import Stage
 from model.ops import Ops
 from model.qwen3 import Qwen3
@@ -34,8 +34,20 @@ def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
     """The work of a graph: a function of a pair, inputs and state."""
     key = graph.key
 
-    def run(pair: Pair, inputs: StepInputs, state: DraftState, caches: list[Cache]) -> Outputs:
-        return _STAGES[key.stage](pair, key.k, inputs, inputs.sampling(key.filters), state, caches)
+    def run(
+        pair: Pair, inputs: StepInputs, state: DraftState, caches: list[Cache], counts_B1V: Tensor | None = None
+    ) -> Outputs:
+        sampling, shard = inputs.sampling(key.filters, counts_B1V), pair.target_model.shard
+        if sampling.asks is not None and key.is_prefill:
+            length_1 = inputs.attention_mask.sum(-1)
+            sampling = sampling._replace(asks=sampling.asks.of_prompt(inputs.input_ids, length_1, shard))
+        out = _STAGES[key.stage](pair, key.k, inputs, sampling, state, caches)
+        if sampling.asks is None or counts_B1V is None:
+            return out
+        if isinstance(out, StepOutputs):
+            counted = sampling.asks.counted(out.accepted, shard)
+            counts_B1V = in_slot(counts_B1V, counted, inputs.seq_ids) if key.is_prefill else counted
+        return out._replace(counts_B1V=counts_B1V)
 
     return run
 
@@ -53,11 +65,11 @@ def make_pair(spec: BundleSpec, graph: GraphSpec, ops: Ops, backing: Backing) ->
         return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
 
 
-def grouped_state(graph: GraphSpec, values: Sequence[Tensor]) -> tuple[DraftState, list[Cache]]:
+def grouped_state(graph: GraphSpec, values: Sequence[Tensor]) -> tuple[DraftState, list[Cache], Tensor | None]:
     """A graph's state as its stages take it, from tensors in the plan's order."""
     named = dict(zip((t.name for t in graph.state), values, strict=True))
     draft, target = (_caches([v for n, v in named.items() if n.startswith(prefix)]) for prefix in _CACHES)
-    return DraftState(draft, tuple(v for n, v in named.items() if n.startswith(KEPT))), target
+    return DraftState(draft, tuple(v for n, v in named.items() if n.startswith(KEPT))), target, named.get(COUNTS)
 
 
 def _caches(tensors: list[Tensor]) -> list[Cache]:

@@ -90,7 +90,7 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     # only arrays cross into torch: torchax would wrap a callable argument
     def step(named: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
         out: Outputs = torch.func.functional_call(pair, named, (stage, inputs, *state))
-        return (*out.visible, out.draft_state, out.target_caches)
+        return (*out.visible, out.draft_state, out.target_caches, out.counts_B1V)
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
         by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}

@@ -35,9 +35,9 @@ DEFAULT_FLAGS = {PREFILL: _PROMPT, FUSED: _DECODING, DECODE: _DECODING}
 def nxdi_tag(key: GraphKey, spec: BundleSpec) -> str:
     """NxDI's tag of a graph; "" for one that NxDI does not have.
 
-    NxDI's host fills prompts up to a bucket, runs one k, always filters and knows no masks.
+    NxDI's host fills prompts up to a bucket, runs one k, always filters and asks nothing more.
     """
-    if key.masks or not key.filters or key.bucket not in spec.buckets:
+    if key.asking or not key.filters or key.bucket not in spec.buckets:
         return ""
     if key.is_prefill:
         return PREFILL

@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.strict import Length, Range, Text, Wrong, read, shown
 
 FORMAT = "trnspec-bundle"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 # all that a build writes, and all that a manifest may list
 FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from model.asks import ASKED, BIASES
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.part import Part
 from model.bundle.spec import BundleSpec
@@ -14,12 +15,15 @@ from model.bundle.weights import RANK
 from model.cache import cache_shapes
 from model.drafters.kind import Counts, DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
-from model.graph_io import ALLOWED_ROWS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
+from model.graph_io import ASKS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
 from model.graph_key import GraphKey, Stage
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
+from model.scores import COLUMNS, blocks
 
 # the prefix of the names of a drafter's state beside caches
 KEPT = "draft_model.kept."
+# how often each id occurs in each slot's request, in asking graphs
+COUNTS = "counts"
 # a draft's pass over a prompt
 _PROMPT = (DraftPass(0, 0),)
 
@@ -46,7 +50,7 @@ class BundlePlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Caches of both models on one rank."""
+        """Caches of both models on one rank, and the counts of ids."""
         return sum(t.bytes for t in self.state)
 
 
@@ -59,12 +63,12 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     graphs = list[GraphSpec]()
     for rows in (*spec.short_prompts, *spec.buckets):
         prompt = _prefill(spec, rows, both, state)
-        graphs += [prompt, *([_masked(prompt, spec)] if spec.structured else [])]
+        graphs += [prompt, _asking(prompt, spec)]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
         graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, target_weights, caches["target"])
-    return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, state)
+    return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
 
 def _prefill(spec: BundleSpec, rows: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]) -> GraphSpec:
@@ -77,7 +81,10 @@ def _prefill(spec: BundleSpec, rows: int, weights: tuple[TensorSpec, ...], state
 def _steps(
     key: GraphKey, spec: BundleSpec, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]
 ) -> Iterator[GraphSpec]:
-    """A step for rows that filter and one for rows that do not; with masks too, in halves where a model drafts."""
+    """A step for rows that filter and one for rows that do not; of the largest k and of 0 also an asking one.
+
+    The asking step of drafts is in halves: one that drafts, unless the host does, and one that verifies.
+    """
     # a host that drafts brings the drafts with the input ids
     inputs = tensor_specs(INPUTS, B=spec.batch, T=1 if spec.has_draft else key.k + 1, S=key.bucket)
     outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1, S=key.bucket)
@@ -86,14 +93,16 @@ def _steps(
         counts = _collectives(spec, passes, filters)
         graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs, counts)
         yield graph
-        if spec.structured:
-            halved = spec.has_draft and key.k > 0
-            yield from (_masked(g, spec) for g in (_halves(graph, spec) if halved else (graph,)))
+        if filters and key.k in (0, spec.k):
+            yield from (_asking(g, spec) for g in (_halves(graph, spec) if key.k else (graph,)))
 
 
 def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     """A fused step as two graphs, the first drafts and the second verifies: each has only the tensors that it reads."""
     kind, key = spec.kind, fused.key
+    if not spec.has_draft:
+        yield replace(fused, key=key._replace(stage=Stage.VERIFY))
+        return
     passes = kind.passes(key.k, spec.k)
     keeping = tuple(p._replace(drawn=0) for p in passes[: kind.keeps])
     verifying = _collectives(spec, keeping, key.filters)
@@ -111,21 +120,39 @@ def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **of(*models))
 
 
-def _masked(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
-    """The same graph with masks, one for each row where it has or makes the drafts, and with scores."""
-    batch, words = graph.inputs[0].shape[0], words_of(spec.target_config.vocab_size)
-    each_row = not graph.key.is_prefill and graph.key.k > 0
-    allowed = ALLOWED_ROWS if each_row else {"allowed": INPUTS["allowed"]}
-    inputs = graph.inputs + tensor_specs(allowed, B=batch, N=graph.rows, W=words)
-    key = graph.key._replace(masks=True)
+def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
+    """The same graph for requests beyond sampling parameters, with the counts of ids and with scores."""
+    key, batch = graph.key._replace(asking=True), graph.inputs[0].shape[0]
+    rows = 1 if key.is_prefill else graph.rows
+    sizes = {"B": batch, "N": rows, "W": words_of(spec.target_config.vocab_size), "A": ASKED, "M": BIASES}
+    asked = {name: INPUTS[name] for name in ASKS}
+    graph = replace(
+        graph, key=key, inputs=graph.inputs + tensor_specs(asked, **sizes), state=(*graph.state, _counts(spec))
+    )
+    sharded = spec.parts[0].backing.sharded and spec.tp > 1
     if key.stage is Stage.DRAFT:
-        # a draft has no scores
-        return replace(graph, key=key, inputs=inputs)
-    # ranks with logits of their own gather the best ones, and the sums
-    gathers = 2 * (spec.parts[0].backing.sharded and spec.tp > 1)
-    outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=graph.rows, C=2)
-    counts = graph.collectives | {"all-gather": graph.collectives["all-gather"] + gathers}
-    return replace(graph, key=key, inputs=inputs, outputs=outputs, collectives=counts)
+        # a draft of ids of its own needs the counts of ids that other ranks hold; it has no scores
+        own_ids = getattr(spec.draft_config, spec.draft_config.ids) < spec.target_config.vocab_size
+        return _gathering(graph, int(sharded and own_ids))
+    scored = key.bucket if key.is_prefill else rows
+    outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=scored, C=COLUMNS)
+    # ranks with logits of their own join their best ones, then their sums; ranks without gather the logits
+    times = blocks(key.bucket) if key.is_prefill else 0
+    gathers = 2 * sharded * (1 + times) + times * (not sharded and spec.tp > 1)
+    return _gathering(replace(graph, outputs=outputs), gathers)
+
+
+def _gathering(graph: GraphSpec, more: int) -> GraphSpec:
+    counts = graph.collectives | {"all-gather": graph.collectives["all-gather"] + more}
+    return replace(graph, collectives=counts)
+
+
+def _counts(spec: BundleSpec) -> TensorSpec:
+    """The counts of the ids of one rank's logits."""
+    vocabulary = spec.target_config.vocab_size
+    width = vocabulary // spec.tp if spec.parts[0].backing.sharded else vocabulary
+    # three axes, so that no output of ids has its shape
+    return TensorSpec(COUNTS, (spec.batch, 1, width), "int32")
 
 
 def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:

@@ -36,9 +36,8 @@ Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 class BundleSpec:
     """One bundle. `ks` are the k of its fused steps, rising; without any there is no draft.
 
-    `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft, `structured` adds graphs
-    that take masks and return log-probabilities. With `kv_shard` sequence the ranks that share a kv head hold a slice
-    of its positions each.
+    `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft. With `kv_shard` sequence
+    the ranks that share a kv head hold a slice of its positions each.
     """
 
     target: Name
@@ -54,7 +53,6 @@ class BundleSpec:
     draft_config: Any = None
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
     kv_shard: Literal["heads", "sequence"] = "heads"
-    structured: bool = False
 
     @property
     def k(self) -> int:

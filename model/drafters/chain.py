@@ -38,11 +38,11 @@ class Chain(Drafter):
         positions_B2 = (placement.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
         passed = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
-        _, of_first = window.row(0, draw)
+        _, of_first = window.row(0, draw, [])
         draws = model.kernels.coupled_sample(model.head_ops, model.logits(passed.x_BNE[:, 1]), of_first)
         drafts_B1 = [draws.merged()[:, None]]
         for n in range(1, window.k):
-            draws, passed = ops.call(model, drafts_B1[-1], passed.caches, *window.row(n, draw))
+            draws, passed = ops.call(model, drafts_B1[-1], passed.caches, *window.row(n, draw, drafts_B1))
             drafts_B1.append(draws.merged()[:, None])
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(passed.caches, state.kept)
 

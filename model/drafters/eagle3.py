@@ -199,11 +199,11 @@ class Eagle3(Drafter):
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         model, caches, (x_B1E,) = self.model, state.caches, state.kept
-        _, of_row = window.row(0, draw)
+        _, of_row = window.row(0, draw, [])
         drafts_B1 = [model.drawn(x_B1E, of_row)]
         for n in range(1, window.k):
             # the row of a draft is at the position before it
-            (placement, _), (_, of_row) = window.row(n - 1, draw), window.row(n, draw)
+            (placement, _), (_, of_row) = window.row(n - 1, draw, []), window.row(n, draw, drafts_B1)
             draft_B1, x_B1E, caches = model.parallel.ops.call(model, drafts_B1[-1], x_B1E, caches, placement, of_row)
             drafts_B1.append(draft_B1)
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.kept)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from model.cache import Cache, Placement
 from model.kernels import Kernels
-from model.nki.filter_floor import best_logit, count_and_mass, filter_floor, over_ranks
+from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
-from model.sampling import GUMBEL_DOMAIN, NO_ID, Draw, Draws, Join, Sampling, is_number, only_allowed
+from model.sampling import GUMBEL_DOMAIN, NO_ID, Draw, Draws, Sampling, is_number
 from nki_kernels.limits import CANDIDATES, FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
 # of marked rows: beyond every score
@@ -54,7 +54,7 @@ class NkiKernels(Kernels):
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         assert draw.noise_RV is not None, "draws need the noise of prepare"
-        logits_RV = only_allowed(logits_RV, draw)
+        logits_RV = draw.adjusted(logits_RV)
         best_R = logits_RV.amax(-1)
         # false for NaN too: the kernels get numbers alone
         logits_RV = torch.where(logits_RV.abs() < -NO_FLOOR, logits_RV, FORBIDDEN)
@@ -71,13 +71,9 @@ class NkiKernels(Kernels):
         best = _of_shards(ops, _marked(torch.cat(parts, 1), best_R))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
 
-    def joins(self, ops: Ops) -> tuple[Join, Join]:
-        """Over the ranks, each of which has its own ids' logits."""
-
-        def largest(x_RC: Tensor) -> Tensor:
-            return ops.all_gather(x_RC).unflatten(-1, (-1, x_RC.shape[1])).amax(1)
-
-        return largest, functools.partial(over_ranks, ops)
+    def join(self, ops: Ops, x_RC: Tensor) -> Tensor:
+        """Each rank has its own ids' logits."""
+        return ops.all_gather(x_RC)
 
     def _floor(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
         """(R,) each row's smallest kept logit: exact for a target's draw, one of a few guesses for a draft's."""

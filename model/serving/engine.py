@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from model.asks import FORBIDDEN
 from model.errors import UserError
 from model.graph_io import StepOutputs, words_of
 from model.graph_key import Stage
+from model.scores import TOP
 from model.serving import ngram
 from model.serving.masked import followed, masks, run_halves, walks_of
-from model.serving.request import ERROR, Request, Result, Shape
+from model.serving.masks import limited
+from model.serving.request import ERROR, Request, Result, Score, Shape
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.step_k import Always, Ended, StepK
 from model.serving.work import Runner, Work
@@ -26,7 +29,7 @@ class Event:
     """One step of one request: the ids that it keeps, and its result if it has ended.
 
     `k` is that of the step's graph; `drafted` and `accepted` count the request's drafts; the end of the request may cut
-    some that were accepted. `scores` are those of the ids, if requested.
+    some that were accepted. `scores` are those of the ids, if requested; those of a prompt come with its first id.
     """
 
     number: int
@@ -35,7 +38,8 @@ class Event:
     k: int = 0
     drafted: int = 0
     accepted: int = 0
-    scores: tuple[tuple[float, int], ...] = ()
+    scores: tuple[Score, ...] = ()
+    prompt_scores: tuple[Score, ...] = ()
 
 
 Proposer = Callable[[Slot, int], list[int]]
@@ -70,12 +74,12 @@ class Engine:
         # since when the work of seated requests has run without a pause
         self._since: float | None = None
 
-    def ks(self, k_limit: int | None = None) -> set[int]:
+    def ks(self, k_limit: int | None = None, asking: bool = False) -> set[int]:
         """The k of every graph that a step of requests with this limit may run."""
         limits = {k if k_limit is None else min(k_limit, k) for k in self.step_k.ks}
         # the host may have fewer drafts than it may propose
         fewer = {k for k in (0, *self.shape.ks) if k < max(limits)} if self.propose else set()
-        return {self.shape.graph_k(limit) for limit in limits} | fewer
+        return {self.shape.graph_k(limit, asking) for limit in limits | fewer}
 
     @property
     def busy(self) -> bool:
@@ -125,7 +129,8 @@ class Engine:
         """The prompt of the request that has waited longest, if a slot is free."""
         if not self._waiting or self.slots.full:
             return None
-        return Work((self.slots.seat(*self._waiting.popleft()),))
+        number, request = self._waiting.popleft()
+        return Work((self.slots.seat(number, request, limited(request, self.shape.vocabulary)),))
 
     def _schedule_step(self) -> Work | None:
         """A step of all seated requests."""
@@ -138,7 +143,8 @@ class Engine:
             proposed = (self.propose(slot, limit) for slot, limit in zip(seated, limits, strict=True))
             drafts = tuple(followed(d, walks.get(s.index)) for s, d in zip(seated, proposed, strict=True))
             limits = tuple(map(len, drafts))
-        return Work(seated, self.shape.graph_k(max(limits)), limits, drafts, walks)
+        asking = any(slot.request.asking for slot in seated)
+        return Work(seated, self.shape.graph_k(max(limits), asking), limits, drafts, walks)
 
     def _limits(self, seated: tuple[Slot, ...]) -> tuple[int, ...]:
         """The most drafts of each request in a step of all of these."""
@@ -154,13 +160,14 @@ class Engine:
             inputs = prompt_inputs(slot, bucket, self.words)
             return work, self.runner.run(inputs.graph(Stage.PREFILL, self.shape.k, bucket), inputs)
         bucket = self._bucket(work)
-        if work.masked and work.k and not self.shape.host_drafts:
+        if work.asking and work.k and not self.shape.host_drafts:
             return run_halves(self.runner, self.slots, work, bucket, self.words)
         rows = 1 + work.k if self.shape.host_drafts else 1
         inputs = self.slots.step_inputs(
             work.limits, bucket, masks(work, self.shape.batch, self.words), work.drafts, rows
         )
-        return work, self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)
+        stage = Stage.VERIFY if work.asking and work.k else Stage.STEP
+        return work, self.runner.run(inputs.graph(stage, work.k, bucket), inputs)
 
     def _bucket(self, work: Work) -> int:
         """The bucket of a step: of all positions that it may write."""
@@ -171,9 +178,12 @@ class Engine:
         seconds = self._lap()
         if work.k is None:
             (slot,) = work.slots
-            slot.position = len(slot.request.ids)
-            new = Event(slot.number, [int(accepted_BN[0, 0])], scores=_scores(slot, outputs, 0, 1))
-            return [self._emit(slot, new)]
+            request, length = slot.request, len(slot.request.ids)
+            slot.position = length
+            of_prompt = _scores(request.prompt_logprobs, outputs, 0, slice(length - 1))
+            of_first = _scores(request.logprobs, outputs, 0, slice(length - 1, length))
+            slot.result.prompt_scores = of_prompt
+            return [self._emit(slot, Event(slot.number, [int(accepted_BN[0, 0])], None, 0, 0, 0, of_first, of_prompt))]
         events = []
         for slot, limit in zip(work.slots, work.limits, strict=True):
             # its request may have left while the step ran
@@ -184,10 +194,10 @@ class Engine:
             drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
             slot.result.count(work.k, drafted, len(ids) - 1)
             slot.position += len(ids)
-            scores = _scores(slot, outputs, slot.index, len(ids))
+            scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
             events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
         requests = [Ended(event.number, event.drafted, event.accepted) for event in events]
-        self.step_k.ended(work.k, None if work.masked else seconds, requests)
+        self.step_k.ended(work.k, None if work.asking else seconds, requests)
         return events
 
     def _lap(self) -> float:
@@ -211,8 +221,14 @@ class Engine:
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 
 
-def _scores(slot: Slot, outputs: StepOutputs, row: int, count: int) -> tuple[tuple[float, int], ...]:
-    """Log-probability and rank of each new id of a row, if its request wants them."""
-    if not slot.request.logprobs:
+def _scores(best: int | None, outputs: StepOutputs, row: int, ids: slice) -> tuple[Score, ...]:
+    """The scores of some ids of a row, each with this number of the best ids, if its request wants them."""
+    if best is None:
         return ()
-    return tuple((float(logprob), int(rank)) for logprob, rank in np.asarray(outputs.scores)[row, :count])
+    numbers = np.asarray(outputs.scores)[row, ids]
+    # the log-probability of a forbidden id
+    numbers = np.where(numbers < FORBIDDEN / 2, -np.inf, numbers).tolist()
+    return tuple(
+        Score(logprob, int(rank), tuple(zip(map(int, more[TOP : TOP + best]), more[:best], strict=True)))
+        for logprob, rank, *more in numbers
+    )

@@ -1,4 +1,4 @@
-"""A step of requests with masks: each row draws under the mask that follows the drafts before it.
+"""An asking step: each row draws under the mask that follows the drafts before it.
 
 Where a model drafts, such a step is two graphs: the first one drafts, the host follows the drafts as far as the masks
 allow, and the second one verifies. A host that drafts follows its own drafts before the step.
@@ -21,19 +21,15 @@ from model.serving.work import Runner, Work
 def walks_of(slots: Iterable[Slot], limits: Iterable[int], words: int) -> dict[int, Walk]:
     """By slot, the walks of a step of those whose ids a mask restricts, each of at most its limit of drafts."""
     return {
-        slot.index: Walk(slot.request.allowed, slot.result.ids, limit, words)
+        slot.index: Walk(slot.allowed, slot.result.ids, limit, words)
         for slot, limit in zip(slots, limits, strict=True)
-        if slot.request.allowed
+        if slot.allowed
     }
 
 
 def masks(work: Work, batch: int, words: int) -> np.ndarray | None:
-    """The masks of a step: (B, N, W) of its rows if it drafts, else (B, W); None where no request needs masks."""
-    if not work.masked:
-        return None
-    rows = 1 + (work.k or 0)
-    masks_BNW = masks_of_rows(work.walks, batch, rows, words)
-    return masks_BNW if rows > 1 else masks_BNW[:, 0]
+    """The masks (B, N, W) of a step's rows; None where no request needs an asking graph."""
+    return masks_of_rows(work.walks, batch, 1 + (work.k or 0), words) if work.asking else None
 
 
 def followed(drafts: list[int], walk: Walk | None) -> list[int]:
@@ -46,11 +42,18 @@ def followed(drafts: list[int], walk: Walk | None) -> list[int]:
 
 
 def run_halves(runner: Runner, table: SlotTable, work: Work, bucket: int, words: int) -> tuple[Work, StepOutputs]:
-    """Draft, follow the drafts as far as the masks allow, verify; the work with the limits that are left."""
+    """Draft, follow the drafts as far as the masks allow, verify; the work with the limits that are left.
+
+    Without masks the host does not wait for the drafts.
+    """
     k = work.k or 0
     inputs = table.step_inputs(work.limits, bucket, masks(work, table.batch, words))
+    drafted = runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs)
+    if not work.walks:
+        inputs = table.step_inputs(work.limits, bucket, inputs.allowed, rows=k + 1)._replace(input_ids=drafted)
+        return work, runner.run(inputs.graph(Stage.VERIFY, k, bucket), inputs)
     # a draft that is no id is never accepted
-    candidates_BN = np.maximum(runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs), 0)
+    candidates_BN = np.maximum(drafted, 0)
     for index, walk in work.walks.items():
         # an id that a mask forces may be outside of the draft's vocabulary
         candidates_BN[index, 1 : 1 + len(walk.drafts)] = walk.drafts

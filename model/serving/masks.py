@@ -7,11 +7,16 @@ the mask after n drafts, so a step emits the ids that steps of one token would e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model.errors import UserError
+from model.graph_io import words_of
+
+if TYPE_CHECKING:
+    from model.serving.request import Request
 
 # the mask of the id after these new ones; None if the text ends with them
 Allowed = Callable[[Sequence[int]], "np.ndarray | None"]
@@ -51,6 +56,40 @@ class Walk:
         return True
 
 
+def limited(request: Request, vocabulary: int) -> Allowed | None:
+    """The masks of a request: its grammar's, less the ids that its parameters forbid; None where it has none.
+
+    A word's last id is forbidden after its others, an end before `min_tokens` ids. Limits that would leave no id are
+    dropped: those of ends first, then the others.
+    """
+    params, grammar = request.params, request.allowed
+    if not params.limits:
+        return grammar
+    every = mask_of(range(vocabulary), vocabulary)
+    listed = mask_of(params.allowed_token_ids, vocabulary) if params.allowed_token_ids else every
+    words: list[tuple[Any, ...]] = [tuple(word) for word in params.bad_words]
+    ends = mask_of(request.ends or request.stop_ids, vocabulary)
+
+    def allowed(ids: Sequence[int]) -> np.ndarray | None:
+        mask = grammar(ids) if grammar else every
+        if mask is None:
+            return None
+        mask = _checked(mask, len(every))
+        last = (word[-1] for word in words if tuple(ids[len(ids) + 1 - len(word) :]) == word[:-1])
+        left = mask & listed & ~mask_of(last, vocabulary)
+        without_ends = left & ~ends if len(ids) < params.min_tokens else left
+        return next((m for m in (without_ends, left) if m.any()), mask)
+
+    return allowed
+
+
+def mask_of(ids: Iterable[int], vocabulary: int) -> np.ndarray:
+    """The mask that allows these ids."""
+    bits = np.zeros(32 * words_of(vocabulary), np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
 def shared(ids: Sequence[int], others: Sequence[int]) -> int:
     """How many ids two lists have in common from their beginning on."""
     different = (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
@@ -58,7 +97,7 @@ def shared(ids: Sequence[int], others: Sequence[int]) -> int:
 
 
 def masks_of_rows(walks: Mapping[int, Walk], batch: int, rows: int, words: int) -> np.ndarray:
-    """(B, N, W) the masks of a step's rows, those of slot b in row b; where none is known, every id is allowed."""
+    """(B, N, W) the masks of rows, those of slot b in row b; where none is known, every id is allowed."""
     words_BNW = np.full((batch, rows, words), -1, np.int32)
     for slot, walk in walks.items():
         known = walk.masks[:rows]

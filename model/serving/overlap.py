@@ -36,7 +36,7 @@ class OverlappedEngine(Engine):
 
     def begin(self, masks: bool = False) -> None:
         """Begin the next step of the seated requests; `masks` says that the masks of their next ids are there."""
-        ready = masks or not any(slot.request.masked for slot in self.slots.seated)
+        ready = masks or not any(slot.request.allowed for slot in self.slots.seated)
         if ready and not self._begun and (work := self._schedule_step()):
             self._begun.append(self._run(work))
 
@@ -49,13 +49,13 @@ class OverlappedEngine(Engine):
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 
         Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
-        least one request needs it unless that request ends, no request waits, neither the host nor a mask decides
-        about drafts, and its k is still the one to choose.
+        least one request needs it unless that request ends, no request waits, no request is asking, the host does not
+        draft, and the k is still the one to choose.
         """
         if self._waiting or self.propose or len(self._begun) != 1:
             return
         (work, outputs), seated = self._begun[0], tuple(self.slots.seated)
-        if work.k is None or work.masked or work.slots != seated or self._limits(seated) != work.limits:
+        if work.k is None or work.asking or work.slots != seated or self._limits(seated) != work.limits:
             return
         ahead, bucket = work.k + 1, self._bucket(work)
         within = max(slot.position for slot in seated) + 2 * ahead <= bucket

@@ -32,7 +32,6 @@ def shape_of(bundle: Bundle) -> Shape:
         spec.max_len,
         spec.buckets,
         spec.target_config.vocab_size,
-        spec.structured,
         spec.host_drafts,
         spec.short_prompts,
     )
@@ -48,15 +47,15 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
 
 
 def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[GraphKey]:
-    shape, ks, length = engine.shape, engine.ks(request.k_limit), len(request.ids)
+    shape, ks, length = engine.shape, engine.ks(request.k_limit, request.asking), len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
     buckets = [b for b in shape.buckets if length < b <= shape.bucket(last)]
     for key in bundle.plan.by_key:
         if key.is_prefill:
             wanted = key.bucket == shape.prompt_bucket(length)
         else:
-            wanted = key.k in ks and key.bucket in buckets and key.filters == request.params.filter
-        if wanted and key.masks == request.masked:
+            wanted = key.k in ks and key.bucket in buckets and (key.asking or key.filters == request.params.filter)
+        if wanted and key.asking == request.asking:
             yield key
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from model.asks import BIASES
 from model.errors import UserError
+from model.scores import TOP
 from model.serving.masks import Allowed
 
 _WORD = 1 << 32
@@ -16,6 +18,8 @@ _LOWEST_TEMPERATURE = 1e-2
 _HIGHEST_TEMPERATURE = 1e30
 # why a request ended whose model gave no logits to draw from
 ERROR = "error"
+NO_DRAW = "the model's logits hold NaN or infinity, or leave no id to draw,"
+_NO_PENALTIES = (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,6 @@ class Shape:
     buckets: tuple[int, ...]
     # ids are below it
     vocabulary: int
-    # whether there are graphs that take masks and return log-probabilities
-    structured: bool = False
     # whether the host brings the drafts of a step
     host_drafts: bool = False
     # rows of the prefills below the buckets, rising
@@ -46,9 +48,12 @@ class Shape:
         """N: the most ids that a step emits for a sequence."""
         return self.k + 1
 
-    def graph_k(self, drafts: int) -> int:
-        """The k of the smallest graph that can accept this number of drafts; 0 is the target's alone."""
-        return next(k for k in (0, *self.ks) if k >= drafts)
+    def graph_k(self, drafts: int, asking: bool = False) -> int:
+        """The k of the smallest graph that can accept this number of drafts; 0 is the target's alone.
+
+        There are asking graphs of 0 and of the largest k.
+        """
+        return next(k for k in ((0, self.k) if asking else (0, *self.ks)) if k >= drafts)
 
     def prompt_bucket(self, length: int) -> int:
         """The bucket of the smallest prefill that takes a prompt of this length."""
@@ -61,13 +66,25 @@ class Shape:
 
 @dataclass(frozen=True)
 class Params:
-    """Sampling parameters of one request; the defaults are greedy decoding without filters."""
+    """Sampling parameters of one request; the defaults are greedy decoding without filters.
+
+    From the penalties on they mean what they mean in vLLM. `logit_bias` has numbers by id; `allowed_token_ids`, if any,
+    are all ids that may be drawn; `bad_words` are never completed, each given as text (to `LLM`) or as ids;
+    `min_tokens` new ids come before an end.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str | Sequence[int]] = ()
+    min_tokens: int = 0
 
     @property
     def seed_words(self) -> tuple[int, int]:
@@ -84,6 +101,21 @@ class Params:
         """Whether a draw excludes ids by top-k, top-p or min-p."""
         return self.draw_temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        """The presence, frequency and repetition penalty."""
+        return self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+
+    @property
+    def limits(self) -> bool:
+        """Whether ids are forbidden."""
+        return bool(self.allowed_token_ids or self.bad_words or self.min_tokens)
+
+    @property
+    def asking(self) -> bool:
+        """Whether draws need more than temperature and filters."""
+        return self.limits or bool(self.logit_bias) or self.penalties != _NO_PENALTIES
+
     def check(self) -> None:
         """Raise UserError for a parameter outside its range, or of a wrong type."""
         real, whole = (int, float), (int,)
@@ -99,6 +131,20 @@ class Params:
             ("top-p", self.top_p, real, lambda v: 0 < v <= 1, "a number in (0, 1]"),
             ("min-p", self.min_p, real, lambda v: 0 <= v <= 1, "a number in [0, 1]"),
             ("seed", self.seed, whole, lambda v: 0 <= v < _WORD * _WORD, "an integer of 64 bits"),
+            ("presence-penalty", self.presence_penalty, real, lambda v: -2 <= v <= 2, "a number in [-2, 2]"),
+            ("frequency-penalty", self.frequency_penalty, real, lambda v: -2 <= v <= 2, "a number in [-2, 2]"),
+            (
+                "repetition-penalty",
+                self.repetition_penalty,
+                real,
+                lambda v: 1e-6 <= v <= 1e6,
+                "a number in [1e-6, 1e6]",
+            ),
+            ("min-tokens", self.min_tokens, whole, lambda v: v >= 0, "a count"),
+        )
+        rules += tuple(
+            (f"logit-bias of {token}", value, real, lambda v: -100 <= v <= 100, "a number in [-100, 100]")
+            for token, value in self.logit_bias.items()
         )
         for name, value, types, holds, expected in rules:
             if type(value) not in types or not holds(value):
@@ -112,7 +158,9 @@ class Request:
     `k_limit` is the most drafts that a step may accept, by default the bundle's k. `cut` is called after each step with
     all new ids and returns how many of them to keep, or None to go on: a stop string needs the text. `allowed` returns
     the mask of the id after some new ids, or None if the text ends with them (`model/serving/masks.py`); it is also
-    called with drafts behind them. `logprobs` requests the scores of the new ids.
+    called with drafts behind them. `logprobs` requests the scores of the new ids and as many of the best ids beside
+    each, `prompt_logprobs` those of the prompt's. `min_tokens` holds back `stop_ids`, and `ends` where another ends a
+    request.
     """
 
     ids: tuple[int, ...]
@@ -122,12 +170,15 @@ class Request:
     k_limit: int | None = None
     cut: Callable[[Sequence[int]], int | None] | None = None
     allowed: Allowed | None = None
-    logprobs: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    ends: tuple[int, ...] = ()
 
     @property
-    def masked(self) -> bool:
-        """Whether it needs graphs that take masks, which are those that return scores."""
-        return self.allowed is not None or self.logprobs
+    def asking(self) -> bool:
+        """Whether it needs asking graphs."""
+        scored = self.logprobs is not None or self.prompt_logprobs is not None
+        return self.allowed is not None or scored or self.params.asking
 
 
 def check(shape: Shape, request: Request) -> None:
@@ -148,8 +199,37 @@ def check(shape: Shape, request: Request) -> None:
     limit = request.k_limit
     if limit is not None and (type(limit) is not int or not 0 <= limit <= shape.k):
         raise UserError(f"k-limit is {limit!r}; this bundle drafts 0 to {shape.k} tokens")
-    if request.masked and not shape.structured:
-        raise UserError("a mask or log-probabilities were requested; this bundle was built without --structured")
+    _check_asked(shape, request)
+
+
+def _check_asked(shape: Shape, request: Request) -> None:
+    params = request.params
+    for name, count in (("logprobs", request.logprobs), ("prompt-logprobs", request.prompt_logprobs)):
+        if count is not None and (type(count) is not int or not 0 <= count <= TOP):
+            raise UserError(f"{name} is {count!r}; it must be a count of at most {TOP}")
+    if params.min_tokens > request.max_new_tokens:
+        raise UserError(f"min-tokens is {params.min_tokens}, above max-new-tokens {request.max_new_tokens}; lower it")
+    if len(params.logit_bias) > BIASES:
+        raise UserError(f"logit-bias has {len(params.logit_bias)} ids; it may have {BIASES}")
+    words = [tuple(word) for word in params.bad_words]
+    if not all(words):
+        raise UserError("bad-words holds an empty one; leave it out")
+    for name, ids in (
+        ("logit-bias", params.logit_bias),
+        ("allowed-token-ids", params.allowed_token_ids),
+        ("bad-words", [token for word in words for token in word]),
+    ):
+        for token in ids:
+            if type(token) is not int or not 0 <= token < shape.vocabulary:
+                raise UserError(f"{name} holds the id {token!r}; this bundle's ids are 0 to {shape.vocabulary - 1}")
+
+
+class Score(NamedTuple):
+    """An id's log-probability, its rank from 1 on, and the best ids with their log-probabilities."""
+
+    logprob: float
+    rank: int
+    best: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass
@@ -168,8 +248,9 @@ class Result:
     steps_of_k: dict[int, int] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    # log-probability and rank of each id, if requested
-    scores: list[tuple[float, int]] = field(default_factory=list)
+    # of each id, and of the prompt's ids from the second on, if requested
+    scores: list[Score] = field(default_factory=list)
+    prompt_scores: tuple[Score, ...] = ()
 
     def count(self, k: int, drafted: int, accepted: int) -> None:
         """Add one step of a graph of k with its drafts and how many were accepted, by position."""

@@ -7,19 +7,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from model.asks import BIASES
 from model.graph_io import StepInputs, StepOutputs, zero_inputs
 from model.sampling import NO_ID
-from model.serving.masks import Walk, masks_of_rows
-from model.serving.request import ERROR, Request, Result
+from model.serving.masks import Allowed, Walk, masks_of_rows
+from model.serving.request import ERROR, NO_DRAW, Params, Request, Result, Score
 
 
 @dataclass
 class Slot:
-    """A request's place in the batch: `token` is its newest id, whose place in the caches is `position`."""
+    """A request's place in the batch: `token` is its newest id, whose place in the caches is `position`.
+
+    `allowed` are all its masks, those of its parameters too.
+    """
 
     index: int
     number: int
     request: Request
+    allowed: Allowed | None = None
     result: Result = field(default_factory=Result)
     position: int = 0
     token: int = -1
@@ -29,18 +34,18 @@ class Slot:
         """The prompt and the kept ids."""
         return (*self.request.ids, *self.result.ids)
 
-    def keep(self, ids: Iterable[int], scores: Iterable[tuple[float, int]] = ()) -> list[int]:
+    def keep(self, ids: Iterable[int], scores: Iterable[Score] = ()) -> list[int]:
         """Append new ids up to whatever ends the request; returns those kept."""
         request, result = self.request, self.result
         before = len(result.ids)
         for token in ids:
             if token == NO_ID:
-                result.reason = ERROR
+                result.reason, result.error = ERROR, f"{NO_DRAW} after {len(result.ids)} new tokens"
                 break
             result.ids.append(token)
             if token in request.stop_ids:
                 result.reason = "eos"
-            elif request.cut and (kept := request.cut(result.ids)) is not None:
+            elif request.cut and (kept := request.cut(result.ids)) is not None and kept >= request.params.min_tokens:
                 del result.ids[kept:]
                 result.reason = "stop"
             elif len(result.ids) == request.max_new_tokens:
@@ -75,9 +80,9 @@ class SlotTable:
         """Whether a slot's request is still there."""
         return self._slots.get(slot.number) is slot
 
-    def seat(self, number: int, request: Request) -> Slot:
+    def seat(self, number: int, request: Request, allowed: Allowed | None = None) -> Slot:
         """Give a request the next free slot."""
-        slot = self._slots[number] = Slot(self._free.pop(), number, request)
+        slot = self._slots[number] = Slot(self._free.pop(), number, request, allowed)
         self._sampling = None
         return slot
 
@@ -97,15 +102,15 @@ class SlotTable:
     ) -> StepInputs:
         """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
 
-        `allowed` are the masks of a graph that takes them. A graph that takes drafts has `rows` > 1: the newest id and
-        then the `drafts` of each request, padded with zeros.
+        `allowed` are the masks of an asking graph. A graph that takes drafts has `rows` > 1: the newest id and then the
+        `drafts` of each request, padded with zeros.
         """
         # new arrays: a device may read from the old ones
         ids_BT, positions_BT = np.zeros((self.batch, rows), np.int32), np.zeros((self.batch, rows), np.int32)
         for slot in self._slots.values():
             ids_BT[slot.index, 0], positions_BT[slot.index] = slot.token, slot.position
         if rows > 1:
-            for slot, more in zip(self._slots.values(), drafts, strict=True):
+            for slot, more in zip(self._slots.values(), drafts, strict=False):
                 ids_BT[slot.index, 1 : 1 + len(more)] = more
             positions_BT += np.arange(rows, dtype=np.int32)
         mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
@@ -145,11 +150,10 @@ def prompt_inputs(slot: Slot, bucket: int, words: int) -> StepInputs:
     inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
     inputs.position_ids[0], inputs.seq_ids[0] = np.arange(bucket), slot.index
     _set(inputs, 0, slot.request)
-    if not slot.request.masked:
+    if not slot.request.asking:
         return inputs
-    allowed = slot.request.allowed
-    walks = {0: Walk(allowed, slot.result.ids, 0, words)} if allowed else {}
-    return inputs._replace(allowed=masks_of_rows(walks, 1, 1, words)[:, 0])
+    walks = {0: Walk(slot.allowed, slot.result.ids, 0, words)} if slot.allowed else {}
+    return inputs._replace(allowed=masks_of_rows(walks, 1, 1, words), **_asked([slot.request]))
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
@@ -161,10 +165,27 @@ def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
     for slot in seated:
         _set(inputs, slot.index, slot.request)
     arrays = {name: array for name, array in inputs._asdict().items() if array is not None}
+    if any(slot.request.asking for slot in seated):
+        requests = {slot.index: slot.request for slot in seated}
+        arrays |= _asked([requests.get(index) for index in range(batch)])
     for array in arrays.values():
         # a runner may keep arrays on its devices that no graph writes to
         array.flags.writeable = False
     return arrays
+
+
+def _asked(requests: Sequence[Request | None]) -> dict[str, np.ndarray]:
+    """An asking graph's inputs of requests, beside their masks; None for an idle row."""
+    batch = len(requests)
+    asked = np.tile(np.array([*Params().penalties, 0], np.float32), (batch, 1))
+    bias_ids, bias = np.full((batch, BIASES), -1, np.int32), np.zeros((batch, BIASES), np.float32)
+    for row, request in enumerate(requests):
+        if request is not None:
+            params = request.params
+            asked[row] = (*params.penalties, request.allowed is not None)
+            bias_ids[row, : len(params.logit_bias)] = list(params.logit_bias)
+            bias[row, : len(params.logit_bias)] = list(params.logit_bias.values())
+    return {"asked": asked, "bias_ids": bias_ids, "bias": bias}
 
 
 def _set(inputs: StepInputs, row: int, request: Request) -> None:

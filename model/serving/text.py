@@ -135,3 +135,21 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     """The length of the text that no stop string can take back, whatever comes after it."""
     begun = [len(text) - n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return min(begun, default=len(text))
+
+
+def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The ids of words that must not occur, at the text's beginning and, behind a blank, inside of it.
+
+    As vLLM has them (update_from_tokenizer of vllm/sampling_params.py): the ids behind a blank count as the same word
+    if they are as many and begin differently.
+    """
+    found = list[Sequence[int]]()
+    for word in words:
+        if not isinstance(word, str):
+            found.append(word)
+            continue
+        alone, behind = (tokenizer.encode(blank + word.lstrip(), add_special_tokens=False).ids for blank in ("", " "))
+        found.append(alone)
+        if len(behind) == len(alone) and behind[:1] != alone[:1]:
+            found.append(behind)
+    return tuple(map(tuple, found))

@@ -40,6 +40,6 @@ class Work:
     walks: dict[int, Walk] = field(default_factory=dict)
 
     @property
-    def masked(self) -> bool:
-        """Whether it needs graphs that take masks."""
-        return any(slot.request.masked for slot in self.slots)
+    def asking(self) -> bool:
+        """Whether it needs asking graphs."""
+        return any(slot.request.asking for slot in self.slots)

@@ -63,8 +63,8 @@ def test_doctor_names_each_file_with_a_flipped_bit(base: Path, capsys: pytest.Ca
 def test_a_bundle_of_another_version_is_refused(base: Path) -> None:
     file = base / "bundle" / MANIFEST
     content = file.read_text(encoding="utf-8")
-    file.write_text(content.replace('"format_version": 2', '"format_version": 3'), encoding="utf-8")
-    with pytest.raises(UserError, match="format 3, this version reads 2; build it again"):
+    file.write_text(content.replace('"format_version": 3', '"format_version": 4'), encoding="utf-8")
+    with pytest.raises(UserError, match="format 4, this version reads 3; build it again"):
         read_bundle(base / "bundle")
     file.write_text(content, encoding="utf-8")
     read_bundle(base / "bundle")

@@ -52,7 +52,7 @@ def test_a_half_bundle_would_be_caught(base: Path, tmp_path: Path) -> None:
 def test_ctrl_c_is_a_sentence_or_silence_and_the_same_command_goes_on(base: Path, building: bool) -> None:
     target, draft, out = (str(base / name) for name in ("target", "draft", f"stopped{building}"))
     command = [sys.executable, "-m", "compile.build", "--target", target, "--draft", draft, "--tp", "1", "--k", "31",
-               "--batch", "1", "--max-len", "512", "--structured", "--out", out]  # fmt: skip
+               "--batch", "1", "--max-len", "512", "--out", out]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     time.sleep(0.3)
     deadline = time.monotonic() + 120

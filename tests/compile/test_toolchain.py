@@ -134,8 +134,8 @@ def test_flags_are_the_default_ones_or_by_tag() -> None:
 
 
 def test_three_graphs_of_a_bucket_have_a_tag_of_nxdi_s() -> None:
-    """A prompt's, the step of the largest k and the step of 0: not those of shorter prompts, masks or no filters."""
-    of_pair = BuildSpec(k="3,7", structured=True, max_len=128).bundle
+    """A prompt's, the step of the largest k and the step of 0: no shorter prompt, none asking or without filters."""
+    of_pair = BuildSpec(k="3,7", max_len=128).bundle
     tagged = {g.key: tag for g in make_plan(of_pair).graphs if (tag := nxdi_tag(g.key, of_pair))}
     assert tagged == {
         GraphKey(Stage.PREFILL, 7, 128): PREFILL,

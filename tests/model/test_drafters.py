@@ -49,10 +49,10 @@ CASES = [
     ("parallel", {"k": 16, "batch": 1}), ("parallel", {"k": "1,6", "dtype": "bf16"}),
     ("parallel", {"k": 3, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
     ("parallel", {"k": 3, "tp": 2, "draft_tp": 1}),
-    ("eagle3", {"k": 1, "dtype": "bf16"}), ("eagle3", {"k": "2,6", "structured": True}),
+    ("eagle3", {"k": 1, "dtype": "bf16"}), ("eagle3", {"k": "2,6"}),
     ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
     ("eagle3", {"k": 3, "tp": 2, "draft_tp": 1, "batch": 1}),
-    ("medusa", {"k": "1,5", "dtype": "bf16", "structured": True, "batch": 1}),
+    ("medusa", {"k": "1,5", "dtype": "bf16", "batch": 1}),
     ("medusa", {"k": 3, "tp": 2, "draft_tp": 1}),
     ("medusa", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
     ("ngram", {"k": 3, "tp": 2}),
@@ -189,7 +189,7 @@ def test_a_head_that_steps_of_the_target_left_behind_changes_no_token(folder: Pa
     """Steps of six drafts, of two and of none in turn."""
     requests = _requests(6, 5, filters=False)
     expected = [r.ids for r in _run(_graphs(folder, "none"), requests)]
-    graphs = _graphs(folder, "eagle3", (("k", "2,6"), ("structured", True)))
+    graphs = _graphs(folder, "eagle3", (("k", "2,6"),))
     engine, results, ks = Engine(graphs, shape_of(graphs.bundle)), dict[int, Result](), set[int]()
     for request in requests:
         engine.add(request)

@@ -165,7 +165,7 @@ def test_a_begun_step_of_nobody_is_forgotten() -> None:
 
 
 def test_with_masks_a_step_begins_when_they_are_there() -> None:
-    engine = _engine(structured=True)
+    engine = _engine()
     engine.add(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32)))
     engine.admit()
     engine.step()
@@ -174,7 +174,7 @@ def test_with_masks_a_step_begins_when_they_are_there() -> None:
     engine.begin(masks=True)
     assert engine.begun
     assert _stages(engine)[1:] == [Stage.DRAFT, Stage.VERIFY]
-    assert all(key.masks for key in _keys(engine))
+    assert all(key.asking for key in _keys(engine))
     # the masks of the step after it depend on the ids that it emits
     assert not _follows(engine)
 

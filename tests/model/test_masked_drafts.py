@@ -31,7 +31,7 @@ from model.serving.slots import Slot
 from tests.last_few import last_few
 from tests.model.ahead import Watched
 from tests.model.heads import write_family
-from tests.model.test_masks import PARAMS, V, some, words
+from tests.model.test_masks import PARAMS, V, only, some, words
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     # with a graph for steps of few drafts
@@ -53,7 +53,7 @@ def _graphs(folder: Path, drafter: str) -> Graphs:
     flags, target = dict(DRAFTERS[drafter]), str(folder / "target")
     if "draft" in flags:
         flags["draft"] = str(folder / flags["draft"])
-    values = {"target": target, "tp": 1, "k": "3", "batch": 3, "max_len": 128, "dtype": "fp32", "structured": True}
+    values = {"target": target, "tp": 1, "k": "3", "batch": 3, "max_len": 128, "dtype": "fp32"}
     bundle = read_bundle(build(BuildSpec(**(values | {"out": str(folder / f"of-{drafter}")} | flags))))
     assert findings(bundle) == []
     return Graphs(bundle)
@@ -95,7 +95,7 @@ def _oracle(theirs: Qwen3ForCausalLM, request: Request, seed: int) -> list[int]:
             logits_1V = theirs(torch.tensor([[*request.ids, *ids]])).logits[:, -1]
         draw = sampling.draw(torch.tensor([[len(request.ids) + len(ids)]], dtype=torch.int32))
         allowed_1V = torch.tensor([_allowed(seed, ids)])
-        ids.append(int(coupled_sample(EAGER, logits_1V, draw._replace(allowed_RV=allowed_1V))))
+        ids.append(int(coupled_sample(EAGER, logits_1V, draw._replace(asked=only(allowed_1V)))))
     return ids
 
 
@@ -126,7 +126,7 @@ def test_ids_are_those_of_one_token_a_step_and_of_an_oracle(
     for results in (drafted, _run(graphs, requests, propose=propose)):
         assert [(r.ids, r.reason) for r in results] == [(r.ids, r.reason) for r in alone]
         assert 0 < sum(sum(r.accepted) for r in results) < sum(sum(r.drafted) for r in results)
-    free = [Request((5, 6), Params(0.8, seed=n), 24, logprobs=bool(n)) for n in range(2)]
+    free = [Request((5, 6), Params(0.8, seed=n), 24, logprobs=n or None) for n in range(2)]
     limited = [Request(**{**vars(r), "k_limit": n % 4}) for n, r in enumerate(requests)]
     mixed = [r for pair in zip(limited, (free * len(limited))[: len(limited)], strict=True) for r in pair]
     results = _run(graphs, mixed, propose=propose)
@@ -161,18 +161,19 @@ def test_no_step_accepts_what_its_mask_forbids(folder: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_halves_emit_and_accept_what_the_fused_step_does(folder: Path, drafter: str) -> None:
-    """With log-probabilities, which need graphs with masks, and without: steps, drafts offered and kept, reasons."""
+    """With log-probabilities, which need asking graphs, and without: steps, drafts offered and kept, reasons."""
     graphs = _graphs(folder, drafter)
     prompts = [(9, 2, 7), (4,), (1, 2, 3, 1, 2, 3, 1, 2)]
     requests = [Request(prompt, params, 20) for prompt in prompts for params in PARAMS]
     # one that meets the context's end, and limits that make steps of the smaller k
     requests += [Request(tuple(range(1, 60)) * 2, PARAMS[1], 30), Request((8, 8), PARAMS[1], 20, k_limit=1)]
     found, stages = [], []
-    for logprobs in (False, True):
+    for logprobs in (None, 0):
         watched = Watched(graphs)
         scored = [dataclasses.replace(request, logprobs=logprobs) for request in requests]
         results = Engine(watched, shape_of(graphs.bundle)).run(scored)
-        found.append([dataclasses.replace(result, scores=[]) for result in results])
+        # an asking step of fewer drafts than the bundle's largest k runs the graph of that k
+        found.append([dataclasses.replace(result, scores=[], steps_of_k={}) for result in results])
         stages.append({key.stage for key in watched.keys} - {Stage.PREFILL})
     fused, halves = found
     assert halves == fused

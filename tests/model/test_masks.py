@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from compile.build import build
 from compile.doctor import findings
+from model.asks import BIASES, Asked, Asks, allowed_ids
 from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.graph_io import words_of
@@ -21,11 +22,12 @@ from model.kernels import Kernels
 from model.llm import LLM
 from model.ops import EAGER, Ops
 from model.parallel import Shard
-from model.sampling import Draws, Sampling, allowed_ids, coupled_sample
+from model.sampling import Draws, Sampling, coupled_sample
+from model.scores import TOP
 from model.serving.engine import Engine
 from model.serving.masks import Allowed
 from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Shape, check
+from model.serving.request import Params, Request, Score
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.model.ranks import RankOps, on_ranks
@@ -56,8 +58,15 @@ def test_a_shard_reads_its_own_bits(vocabulary: int, ranks: int) -> None:
     assert words_BW.shape[1] == words_of(vocabulary)
     width = vocabulary // ranks
     shards = [Shard(torch.tensor([[r * width]], dtype=torch.int32), width) for r in range(ranks)]
-    parts = [allowed_ids(words_BW, shard, 3) for shard in shards]
+    parts = [allowed_ids(words_BW.unsqueeze(1), shard, 3) for shard in shards]
     assert torch.cat(parts, 1).tolist() == masks
+
+
+def only(allowed_RV: Tensor) -> Asked:
+    """Rows that ask for nothing but a mask."""
+    rows, count = allowed_RV.shape
+    asked_R4, counts_RV = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(rows, 1), torch.zeros(rows, count)
+    return Asked(allowed_RV, asked_R4, counts_RV, counts_RV.to(torch.int32), torch.arange(count))
 
 
 MIXES = [(0.7, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.3, 0, 0.6, 0.0), (0.9, 0, 1.0, 0.2), (1.1, 4, 0.8, 0.05)]
@@ -80,7 +89,7 @@ def test_a_masked_draw_has_the_target_s_law_over_what_is_allowed(mix: tuple[floa
         grid = torch.quasirandom.SobolEngine(size, scramble=True, seed=seed).draw(points, dtype=torch.float64)
         noise = -np.log(-np.log(grid.clamp(1e-9, 1 - 1e-9).numpy()))
         draw = _draw(points, *mix)._replace(
-            noise_RV=torch.from_numpy(noise).float(), allowed_RV=torch.from_numpy(allowed).expand(points, -1)
+            noise_RV=torch.from_numpy(noise).float(), asked=only(torch.from_numpy(allowed).expand(points, -1))
         )
         logits_RV = torch.from_numpy(logits).float().expand(points, -1)
         drawn = coupled_sample(EAGER, logits_RV, draw).numpy()
@@ -98,7 +107,7 @@ def test_a_masked_draw_has_the_target_s_law_over_what_is_allowed(mix: tuple[floa
 
 def test_a_greedy_masked_draw_is_the_best_allowed_id() -> None:
     logits, allowed = torch.randn(20, V, generator=torch.Generator().manual_seed(1)), torch.tensor([some(V, 5)])
-    drawn = coupled_sample(EAGER, logits, _draw(20, t=0.0)._replace(allowed_RV=allowed.expand(20, -1)))
+    drawn = coupled_sample(EAGER, logits, _draw(20, t=0.0)._replace(asked=only(allowed.expand(20, -1))))
     assert torch.equal(drawn.long(), torch.where(allowed, logits, float("-inf")).argmax(-1))
     assert not torch.equal(drawn.long(), logits.argmax(-1))
 
@@ -106,7 +115,11 @@ def test_a_greedy_masked_draw_is_the_best_allowed_id() -> None:
 def _scored(
     kernels: Kernels, ops: Ops, logits: Tensor, params: Sampling, at: Tensor, masks: Tensor, held: Shard
 ) -> tuple[Draws, Tensor | None]:
-    return kernels.scored_sample(ops, logits, kernels.prepare(ops, params._replace(allowed=masks), at[:, None], held))
+    rows, none = len(logits), torch.full((len(logits), BIASES), -1, dtype=torch.int32)
+    # log-probabilities among the allowed ids
+    asked_R4, counts = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(rows, 1), torch.zeros((rows, 1, held.width))
+    asks = Asks(masks.unsqueeze(1), asked_R4, none, none.float(), counts.to(torch.int32))
+    return kernels.scored_sample(ops, logits, kernels.prepare(ops, params._replace(asks=asks), at[:, None], held))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -130,8 +143,14 @@ def test_shards_draw_and_score_as_the_whole_vocabulary_does(ranks: int) -> None:
         assert all(a[i] for a, i in zip(allowed, ids.tolist(), strict=True))
         assert scores is not None
         own = logprobs.gather(1, ids.long()[:, None])
-        torch.testing.assert_close(scores[0], own[:, 0], atol=2e-6, rtol=0)
-        assert scores[1].tolist() == (logprobs >= own).sum(-1).tolist()
+        torch.testing.assert_close(scores[:, 0], own[:, 0], atol=2e-6, rtol=0)
+        assert scores[:, 1].tolist() == (logprobs >= own).sum(-1).tolist()
+        best = logprobs.sort(dim=-1, descending=True, stable=True)
+        some_allowed = best.values[:, :TOP].isfinite()
+        assert torch.equal(scores[:, 2 + TOP :][some_allowed].long(), best.indices[:, :TOP][some_allowed])
+        found = scores[:, 2 : 2 + TOP]
+        torch.testing.assert_close(found[some_allowed], best.values[:, :TOP][some_allowed], atol=2e-6, rtol=0)
+        assert (found[~some_allowed] < -1e20).all()
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +159,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("masked")
     for name, seed, layers in (("target", 5, 2), ("draft", 5, 1)):
         write_model(folder / name, seed, scale=0.5, num_hidden_layers=layers, eos_token_id=None)
-    build(spec(folder, structured=True, k="1,3", batch=3))
+    build(spec(folder, k="1,3", batch=3))
     return folder
 
 
@@ -199,16 +218,18 @@ def test_log_probabilities_are_the_model_s_and_change_no_id(base: Path, graphs: 
     """Against transformers, before temperature and filters; speculation goes on."""
     theirs = AutoModelForCausalLM.from_pretrained(base / "target", dtype=torch.float32)
     for params in PARAMS:
-        asked = [Request((9, 2, 7), params, 30, k_limit=limit, logprobs=on) for on in (True, False)]
+        asked = [Request((9, 2, 7), params, 30, k_limit=limit, logprobs=on) for on in (3, None)]
         scored, plain = Engine(graphs, shape_of(graphs.bundle)).run(asked)
         assert scored.ids == plain.ids
         assert plain.scores == []
         logits = theirs(torch.tensor([[9, 2, 7, *scored.ids]])).logits[0, 2:-1]
         logprobs = logits.log_softmax(-1)
         own = logprobs.gather(1, torch.tensor(scored.ids)[:, None])
-        found = torch.tensor([logprob for logprob, _ in scored.scores])
+        found = torch.tensor([score.logprob for score in scored.scores])
         torch.testing.assert_close(found, own[:, 0].detach(), atol=2e-4, rtol=0)
-        assert [rank for _, rank in scored.scores] == (logprobs >= own).sum(-1).tolist()
+        assert [score.rank for score in scored.scores] == (logprobs >= own).sum(-1).tolist()
+        best = [[token for token, _ in score.best] for score in scored.scores]
+        assert best == logprobs.topk(3, -1).indices.tolist()
         if limit is None:
             assert sum(scored.accepted) > 0
 
@@ -216,17 +237,17 @@ def test_log_probabilities_are_the_model_s_and_change_no_id(base: Path, graphs: 
 def test_a_masked_id_s_log_probability_is_among_what_is_allowed(graphs: Graphs) -> None:
     forced = words([i == 11 for i in range(V)])
     result = Engine(graphs, shape_of(graphs.bundle)).run(
-        [Request((3,), PARAMS[1], 5, allowed=lambda _: forced, logprobs=True)]
+        [Request((3,), PARAMS[1], 5, allowed=lambda _: forced, logprobs=0)]
     )
     assert result[0].ids == [11] * 5
-    assert result[0].scores == [(0.0, 1)] * 5
+    assert result[0].scores == [Score(0.0, 1)] * 5
 
 
 def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> None:
     with LLM(base / "bundle") as llm:
-        out = llm.generate([5, 6], Params(0.7, seed=1), max_new_tokens=12, allowed=_by(2), logprobs=True)
-        assert len(out.logprobs) == len(out.ids) == 12
-        assert max(out.logprobs) <= 0
+        out = llm.generate([5, 6], Params(0.7, seed=1), max_new_tokens=12, allowed=_by(2), logprobs=1)
+        assert len(out.scores) == len(out.ids) == 12
+        assert max(score.logprob for score in out.scores) <= 0
         assert llm.generate([5, 6], Params(0.7, seed=1), max_new_tokens=12, allowed=_by(2)).ids == out.ids
         for mask in (np.zeros(2, np.int32), np.ones(3, np.int32), np.ones(2, np.int64)):
             with pytest.raises(UserError, match="it must allow an id and have 2 int32 words"):
@@ -234,14 +255,11 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> N
         assert llm.generate([5, 6], max_new_tokens=3).ids
 
 
-def test_a_bundle_with_masks_is_whole_and_one_without_refuses_them(base: Path) -> None:
+def test_every_bundle_has_asking_graphs(base: Path) -> None:
     bundle = read_bundle(base / "bundle")
     assert findings(bundle) == []
-    # two prefills; with and without filters the step of k 0 and two halves of each k
-    assert sum(key.masks for key in bundle.plan.by_key) == 12
-    for request in (Request((1,), allowed=_by(1)), Request((1,), logprobs=True)):
-        with pytest.raises(UserError, match="built without --structured"):
-            check(Shape((3,), 2, 128, (128,), V), request)
+    # two prefills, the step of k 0 and two halves of the largest k
+    assert sum(key.asking for key in bundle.plan.by_key) == 5
 
 
 def test_two_ranks_obey_masks_as_one_does(tmp_path: Path) -> None:
@@ -250,12 +268,12 @@ def test_two_ranks_obey_masks_as_one_does(tmp_path: Path) -> None:
     write_model(tmp_path / "target", 1, 0.2, **sizes)
     write_model(tmp_path / "draft", 1, 0.2, num_hidden_layers=1, **sizes)
     asked = [
-        Request((3, 5, 7), params, 3, allowed=lambda ids: words(some(80, len(ids), 0.2)), logprobs=True)
+        Request((3, 5, 7), params, 3, allowed=lambda ids: words(some(80, len(ids), 0.2)), logprobs=2)
         for params in (Params(), Params(1.2, top_k=9, top_p=0.8, seed=2))
     ]
     found = []
     for name, tp in (("reference", 1), ("reference", 2), ("nki", 2)):
-        plan = spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, structured=True)
+        plan = spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1)
         bundle = read_bundle(build(plan))
         assert findings(bundle) == []
         found.append(Engine(Graphs(bundle), shape_of(bundle)).run(asked))
@@ -263,5 +281,6 @@ def test_two_ranks_obey_masks_as_one_does(tmp_path: Path) -> None:
         assert all(some(80, n, 0.2)[token] for n, token in enumerate(one.ids))
         for two in others:
             assert one.ids == two.ids
-            assert [rank for _, rank in one.scores] == [rank for _, rank in two.scores]
-            assert [s for s, _ in one.scores] == pytest.approx([s for s, _ in two.scores], abs=1e-4)
+            for mine, other in zip(one.scores, two.scores, strict=True):
+                assert (mine.rank, [i for i, _ in mine.best]) == (other.rank, [i for i, _ in other.best])
+                assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ from tests.serve.server import Server, served
 _CLIENTS = 8
 _GOOD = {"answered", "left", "gave up", "refused"}
 _BAD = (
-    {"logprobs": 1},
-    {"presence_penalty": 1.0},
-    {"logit_bias": {"3": 1}},
+    {"logprobs": 21},
+    {"presence_penalty": 3.0},
+    {"logit_bias": {"9999": 1}},
     {"prompt": [9999]},
     {"prompt": [5] * 300},
     {"seed": -3},
     {"top_p": 0},
-    {"extra_body": {"min_tokens": 2}},
-    {"extra_body": {"structured_outputs": {"regex": "a"}}},
+    {"extra_body": {"min_tokens": 900}},
+    {"extra_body": {"structured_outputs": {"regex": "(("}}},
 )
 
 
@@ -46,6 +47,9 @@ def random_request(number: int, longest: int) -> dict[str, Any]:
         temperature, top_k = round(rng.uniform(0.2, 1.5), 2), rng.choice([0, 1, 20, 100])
         top_p, min_p = rng.choice([1.0, 0.9, 0.5]), rng.choice([0.0, 0.0, 0.05])
         params = Params(temperature, top_k, top_p, min_p, rng.getrandbits(40))
+    if rng.random() < 0.3:
+        presence, repetition = round(rng.uniform(-0.5, 1.5), 2), round(rng.uniform(0.9, 1.4), 2)
+        params = replace(params, presence_penalty=presence, repetition_penalty=repetition)
     prompt = rng.choice(PROMPTS)[: rng.randint(1, 120)]
     return {
         "kind": kind,
@@ -89,8 +93,10 @@ class Soak:
         p, kind = asked["params"], asked["kind"]
         fields = {"prompt": asked["prompt"], "max_tokens": asked["length"], "temperature": p.temperature}
         fields |= {"top_p": p.top_p, "seed": p.seed, "stream": kind in ("stream", "left")}
+        fields["presence_penalty"] = p.presence_penalty
         bad = asked["bad"] if kind == "bad" else {}
-        extra = {"top_k": p.top_k, "min_p": p.min_p, "return_token_ids": True} | bad.get("extra_body", {})
+        extra = {"top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": p.repetition_penalty}
+        extra |= {"return_token_ids": True} | bad.get("extra_body", {})
         # gives up soon, most often in the queue
         client = self.client.with_options(timeout=0.05) if kind == "gave up" else self.client
         answer = client.completions.create(model=self.name, **(fields | bad | {"extra_body": extra}))

@@ -1,6 +1,5 @@
 """What a request may ask: each parameter on the list goes through, each that is not is refused with its name."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,17 +12,20 @@ DEFAULTS: dict[str, Any] = {
     "n": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [],
     "max_tokens": 16, "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None, "bad_words": None, "extra_args": None,
-    "structured_outputs": None, "allowed_token_ids": None, "_eos_token_id": None,
+    "structured_outputs": None, "allowed_token_ids": None, "_eos_token_id": None, "watermarking": None,
+    "detokenize": True, "logprob_token_ids": None, "thinking_token_budget": None,
 }  # fmt: skip
 SERVED = {
     "n": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 7, "stop": ["x"],
     "stop_token_ids": [5], "max_tokens": 99, "bad_words": [], "extra_args": {}, "_eos_token_id": 0,
+    "logprobs": 20, "prompt_logprobs": 1, "min_tokens": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1, "logit_bias": {1: 1.0}, "structured_outputs": object(), "allowed_token_ids": [1],
+    "watermarking": False,
 }  # fmt: skip
-# logprobs of 0 asks for those of the emitted ids; a parameter of a later vLLM is refused too
+# a parameter of a later vLLM is refused too
 NOT_SERVED = {
-    "logprobs": 0, "prompt_logprobs": 1, "min_tokens": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5,
-    "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "bad_words": ["x"], "extra_args": {"a": 1},
-    "structured_outputs": object(), "allowed_token_ids": [1], "of_a_later_vllm": True,
+    "extra_args": {"a": 1}, "watermarking": True, "logprob_token_ids": [5], "thinking_token_budget": 4,
+    "of_a_later_vllm": True,
 }  # fmt: skip
 # parameters that no client types
 TYPED = {"extra_args": "vllm_xargs"}
@@ -31,7 +33,8 @@ SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048
 
 
 def sampling(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**DEFAULTS | changes)
+    """vLLM's parameters: words and ends come as ids."""
+    return SimpleNamespace(**{"bad_words_token_ids": None, "all_stop_token_ids": {0}} | DEFAULTS | changes)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -67,25 +70,30 @@ def test_who_needs_log_probabilities_hears_how_to_get_them() -> None:
         refuse_others(DEFAULTS | {"logprobs": 5}, DEFAULTS)
 
 
-@pytest.mark.parametrize(("name", "value"), [("structured_outputs", object()), ("logprobs", 0)])
-def test_graphs_that_take_masks_serve_more(name: str, value: Any) -> None:
-    refuse_others(DEFAULTS | {name: value}, DEFAULTS, structured=True)
-    masked = replace(SHAPE, structured=True)
-    asked = engine_request(masked, (1,), sampling(**{name: value}), lambda ids: "the mask")  # type: ignore[arg-type,return-value]
-    assert (asked.allowed and asked.allowed([5]), asked.logprobs) == ("the mask" if value else None, not value)
-    assert not engine_request(masked, (1,), sampling()).allowed
+def test_beam_search_is_refused_by_its_own_name() -> None:
+    """vLLM's beam search asks for single tokens; a request alone may opt out of watermarks."""
+    with pytest.raises(Refused, match=r"^use_beam_search is not served: .*; leave it out$") as refused:
+        refuse_others(DEFAULTS | {"watermarking": False, "detokenize": False, "logprobs": 4, "max_tokens": 1}, DEFAULTS)
+    assert refused.value.parameter == "use_beam_search"
 
 
-@pytest.mark.parametrize(("name", "value"), [("logprobs", 1), ("prompt_logprobs", 0), ("logit_bias", {"1": 1.0})])
-def test_and_no_more_than_that(name: str, value: Any) -> None:
-    with pytest.raises(Refused, match=name):
-        refuse_others(DEFAULTS | {name: value}, DEFAULTS, structured=True)
+def test_a_structured_request_has_the_masks_that_come_for_it() -> None:
+    asked = engine_request(SHAPE, (1,), sampling(structured_outputs=object()), lambda ids: "the mask")  # type: ignore[arg-type,return-value]
+    assert asked.allowed
+    assert asked.allowed([5]) == "the mask"
+    assert not engine_request(SHAPE, (1,), sampling()).allowed
 
 
 def test_the_engine_gets_what_was_asked_and_leaves_every_end_to_vllm() -> None:
     asked = engine_request(SHAPE, (1, 2), sampling(temperature=0.8, top_k=-1, top_p=0.9, min_p=0.1, seed=7))
     assert asked.params == Params(0.8, 0, 0.9, 0.1, 7)
     assert (asked.ids, asked.max_new_tokens, asked.stop_ids, asked.cut) == ((1, 2), 256, (), None)
+    assert not asked.asking
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
+    more = {"logit_bias": {3: 2.0}, "allowed_token_ids": [3, 4], "bad_words_token_ids": [[5], [6, 7]], "min_tokens": 2}
+    asked = engine_request(SHAPE, (1,), sampling(logprobs=3, prompt_logprobs=0, seed=1, **penalties, **more))
+    assert asked.params == Params(1.0, 0, 1.0, 0.0, 1, 0.5, -0.5, 1.1, {3: 2.0}, (3, 4), ((5,), (6, 7)), 2)
+    assert (asked.logprobs, asked.prompt_logprobs, asked.ends) == (3, 0, (0,))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,8 @@ def test_the_engine_gets_what_was_asked_and_leaves_every_end_to_vllm() -> None:
         ((), {}, "prompt"),
         ((1,), {"seed": -1}, "sampling"),
         ((1,), {"top_k": 1 << 24}, "sampling"),
+        ((1,), {"repetition_penalty": 1e-9}, "sampling"),
+        ((1,), {"logprobs": 21}, "prompt"),
     ],
 )
 def test_what_the_bundle_cannot_hold_is_refused(ids: tuple[int, ...], changes: dict[str, Any], parameter: str) -> None:
