@@ -241,7 +241,7 @@ class LLM:
     def _output(self, result: Result, seconds: float) -> Output:
         if result.error:
             raise UserError(
-                f"{result.error}; look for an overflow of the bundle's dtype, or build it again from an undamaged checkpoint"
+                f"{result.error}; look for an overflow of the bundle's dtype, or build it again from a whole checkpoint"
             )
         drafts = tuple(result.drafted), tuple(result.accepted)
         scores = tuple(result.scores), result.prompt_scores
