@@ -95,7 +95,7 @@ def _killed(limit: int, work: Callable[[], object]) -> bool:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+        for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "rename"), (Path, "unlink")):
             patch.setattr(owner, name, crashing(getattr(owner, name)))
         try:
             work()
