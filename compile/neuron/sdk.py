@@ -259,7 +259,7 @@ def nxdi_tokens(path: Path, prompt: Sequence[int]) -> list[int]:
             seq_ids=torch.tensor([0]), sampling_params=torch.tensor([[1.0, 1.0, 1.0]]),
         )  # fmt: skip
         accepted: list[int] = torch.as_tensor(out.hidden_states[0])[0].tolist()
-        return [token for token in accepted if token >= 0]
+        return [token for token in accepted if token != -1]
 
     (first,) = run(prompt, range(len(prompt)))
     return [first, *run([first], [len(prompt)])]
