@@ -67,7 +67,7 @@ def _graphs(folder: Path, drafter: str) -> Graphs:
     flags = {name: str(folder / value) if name == "draft" else value for name, value in flags.items()}
     if "drafter" in flags:
         del flags["draft"]
-    values = {"target": str(folder / "target"), "tp": 1, "k": "1,3", "batch": 3, "max_len": 128, "dtype": "fp32"}
+    values = {"target": str(folder / "target"), "tp": 1, "k": "3", "batch": 3, "max_len": 128, "dtype": "fp32"}
     bundle = read_bundle(build(BuildSpec(out=str(folder / f"bundle {drafter}"), **values | flags)))
     assert findings(bundle) == []
     return Graphs(bundle)
