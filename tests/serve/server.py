@@ -68,7 +68,7 @@ def served(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server]:
         yield Server(known)
         return
     with starting(bundle, folder, *options) as server:
-        _wait(server)
+        wait(server)
         yield server
 
 
@@ -92,7 +92,8 @@ def starting(bundle: Path | str, folder: Path, *options: str) -> Iterator[Server
             server.stop()
 
 
-def _wait(server: Server) -> None:
+def wait(server: Server) -> None:
+    """Return once it answers; AssertionError if it ends before, or takes too long."""
     assert server.process is not None
     assert server.log is not None
     end = time.monotonic() + _START_S
