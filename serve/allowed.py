@@ -57,11 +57,12 @@ def _typed(requested: Mapping[str, Any]) -> dict[str, Any]:
     extra = requested.get("extra_args") or {}
     typed = {name if name.endswith("_transfer_params") else "vllm_xargs": value for name, value in extra.items()}
     typed["extra_args"] = None
-    # vLLM turns its watermark off for these two alone
+    # vLLM turns its watermark off for both, and asks for ids alone
     if requested.get("watermarking") is False and requested.get("logprobs"):
-        scoring = bool(requested.get("logprob_token_ids"))
-        typed |= dict.fromkeys(("watermarking", "logprobs", "logprob_token_ids"))
-        typed["generative scoring" if scoring else "use_beam_search"] = True
+        if requested.get("logprob_token_ids"):
+            typed |= {"logprob_token_ids": None, "generative scoring": True}
+        elif not requested.get("detokenize", True):
+            typed["use_beam_search"] = True
     return typed
 
 

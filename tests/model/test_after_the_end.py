@@ -40,7 +40,12 @@ class Scored(Synthetic):
             place = self.at - int(first[row])
             if seed == self.broken and 0 <= place < accepted.shape[1] and accepted[row, place] >= 0:
                 accepted[row, place] = NO_ID
-        scores = np.stack((-accepted / 1000, accepted), -1) if inputs.allowed is not None else None
+        if inputs.allowed is None:
+            return out._replace(accepted=accepted)
+        scores = np.stack((-accepted / 1000, accepted), -1)
+        if key.is_prefill:
+            # a prompt's scores come with those of its first new id, which is behind them
+            scores = np.pad(scores, ((0, 0), (int(first[0]) - 1, 0), (0, 0)))
         return out._replace(accepted=accepted, scores=scores)
 
     def clear(self, slot: int) -> None:
@@ -103,11 +108,11 @@ def test_there_are_as_many_scores_as_ids(end: str) -> None:
     cut_short = 0
     for seed in range(12):
         runner = Scored(alpha=0.9)
-        engine = _engine(runner, structured=True)
-        number = engine.add(_request(seed, **ENDS[end], logprobs=True))
+        engine = _engine(runner)
+        number = engine.add(_request(seed, **ENDS[end], logprobs=0))
         events = _drain(engine)
         (result,) = (event.result for event in events if event.result)
-        assert [rank for _, rank in result.scores] == result.ids
+        assert [score.rank for score in result.scores] == result.ids
         assert result.ids == _ids(events, number) or end == "cut"
         assert all(len(event.scores) == len(event.ids) for event in events) or end == "cut"
         cut_short += events[-1].accepted + 1 > len(events[-1].ids)
@@ -183,6 +188,6 @@ def test_a_request_without_a_next_id_ends_with_an_error_and_the_others_go_on(at:
 
 
 def test_scores_end_where_the_draws_do() -> None:
-    engine = _engine(Scored(broken=2, at=8), structured=True)
-    (result,) = engine.run([replace(_request(2), logprobs=True)])
+    engine = _engine(Scored(broken=2, at=8))
+    (result,) = engine.run([replace(_request(2), logprobs=0)])
     assert (result.reason, len(result.scores), len(result.ids)) == ("error", 5, 5)

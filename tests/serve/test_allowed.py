@@ -53,28 +53,15 @@ def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
     ("made", "typed"),
     [
         ({"extra_args": {"kv_transfer_params": {"a": 1}}}, "kv_transfer_params"),
-        ({"watermarking": False, "logprobs": 4, "max_tokens": 1}, "use_beam_search"),
+        ({"watermarking": False, "detokenize": False, "logprobs": 4, "max_tokens": 1}, "use_beam_search"),
         ({"watermarking": False, "logprobs": 2, "logprob_token_ids": [5, 6]}, "generative scoring"),
     ],
 )
-@pytest.mark.parametrize("structured", [False, True])
-def test_a_refusal_names_what_the_client_typed(made: dict[str, Any], typed: str, structured: bool) -> None:
+def test_a_refusal_names_what_the_client_typed(made: dict[str, Any], typed: str) -> None:
     """vLLM makes these parameters of it."""
     defaults = DEFAULTS | {"watermarking": None, "logprob_token_ids": None}
     with pytest.raises(Refused, match=f"^{typed} is not served"):
-        refuse_others(defaults | made, defaults, structured)
-
-
-def test_who_needs_log_probabilities_hears_how_to_get_them() -> None:
-    with pytest.raises(Refused, match="built with --structured returns the emitted token's alone, which 0 requests"):
-        refuse_others(DEFAULTS | {"logprobs": 5}, DEFAULTS)
-
-
-def test_beam_search_is_refused_by_its_own_name() -> None:
-    """vLLM's beam search asks for single tokens; a request alone may opt out of watermarks."""
-    with pytest.raises(Refused, match=r"^use_beam_search is not served: .*; leave it out$") as refused:
-        refuse_others(DEFAULTS | {"watermarking": False, "detokenize": False, "logprobs": 4, "max_tokens": 1}, DEFAULTS)
-    assert refused.value.parameter == "use_beam_search"
+        refuse_others(defaults | made, defaults)
 
 
 def test_a_structured_request_has_the_masks_that_come_for_it() -> None:
