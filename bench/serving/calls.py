@@ -31,6 +31,8 @@ _TOOL = {
     "function": {"name": "count", "description": "Count to a number.", "parameters": _SCHEMA},
 }
 _DEMO_K, _DEMO_LENGTH = 7, 512
+# the demo's tokenizer has no chat template, and stock vLLM brings none
+_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 class Call(NamedTuple):
@@ -177,6 +179,10 @@ def calls() -> Iterator[Call]:
     yield from _OTHERS
 
 
+class _Refused(Exception):
+    """A status other than 200, and its sentence."""
+
+
 class Client:
     """Sends calls to one server."""
 
@@ -194,8 +200,8 @@ class Client:
             answer = self._send(call)
         except self._refused as refused:
             return f"{refused.status_code}: {_sentence(refused.response.text)}"
-        if isinstance(answer, str):
-            return answer
+        except _Refused as refused:
+            return str(refused)
         try:
             return "yes" if call.has(answer) else "200 without what was asked for"
         except (LookupError, TypeError, AttributeError):
@@ -214,8 +220,8 @@ class Client:
             return [part.id for part in made] if given.get("stream") else made.model_dump()
         sent = self._http.request(call.method, call.path, json=({"model": "m"} | body) if body else None)
         if sent.status_code != 200:
-            return f"{sent.status_code}: {_sentence(sent.text)}"
-        return sent.json() if "json" in sent.headers.get("content-type", "") else sent.text or "200"
+            raise _Refused(f"{sent.status_code}: {_sentence(sent.text)}")
+        return sent.json() if "json" in sent.headers.get("content-type", "") else sent.text
 
 
 def _sentence(body: str) -> str:
@@ -259,7 +265,10 @@ def main(arguments: list[str]) -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             vllm, tools = vllm_command(options.vllm), ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
             made = demo.bundle(folder / "bundle", "chain", _DEMO_K, max_len=_DEMO_LENGTH, batch=4)
-            stock = (str(demo.TARGET), "--max-model-len", str(_DEMO_LENGTH), *tools)
+            template = folder / "chat.jinja"
+            template.write_text(_TEMPLATE)
+            stock = (str(demo.TARGET), "--max-model-len", str(_DEMO_LENGTH), "--chat-template", str(template),
+                     "--gpu-memory-utilization", "0.3", *tools)  # fmt: skip
             for name, port, what in (("stock", 8051, stock), ("ours", 8052, (str(made), *tools))):
                 server = Server(vllm, port, what, own_engine=name == "stock")
                 servers[name] = stack.enter_context(serving(server, folder / f"{name}.log"))
