@@ -1,4 +1,7 @@
-"""`python -m nkisim.accuracy [--json] [--only TEXT] [--out FILE]`: every measured row beside its simulated time."""
+"""`python -m nkisim.accuracy [--json] [--only TEXT] [--out FILE]`: every measured row beside its simulated time.
+
+`--library CHECKOUT` runs the vendor's own kernels instead, unmodified, at the shapes at which the vendor measured them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from nkisim import command
 from nkisim.accuracy.later import LATER
+from nkisim.accuracy.library import GIVEN, recordings, rows, timed
+from nkisim.accuracy.library_page import library_page
 from nkisim.accuracy.outcome import Outcome, Summary, misordered, outcome, summary
 from nkisim.accuracy.rows import ROWS, Row
 from nkisim.accuracy.unseen import UNSEEN
@@ -85,13 +91,30 @@ def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
     return [outcome(row) for row in rows if text in f"{row.name} {row.group}"]
 
 
+def _library(options: Any) -> int:
+    """Print or write the vendor's kernels beside their measured times."""
+    listed = [row for row in rows(options.rows) if options.only in row.id]
+    recorded = list(recordings(options.library, listed))
+    outcomes = [outcome(timed(r)) for r in recorded if r.events is not None]
+    refused = [r for r in recorded if r.events is None]
+    text = as_json(outcomes) if options.json else library_page(outcomes, refused, recorded)
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print or write every measured kernel beside its simulated time (4 minutes)."""
     parser = Parser(prog="python -m nkisim.accuracy", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--library", type=Path, metavar="CHECKOUT", help="run the kernels of a checkout of nki-library")
+    parser.add_argument("--rows", type=Path, default=GIVEN, metavar="FILE", help=f"measured rows, like {GIVEN.name}")
     options = parser.parse_args(arguments)
+    if options.library:
+        return _library(options)
     seen, first, later = (_chosen(rows, options.only) for rows in (ROWS, UNSEEN, LATER))
     if not seen and not first and not later:
         parser.error(f"no row has {options.only!r} in its name or group; run without --only for the list")
@@ -99,10 +122,10 @@ def main(arguments: Sequence[str]) -> int:
         print(as_json([*seen, *first, *later]))
         return 0
     parts = [f"{sentences(seen)}\n\n{table(seen)}\n\n{wrong_pairs(seen)}\n"] if seen else []
-    for title, about, rows in (("First unseen rows", FIRST_UNSEEN, first), ("Later unseen rows", LATER_UNSEEN, later)):
-        if rows:
-            words = sentence(title, summary(rows))
-            parts.append(f"## {title}\n\n{about}\n\n{words}\n\n{table(rows)}\n\n{wrong_pairs(rows)}\n")
+    for title, about, part in (("First unseen rows", FIRST_UNSEEN, first), ("Later unseen rows", LATER_UNSEEN, later)):
+        if part:
+            words = sentence(title, summary(part))
+            parts.append(f"## {title}\n\n{about}\n\n{words}\n\n{table(part)}\n\n{wrong_pairs(part)}\n")
     text = "\n".join(parts)
     if options.out:
         options.out.write_text(f"{HEAD}\n{text}", encoding="utf-8")

@@ -71,6 +71,12 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
     return Summary(len(outcomes), error, inside, pairs, pairs - len(misordered(outcomes)))
 
 
+def half_width(outcomes: Sequence[Outcome]) -> float:
+    """The median of the bands' half widths: how far an end is from the middle, as a ratio less one."""
+    widths = sorted(math.sqrt(o.high / o.low) - 1 for o in outcomes)
+    return widths[len(widths) // 2]
+
+
 def misordered(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Outcome]]:
     """Decided pairs in the wrong order, the slower one on the chip first."""
     wrong = [(a, b) for a, b in decided(outcomes) if (a.us < b.us) != (a.row.us < b.row.us)]
