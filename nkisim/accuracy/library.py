@@ -119,7 +119,7 @@ class Library:
                 except Exception as error:  # the library's own assertions and the like
                     refused = f"{type(error).__name__}: {sentence(error)}"
                     break
-        return Recorded(row, None, "vendor", refused)
+        return Recorded(row, None, "vendor", refused.replace(f"{self.root}/", ""))
 
     def _events(self, row: LibraryRow, policy: Policy) -> list[Event]:
         kernel, arguments = call_of(row, self.find)

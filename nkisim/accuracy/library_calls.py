@@ -87,16 +87,26 @@ def _rotational_topk(row: LibraryRow, tensors: Arguments, plain: Arguments, find
     return find("rotational_topk"), {"inp": values, "config": find("prepare_rotational_constants")(config)}
 
 
-def _router_topk(_row: LibraryRow, tensors: Arguments, plain: Arguments, find: Find) -> tuple[Any, Arguments]:
-    """x is [T, H] and is loaded element by element (`x_sb_layout` 2), which fits eight of nine rows."""
+# the record lost how x is loaded: element by element (`x_sb_layout` 2) fits the other rows, contiguous runs this one
+BY_RUNS = frozenset({"router_topk[0]"})
+
+
+def _router_topk(row: LibraryRow, tensors: Arguments, plain: Arguments, find: Find) -> tuple[Any, Arguments]:
+    """Part of a larger kernel: x, [T, H], is brought to SBUF first."""
+    route, load = find("router_topk"), find("router_topk_input_x_load")
     tokens, experts = tensors["x"].shape[0], tensors["w"].shape[1]
     outputs = {
         "router_logits": np.zeros((tokens, experts), np.float32),
         "expert_affinities": np.zeros((tokens, experts), np.float32),
         "expert_index": np.zeros((tokens, plain["k"]), np.uint32),
     }
-    fixed = {"x_hbm_layout": 1, "x_sb_layout": 2, "use_indirect_dma_scatter": True}
-    return launch.jit(find("router_topk")), {"w_bias": None} | tensors | outputs | plain | fixed
+    layout = 0 if row.id in BY_RUNS else 2
+    layouts = {"x_hbm_layout": 1, "x_sb_layout": layout, "use_indirect_dma_scatter": True}
+
+    def routed(x: Any, **arrays: Any) -> Any:
+        return route(load(x, 1, layout), **{"w_bias": None, **arrays, **plain, **layouts})
+
+    return launch.jit(routed), tensors | outputs
 
 
 def _cross_entropy(row: LibraryRow, tensors: Arguments, plain: Arguments, find: Find) -> tuple[Any, Arguments]:

@@ -40,7 +40,7 @@ def gpsimd(event: Event, n: Numbers) -> EngineCost:
 
 
 def gather(event: Event, n: Numbers) -> EngineCost:
-    """One instruction group per 512 gathered elements."""
+    """One instruction group per 512 gathered elements; the size of the table that they come from does not matter."""
     count = elements(event)
     groups = -(-count // 512)
     stream = count * n.gpsimd_search_cycles / n.gpsimd_ghz + groups * n.gpsimd_gather_group_ns
