@@ -50,7 +50,7 @@ PLAIN_FUNCTIONS = frozenset({"copy", "identity", "abs", "square", "relu", "sign"
 # rows of the tensor engine
 ARRAY_ROWS = 128
 # operations that have performance modes of one operand (architecture guide)
-COPY_LIKE = frozenset({"tensor_copy", "tensor_scalar", "memset"})
+COPY_LIKE = frozenset({"tensor_copy", "tensor_scalar"})
 
 
 def words(text: str) -> frozenset[str]:
