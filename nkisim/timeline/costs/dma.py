@@ -83,7 +83,7 @@ def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
     partitions = max(1, stop - start)
     # several rows a partition are dealt out like rows of several partitions: eight to an engine
     rows = max(number(event, "rows"), partitions)
-    if rows > partitions * width * engines * partitions:
+    if rows > partitions:
         stop = start + min(int(rows), width * engines)
     total = stop - start
     shares = []
