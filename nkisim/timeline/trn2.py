@@ -75,7 +75,7 @@ TRN2 = Chip(
     vector_base_elements=profile(1, "elements per cycle", KERNEL_OPT, 1, 1),
     vector_mode_bytes=documented(8, "bytes per cycle", f"{A3}: four 16-bit elements, two of 32 bits"),
     # tensor_scalar of bf16 takes 1/4, 1/2 and 1 cycle an element with none, one and two (P, 1) operands
-    vector_pointer_bytes=measured(0, "bytes per cycle and (P, 1) operand", NAKB, 2, 4),
+    vector_pointer_bytes=measured(4, "bytes per cycle and (P, 1) operand", NAKB, 2, 4),
     vector_strided_bytes=inferred(16, "bytes", f"{A2}: stride that halves the rate", 1e9, 16),
     vector_reciprocal_cycles=documented(8, "cycles per element", SHARED_API),
     # selective scans in fp32 (operators.py), cumsum of 2048 fp32 elements
