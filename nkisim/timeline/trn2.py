@@ -81,7 +81,7 @@ TRN2 = Chip(
     # selective scans in fp32 (operators.py), cumsum of 2048 fp32 elements
     vector_scan_cycles=measured(1, "cycles per element", f"{KDA}; {NAKB}", 1, 2),
     # cumsum of bf16: 5.1 us for 2048 elements and their transfers
-    vector_scan_cast_cycles=measured(0, "cycles per element", NAKB, 0, 1),
+    vector_scan_cast_cycles=measured(1, "cycles per element", NAKB, 0, 1),
     # argsort of 128 and 512 elements: 80 ns for each max8 and nc_match_replace8 beyond the stream and the latency
     vector_eight_ns=measured(0, "ns", NAKB, 40, 110),
     vector_rng_cycles=inferred(1, "cycles per element", NO_SOURCE, 1, 4),
