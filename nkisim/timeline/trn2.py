@@ -46,7 +46,7 @@ TRN2 = Chip(
     tensor_fp32_cycles_per_column=documented(2, "cycles per pass", A2),
     tensor_load_columns_per_cycle=documented(4, "columns per cycle", A2),
     tensor_strided_columns_per_cycle=measured(
-        4, "columns per cycle", f"{A2}: a stride halves the rate; {NAKB}", 0.75, 0.5
+        0.5, "columns per cycle", f"{A2}: a stride halves the rate; {NAKB}", 0.75, 0.5
     ),
     tensor_tiled_rate=measured(1, "columns per cycle", TILED, 1.2, 1),
     tensor_rotated_rate=measured(1, "columns per cycle", TILED, 1.6, 1.2),
