@@ -56,7 +56,7 @@ TRN2 = Chip(
     tensor_throttle_window_ns=documented(3000, "ns", GLOSSARY),
     # both count the product of busy time and rows / 128: kernels over 1, 64 or 80 rows never warm up although they are
     # 95 % busy, while products over 64 rows stay fast behind 32 transposes
-    tensor_lift_work=measured(0.5, "of the window's rows", f"{PUBLIC_PROFILES}; {NAKB}", 0.24, 0.75),
+    tensor_lift_work=measured(0.7, "of the window's rows", f"{PUBLIC_PROFILES}; {NAKB}", 0.24, 0.75),
     tensor_throttle_work=measured(0.5, "of the window's rows", f"{GLOSSARY}; {PUBLIC_PROFILES}", 0.24, 0.5),
     tensor_bf16_tflops=documented(78.6, "TFLOP/s per core", A3),
     tensor_fp32_tflops=documented(19.7, "TFLOP/s per core", A3),
