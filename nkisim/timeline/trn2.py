@@ -126,7 +126,7 @@ TRN2 = Chip(
     # copies, RMSNorms, sums and transposes take 0.58 to 0.62 us a transfer, and their loads 0.45
     dma_swdge_store_share=measured(1.25, "of a transfer into part of a tile", f"{CHIPBOOST}; {CS149}", 1, 1.35),
     # four gathers in a row take 4.8 us more than transfers without indices
-    dma_index_ns=measured(0, "ns per dma", NAKB, 600, 1800),
+    dma_index_ns=measured(1200, "ns per dma", NAKB, 600, 1800),
     # 76,800 transfers of one element each that all meet on one engine: 0.486 us each; plain products: 0.42 to 0.49
     dma_ring_ns=measured(450, "ns from transfer to transfer on one engine", f"{CHIPBOOST}; {CS149}", 400, 500),
     dma_generator_depth=inferred(4, "instructions that wait without blocking", NO_SOURCE, 16, 1),
