@@ -115,7 +115,7 @@ TRN2 = Chip(
     dma_tail_ns=profile(150, "ns", DMA_OVERVIEW, 100, 200),
     dma_trigger_ns=inferred(60, "ns of the issuing engine", NO_SOURCE, 30, 200),
     # profiles have one near every 0.5 us; but 64 KiB in rows of 512 bytes at 17.4 B/ns an engine are one every 235 ns
-    dma_static_interval_ns=profile(60, "ns per dma", f"{KERNEL_OPT}; {PUBLIC_PROFILES}", 60, 500),
+    dma_static_interval_ns=profile(235, "ns per dma", f"{KERNEL_OPT}; {PUBLIC_PROFILES}", 60, 500),
     # each of the two generators, at the sync and at the scalar engine
     dma_hwdge_interval_ns=documented(600, "ns per dma", A3),
     # one transfer into a row of a tile takes about 120 ns, one into 128 rows 670 ns whatever its bytes
