@@ -50,8 +50,8 @@ class BundlePlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Caches of both models on one rank, and the counts of ids."""
-        return sum(t.bytes for t in self.state)
+        """Caches of both models on one rank."""
+        return sum(t.bytes for t in self.state if t.name != COUNTS)
 
 
 def make_plan(spec: BundleSpec) -> BundlePlan:

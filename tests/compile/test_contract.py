@@ -57,7 +57,7 @@ def test_every_graph_is_what_the_plan_says(base: Path, changes: dict[str, Any]) 
         # draft and target alike: nothing but caches is aliased, every cache is, and in its own order
         names = [t.name for t in (*graph.weights, *graph.inputs, *graph.state)]
         assert [names[found.aliases[i]] for i in sorted(found.aliases)] == [t.name for t in graph.state]
-        assert min(found.aliases) == 4, "NxDI reads four results before the caches"
+        assert graph.key.asking or min(found.aliases) == 4, "NxDI reads four results before the caches"
         # one group of all ranks, in a field for each age of reader
         assert {groups for _, groups in found.collectives} <= {(tuple(range(tp)),)}
         assert bool(found.collectives) == (tp > 1)
