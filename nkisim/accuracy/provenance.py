@@ -43,8 +43,10 @@ FITTED = {
     "hbm_bytes_per_ns": "decode MLPs of nki-library on two cores, 4 to 177 MB",
     "core_semaphore_ns": "qkv_tkg, mlp_tkg and router_topk on two cores",
     "profiled_launch_ns": "the 21 rows below 30 us",
-    "residual_share": "all of the 62 rows that run",
+    "residual_share": "the 61 rows that run",
 }
+# rows of the vendor's kernels that the simulator refuses, so that nothing was fitted to them
+REFUSED = frozenset({"mlp_tkg[2]"})
 
 
 def table(chip: Chip = TRN2) -> str:
@@ -63,7 +65,7 @@ def _range(c: Constant) -> str:
 
 def divided() -> str:
     """Which measured rows constants were fitted to, which were only seen, and which nobody here has seen."""
-    given = len(library_rows())
+    given = sum(row.id not in REFUSED for row in library_rows())
     pages = "[results.md](../nkisim/accuracy/results.md), [library.md](../nkisim/accuracy/library.md)"
     lines = [
         "## Rows\n",

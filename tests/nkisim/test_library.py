@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,12 @@ def test_the_page_of_constants_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "simulator_constants.md"
     assert page.read_text(encoding="utf-8") == provenance.page()
     assert set(provenance.FITTED) <= set(TRN2.constants())
+
+
+def test_the_refused_rows_are_those_of_the_page() -> None:
+    page = (Path(command.__file__).parent / "library.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\* `([^`]+)`: ", page, re.MULTILINE)) == provenance.REFUSED
+    assert f"{len(GIVEN) - len(provenance.REFUSED)} of {len(GIVEN)} rows run" in page
 
 
 def test_the_committed_page_keeps_the_aims() -> None:
