@@ -15,11 +15,11 @@ from nkisim.command import Parser
 from nkisim.timeline.chip import Chip, Constant
 from nkisim.timeline.trn2 import TRN2
 
-HEAD = """# nkisim: the constants of Trainium2
+TITLE = "## Every constant"
+HEAD = f"""{TITLE}
 
-Part of [simulated time](simulator_time.md). Written by `python -m nkisim.accuracy.provenance --out
-docs/simulator_constants.md` from `nkisim/timeline/trn2.py`. Times and counts are in the stated unit; the range is the
-band's, from the fast end to the slow end.
+Written by `python -m nkisim.accuracy.provenance --out docs/simulator_time.md` from `nkisim/timeline/trn2.py`. Times and
+counts are in the stated unit; the range is the band's, from the fast end to the slow end.
 
 * documented: stated in the manual (paths are relative to aws-neuron-sdk);
 * profile: read off an official profiler screenshot in the manual;
@@ -68,7 +68,7 @@ def divided() -> str:
     given = sum(row.id not in REFUSED for row in library_rows())
     pages = "[results.md](../nkisim/accuracy/results.md), [library.md](../nkisim/accuracy/library.md)"
     lines = [
-        "## Rows\n",
+        "### Rows\n",
         "| rows | which | figures |",
         "|---|---|---|",
         f"| fitted | {len(ROWS)} of the first records, {given} of the vendor's kernels | {pages} |",
@@ -79,20 +79,21 @@ def divided() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print or write the page."""
+    """Print the section, or write it as the end of a page."""
     parser = Parser(prog="python -m nkisim.accuracy.provenance", description=main.__doc__)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page as Markdown")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a page in Markdown that the section ends")
     options = parser.parse_args(arguments)
-    text = page()
+    text = section()
     if options.out:
-        options.out.write_text(text, encoding="utf-8")
+        before = options.out.read_text(encoding="utf-8").partition(TITLE)[0] if options.out.exists() else ""
+        options.out.write_text(before + text, encoding="utf-8")
     else:
         print(text)
     return 0
 
 
-def page() -> str:
-    """The whole page."""
+def section() -> str:
+    """The whole section."""
     return f"{HEAD}\n{table()}\n\n{divided()}"
 
 
