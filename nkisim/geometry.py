@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +54,6 @@ CORE_V3 = Geometry(
     sbuf_min_align=2,
     psum_min_align=4,
 )
+# neuronx-cc leaves 16 KiB of each partition: "separate buffers need 224KB>208KB", says the record of
+# github.com/Jerry2423/kda-for-trainium; nki.language.tile_size speaks of usable bytes, without a number
+NEURONX_CC = replace(CORE_V3, sbuf_bytes_per_partition=208 * 1024)

@@ -77,7 +77,7 @@ def _modules() -> dict[str, ModuleType]:
         "nki.compiler": compiler, "nki.compiler.kernel_builder": builder,
         "nki.builtin": builtin, "nki.experimental": experimental,
     }  # fmt: skip
-    # published kernels also import nki through the older door
+    # published kernels also import nki through older doors
     door = _module("nki_cpu_simulator", cpu_simulate=cpu_simulate, simulate=launch.simulate, nki=root)
     door.__path__ = []
     return {**rooms, **{f"nki_cpu_simulator.{name}": room for name, room in rooms.items()}, "nki_cpu_simulator": door}

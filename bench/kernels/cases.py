@@ -46,7 +46,13 @@ def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
     return q, (k_new, v_new), pages, pages.copy(), positions, table
 
 
-def _attention(dims: tuple[int, ...], lnc: int = 1, page: int = 0) -> Case:
+def tree_arguments(d: AttentionDims) -> tuple[Any, ...]:
+    """Arguments of verify_attention_kernel for candidates that see themselves and the first one."""
+    ancestors = (1 | 1 << np.arange(d.candidates)).astype(np.int32)
+    return *attention_arguments(d), np.tile(ancestors, (d.batch, 1))
+
+
+def _attention(dims: tuple[int, ...], lnc: int = 1, page: int = 0, tree: bool = False) -> Case:
     """One case from (B, H, G, N, S, D, bytes per number)."""
     batch, heads, kv_heads, count, slots, dim, itemsize = dims
     d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
@@ -54,6 +60,8 @@ def _attention(dims: tuple[int, ...], lnc: int = 1, page: int = 0) -> Case:
     cost = partial(roofline.verify_attention, d)
     if page:
         return Case(f"{name}-L{page}", verify_attention_paged_kernel, partial(paged_arguments, d, page), cost, lnc)
+    if tree:
+        return Case(f"{name}-ancestors", verify_attention_kernel, partial(tree_arguments, d), cost, lnc, d)
     return Case(name, verify_attention_kernel, partial(attention_arguments, d), cost, lnc, d)
 
 
@@ -62,6 +70,7 @@ VERIFY_ATTENTION = (
     *(_attention((4, 2, 1, 8, slots, 128, 2)) for slots in (1024, 2048, 4096, 8192, 16384)),
     *(_attention((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 2, 4, 16, 32)),
     *(_attention((4, 2, 1, 8, slots, 128, 2), lnc=2) for slots in (1024, 8192)),
+    _attention((4, 2, 1, 8, 8192, 128, 2), tree=True),
     _attention((32, 2, 1, 8, 1024, 128, 2)),
     _attention((1, 16, 2, 8, 4096, 128, 2)),
     _attention((4, 4, 2, 8, 2048, 64, 4)),

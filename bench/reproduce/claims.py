@@ -97,7 +97,7 @@ def _baseline(results: Results) -> str:
     if row["ms_low"] <= 45 <= row["ms_high"]:
         return "inside the band"
     return (
-        f"not explained: {45 / row['ms']:.1f} times the kernels' time, so a step there is mostly something else, "
+        f"not explained: {45 / row['ms']:.1f} times the model's step, so a step there is mostly something else, "
         "or a stream line was counted as a token"
     )
 

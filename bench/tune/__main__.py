@@ -1,7 +1,8 @@
 """`python -m bench.tune`: choose draft, k, tp, draft tp and batch before anything is compiled.
 
-Expected ms per token = (k draft passes + one target pass over k + 1 rows) / expected tokens of a step. Passes are
-simulated from the kernels (nkisim), with a band; tokens come from acceptance traces, by default from two published
+Expected ms per token = (launch + k draft passes + one target pass over k + 1 rows) / expected tokens of a step. Passes
+are simulated from the kernels (nkisim), with a band; a launch is the host's dispatch of a step's graph, published as
+0.8 ms (0.5 to 1), and its start on the device; tokens come from acceptance traces, by default from two published
 tables for Qwen3-32B with Qwen3-1.7B. Nothing here was measured on Trainium.
 """
 

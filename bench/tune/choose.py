@@ -42,7 +42,11 @@ class Setup:
 
 
 class Latency(Protocol):
-    """Microseconds of the two passes of a setup."""
+    """Microseconds of a step's start and of the two passes of a setup."""
+
+    def launch(self) -> float:
+        """Starting the graph of a step, once."""
+        ...
 
     def draft(self, setup: Setup) -> float:
         """One draft step of the batch."""
@@ -69,6 +73,9 @@ class Simulated:
 
     chip: Chip = TRN2
 
+    def launch(self) -> float:
+        return passes.launch_us(self.chip)
+
     def draft(self, setup: Setup) -> float:
         return draft_pass(setup, self.chip).total
 
@@ -85,8 +92,8 @@ def band() -> dict[str, Latency]:
 
 
 def ms_per_token(latency: Latency, setup: Setup, acceptance: Acceptance, k: int) -> float:
-    """Expected milliseconds per token and sequence; k = 0 is the target alone."""
-    step = k * latency.draft(setup) + latency.target(setup, k + 1)
+    """Expected milliseconds per token and sequence, launches included; k = 0 is the target alone."""
+    step = latency.launch() + k * latency.draft(setup) + latency.target(setup, k + 1)
     return step / acceptance.tokens(k) / 1e3
 
 

@@ -1,8 +1,8 @@
 """The cost and gain of a step with each drafter of a build, for Qwen3-32B; times simulated.
 
-gain = tokens of a step / (draft passes + one target pass over k + 1 rows), in target passes over one row. Tokens of a
-step are published or assumed; each row says which. A pass that draws fewer ids than it has rows is billed for all of
-them. n-gram look-up has no pass.
+gain = tokens of a step / (launch + draft passes + one target pass over k + 1 rows), in steps of the target alone, each
+with its launch. Tokens of a step are published or assumed; each row says which. A pass that draws fewer ids than it has
+rows is billed for all of them. n-gram look-up has no pass.
 
 EAGLE-3 has the sizes of RedHatAI/Qwen3-32B-speculator.eagle3: one layer like the target's, whose query, key and value
 projections take two hidden states side by side, `fc` over three, and 32000 ids. Medusa is billed with one residual
@@ -22,6 +22,7 @@ from bench.tune.choose import TARGET, Setup
 from bench.tune.regimes import REGIMES
 from model.drafters.registry import KINDS
 from nkisim.timeline.chip import Chip
+from nkisim.timeline.trn2 import TRN2
 
 EAGLE3_IDS, TAPS = 32000, 3
 # rows whose kernels are simulated: others are billed as the next of them
@@ -119,15 +120,15 @@ def draft_us(known: Known, setup: Setup, chip: Chip) -> float:
 
 
 def gain(known: Known, setup: Setup, chip: Chip) -> tuple[float, float]:
-    """A step in target passes over one row, and its tokens over them."""
+    """A step in steps of the target alone, each with its launch, and its tokens over them."""
     latency = choose.Simulated(chip)
-    one = latency.target(setup, 1)
-    step = (latency.target(setup, known.k + 1) + draft_us(known, setup, chip)) / one
+    one = latency.launch() + latency.target(setup, 1)
+    step = (latency.launch() + latency.target(setup, known.k + 1) + draft_us(known, setup, chip)) / one
     return step, known.tokens / step
 
 
 def row(known: Known, setup: Setup, chip: Chip | None = None) -> dict[str, Any]:
-    """A drafter's step in target passes and its gain: with the band of all uncertain constants, or on one chip."""
+    """A drafter's step in steps of the target alone and its gain: with the chip's band, or on one chip."""
     chips = passes.CHIPS if chip is None else {"nominal": chip}
     found = {case: gain(known, setup, one) for case, one in chips.items()}
     gains = sorted(g for _, g in found.values())
@@ -139,8 +140,8 @@ def row(known: Known, setup: Setup, chip: Chip | None = None) -> dict[str, Any]:
 def answers(setup: Setup, degrees: Sequence[int]) -> list[dict[str, Any]]:
     """The largest gain for each workload, regime and evidence: published tokens alone, or assumed ones too."""
     setups, best = [replace(setup, draft_tp=degree) for degree in degrees], []
-    # the law by hops is nkisim's own: its constants have the band
-    chips = {name: None if name == "by hops" else chip for name, chip in REGIMES.items()}
+    # nkisim's own law: its constants have the band
+    chips = {name: None if chip is TRN2 else chip for name, chip in REGIMES.items()}
     for regime, chip in chips.items():
         rows = [row(known, s, chip) for known in KNOWN for s in (setups if KINDS[known.drafter].has_model else [setup])]
         for workload in dict.fromkeys(known.workload for known in KNOWN):
@@ -153,7 +154,8 @@ def answers(setup: Setup, degrees: Sequence[int]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each known drafter."""
-    heads = ["drafter", "k", "step, target passes (simulated)", "tokens a step", "gain (simulated)", "tokens from"]
+    step = "step, in steps of the target alone (simulated)"
+    heads = ["drafter", "k", step, "tokens a step", "gain (simulated)", "tokens from"]
     return markdown(heads, [
         [f"{r['drafter']} {r['model']}".strip(), str(r["k"]), f"{r['step']:.2f}",
          f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}",

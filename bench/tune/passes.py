@@ -2,7 +2,8 @@
 
 Every time is simulated. A pass is all layers, the head, which
 streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
-choice, and one exchange between the ranks of the head). The host, launches and the embedding's rows are not in it.
+choice, and one exchange between the ranks of the head). The embedding's rows are not in it. A step, one graph of
+several passes, is launched once: `launch_us`.
 """
 
 from __future__ import annotations
@@ -99,6 +100,11 @@ def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2, head_tp: int = 0, 
     reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
     drawn += collective_us(chip, head, lnc, shard.rows * _WINNER)
     return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read)
+
+
+def launch_us(chip: Chip) -> float:
+    """One launch of a graph: the host's dispatch, published as 0.8 ms, and the device's start."""
+    return (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
 
 
 def read_us(chip: Chip, lnc: int, size_bytes: float) -> float:

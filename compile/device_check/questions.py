@@ -89,22 +89,24 @@ QUESTIONS = (
              "its key tile", "nkisim compares the bytes that are written", how="profile S = 1024: first product "
              "against the copy of new keys"),
     Question("verify_attention", "does the Tensor Engine read weights with a stride of 16 bytes at full rate",
-             "strided turns, no copy before", how="profile `nc_transpose` of a tile with stride 8"),
+             "an eighth of it, as the vendor's kernels show; strided turns, no copy before",
+             how="profile `nc_transpose` of a tile with stride 8"),
     Question("verify_attention", "may `nc_transpose` take its rows from partitions 32 to 63 or 64 to 127",
              "yes, as the start partition rule says", how="compile, compare"),
     Question("verify_attention", "how far does the Tensor Engine slow down between bursts at S = 1024",
-             "half clock below half use of 3 us", how="profile"),
+             "half clock until 0.7 of the rows were busy for 3 us, full clock until less than half", how="profile"),
     Question("verify_attention", "do transfers that the Scalar Engine triggers delay its instructions",
              "after the pack's last exponentials", how="profile the append of keys"),
     Question("verify_attention", "does the compiler call a function that it takes out of a tuple",
              "the language guide allows functions as values", step="kernel verify_attention"),
     Question("verify_attention_paged", "what does a gather of 128 rows of 2 KiB cost on the GpSimd queue",
-             "830 ns each, inferred", how="profile"),
+             "0.67 us for descriptors and 1.2 us for the row indices, measured on other kernels", how="profile"),
     Question("decode_mlp, decode_attention", "is GpSimd's rsqrt (`tensor_scalar`) as precise as fp32, and how long "
              "does a (R, 1) tile take", "GpSimd: no table of the Scalar Engine, documented as more precise",
              how="compare with fp64, profile"),
     Question("decode_mlp, decode_attention", "does the Tensor Engine keep its full clock at 60 to 65 % use by weights "
-             "that stream", "full clock above half use of 3 us", how="profile a layer of 32B at TP 32"),
+             "that stream", "once 0.7 of the rows were busy for 3 us, while half of them are",
+             how="profile a layer of 32B at TP 32"),
     Question("decode_mlp", "is the Scalar Engine's silu table within 2 bf16 units", "`activation(silu)`",
              how="compare with fp64"),
     Question("decode_attention", "is a product of fp32 numbers with a permutation of zeros and ones exact",
@@ -114,7 +116,7 @@ QUESTIONS = (
     Question("decode_attention, two cores", "does a barrier on the value cache order scattered rows before the other "
              "core's loads", "yes, as `core_barrier` says of the tensor", how="repeat, compare bits"),
     Question("stream_weights", "what rate do transfers of 8 KiB rows reach while small transfers share the engines",
-             "24.1 B/ns per engine, 8.2 ns per row", how="profile, bytes per time"),
+             "26 B/ns per engine, 9 ns per row", how="profile, bytes per time"),
     Question("model/on_device", "does torch see what a kernel writes to a cache that it takes but does not return",
              "in place; if not, the kernels return the caches too", step="requests, kernels"),
     Question("compile/custom_call", "does neuronx-cc take a custom call of this name whose configuration is not the "

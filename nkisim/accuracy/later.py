@@ -1,4 +1,4 @@
-"""Measured rows that were found after those of `unseen.py`: no law or constant was changed for them.
+"""Measured rows that were found after those of `operators.py`: no constant was fitted to them, but they are seen.
 
 They are of the same two records, with the same conditions and the same reading of medians. Their sketches were
 corrected once, by the record's counts of copies out of PSUM (`products.turned_together`).
@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from nkisim.accuracy.heads import Variant, grouped_attention, stored_attention
+from nkisim.accuracy.operators import attention_row, row
 from nkisim.accuracy.products import batched, normed_product, product, product_normed, transposed_left
 from nkisim.accuracy.rows import Row
-from nkisim.accuracy.unseen import attention_row, row
 
 TURNED = Variant(block=1)
 FOLDED = Variant(block=2, scaled=False, divided=False)

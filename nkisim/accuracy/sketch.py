@@ -6,17 +6,13 @@ places the tiles as a launch does and returns the parts of a recording.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
-from nkisim.geometry import CORE_V3, Geometry
+from nkisim.geometry import CORE_V3, NEURONX_CC, Geometry
 from nkisim.memory.placement import place, regions
 from nkisim.memory.storage import Allocation
-
-# neuronx-cc leaves 16 KiB of each partition: "separate buffers need 224KB>208KB", says the record of
-# github.com/Jerry2423/kda-for-trainium; nki.language.tile_size speaks of usable bytes, without a number
-NEURONX_CC = replace(CORE_V3, sbuf_bytes_per_partition=208 * 1024)
 
 
 @dataclass(frozen=True, slots=True)

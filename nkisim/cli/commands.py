@@ -16,6 +16,7 @@ from nkisim.command import Parser
 from nkisim.event import Event
 from nkisim.report import page
 from nkisim.timeline.drawing import draw
+from nkisim.timeline.habits import ORDERS, Habits
 from nkisim.timeline.recording_file import read, save
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trace_viewer import trace
@@ -52,8 +53,12 @@ def time(arguments: Sequence[str]) -> int:
         "--no-numerics", action="store_true", help="the same times without arithmetic, for large shapes"
     )
     parser.add_argument("--json", action="store_true", help="a file of times, for nkisim report --against; errors too")
+    parser.add_argument(
+        "--order", choices=ORDERS, default="lesser", help="the order that the latency is of (default: the faster one)"
+    )
     options = parser.parse_args(arguments)
-    rows = [times.row(launch, not options.no_numerics) for launch in launches(options)]
+    habits = Habits(order=options.order)
+    rows = [times.row(launch, not options.no_numerics, habits) for launch in launches(options)]
     print(json.dumps(times.to_json(rows), indent=1) if options.json else times.text(rows))
     return 0
 

@@ -15,6 +15,7 @@ from typing import Any
 from nkisim import inputs
 from nkisim.command import Parser
 from nkisim.errors import NkiValidationError
+from nkisim.geometry import CORE_V3, NEURONX_CC, Geometry
 from nkisim.install import install
 from nkisim.launch import Kernel, Result, jit, run
 from nkisim.lines import failing_line
@@ -25,6 +26,9 @@ ARGUMENTS = (
     f"add.py:add float32:128x512 float32:128x512:large:7 scale=2.0; VALUES are {', '.join(inputs.VALUES)} or below16; "
     "@FILE reads such lines"
 )
+
+
+MEMORIES = {"all": CORE_V3, "neuronx-cc": NEURONX_CC}
 
 
 class KernelFailed(ValueError):
@@ -40,6 +44,7 @@ class Launch:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     policy: Policy
+    geometry: Geometry = CORE_V3
 
     def run(self, **policy: Any) -> Result:
         """Simulate it.
@@ -50,7 +55,7 @@ class Launch:
         kwargs = {name: inputs.filled(value) for name, value in self.kwargs.items()}
         rules = replace(self.policy, **policy)
         try:
-            return run(self.kernel, tuple(map(inputs.filled, self.args)), kwargs, policy=rules)
+            return run(self.kernel, tuple(map(inputs.filled, self.args)), kwargs, rules, self.geometry)
         except NkiValidationError:
             raise
         except Exception as error:
@@ -63,6 +68,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("launch", nargs="+", metavar="KERNEL", help=ARGUMENTS)
     parser.add_argument("--lnc", type=int, choices=(1, 2), default=1, help="logical cores: 1 or 2 (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first array (default: 0)")
+    parser.add_argument(
+        "--sbuf", choices=sorted(MEMORIES), default="all", help="of SBUF: all, or what neuronx-cc uses (default: all)"
+    )
     parser.add_argument("--policy", choices=sorted(POLICIES), default="strict", help="how strict (default: strict)")
 
 

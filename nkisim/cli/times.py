@@ -10,15 +10,17 @@ from typing import Any
 import nkisim
 from nkisim.cli.launches import Launch
 from nkisim.timeline.drawing import clock
+from nkisim.timeline.habits import COMPILER, Habits
 from nkisim.timeline.schedule import Schedule, schedule
 
 FORMAT = "nkisim-times-1"
+ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compiler might"}
 
 
-def row(launch: Launch, numerics: bool = True) -> dict[str, Any]:
+def row(launch: Launch, numerics: bool = True, habits: Habits = COMPILER) -> dict[str, Any]:
     """One launch's times and its bound."""
     events = launch.run(recording=True, numerics=numerics).recording.events
-    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events))}
+    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, habits=habits))}
 
 
 def figures(result: Schedule) -> dict[str, Any]:
@@ -27,7 +29,14 @@ def figures(result: Schedule) -> dict[str, Any]:
         "latency_ns": result.latency_ns,
         "low_ns": result.low_ns,
         "high_ns": result.high_ns,
+        "likely_low_ns": result.likely_low_ns,
+        "likely_high_ns": result.likely_high_ns,
+        "order": result.order,
+        "program_order_ns": result.program_order_ns,
+        "reordered_ns": result.pipelined_ns,
         "launch_ns": result.launch_ns,
+        "profiled_launch_ns": result.profiled_launch_ns,
+        "host_dispatch_ns": result.host_dispatch_ns,
         "roofline_ns": result.roofline_ns,
         "roofline_share": result.roofline_share,
         "bound": result.bound,
@@ -64,7 +73,12 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
         path = ", ".join(f"{cause} {ns / r['latency_ns']:.0%}" for cause, ns in _largest(r["critical_ns"]))
         blocks.append(
             f"{r['kernel']}\n"
-            f"  {clock(r['latency_ns'])} simulated on trn2, band {clock(r['low_ns'])} to {clock(r['high_ns'])}\n"
+            f"  {clock(r['latency_ns'])} simulated on trn2 ({ORDER[r['order']]}), without a launch: likely "
+            f"{clock(r['likely_low_ns'])} to {clock(r['likely_high_ns'])}, possible {clock(r['low_ns'])} to "
+            f"{clock(r['high_ns'])}\n"
+            f"  as written {clock(r['program_order_ns'])}, reordered {clock(r['reordered_ns'])}\n"
+            f"  a launch adds {clock(r['profiled_launch_ns'])} alone in a profile, {clock(r['launch_ns'])} once for a "
+            f"graph, and {clock(r['host_dispatch_ns'])} on the host\n"
             f"  {r['roofline_share']:.0%} of the roofline ({r['bound']}), {r['hbm_bytes'] / 2**20:,.2f} MiB of HBM "
             f"traffic, {r['instructions']:,} instructions\n"
             f"  critical path: {path}"

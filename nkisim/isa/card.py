@@ -18,7 +18,7 @@ from nkisim.core import access
 from nkisim.core.context import Core, current
 from nkisim.dtypes import to_fp32
 from nkisim.enums import engine
-from nkisim.isa import plan
+from nkisim.isa import doubts, plan
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call, Card, Masked, Operand, Rule
 from nkisim.lines import kernel_line
@@ -76,6 +76,7 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
         args.update(decided.resolved)
     for rule in card.always:
         rule(call)
+    doubts.of_addresses(call, [call.tensors[name] for name, _ in decided.writes if name in call.tensors])
     if call.core.numerics or access.computed(call.tensors.values()):
         for rule in card.values:
             rule(call)

@@ -54,9 +54,9 @@ def _memset_value(call: Call) -> None:
     if dtype in PACKED and value != 0:
         call.refuse(WrongArgument, "value", f"is {value!r} for {dtype}", "packed types take 0 only")
     if INFO[dtype].kind == "int":
-        if not isinstance(value, (int, np.integer)):
-            found = f"is the float {value!r} for {dtype}"
-            call.refuse(WrongArgument, "value", found, "an integer tile takes an integer")
+        if value != int(value):
+            found = f"is {value!r} for {dtype}"
+            call.refuse(WrongArgument, "value", found, "an integer tile takes a whole number")
         limits = np.iinfo(INFO[dtype].storage)
         if not limits.min <= int(value) <= limits.max:
             found = f"is {value} for {dtype}"

@@ -16,6 +16,7 @@ import numpy as np
 from nkisim.core import access
 from nkisim.enums import ENGINE_NAMES, engine
 from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
+from nkisim.isa import doubts
 from nkisim.isa.statement import REACH, Call, Operand, Target
 from nkisim.memory.memory import check_start
 from nkisim.memory.tensor import NkiTensor
@@ -97,6 +98,7 @@ def make(call: Call) -> Decided:
             _check(call, operand, tensor)
     for rule in card.rules:
         rule(call)
+    doubts.of_operands(call)
     auto = card.math(call) if card.math is not None else "fp32"
     return _noted(call, before, auto)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from nkisim.core.context import Core
 from nkisim.dtypes import COMPUTED, Array, Flags
+from nkisim.enums import dge_mode
 from nkisim.errors import LawError, Relaxed
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
@@ -81,13 +82,17 @@ class Call:
         return (self.card.op, operand)
 
     def members(self, kinds: tuple[tuple[str, type[Enum]], ...]) -> None:
-        """Where the policy takes integers for enumerations, replace them by the members that they mean."""
+        """Where the policy takes values for members of enumerations, replace them by the members.
+
+        The compiler takes an integer `dge_mode`, so every policy does.
+        """
         for name, kind in kinds:
             value = self.args[name]
-            if type(value) is int and self.core.policy.enums == "integers" and value in kind._value2member_map_:
+            allowed = kind is dge_mode or self.core.policy.enums == "integers"
+            if allowed and type(value) in (int, str) and value in kind._value2member_map_:
                 self.args[name] = member = kind(value)
-                text = f"{self.card.op}: {name}={value} is taken as {kind.__name__}.{member.name}; name the member"
-                self.core.warn("integer for an enumeration", text, Relaxed)
+                text = f"{self.card.op}: {name}={value!r} is taken as {kind.__name__}.{member.name}; name the member"
+                self.core.warn("value for an enumeration", text, Relaxed)
 
 
 Rule = Callable[[Call], None]

@@ -9,6 +9,7 @@ import numpy as np
 from nkisim.dtypes import COMPUTED, Array
 from nkisim.errors import ShapeMismatch, WrongDtype
 from nkisim.isa.card import card
+from nkisim.isa.doubts import of_largest
 from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import Call, Operand, Target
 from nkisim.isa.sums import total
@@ -78,6 +79,7 @@ def bn_aggr(dst: Target, data: Array, name: str | None = None) -> Array:
         rank("src", 3),
         rank("dst", 2),
     ),
+    finish=of_largest,
 )
 def max8(dst: Target, src: Array, name: str | None = None) -> Array:
     """Return the 8 largest values, descending."""

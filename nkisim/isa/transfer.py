@@ -13,6 +13,7 @@ from nkisim.core.context import current
 from nkisim.dtypes import ANY, INFO, Array, Flags, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongSpace
+from nkisim.isa import doubts
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
@@ -130,6 +131,7 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
         values = to_fp32(values)
     if dynamic is not None and dynamic.vector:
         rows = gather.resolve(core, tensor, who, skip)
+        doubts.of_rows(call, rows.index[rows.valid])
         if where is not None:
             rows = gather.only(rows, _whole_rows(call, where, len(rows.index)))
         gather.write(core, rows, values, who)

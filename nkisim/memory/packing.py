@@ -18,21 +18,30 @@ def pack(allocations: list[Allocation], region: Region, geometry: Geometry) -> P
     """
     used = [a for a in allocations if a.first >= 0 and a.space == region.space]
     used.sort(key=lambda a: (a.first, a.number))
-    live: list[Allocation] = []
-    highest = 0
-    for a in used:
-        live = [b for b in live if b.last >= a.first]
-        if not a.explicit and not _into_quadrants(a, live + _later(a, used), region, geometry):
-            raise full(region, live_at(used, region, a.first), a)
-        live.append(a)
-        highest = max(highest, (a.address or 0) + rounded(a, region))
+    # tensors on all partitions first where the order of use leaves fragments
+    wide = sorted(used, key=lambda a: (a.partitions <= geometry.partitions // 2, a.first, a.number))
+    stuck = _pack(used, region, geometry, in_place=False)
+    if stuck is not None and _pack(wide, region, geometry, in_place=True) is not None:
+        raise full(region, live_at(used, region, stuck.first), stuck)
+    highest = max((a.address or 0) + rounded(a, region) for a in used)
     columns = measure(used, region)
     return Peak(region.core, region.space, min(highest, region.size), region.size, columns.live)
 
 
-def _later(a: Allocation, used: list[Allocation]) -> list[Allocation]:
-    """Return the tensors at explicit addresses that come to live while `a` does."""
-    return [b for b in used if b.explicit and b.first > a.first and b.first <= a.last]
+def _pack(ordered: list[Allocation], region: Region, geometry: Geometry, in_place: bool) -> Allocation | None:
+    """Place in this order; return the tensor that finds no room. `in_place`: a result may replace a last operand."""
+
+    def meet(a: Allocation, b: Allocation) -> bool:
+        first, second = (a, b) if a.first < b.first else (b, a)
+        return second.first < first.last + (not in_place or first.first == second.first)
+
+    placed = [a for a in ordered if a.explicit]
+    for a in ordered:
+        if not a.explicit:
+            if not _into_quadrants(a, [b for b in placed if meet(a, b)], region, geometry):
+                return a
+            placed.append(a)
+    return None
 
 
 def _into_quadrants(a: Allocation, busy: list[Allocation], region: Region, geometry: Geometry) -> bool:

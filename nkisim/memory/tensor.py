@@ -260,8 +260,8 @@ class NkiTensor(NoOperators):
         old, new = INFO[self.dtype].itemsize, INFO[to].itemsize
         self._may_reinterpret(to)
         start = self.offset * old // new + (offset or 0)
-        layout = Layout(tuple(n for _, n in pattern), tuple(s for s, _ in pattern), start)
         room = self._room(new)
+        layout = self._by_partitions(Layout(tuple(n for _, n in pattern), tuple(s for s, _ in pattern), start), room)
         dynamic = None
         if scalar_offset is not None or vector_offset is not None:
             dim = views.axis(self._layout(), indirect_dim, "ap")
@@ -271,6 +271,15 @@ class NkiTensor(NoOperators):
             else:
                 dynamic, layout = self._gather(layout, vector_offset, (dim, stride), room)
         return self._make(layout, dynamic, to, patterns.access(layout, room, dynamic))
+
+    def _by_partitions(self, layout: Layout, room: Room) -> Layout:
+        """A pattern whose first step is a part of a partition goes on to the next partition all the same."""
+        step = layout.strides[0] if layout.strides else room.row
+        if not room.on_chip or layout.shape[0] == 1 or not 0 < step < room.row or room.row % step:
+            return layout
+        text = f"ap on {self.name} steps by {step} of the {room.row} elements of a partition"
+        warnings.warn(AmbiguousManual(f"{text}; it is taken as one partition, as nki-library relies on"), stacklevel=3)
+        return layout._replace(strides=(room.row, *layout.strides[1:]))
 
     def _gather(self, layout: Layout, index: NkiTensor, where: tuple[int, int], room: Room) -> tuple[Dynamic, Layout]:
         """Return rows picked by an index tensor; the pattern's own row step is ignored."""

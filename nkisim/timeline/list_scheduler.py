@@ -47,6 +47,8 @@ class Machine:
         # the placed events and their times, a transfer's data as ~event
         self.order: list[int] = []
         self.tables: dict[int, list[str]] = {}
+        # the part of the array that the last product kept busy, by lane
+        self.groups: dict[int, int] = {}
         self.clocks = {lane: TensorClock(n) for lane, (_, name) in enumerate(program.lanes) if name == "tensor"}
         stacks: dict[int, list[float]] = {}
         cores: dict[int, Core] = {}
@@ -206,7 +208,12 @@ class Machine:
             times.blocker[event], times.held[event] = producer, True
         # a load that did not fit behind the previous multiply belongs to this event
         times.start[event] = (load if load > ready else ready) if begin > ready else begin
-        times.stream[event] = stream = clock.multiply(begin, cost.stream * cost.passes, cost.rows_share)
+        stream = cost.stream * cost.passes
+        if cost.group >= 0:
+            # products in different columns of the array overlap
+            stream /= n.tensor_tiled_rate if cost.group == self.groups.get(lane) else n.tensor_rotated_rate
+        self.groups[lane] = cost.group
+        times.stream[event] = stream = clock.multiply(begin, stream, cost.rows_share)
         times.free[event] = done = begin + stream
         times.end[event] = done + n.tensor_drain_ns
         return done
@@ -214,9 +221,9 @@ class Machine:
     def _issue(self, event: int, cost: DmaCost, queue: Queue, ready: float) -> float:
         """Trigger a transfer and generate its descriptors; when its lane is free again."""
         triggered, generators = ready + cost.trigger, queue.core.generators
-        begin = generators.get(cost.generator, 0.0)
-        begin = triggered if triggered > begin else begin
-        generators[cost.generator] = begin + cost.interval
+        due = generators.get(cost.generator, 0.0)
+        begin = triggered if triggered > due - cost.ahead else due - cost.ahead
+        generators[cost.generator] = (triggered if triggered > due else due) + cost.interval
         # a full generator holds the sequencer back
         behind = begin - self.n.dma_generator_depth * cost.interval
         self.times.free[event] = free = behind if behind > triggered else triggered

@@ -66,9 +66,9 @@ class Queue:
 
 
 class TensorClock:
-    """The tensor engine's power throttle: slow until half of the last window's rows were busy."""
+    """The tensor engine's power throttle: full clock once most of a window's rows were busy, until few of them are."""
 
-    __slots__ = ("multiply_start", "needed", "slowdown", "spans", "window", "work")
+    __slots__ = ("cool", "lift", "multiply_start", "slowdown", "spans", "warm", "window", "work")
 
     def __init__(self, n: Numbers) -> None:
         # (start, stop, share of the rows)
@@ -77,8 +77,10 @@ class TensorClock:
         self.multiply_start = 0.0
         self.window: float = n.tensor_throttle_window_ns
         self.slowdown = 1.0 / n.tensor_throttle_share
-        # more than the half, so that 64 rows without a pause stay slow
-        self.needed: float = n.tensor_throttle_work * n.tensor_throttle_window_ns * (1 + 1e-9)
+        self.warm = False
+        # the work in a window that lifts the limit, and that below which it is back
+        self.lift: float = n.tensor_lift_work * n.tensor_throttle_window_ns
+        self.cool: float = n.tensor_throttle_work * n.tensor_throttle_window_ns
 
     def multiply(self, start: float, stream: float, rows: float) -> float:
         """How long a multiply streams that starts now, needs `stream` at full clock and keeps a share of rows busy."""
@@ -91,7 +93,8 @@ class TensorClock:
             seen = work
             if spans and spans[0][0] < since:
                 seen -= (since - spans[0][0]) * spans[0][2]
-            if seen < self.needed:
+            self.warm = seen >= (self.cool if self.warm else self.lift)
+            if not self.warm:
                 stream *= self.slowdown
         stop = start + stream
         spans.append((start, stop, rows))

@@ -20,12 +20,12 @@ from nkisim.accuracy.elementwise import silu
 from nkisim.accuracy.heads import Variant, grouped_attention, stored_attention
 from nkisim.accuracy.kernels import added, blocked_matmul, plain_matmul, rms_norm, tiled_copy
 from nkisim.accuracy.later import LATER
+from nkisim.accuracy.operators import OPERATORS
+from nkisim.accuracy.operators import row as row_of_operators
 from nkisim.accuracy.outcome import Outcome, misordered, outcome, summary
 from nkisim.accuracy.products import attention, batched
 from nkisim.accuracy.rows import ROWS, Row
 from nkisim.accuracy.sketch import Sketch, static_sketch
-from nkisim.accuracy.unseen import UNSEEN
-from nkisim.accuracy.unseen import row as row_of_operators
 from nkisim.event import Event
 from nkisim.policy import STRICT
 from nkisim.timeline.schedule import schedule
@@ -306,9 +306,12 @@ def few() -> list[Outcome]:
 def test_summary_counts_bands_and_pairs() -> None:
     row = ROWS[0]
     one, two = replace(row, us=100.0), replace(row, us=110.0)
-    right = [Outcome(one, 110.0, 90.0, 120.0, 110.0, 110.0), Outcome(two, 121.0, 115.0, 130.0, 121.0, 121.0)]
+    right = [
+        Outcome(one, 110.0, 90.0, 120.0, 110.0, 110.0, 105.0, 120.0),
+        Outcome(two, 121.0, 115.0, 130.0, 121.0, 121.0, 105.0, 130.0),
+    ]
     s = summary(right)
-    assert (s.rows, s.inside, s.pairs, s.ordered) == (2, 1, 1, 1)
+    assert (s.rows, s.inside, s.likely, s.pairs, s.ordered) == (2, 1, 1, 1, 1)
     assert s.error == pytest.approx(0.10)
     wrong = summary([right[0], replace(right[1], us=109.0)])
     assert (wrong.pairs, wrong.ordered) == (1, 0)
@@ -318,7 +321,10 @@ def test_summary_counts_bands_and_pairs() -> None:
 def test_a_pair_within_its_records_spread_is_not_decided() -> None:
     """Two rows 10 % apart: decided where repeats differ by 2 %, not where one kernel differed by 11 % from itself."""
     slow, fast = (replace(ROWS[0], name=name, us=us) for name, us in (("slow", 110.0), ("fast", 100.0)))
-    pair = [Outcome(slow, 90.0, 80.0, 120.0, 90.0, 90.0), Outcome(fast, 95.0, 80.0, 120.0, 95.0, 95.0)]
+    pair = [
+        Outcome(slow, 90.0, 80.0, 120.0, 90.0, 90.0, 75.0, 108.0),
+        Outcome(fast, 95.0, 80.0, 120.0, 95.0, 95.0, 79.0, 114.0),
+    ]
     assert [(a.row.name, b.row.name) for a, b in misordered(reversed(pair))] == [("slow", "fast")]
     noisy = [replace(pair[0], row=replace(slow, spread=1.11)), pair[1]]
     assert summary(noisy).pairs == 0
@@ -346,7 +352,7 @@ def test_sketches_copy_out_of_psum_as_often_as_their_record_counts(
 def test_what_a_core_took_is_twice_a_median_less_an_empty_run() -> None:
     """As the record's own distribution: median 0.9625 ms, 90th percentile 1.9141; one median is of a real run."""
     assert row_of_operators("any", "any", 0.9625, lambda: []).us == pytest.approx(1914.1, rel=1e-3)
-    real = next(row for row in UNSEEN if row.name == "SiLU, 11 chunks")
+    real = next(row for row in OPERATORS if row.name == "SiLU, 11 chunks")
     assert real.us == pytest.approx(772.9)
 
 
@@ -370,8 +376,8 @@ def test_a_wrong_constant_is_noticed() -> None:
 def test_the_committed_table_has_every_row_as_it_is_now() -> None:
     text = (Path(command.__file__).parent / "results.md").read_text(encoding="utf-8")
     listed = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 8]
-    assert len(listed) == 3 + len(ROWS) + len(UNSEEN) + len(LATER)
-    for o in [*few(), outcome(UNSEEN[0]), *(outcome(row) for row in LATER if "512 x 128" in row.name)]:
+    assert len(listed) == 3 + len(ROWS) + len(OPERATORS) + len(LATER)
+    for o in [*few(), outcome(OPERATORS[0]), *(outcome(row) for row in LATER if "512 x 128" in row.name)]:
         assert command.table([o]).splitlines()[-1] in text
 
 
@@ -387,9 +393,11 @@ def test_the_document_says_what_the_table_says() -> None:
 
 
 def test_every_row_has_its_source_and_name_once() -> None:
-    names = [row.name for row in (*ROWS, *UNSEEN, *LATER)]
+    names = [row.name for row in (*ROWS, *OPERATORS, *LATER)]
     assert len(set(names)) == len(names)
-    assert all(isinstance(row, Row) and row.source and row.us > 0 and row.launches for row in (*ROWS, *UNSEEN, *LATER))
+    assert all(
+        isinstance(row, Row) and row.source and row.us > 0 and row.launches for row in (*ROWS, *OPERATORS, *LATER)
+    )
 
 
 def test_unknown_row_is_refused() -> None:

@@ -128,11 +128,33 @@ def test_weights_load_behind_the_running_product() -> None:
     assert s.free[-1] - s.free[-2] == pytest.approx((64 + 7) / 2.4)
 
 
-@pytest.mark.parametrize(("rows", "warm"), [(1, False), (64, False), (65, True), (128, True)])
+@pytest.mark.parametrize(("rows", "warm"), [(1, False), (64, False), (80, False), (96, True), (128, True)])
 def test_the_throttle_counts_rows(rows: int, warm: bool) -> None:
     s = products(512, rows)
     full = (512 + 7) / 2.4
     assert s.free[-1] - s.free[-2] == pytest.approx(full if warm else 2 * full)
+
+
+def test_products_over_64_rows_stay_fast_once_the_engine_is_warm() -> None:
+    tape = Tape()
+    for rows in [128] * 20 + [64] * 40:
+        reads = tape.tile("sbuf", 128, "bfloat16"), tape.tile("sbuf", 512, "bfloat16")
+        sizes = {"rows": rows, "cols_stationary": 128, "cols_moving": 512}
+        tape.add("tensor", "nc_matmul", reads, (tape.tile("psum", 512),), fp32=False, **sizes)
+    s = run(tape)
+    assert s.free[-1] - s.free[-2] == pytest.approx((512 + 7) / 2.4)
+
+
+@pytest.mark.parametrize(("columns", "rate"), [([0], "tensor_tiled_rate"), ([0, 32, 64, 96], "tensor_rotated_rate")])
+def test_products_in_parts_of_the_columns_overlap(columns: list[int], rate: str) -> None:
+    tape = Tape()
+    for i in range(60):
+        reads = tape.tile("sbuf", 32, "bfloat16"), tape.tile("sbuf", 512, "bfloat16")
+        sizes = {"rows": 128, "cols_stationary": 32, "cols_moving": 512}
+        place = {"tile_position": (0, columns[i % len(columns)]), "tile_size": (128, 32)}
+        tape.add("tensor", "nc_matmul", reads, (tape.tile("psum", 512),), fp32=False, **sizes, **place)
+    s = run(tape)
+    assert s.free[-1] - s.free[-2] == pytest.approx((512 + 7) / 2.4 / getattr(N, rate))
 
 
 def test_the_band_spans_both_clocks_for_33_to_64_rows_only() -> None:

@@ -41,6 +41,8 @@ class DmaCost:
     moved: float = 0.0
     # the least time from one transfer to the next on each engine's ring, where descriptors come faster than that
     pace: float = 0.0
+    # how far its generator may run ahead: a queue of static descriptors holds some that are fetched already
+    ahead: float = 0.0
 
 
 def extent_bytes(extent: Extent) -> int:
@@ -58,6 +60,12 @@ def is_store(event: Event) -> bool:
     return bool(event.writes) and event.writes[0].space == "hbm"
 
 
+def is_gather(event: Event) -> bool:
+    """Whether software reads the rows to load from a tile; scatters wait for each other, which takes as long."""
+    sources = 2 if event.op == "dma_compute" else 1
+    return event.work.get("dge") == "swdge" and len(event.reads) > sources and not is_store(event)
+
+
 def issuer_of(event: Event) -> str:
     """The sequencer that triggers the transfer; descriptors made in software come from GpSimd."""
     if event.work.get("dge") == "swdge":
@@ -72,7 +80,12 @@ def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
     if not on_chip:
         return [(e, 1.0 / engines) for e in range(engines)]
     start, stop = on_chip[0].partitions
-    total = max(1, stop - start)
+    partitions = max(1, stop - start)
+    # several rows a partition are dealt out like rows of several partitions: eight to an engine
+    rows = max(number(event, "rows"), partitions)
+    if rows > partitions:
+        stop = start + min(int(rows), width * engines)
+    total = stop - start
     shares = []
     for engine in range(start // width, -(-stop // width)):
         low, high = max(start, engine * width), min(stop, (engine + 1) * width)
@@ -99,7 +112,7 @@ def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[flo
     """
     dge = event.work.get("dge")
     if dge == "none":
-        return n.dma_trigger_ns, n.dma_trigger_ns, "none"
+        return n.dma_trigger_ns, n.dma_static_interval_ns, f"static queue of {'stores' if is_store(event) else 'loads'}"
     if dge == "hwdge":
         return n.dma_trigger_ns, n.dma_hwdge_interval_ns, f"hwdge {event.work.get('issuer')}"
     interval = n.dma_swdge_start_ns + engines * n.dma_swdge_engine_ns
@@ -121,9 +134,11 @@ def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
     busy = rows * n.dma_descriptor_ns + size / _rate(event, n)
     shares = tuple((engine, busy * share) for engine, share in _engine_shares(event, n))
     lead = n.dma_store_lead_ns if is_store(event) else n.dma_load_lead_ns
+    lead += n.dma_index_ns * is_gather(event)
     trigger, interval, generator = generation(event, n, len(shares), whole)
     pace = n.dma_ring_ns if generator == "swdge" and interval < n.dma_ring_ns else 0.0
-    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, pace)
+    ahead = n.dma_generator_depth * interval if generator.startswith("static") else 0.0
+    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, pace, ahead)
 
 
 def hops(ranks: int, lnc: int, n: Numbers) -> float:
@@ -134,16 +149,21 @@ def hops(ranks: int, lnc: int, n: Numbers) -> float:
     return 2 * (torus + n.collective_ring_share * (ring - torus))
 
 
-def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers) -> float:
-    """One collective among a number of ranks of `lnc` cores: a start, its hops, and the bytes over the links."""
-    fixed = n.collective_start_ns + hops(ranks, lnc, n) * n.collective_hop_ns
+def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers, gathers: bool = False) -> float:
+    """One collective among a number of ranks of `lnc` cores: a start, its hops, waiting, and the bytes over the links.
+
+    Ranks of different chips wait for the slowest one; on one chip no waiting was measured.
+    """
+    between = hops(ranks, lnc, n)
+    start = n.collective_gather_start_ns if gathers else n.collective_start_ns
+    fixed = start + between * n.collective_hop_ns + n.collective_wait_ns * (between > 0)
     return fixed + size_bytes / n.collective_bytes_per_ns
 
 
 def collective(event: Event, n: Numbers, ranks: int = 1) -> DmaCost:
     """A latency by ranks and a share of the links; the least certain law here."""
     size = float(sum(extent_bytes(x) for x in event.writes))
-    lead = collective_ns(0.0, ranks, 1, n) if size else n.register_ns
+    lead = collective_ns(0.0, ranks, 1, n, event.op.startswith("all_gather")) if size else n.register_ns
     data = size / n.collective_bytes_per_ns
     return DmaCost(n.dma_trigger_ns, 0.0, "links", lead, 0.0, ((-2, data),), hbm_bytes(event) / n.hbm_bytes_per_ns)
 

@@ -39,6 +39,8 @@ class MatmulCost:
     peak_tflops: float
     # rows of the array that take part, which the power throttle counts
     rows_share: float = 1.0
+    # the first column of the part of the array that a column-tiled product keeps busy, -1 for the whole array
+    group: int = -1
 
 
 Law = Callable[[Event, Numbers], "EngineCost | MatmulCost"]
@@ -47,7 +49,8 @@ Law = Callable[[Event, Numbers], "EngineCost | MatmulCost"]
 PLAIN_FUNCTIONS = frozenset({"copy", "identity", "abs", "square", "relu", "sign", "add", "multiply", ""})
 # rows of the tensor engine
 ARRAY_ROWS = 128
-COPY_LIKE = frozenset({"tensor_copy", "tensor_scalar", "memset"})
+# operations that have performance modes of one operand (architecture guide)
+COPY_LIKE = frozenset({"tensor_copy", "tensor_scalar"})
 
 
 def words(text: str) -> frozenset[str]:
@@ -105,6 +108,12 @@ def vector_rate(event: Event, n: Numbers, count: float) -> float:
         event.op == "tensor_tensor" and wide and all(x.space == "sbuf" for x in event.reads)
     ):
         rate = n.vector_half_wide_elements
+    pointers = number(event, "scalar_operands")
+    if rate > n.vector_base_elements and pointers:
+        # each (P, 1) operand takes its bytes from those that the mode reads in a cycle
+        left = n.vector_mode_bytes - pointers * n.vector_pointer_bytes
+        streamed = max([INFO[x.dtype].itemsize for x in event.reads if x in tiles], default=4)
+        rate = max(n.vector_base_elements, min(rate, left / streamed))
     if any(_is_strided(x, n.vector_strided_bytes) for x in tiles):
         rate /= 2
     return rate
@@ -133,6 +142,20 @@ def vector_cycles(cycles_name: str) -> Law:
     return law
 
 
+def vector_scan(event: Event, n: Numbers) -> EngineCost:
+    """A running sum: one cycle an element in fp32, and as many more for data that have to be cast to it."""
+    cycles = n.vector_scan_cycles
+    if any(INFO[x.dtype].itemsize < 4 for x in event.reads):
+        cycles += n.vector_scan_cast_cycles
+    return _vector_cost(elements(event) * cycles / n.vector_ghz, event, n)
+
+
+def vector_eight(event: Event, n: Numbers) -> EngineCost:
+    """The searches for eight values at once, which read them out at the end."""
+    cost = vector(event, n)
+    return EngineCost(cost.pitch + n.vector_eight_ns, cost.latency + n.vector_eight_ns, cost.stream)
+
+
 def scalar(event: Event, n: Numbers) -> EngineCost:
     """One element per cycle; function, scale and bias are free; reading the sums out is not."""
     stream = elements(event) / n.scalar_ghz
@@ -154,6 +177,9 @@ def matmul(event: Event, n: Numbers) -> MatmulCost:
     cycles = n.tensor_fp32_cycles_per_column if fp32 else 1.0
     stream = max(columns, n.tensor_min_cycles) * cycles + n.tensor_issue_cycles
     load = weights * cycles / n.tensor_load_columns_per_cycle
+    if event.reads and _is_strided(event.reads[0], n.vector_strided_bytes):
+        # columns that are apart in memory come at half of the rate at which a product streams
+        load = weights * cycles / n.tensor_strided_columns_per_cycle
     double = event.work.get("perf_mode") not in (None, "none", False)
     flops = 0.0 if transpose else 2.0 * rows * columns * weights * (2 if double else 1)
     peak = n.tensor_fp32_tflops if fp32 else n.tensor_bf16_tflops
@@ -161,4 +187,12 @@ def matmul(event: Event, n: Numbers) -> MatmulCost:
     # an fp32 product in one pass takes half of the time
     peak *= 2 if fp32 and halved else 1
     share = min(1.0, rows / ARRAY_ROWS)
-    return MatmulCost(passes, stream / n.tensor_ghz, load / n.tensor_ghz, flops, peak, share)
+    return MatmulCost(passes, stream / n.tensor_ghz, load / n.tensor_ghz, flops, peak, share, _group(event))
+
+
+def _group(event: Event) -> int:
+    """The first column of a product that is tiled by columns, or -1."""
+    position, size = event.work.get("tile_position"), event.work.get("tile_size")
+    if not isinstance(position, tuple) or not isinstance(size, tuple) or not size or size[1] == ARRAY_ROWS:
+        return -1
+    return int(position[1])

@@ -40,8 +40,8 @@ def gpsimd(event: Event, n: Numbers) -> EngineCost:
 
 
 def gather(event: Event, n: Numbers) -> EngineCost:
-    """One instruction group per 512 gathered elements."""
-    count = elements(event)
+    """One instruction group per 512 gathered elements; the size of the table that they come from does not matter."""
+    count = max((per_partition(x) for x in event.writes), default=1)
     groups = -(-count // 512)
     stream = count * n.gpsimd_search_cycles / n.gpsimd_ghz + groups * n.gpsimd_gather_group_ns
     return _gpsimd_cost(stream, n)

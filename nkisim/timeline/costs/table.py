@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nkisim.errors import NotSimulated
-from nkisim.timeline.costs.engines import Law, matmul, scalar, vector, vector_cycles, words
+from nkisim.timeline.costs.engines import Law, matmul, scalar, vector, vector_cycles, vector_eight, vector_scan, words
 from nkisim.timeline.costs.gpsimd import barrier, gather, gpsimd, gpsimd_cycles, register, topk
 
 _SEARCH = gpsimd_cycles("gpsimd_search_cycles")
@@ -13,15 +13,16 @@ LAWS: dict[str, dict[str, Law]] = {
     "tensor": {"nc_matmul": matmul, "nc_transpose": matmul},
     "vector": {
         "reciprocal": vector_cycles("vector_reciprocal_cycles"),
-        "tensor_tensor_scan": vector_cycles("vector_scan_cycles"),
-        "tensor_scalar_cumulative": vector_cycles("vector_scan_cycles"),
+        "tensor_tensor_scan": vector_scan,
+        "tensor_scalar_cumulative": vector_scan,
         "rng": vector_cycles("vector_rng_cycles"),
+        **dict.fromkeys(words("max8 nc_find_index8 nc_match_replace8"), vector_eight),
         **dict.fromkeys(
             words(
                 "tensor_copy tensor_copy_predicated memset nc_transpose tensor_tensor "
                 "tensor_scalar "
-                "scalar_tensor_tensor tensor_reduce tensor_scalar_reduce bn_stats bn_aggr max8 "
-                "nc_find_index8 nc_match_replace8 dropout select_reduce range_select "
+                "scalar_tensor_tensor tensor_reduce tensor_scalar_reduce bn_stats bn_aggr "
+                "dropout select_reduce range_select "
                 "nc_stream_shuffle set_rng_seed"
             ),
             vector,

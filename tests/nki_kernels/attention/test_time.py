@@ -65,10 +65,10 @@ def timed(launch: Launch) -> Time:
 @pytest.mark.parametrize(
     ("launch", "share"),
     [
-        (Launch(1024), 0.41),
+        (Launch(1024), 0.39),
         (Launch(1024, lnc=2), 0.27),
         (Launch(8192), 0.80),
-        (Launch(8192, 16), 0.80),
+        (Launch(8192, 16), 0.79),
         (Launch(8192, tree=True), 0.80),
         (Launch(8192, lnc=2), 0.80),
         (Launch(8192, page=32), 0.60),

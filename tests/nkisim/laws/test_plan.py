@@ -19,11 +19,15 @@ from tests.nkisim.harness import out, run, tile
 DATA = np.ones((4, 4), np.float32)
 
 
-@pytest.mark.parametrize("value", [1.0, 300])
-def test_an_equal_number_of_another_kind_is_another_case(value: Any) -> None:
+@pytest.mark.parametrize("value", [1.5, 300])
+def test_a_different_number_is_a_different_case(value: Any) -> None:
     run(lambda: out(tile(4, 4, "uint8", 1)))
     with pytest.raises(errors.WrongArgument):
         run(lambda: out(tile(4, 4, "uint8", value)))
+
+
+def test_a_whole_float_fills_an_integer_tile() -> None:
+    assert (run(lambda: out(tile(4, 4, "uint32", 0.0))) == 0).all()
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "memory", "start"])

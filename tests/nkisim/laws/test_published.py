@@ -315,10 +315,21 @@ def transposed(x: Any) -> Any:
     return out(held)
 
 
+def integer_dge(x: Any) -> Any:
+    shared = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(dst=shared, src=x, dge_mode=3)
+    return shared
+
+
+def test_the_compiler_takes_an_integer_for_a_dge_mode() -> None:
+    with pytest.warns(errors.Relaxed, match="taken as dge_mode.none"):
+        assert np.array_equal(run(integer_dge, TILE), TILE)
+
+
 def test_integers_stand_for_members() -> None:
     assert np.array_equal(vendor(integers, TILE), TILE)
     assert np.array_equal(vendor(transposed, TILE), TILE[:, :128].T)
-    for kernel, text in ((integers, "dge_mode is 3"), (transposed, "dge_mode is none")):
+    for kernel, text in ((integers, "engine is 5"), (transposed, "dge_mode is none")):
         with pytest.raises(errors.WrongArgument, match=text):
             run(kernel, TILE)
 
@@ -419,3 +430,58 @@ def test_an_inner_kernel_may_return_private_tensors(tmp_path: Path) -> None:
     assert [f.rule for f in lint([folder])[0]] == ["kernel-in-kernel"]
     assert lint_main([str(folder)]) == 1
     assert lint_main([str(folder), "--policy", "vendor"]) == 0
+
+
+def fp8_turned(x: Any) -> Any:
+    held = nl.ndarray((32, 32), nl.float8_e4m3)
+    nisa.tensor_copy(held, nl.load(x[0:32, 0:32]))
+    turned = nl.ndarray((32, 64), nl.float8_e4m3, buffer=nl.psum)
+    nisa.nc_transpose(turned[:, ::2], held)
+    result = nl.ndarray((32, 32), nl.float8_e4m3)
+    nisa.tensor_copy(result, turned[:, ::2])
+    return out(result)
+
+
+def test_an_fp8_transpose_writes_every_second_element() -> None:
+    values = np.resize(np.arange(-8.0, 8.0, dtype=np.float32), TILE.shape)
+    values[0] = 3
+    assert np.array_equal(run(fp8_turned, values).astype(np.float32), values[:32, :32].T)
+
+
+def halves_of_rows(x: Any, step: int) -> Any:
+    held = nl.load(x)
+    return out(held.ap([[step, 128], [1, held.shape[1] // 2]], offset=0))
+
+
+def test_a_pattern_goes_on_to_the_next_partition() -> None:
+    columns = TILE.shape[1]
+    whole = run(halves_of_rows, TILE, columns)
+    with pytest.warns(errors.AmbiguousManual, match="taken as one partition"):
+        assert np.array_equal(run(halves_of_rows, TILE, columns // 2), whole)
+    with pytest.raises(errors.IllegalView):
+        run(halves_of_rows, TILE, columns // 2 + 1)
+
+
+def sums_of_halves(x: Any, columns: int = 16384) -> Any:
+    """Three columns of tiles, where the fifth half is written over the first."""
+    whole = nl.ndarray((128, columns), nl.float32)
+    nisa.memset(whole, 1.0)
+    copied = nl.ndarray((64, columns), nl.float32)
+    nisa.tensor_copy(copied, whole[64:128])
+    parts = []
+    for source, factor in ((whole[0:64], 2.0), (copied, 3.0), (whole[0:64], 4.0), (copied, 5.0)):
+        part = nl.ndarray((64, columns), nl.float32)
+        nisa.tensor_scalar(part, source, nl.multiply, factor)
+        parts.append(part)
+    result = nl.ndarray((128, columns), nl.float32)
+    nisa.tensor_tensor(result[0:64], parts[0], parts[3], nl.add)
+    nisa.tensor_tensor(result[64:128], parts[1], parts[2], nl.add)
+    return out(result)
+
+
+def test_a_result_may_take_the_bytes_of_an_operand_that_is_used_last() -> None:
+    with pytest.warns(errors.Relaxed, match="share bytes"):
+        result = nkisim.run(sums_of_halves, (TILE,), policy=nkisim.Policy(packing="partitions"))
+    assert (result.outputs == 7).all()
+    with pytest.raises(errors.SbufFull):
+        run(sums_of_halves, TILE)

@@ -1,4 +1,4 @@
-"""Measured rows that no law or constant was read off: they were found after every constant had its value.
+"""Measured rows of operators that no constant was fitted to; laws were checked against them, so they are seen.
 
 github.com/Jerry2423/kda-for-trainium, workspaces/*/benchmark.csv: trn2, one core, fp32, descriptors made on the host
 (`--disable-dge`). Half of the record's samples are of runs that do nothing: where it prints a whole distribution, the
@@ -65,7 +65,7 @@ def _rows(group: str, name: str, times: dict[int, float], kernel: Callable[[int]
     return [row(group, name.format(size), ms, partial(kernel, size)) for size, ms in times.items()]
 
 
-UNSEEN: tuple[Row, ...] = (
+OPERATORS: tuple[Row, ...] = (
     *(row("SiLU", f"{len(chunks)} chunks", ms, partial(silu, chunks)) for chunks, ms in SILU.items()),
     row("SiLU", "8 chunks in place", 0.3971, partial(silu, (28672,) * 8, True)),
     row("AdamW", "by rows", 0.6180, adamw_by_rows),
