@@ -14,6 +14,7 @@ from torch import Tensor
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
+from model.asks import Asks
 from model.bundle import hlo
 from model.bundle.graph_spec import GraphSpec
 from model.filters import Filters
@@ -46,7 +47,8 @@ def drawing(
 
     def run(logits: Tensor, start: Tensor, numbers: Tensor, seeds: Tensor, positions: Tensor, words: Tensor) -> Tensor:
         temperature, *of_filters = numbers.unbind(-1)
-        asked = Sampling(temperature, seeds, Filters(*of_filters) if filters else None, words if masks else None)
+        asks = _masks_alone(words, logits) if masks else None
+        asked = Sampling(temperature, seeds, Filters(*of_filters) if filters else None, asks)
         draw = kernels.prepare(ops, asked, positions, Shard(start, width))
         return kernels.coupled_sample(ops, logits, roughly(draw) if rough else draw).merged()
 
@@ -86,6 +88,14 @@ def drawing(
         return list(of_ranks[0])
 
     return draws
+
+
+def _masks_alone(words_RW: Tensor, logits_RV: Tensor) -> Asks:
+    """Requests that forbid ids and ask for nothing else."""
+    none_R1 = torch.zeros_like(logits_RV[:, :1])
+    asked_R4 = torch.cat((none_R1, none_R1, none_R1 + 1, none_R1), 1)
+    counts_R1V = torch.zeros_like(logits_RV).to(torch.int32).unsqueeze(1)
+    return Asks(words_RW[:, None], asked_R4, torch.full_like(words_RW[:, :1], -1), none_R1, counts_R1V)
 
 
 def _numbers(cases: Sequence[Row]) -> np.ndarray:
