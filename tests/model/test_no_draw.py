@@ -114,8 +114,15 @@ ONE_ID = [
 def test_a_filter_that_leaves_one_id_emits_the_greedy_text(base: Path) -> None:
     with door(graphs(base, k=7, batch=1, max_len=128)) as llm:
         ids = [llm.generate("Count from 1 to 10:", p, max_new_tokens=12).ids for p in (Params(), *ONE_ID)]
+        longer = llm.generate("Count from 1 to 10:", Params(), max_new_tokens=40).ids
+        changed = {"presence_penalty": 0.3, "frequency_penalty": 0.7, "repetition_penalty": 1.17}
+        asking = [replace(p, **changed) for p in (Params(), *ONE_ID)]
+        penalised = [llm.generate("Count from 1 to 10:", p, max_new_tokens=40).ids for p in asking]
     assert ids[0][:4] == (221, 17, 12, 221)
     assert ids[1:] == [ids[0]] * len(ONE_ID)
+    # logits that were computed after the head: the best one's distance is 0 there too
+    assert penalised == [penalised[0]] * len(asking)
+    assert penalised[0] != longer
 
 
 def test_a_low_temperature_is_raised_as_vllm_raises_it(base: Path) -> None:
