@@ -107,8 +107,11 @@ def _name(case: Any) -> str:
 
 @pytest.mark.parametrize(("drafter", "changes"), CASES, ids=_name)
 def test_tokens_are_the_targets(folder: Path, drafter: str, changes: dict[str, Any]) -> None:
-    """The requests of every other case filter: XLA compiles one graph of a step for each, and that takes the time."""
-    requests = _requests(12, len(str(changes)), CASES.index((drafter, changes)) % 2 == 0)
+    """The requests of every other case filter: XLA compiles one graph of a step for each, and that takes the time.
+
+    Ids that are drawn freely repeat too seldom for a look-up.
+    """
+    requests = _requests(12, len(str(changes)), drafter != "ngram" and CASES.index((drafter, changes)) % 2 == 0)
     same = {n: changes[n] for n in ("dtype", "max_len") if n in changes}
     expected = [r.ids for r in _run(_graphs(folder, "none", tuple(same.items())), requests)]
     graphs = _graphs(folder, drafter, tuple(changes.items()))

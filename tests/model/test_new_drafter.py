@@ -80,7 +80,7 @@ class Bigram(Drafter):
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         model, drafts = self.model, [ids_BT]
         for n in range(window.k):
-            _, of_row = window.row(n, draw)
+            _, of_row = window.row(n, draw, drafts[1:])
             logits_BV = model.logits(drafts[-1]).flatten(0, 1)
             drafts.append(model.kernels.coupled_sample(model.head_ops, logits_BV, of_row).merged()[:, None])
         return torch.cat(drafts, 1), state
