@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def second(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 def _ids(server: Server, seed: int) -> list[int]:
     body: dict[str, Any] = {
-        "prompt": [5 + seed, 17, 12], "max_tokens": 60, "temperature": 0.8, "seed": seed, "ignore_eos": True,
+        "prompt": [5 + seed, 17, 12], "max_tokens": 200, "temperature": 0.8, "seed": seed, "ignore_eos": True,
         "return_token_ids": True,
     }  # fmt: skip
     request = urllib.request.Request(
@@ -44,7 +43,7 @@ def _ids(server: Server, seed: int) -> list[int]:
 
 def test_an_answer_does_not_depend_on_the_server_nor_on_the_other_s_death(server: Server, second: Server) -> None:
     """A client that loses its server asks the other one and gets the text that it would have had."""
-    expected = [_ids(server, seed) for seed in range(16)]
+    expected = [_ids(server, seed) for seed in range(32)]
     assert [_ids(second, seed) for seed in range(4)] == expected[:4]
     assert second.process is not None
 
@@ -54,10 +53,12 @@ def test_an_answer_does_not_depend_on_the_server_nor_on_the_other_s_death(server
         except (OSError, ValueError, urllib.error.URLError):
             return _ids(server, seed), True
 
-    with ThreadPoolExecutor(16) as pool:
-        answers = [pool.submit(ask, seed) for seed in range(16)]
-        time.sleep(0.3)
+    with ThreadPoolExecutor(32) as pool:
+        answers = [pool.submit(ask, seed) for seed in range(32)]
+        # the others are in its slots and its queue
+        wait(answers, return_when=FIRST_COMPLETED)
         os.killpg(second.process.pid, signal.SIGKILL)
         found = [answer.result() for answer in answers]
     assert [ids for ids, _ in found] == expected
-    assert any(moved for _, moved in found), "some were in the server that died"
+    moved = sum(moved for _, moved in found)
+    assert 8 < moved < len(found), "some were answered by the server that died, and many were in it"
