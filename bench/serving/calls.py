@@ -188,7 +188,11 @@ class Client:
 
     def __init__(self, address: str) -> None:
         # vendor seam: both come with vLLM
-        httpx, openai = (importlib.import_module(name) for name in ("httpx", "openai"))
+        try:
+            httpx, openai = (importlib.import_module(name) for name in ("httpx", "openai"))
+        except ModuleNotFoundError as error:
+            raise UserError(f"this Python has no {error.name}; use that of make serve-environment") from error
+        self._address, self._lost = address, (openai.APIConnectionError, httpx.HTTPError, httpx.InvalidURL)
 
         self._refused = (openai.APIStatusError,)
         self._sdk = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
@@ -202,6 +206,8 @@ class Client:
             return f"{refused.status_code}: {_sentence(refused.response.text)}"
         except _Refused as refused:
             return str(refused)
+        except self._lost as error:
+            raise UserError(f"{self._address} does not answer ({error}); check the address and the server") from error
         try:
             return "yes" if call.has(answer) else "200 without what was asked for"
         except (LookupError, TypeError, AttributeError):
