@@ -31,6 +31,13 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.fixture(scope="module")
+def again(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The bundle's second server. A module's last test may end it."""
+    with served(bundle, tmp_path_factory.mktemp("again")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def client(server: Server) -> Any:
     # vendor seam: comes with vLLM
     import openai  # noqa: PLC0415

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, served
+from tests.serve.server import NO_VLLM, URL_VARIABLE, Server
 
 pytestmark = [
     pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
     pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
 ]
-
-
-@pytest.fixture(scope="module")
-def again(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The bundle's second server. The last test ends it."""
-    with served(bundle, tmp_path_factory.mktemp("again")) as server:
-        yield server
 
 
 def _client(server: Server) -> Any:

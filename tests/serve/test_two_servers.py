@@ -7,25 +7,17 @@ import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, served
+from tests.serve.server import NO_VLLM, URL_VARIABLE, Server
 
 pytestmark = [
     pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
     pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names one server, and one is killed here"),
 ]
-
-
-@pytest.fixture(scope="module")
-def second(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served(bundle, tmp_path_factory.mktemp("second")) as running:
-        yield running
 
 
 def _ids(server: Server, seed: int) -> list[int]:
@@ -41,15 +33,15 @@ def _ids(server: Server, seed: int) -> list[int]:
         return found
 
 
-def test_an_answer_does_not_depend_on_the_server_nor_on_the_other_s_death(server: Server, second: Server) -> None:
+def test_an_answer_does_not_depend_on_the_server_nor_on_the_other_s_death(server: Server, again: Server) -> None:
     """A client that loses its server asks the other one and gets the text that it would have had."""
     expected = [_ids(server, seed) for seed in range(32)]
-    assert [_ids(second, seed) for seed in range(4)] == expected[:4]
-    assert second.process is not None
+    assert [_ids(again, seed) for seed in range(4)] == expected[:4]
+    assert again.process is not None
 
     def ask(seed: int) -> tuple[list[int], bool]:
         try:
-            return _ids(second, seed), False
+            return _ids(again, seed), False
         except (OSError, ValueError, urllib.error.URLError):
             return _ids(server, seed), True
 
@@ -57,7 +49,7 @@ def test_an_answer_does_not_depend_on_the_server_nor_on_the_other_s_death(server
         answers = [pool.submit(ask, seed) for seed in range(32)]
         # the others are in its slots and its queue
         wait(answers, return_when=FIRST_COMPLETED)
-        os.killpg(second.process.pid, signal.SIGKILL)
+        os.killpg(again.process.pid, signal.SIGKILL)
         found = [answer.result() for answer in answers]
     assert [ids for ids, _ in found] == expected
     moved = sum(moved for _, moved in found)
