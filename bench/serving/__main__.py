@@ -4,7 +4,8 @@
 is the time after the first token over the tokens that the server's usage field counts, less one; it reads acceptance
 from the server's /metrics. First the gate sends random requests to both endpoints (`bench.gate`): where an answer
 differs no speedup is printed and the exit status is 1. `--demo` starts servers of the demo pair: the target alone, one
-that always drafts 7, and one that chooses the k of each step by itself.
+that always drafts 7, one that chooses the k of each step by itself, and vLLM's own engine for CPUs on the target in
+fp32, without its prefix cache (a tier's prompts are sent in every round). The gate asks ours alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from model.errors import UserError, run_cli
 from model.progress import each
 
 _LOAD_SECONDS, _DEMO_K, _DEMO_BATCH, _DEMO_LENGTH = 3600, 7, 4, 512
-BASELINE, SPECULATIVE, FIXED = "baseline", "speculative", f"always k {_DEMO_K}"
+BASELINE, SPECULATIVE, FIXED, STOCK = "baseline", "speculative", f"always k {_DEMO_K}", "stock vLLM"
 # of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
 FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms", "spec_decode_acceptance_length")
 _BY_POSITION, _STEPS = "spec_decode_per_position_acceptance_rates", "spec_decode_num_drafts"
@@ -154,7 +155,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="let every answer run to --tokens")
     parser.add_argument("--draft", default="", help="name of the draft, for the acceptance tables")
     parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="demo: bundles and logs")
-    parser.add_argument("--port", type=count(), default=8770, help="demo: the first of three")
+    parser.add_argument("--port", type=count(), default=8770, help="demo: the first of four")
     parser.add_argument("--out", type=Path, help="write the results here, JSON; acceptance is in `tables`")
     options = parser.parse_args(arguments)
     if options.demo == bool(options.baseline or options.speculative) or bool(options.baseline) != bool(
@@ -168,12 +169,15 @@ def _demo(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
     options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
     found, vllm = {}, vllm_command(options.vllm)
     always = ["--additional-config", json.dumps({"k": _DEMO_K})]
-    ways: tuple[tuple[str, int, list[str]], ...]
-    ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always))
+    stock = ["--dtype", "float32", "--max-model-len", str(_DEMO_LENGTH), "--max-num-seqs", str(_DEMO_BATCH),
+             "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.3"]  # fmt: skip
+    ways: tuple[tuple[str, int | None, list[str]], ...]
+    ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always), (STOCK, None, stock))
     for number, (name, k, more) in enumerate(ways):
-        folder = options.folder / f"k{k}"
-        built = demo.bundle(folder, "chain", k, batch=_DEMO_BATCH, max_len=_DEMO_LENGTH)
-        server = Server(vllm, options.port + number, [str(built), *more])
+        model = demo.TARGET
+        if k is not None:
+            model = demo.bundle(options.folder / f"k{k}", "chain", k, batch=_DEMO_BATCH, max_len=_DEMO_LENGTH)
+        server = Server(vllm, options.port + number, [str(model), *more], own_engine=k is None)
         found[name] = Endpoint(stack.enter_context(serving(server, options.folder / f"{name}.log")), "m")
     return found
 
@@ -190,7 +194,7 @@ def main(arguments: list[str]) -> None:
         gated = [
             gate.of_endpoints(endpoints[BASELINE], endpoint, asked, min(64, options.tokens))
             for name, endpoint in endpoints.items()
-            if name != BASELINE
+            if name not in (BASELINE, STOCK)
         ]
         runs = load(endpoints, prompts, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
     green = not any(found["differences"] for found in gated)
