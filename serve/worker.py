@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.bundle.opening import open_bundle
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class BundleWorker(WorkerBase):
-    """Continuous batching over our engine. vLLM ends requests: it cuts at stops, ends and limits inside a block.
+    """Continuous batching over our engine. vLLM cuts at stops, ends and limits inside a block, as the engine does.
 
     vLLM admits no more requests than it has blocks, and a bundle has as many slots; so the engine always has one free.
     """
@@ -118,7 +118,7 @@ class BundleWorker(WorkerBase):
             self.engine.cancel(self.numbers.pop(name))
             self.masked.pop(name, None)
         if not scheduler_output.num_scheduled_tokens:
-            return EMPTY_MODEL_RUNNER_OUTPUT
+            return StepOutput([], {}, begun=self.engine.begun)
         if scheduler_output.has_structured_output_requests:
             self.waiting = scheduler_output
             return None
@@ -149,8 +149,8 @@ class BundleWorker(WorkerBase):
         events = self._end(prompts)
         while prompts and self.engine.begun:
             events += self._end(prompts)
-        if not self.engine.begun:
-            # vLLM and the clients get the ids while the next step runs
+        if not (prompts or self.engine.begun):
+            # vLLM and the clients get the ids while the next step runs; a first id goes out before anything else
             self.engine.begin()
             if self.engine.begun:
                 self.metrics.begin()
@@ -212,6 +212,7 @@ class BundleWorker(WorkerBase):
             sampled_token_ids=ids,
             logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
             failed=failed,
+            begun=self.engine.begun,
             prompt_logprobs_dict={
                 new.req_id: _of_prompt(new.prompt_token_ids or (), event.prompt_scores)
                 for new in scheduler_output.scheduled_new_reqs

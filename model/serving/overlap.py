@@ -10,12 +10,18 @@ from model.graph_key import Stage
 from model.serving.engine import Engine, Event
 from model.serving.work import Work
 
+# steps behind the end of a request in which its client's next one is likely to arrive
+_EXPECTED = 2
+
 
 class OverlappedEngine(Engine):
     """An engine whose work may begin before `step` reads it: a step and the one after it, or prompts.
 
-    A request that is cancelled meanwhile has no events of the running work.
+    A request that is cancelled meanwhile has no events of the running work. Behind a `cancel`, by which a server ends
+    requests too, no step is begun early for a while: a new request's prompt would wait for it.
     """
+
+    _expecting = 0
 
     @functools.cached_property
     def _begun(self) -> deque[tuple[Work, StepOutputs]]:
@@ -34,9 +40,22 @@ class OverlappedEngine(Engine):
                 return self._postprocess(work, outputs)
         return super().step()
 
+    def cancel(self, number: int) -> None:
+        super().cancel(number)
+        self._expecting = _EXPECTED
+
+    def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
+        self._expecting = max(0, self._expecting - 1)
+        return super()._postprocess(work, outputs)
+
+    @property
+    def _patient(self) -> bool:
+        """Whether a free slot's next request is expected."""
+        return self._expecting > 0 and not self.slots.full
+
     def begin(self, masks: bool = False) -> None:
         """Begin the next step of the seated requests; `masks` says that the masks of their next ids are there."""
-        ready = masks or not any(slot.request.allowed for slot in self.slots.seated)
+        ready = masks or not (self._patient or any(slot.request.allowed for slot in self.slots.seated))
         if ready and not self._begun and (work := self._schedule_step()):
             self._begun.append(self._run(work))
 
@@ -49,10 +68,10 @@ class OverlappedEngine(Engine):
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 
         Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
-        least one request needs it unless that request ends, no request waits, no request is asking, the host does not
-        draft, and the k is still the one to choose.
+        least one request needs it unless that request ends, no request waits or is expected, no request is asking, the
+        host does not draft, and the k is still the one to choose.
         """
-        if self._waiting or self.propose or len(self._begun) != 1:
+        if self._waiting or self._patient or self.propose or len(self._begun) != 1:
             return
         (work, outputs), seated = self._begun[0], tuple(self.slots.seated)
         if work.k is None or work.asking or work.slots != seated or self._limits(seated) != work.limits:

@@ -126,8 +126,8 @@ def test_every_row_is_inside_of_the_smallest_bucket(base: Path, speculative: boo
     shape = shape_of(g.bundle)
     watched, rows = Watched(g, shape), shape.rows if speculative else 1
     edge = shape.buckets[0]
-    (short,) = shape.short_prompts
-    for length in (short - 1, short, short + 1, edge - 1, edge, edge + 1, edge - rows, edge - rows + 1):
+    edges = [n + beyond for n in (*shape.short_prompts, edge) for beyond in (-1, 0, 1)]
+    for length in (*edges, edge - rows, edge - rows + 1):
         Engine(watched, shape, speculative).run([Request(tuple(range(1, length + 1)), max_new_tokens=3)])
     stages = {stage for stage, _ in watched.edges}
     assert len(stages) == 2
