@@ -196,6 +196,7 @@ def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) ->
                 raise SystemExit(f"the server failed: {dict(run.outcomes)}; see {server.log}")
     seconds = time.monotonic() - begin
     time.sleep(1)
+    at_end = {f"{state}_at_end": _gauge(server, f"vllm:num_requests_{state}{{") for state in ("running", "waiting")}
     with LLM(bundle) as llm:
         different = diverged(llm, run.answers, longest)
     return {
@@ -206,8 +207,7 @@ def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) ->
         "ids": sum(map(len, run.answers.values())),
         "answered_that_asked": asked_for(run.answers, longest),
         "diverged": different,
-        "running_at_end": _gauge(server, "vllm:num_requests_running{"),
-        "waiting_at_end": _gauge(server, "vllm:num_requests_waiting{"),
+        **at_end,
         "rss_mb": memory,
     }
 
