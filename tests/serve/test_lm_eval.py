@@ -16,7 +16,7 @@ from tests.serve.server import NO_CLIENTS, Server, command, model_name
 pytestmark = pytest.mark.skipif(bool(NO_CLIENTS), reason=NO_CLIENTS)
 TASKS = {path.stem: path for path in (ROOT / "tests/serve/tasks").glob("*.yaml")}
 # fp32 keeps a logit below 32 to 2 ** -19; a likelihood is the sum over at most 10 ids, each up to 5 such steps apart
-_LIKELIHOOD = 1e-4
+_TOLERANCE = 1e-4
 Samples = dict[str, list[dict[str, Any]]]
 
 
@@ -58,7 +58,7 @@ def test_likelihoods_are_vllm_s_own(ours: Samples, theirs: Samples) -> None:
         for found in (ours, theirs)
     )
     assert len(mine) == 48
-    assert [value for value, _ in mine] == pytest.approx([value for value, _ in other], rel=0, abs=_LIKELIHOOD)
+    assert [value for value, _ in mine] == pytest.approx([value for value, _ in other], rel=0, abs=_TOLERANCE)
     assert [greedy for _, greedy in mine] == [greedy for _, greedy in other]
     assert _scores(ours["chosen"], "acc") == _scores(theirs["chosen"], "acc")
 
