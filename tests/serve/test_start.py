@@ -84,6 +84,10 @@ def parallel(bundle: Path, tmp_path: Path) -> tuple[str, str]:
     return ended(bundle, "--tensor-parallel-size", "2"), "a parallel size was given; one process runs all ranks"
 
 
+def copies(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--data-parallel-size", "2"), "data-parallel-size is 2; a server runs one copy of the bundle"
+
+
 def prefix_caching(bundle: Path, tmp_path: Path) -> tuple[str, str]:
     return ended(bundle, "--enable-prefix-caching"), "enable-prefix-caching was given; a bundle computes every prompt"
 
@@ -102,8 +106,8 @@ def slots(bundle: Path, tmp_path: Path) -> tuple[str, str]:
 
 Case = Callable[[Path, Path], tuple[str, str]]
 CASES: list[Case] = [
-    no_folder, no_manifest, damaged_weights, no_weights, no_tokenizer, port, cache, parallel, prefix_caching,
-    chunked_prefill, token_budget, slots,
+    no_folder, no_manifest, damaged_weights, no_weights, no_tokenizer, port, cache, parallel, copies,
+    prefix_caching, chunked_prefill, token_budget, slots,
 ]  # fmt: skip
 
 
