@@ -10,7 +10,7 @@ from typing import Any
 
 from nkisim import collectives, command, compiler, isa, language, launch
 from nkisim.command import Parser
-from nkisim.policy import VERSIONS
+from nkisim.versions import SIGNATURES
 
 # NeuronCore-v4 only (manual of nki.isa)
 REFUSED = frozenset(
@@ -20,8 +20,6 @@ REFUSED = frozenset(
 )  # fmt: skip
 MODULES = {"nki": launch, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives,
            "nki.compiler": compiler}  # fmt: skip
-# version -> names, parameters and defaults by its manual
-SIGNATURES = {v: Path(__file__).parent / f"nki_{v.replace('.', '_')}_signatures.json" for v in VERSIONS}
 
 
 def public_names(signatures: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from nkisim import versions
 from nkisim.errors import BadLaunch
 
 
@@ -89,10 +90,8 @@ class Policy:
         return self.nki == "0.7"
 
 
-# versions of the language, the default first
-VERSIONS = ("0.6", "0.7")
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "nki": (None, *VERSIONS),
+    "nki": (None, *versions.VERSIONS),
     "unwritten_read": ("raise", "sentinel"),
     "unwritten_output": ("raise", "warn", "allow"),
     "capacity": (True, False, "warn"),
@@ -115,7 +114,7 @@ VENDOR = Policy(
     inner_kernels="inline",
 )
 POLICIES = {"strict": STRICT, "vendor": VENDOR}
-VARIABLE, VERSION_VARIABLE = "NKISIM_POLICY", "NKISIM_NKI"
+VARIABLE = "NKISIM_POLICY"
 _USED: ContextVar[Policy | None] = ContextVar("policy", default=None)
 
 
@@ -136,7 +135,7 @@ def chosen(policy: Policy | str | None = None) -> Policy:
         policy = POLICIES[policy]
     if policy.nki is None:
         used = _USED.get()
-        version = used.nki if used else os.environ.get(VERSION_VARIABLE, VERSIONS[0])
+        version = used.nki if used else os.environ.get(versions.VARIABLE, versions.VERSIONS[0])
         policy = replace(policy, nki=version)
     return replace(policy, precise_fp=False) if os.environ.get("NKI_PRECISE_FP", "1") == "0" else policy
 
