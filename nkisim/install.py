@@ -10,6 +10,7 @@ from typing import Any
 
 from nkisim import collectives, isa, language, launch
 from nkisim import compiler as nki_compiler
+from nkisim.core.context import running
 from nkisim.errors import NkiValidationError
 from nkisim.isa import constants as isa_constants
 from nkisim.memory.tensor import NkiTensor
@@ -54,10 +55,11 @@ class _Annotation:
 
 
 def _version(name: str) -> str:
-    """Answer nki.__version__ by the version that a launch would have."""
+    """Answer nki.__version__ by the version of the running launch, or of one that would start here."""
     if name != "__version__":
         raise AttributeError(f"module 'nki' has no attribute {name!r}")
-    return f"{chosen().nki}.0"
+    core = running()
+    return f"{(core.policy if core else chosen()).nki}.0"
 
 
 def _modules() -> dict[str, ModuleType]:

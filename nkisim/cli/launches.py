@@ -131,7 +131,9 @@ def function(target: str) -> Any:
 def _module(file: Path) -> ModuleType:
     """Import a file with nkisim as `nki`, as a member of its package if it has one."""
     install(force=True)
-    path = file.resolve(strict=True)
+    # it raises with the user's own words, as resolve(strict=True) does up to Python 3.12
+    file.stat()
+    path = file.resolve()
     folder, names = path.parent, [path.stem]
     while (folder / "__init__.py").exists():
         folder, names = folder.parent, [folder.name, *names]
