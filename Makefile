@@ -40,6 +40,7 @@ check: install
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
+	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
 
 # pages, tables and pictures that commands print: drawn again, and an error if one was out of date
 docs: install
