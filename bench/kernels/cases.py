@@ -99,7 +99,8 @@ def _prompt(dims: tuple[int, ...], lnc: int = 1) -> Case:
     count, slots, heads, kv_heads, dim, itemsize = dims
     d = AttentionDims(1, heads, kv_heads, count, slots, dim, itemsize)
     name = f"C{count}-S{slots}-H{heads}-G{kv_heads}-D{dim}-" + ("bf16" if itemsize == 2 else "fp32")
-    return Case(name, prompt_attention_kernel, partial(prompt_arguments, d), partial(roofline.prompt_attention, d), lnc)
+    cost = partial(roofline.prompt_attention, d)
+    return Case(name, prompt_attention_kernel, partial(prompt_arguments, d), cost, lnc, d)
 
 
 # the Qwen3-32B shard at TP 32
