@@ -56,6 +56,17 @@ def decode_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
     return Cost(weights * itemsize, 2 * rows * weights)
 
 
+def prompt_product(rows: int, depth: int, features: int, itemsize: int) -> Cost:
+    """The weight once, rows in and out."""
+    return Cost((depth * features + rows * (depth + features)) * itemsize, 2 * rows * depth * features)
+
+
+def prompt_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
+    """Gate, up and down once, rows in and out."""
+    weights = 3 * hidden * inner
+    return Cost((weights + 2 * rows * hidden) * itemsize, 2 * rows * weights)
+
+
 def decode_attention(d: AttentionDims, hidden: int) -> Cost:
     """The four projections and the cache once."""
     weights = 2 * hidden * (d.heads + d.kv_heads) * d.dim

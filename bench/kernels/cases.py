@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.kernels.case import Case, normal
-from bench.kernels.layer import DECODE_LAYER
+from bench.kernels.layer import DECODE_LAYER, PROMPT_PRODUCTS
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
 from nki_kernels.attention.key_chunks import BLOCK
@@ -111,4 +111,4 @@ PROMPT_ATTENTION = (
     _prompt((512, 4096, 2, 1, 128, 4)),
 )
 
-CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + SAMPLING + DECODE_LAYER
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS
