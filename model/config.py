@@ -74,6 +74,10 @@ class Yarn:
         """The positions that it reaches, as vLLM counts them."""
         return int(self.factor * self.original_max_position_embeddings)
 
+    def stated(self) -> dict[str, Any]:
+        """The object of a config.json."""
+        return {"rope_type": "yarn"} | {name: value for name, value in vars(self).items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Qwen3Config:

@@ -7,7 +7,6 @@ out: 0.9 takes it as null, 0.6 has no such argument and ends on it.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, 
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": config.rope_scaling and {"rope_type": "yarn", **asdict(config.rope_scaling)},
+        "rope_scaling": config.rope_scaling and config.rope_scaling.stated(),
         "rope_theta": int(config.rope_theta) if config.rope_theta % 1 == 0 else config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
         "vocab_size": config.vocab_size,

@@ -10,7 +10,7 @@ cores.
 
 Layouts: q (1, H, C, D), pools of keys and values (blocks, G, 128, D), start (1, 1), block_table (1, S / 128); position
 s is in block block_table[0, s // 128] at place s % 128.
-Cost: roofline.prompt_attention. Design and timeline: docs/prompt_attention.md.
+Cost: roofline.prompt_attention. Design and timeline: docs/verify_attention.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rows come in tiles of 128, which are the stationary operand; up to GROUP tiles s
 columns that move. The contraction's order is stream_weights.product's, and norm and SwiGLU are decode_mlp's, so that a
 row's bits are decode's: they do not depend on C, the row's index, its neighbours or the number of cores.
 Layouts: x (C, K), weights as pack_weights makes them. Two cores take half of the tiles each.
-Cost: roofline.prompt_mlp and roofline.prompt_product. Design and timeline: docs/prompt_attention.md.
+Cost: roofline.prompt_mlp and roofline.prompt_product. Design and timeline: docs/decode_layer.md.
 """
 
 from __future__ import annotations

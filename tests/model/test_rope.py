@@ -103,6 +103,8 @@ def test_every_form_reaches_131072_positions(change: dict[str, Any]) -> None:
     config = read(**change)
     assert (config.rope_scaling, config.rope_theta) == (Yarn(4.0, 32768), 1e6)
     assert config.max_position_embeddings == 131072
+    # as other programs read it from the files that we write
+    assert read(rope_parameters=None, rope_theta=1e6, rope_scaling=Yarn(4.0, 32768).stated()) == config
 
 
 def test_a_plain_model_has_no_yarn() -> None:
