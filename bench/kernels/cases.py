@@ -94,7 +94,7 @@ def prompt_arguments(d: AttentionDims) -> tuple[Any, ...]:
     return q, pool, pool.copy(), np.array([[d.slots - d.candidates]], np.int32), table
 
 
-def _prompt(dims: tuple[int, ...], lnc: int = 1) -> Case:
+def prompt_attention_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
     """One case from (C, S, H, G, D, bytes per number)."""
     count, slots, heads, kv_heads, dim, itemsize = dims
     d = AttentionDims(1, heads, kv_heads, count, slots, dim, itemsize)
@@ -105,10 +105,10 @@ def _prompt(dims: tuple[int, ...], lnc: int = 1) -> Case:
 
 # the Qwen3-32B shard at TP 32
 PROMPT_ATTENTION = (
-    *(_prompt((2048, slots, 2, 1, 128, 2)) for slots in (2048, 4096, 8192)),
-    *(_prompt((count, 8192, 2, 1, 128, 2)) for count in (128, 512)),
-    _prompt((2048, 8192, 2, 1, 128, 2), lnc=2),
-    _prompt((512, 4096, 2, 1, 128, 4)),
+    *(prompt_attention_case((2048, slots, 2, 1, 128, 2)) for slots in (2048, 4096, 8192)),
+    *(prompt_attention_case((count, 8192, 2, 1, 128, 2)) for count in (128, 512)),
+    prompt_attention_case((2048, 8192, 2, 1, 128, 2), lnc=2),
+    prompt_attention_case((512, 4096, 2, 1, 128, 4)),
 )
 
 CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS
