@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import nkisim
@@ -20,6 +20,7 @@ from bench.kernels.layer import BF16, TARGET, attention_dims, prompt_cases
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
+from nki_kernels.roofline import Cost, prompt_attention
 from nki_kernels.tiles import P
 from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.schedule import schedule
@@ -46,19 +47,23 @@ class FirstToken:
 
 
 @cache
-def _simulated(case: Case) -> tuple[float, float]:
-    """Milliseconds of a kernel, and of its operations at the Tensor Engine's full rate."""
+def _simulated(case: Case) -> float:
+    """Milliseconds of a kernel."""
     policy = nkisim.Policy(recording=True, numerics=False)
     events = nkisim.run(case.kernel[case.lnc], case.arguments(), policy=policy).recording.events
-    rate = case.lnc * TRN2.tensor_bf16_tflops.value * 1e9
-    return schedule(events, band=False).latency_ns / 1e6, case.cost().flops / rate
+    return schedule(events, band=False).latency_ns / 1e6
+
+
+def _bound(cost: Cost, lnc: int) -> float:
+    """Milliseconds of the operations at the Tensor Engine's full rate."""
+    return cost.flops / (lnc * TRN2.tensor_bf16_tflops.value * 1e9)
 
 
 @cache
 def _products(rows: int, lnc: int) -> tuple[float, float]:
-    """The same of a layer's products for a chunk."""
-    parts = [_simulated(case) for case in prompt_cases(TARGET, rows, lnc)]
-    return sum(ms for ms, _ in parts), sum(bound for _, bound in parts)
+    """Both of a layer's products for a chunk."""
+    cases = prompt_cases(TARGET, rows, lnc)
+    return sum(map(_simulated, cases)), sum(_bound(case.cost(), lnc) for case in cases)
 
 
 def first_token(length: int, lnc: int) -> FirstToken:
@@ -70,8 +75,9 @@ def first_token(length: int, lnc: int) -> FirstToken:
     for last in range(rows, length + 1, rows):
         # the block table is filled up to whole pieces
         slots = -(-last // 1024) * 1024
-        ms, of_scores = _simulated(prompt_attention_case((rows, slots, d.heads, d.kv_heads, d.dim, BF16), lnc))
-        attention, bound = attention + layers * ms, bound + layers * (of_scores + of_products)
+        attention += layers * _simulated(prompt_attention_case((rows, slots, d.heads, d.kv_heads, d.dim, BF16), lnc))
+        of_scores = _bound(prompt_attention(replace(d, batch=1, candidates=rows, slots=last)), lnc)
+        bound += layers * (of_scores + of_products)
     reduce_ns = collective_ns(rows * config.hidden_size * BF16, TARGET.tp, lnc, n)
     head_ns = config.vocab_size // TARGET.tp * config.hidden_size * BF16 / (n.dma_engines * n.dma_bytes_per_ns * lnc)
     return FirstToken(
