@@ -18,14 +18,16 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.layer.checks import MAX_HIDDEN, check_dtypes, check_lnc
+from nki_kernels.layer.checks import check_dtypes, check_lnc
 from nki_kernels.layer.mlp import check_weights, swiglu
 from nki_kernels.layer.stream_rows import inverse_root, load_gamma, sections
 from nki_kernels.layer.stream_weights import Stream, pieces, turn_rows, turns
 from nki_kernels.tiles import BANK, PSUM_BANK_BYTES, P, absent, itemsize, move, share_of_core, warm_up
 
-# row tiles that share a block of weights
-GROUP = 4
+# row tiles that share a block of weights: up to GROUP, as many as these bytes of a partition hold turned, or one
+GROUP, GROUP_BYTES = 4, 40960
+# the longest rows of bf16 and of fp32: beside turned rows SBUF holds the next group's, their squares and the weights
+MAX_DEPTH = (5120, 4096)
 
 
 class RowTile(nl.NKIObject):
@@ -129,11 +131,12 @@ def store_block(out_CE, row, part_psum_RC, number, engine):
 
 
 def groups_of_core(x, gamma_PT, ahead):
-    """This core's tiles of rows, `ahead` in the first group, up to GROUP in the others, and an empty last group."""
+    """This core's tiles of rows, `ahead` in the first group, as many as fit in the others, and an empty last group."""
     count, groups = x.shape[0], [[]]
+    most = max(1, min(GROUP, GROUP_BYTES // (x.shape[1] * itemsize(x.dtype))))
     mine = share_of_core(-(-count // P))
     for i in range(mine[0], mine[1]):
-        if len(groups[len(groups) - 1]) == GROUP or i == mine[0] + ahead:
+        if len(groups[len(groups) - 1]) == most or i == mine[0] + ahead:
             groups.append([])
         groups[len(groups) - 1].append(RowTile(x, i * P, min(i * P + P, count), gamma_PT))
     groups.append([])
@@ -269,9 +272,9 @@ def prompt_product(x: Any, weight: Any, *, lnc: int = 1, run: Callable[[Any], An
 
 
 def _check_rows(x: Any) -> None:
-    shape = tuple(x.shape)
-    if len(shape) != 2 or not shape[0] or shape[1] % P or not P <= shape[1] <= MAX_HIDDEN:
+    shape, most = tuple(x.shape), MAX_DEPTH["float32" in str(x.dtype)]
+    if len(shape) != 2 or not shape[0] or shape[1] % P or not P <= shape[1] <= most:
         raise ValueError(
-            f"x is {shape}, (C, K) with K a multiple of {P} up to {MAX_HIDDEN} is needed: "
+            f"x is {x.dtype} {shape}, (C, K) with K a multiple of {P} up to {most} is needed: "
             "use the reference for this model"
         )

@@ -71,6 +71,8 @@ def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
     [
         ({"x": lambda x: x[:, :100]}, "K a multiple of 128"),
         ({"x": lambda x: x[None]}, "K a multiple of 128"),
+        ({"x": lambda x: np.zeros((1, 5248), x.dtype)}, "up to 5120"),
+        ({"x": lambda x: np.zeros((1, 4224), np.float32)}, "up to 4096"),
         ({"gamma": lambda g: g[:128]}, "pass the norm of this layer"),
         ({"weights": lambda w: (w[0][:1], w[1])}, "make them with pack_gate_up"),
         ({"weights": lambda w: (w[0], w[1][:, :64])}, "make it with pack"),
