@@ -103,6 +103,12 @@ def decode_mlp(
 def check(x: Any, gamma: Any, weights: tuple[Any, Any]) -> None:
     """Refuse operands that the kernel cannot serve, in one sentence each."""
     check_rows(x, gamma)
+    check_weights(x, weights)
+    check_dtypes(x, gamma, *weights)
+
+
+def check_weights(x: Any, weights: tuple[Any, Any]) -> None:
+    """gate_up is (blocks, E, 2 C) with an even number of blocks, down (blocks, I, C)."""
     gate_up, down = (tuple(w.shape) for w in weights)
     hidden = x.shape[-1]
     if len(gate_up) != 3 or gate_up[0] % 2 or gate_up[1] != hidden or gate_up[2] % 2 or gate_up[2] > BANK:
@@ -116,4 +122,3 @@ def check(x: Any, gamma: Any, weights: tuple[Any, Any]) -> None:
             f"down is {down}, blocks (I, C) = ({inner}, at most {BANK}) of {hidden} columns are needed: "
             "make it with pack from the checkpoint's (out, in)"
         )
-    check_dtypes(x, gamma, *weights)

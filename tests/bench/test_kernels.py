@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bench.kernels import __main__ as kernels
+from bench.kernels import vendor
 from bench.kernels.cases import CASES
-from bench.kernels.explain import best_share, bound_ns
+from bench.kernels.explain import best_share, bound_ns, prompt_bound_ns
 from model.errors import UserError
 
 SMALL = "merge_attention_kernel/M4-R64"
@@ -85,6 +87,20 @@ def test_no_order_beats_the_bound_of_attention(slots: int, low: float, high: flo
     assert low < best_share(one.dims) < high
     assert bound_ns(one.dims) < 1e3 * kernels.simulate(one)["us"] < 1.5 * bound_ns(one.dims)
     assert bound_ns(one.dims) / 2 < bound_ns(one.dims, cores=2) < 1e3 * kernels.simulate(two)["us"]
+
+
+def test_no_order_beats_the_bound_of_prompts() -> None:
+    case = next(c for c in CASES if c.full_name == "prompt_attention_kernel/C128-S8192-H2-G1-D128-bf16")
+    assert case.dims
+    assert prompt_bound_ns(case.dims, cores=2) == prompt_bound_ns(case.dims) / 2
+    share = case.cost().flops / 78.6e3 / prompt_bound_ns(case.dims)
+    assert share == pytest.approx(0.80, abs=0.005)
+    assert prompt_bound_ns(case.dims) < 1e3 * kernels.simulate(case)["us"]
+
+
+def test_a_folder_without_the_vendor_s_library_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no nkilib; give a checkout"):
+        vendor.main([str(tmp_path)])
 
 
 @pytest.mark.parametrize("flags", [["--explain"], ["--recording", "x"], ["--picture", "x"]])
