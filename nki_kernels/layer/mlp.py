@@ -21,7 +21,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
-from nki_kernels.layer.stream_columns import store_turned_block, turned_product
+from nki_kernels.layer.stream_output import room, store_product
 from nki_kernels.layer.stream_rows import Normed, sections
 from nki_kernels.layer.stream_weights import Stream, pieces, product, turn_rows
 from nki_kernels.tiles import BANK, share_of_core, warm_up
@@ -62,18 +62,19 @@ def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     # the other core waits for this one's last block
     shared = mine[1] - mine[0] < gate_up.shape[0]
     warm_up(nl.silu)
-    normed = Normed(x, gamma, eps)
+    normed = Normed(x, gamma, eps, 0, rows)
     stream = Stream(pieces(gate_up, mine, sections(hidden), tail=shared) + pieces(down, last, tail=True))
     stream.fill()
-    gated_RI = nl.ndarray((rows, inner), dtype=x.dtype)
+    gated_RI = nl.ndarray((room(rows), inner), dtype=x.dtype)
+    if room(rows) > rows:
+        nisa.memset(dst=gated_RI, value=0.0)
     for block in range(mine[0], mine[1]):
         both_psum = product(stream, normed.turned_PTR)
-        swiglu(gated_RI[:, block * width : (block + 1) * width], both_psum, normed.inverse())
+        swiglu(gated_RI[0:rows, block * width : (block + 1) * width], both_psum, normed.inverse())
         if shared:
             exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
     gated_PTR = turn_rows(gated_RI)
-    for block in range(last[0], last[1]):
-        store_turned_block(out_RE, turned_product(stream, gated_PTR), block)
+    store_product(out_RE, stream, gated_PTR, last)
     return out_RE
 
 
