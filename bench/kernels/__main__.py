@@ -19,6 +19,7 @@ import nkisim
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES
 from bench.kernels.explain import bound_ns, explained
+from bench.kernels.library import beside
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
@@ -126,7 +127,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--recording", type=Path, help="write the events of the one chosen case, for nkisim.report")
     parser.add_argument("--picture", type=Path, help="draw the timeline of the one chosen case, SVG")
     parser.add_argument("--explain", action="store_true", help="the critical path of the one chosen case, by stage")
+    parser.add_argument("--library", type=Path, help="a checkout of nki-library: its decode kernels beside ours")
     options = parser.parse_args(arguments)
+    if options.library:
+        print(beside(options.library))
+        return
     exact = [case for case in CASES if options.only == case.full_name]
     chosen = exact or [case for case in CASES if options.only in case.full_name]
     if not chosen:
