@@ -9,7 +9,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.layer.stream_columns import FEW_ROWS, store_turned_block, turned_product
-from nki_kernels.layer.stream_weights import turns
 from nki_kernels.tiles import P, move
 
 
@@ -36,7 +35,7 @@ def store_product(out_RE, stream, turned_PTR, blocks):
     each = P // part
     for first in range(blocks[0], blocks[1], each):
         psum_QC = product_of_blocks(stream, turned_PTR, min(each, blocks[1] - first))
-        store_blocks(out_RE, psum_QC, (first, turns(first // each)), part)
+        store_blocks(out_RE, psum_QC, first, part)
 
 
 def product_of_blocks(stream, turned_PTR, count):
@@ -66,11 +65,12 @@ def multiply(psum_RC, piece, turned_PTR, at):
     )
 
 
-def store_blocks(out_RE, psum_QC, way, part):
-    """Round neighbouring blocks' products and store their rows: `way` is (the first block's number, an engine)."""
+def store_blocks(out_RE, psum_QC, block, part):
+    """Round the products of neighbouring blocks from number `block` on, and store each one's rows."""
     rows, columns = out_RE.shape[0], psum_QC.shape[1]
-    rounded_QC = nl.ndarray(psum_QC.shape, dtype=out_RE.dtype)
-    nisa.tensor_copy(dst=rounded_QC, src=psum_QC, engine=way[1])
+    rounded_QC, middle = nl.ndarray(psum_QC.shape, dtype=out_RE.dtype), columns // 2
+    nisa.tensor_copy(dst=rounded_QC[:, 0:middle], src=psum_QC[:, 0:middle], engine=nisa.engine.vector)
+    nisa.tensor_copy(dst=rounded_QC[:, middle:columns], src=psum_QC[:, middle:columns], engine=nisa.engine.scalar)
     for i in range(psum_QC.shape[0] // part):
-        start = (way[0] + i) * columns
+        start = (block + i) * columns
         move(out_RE[:, start : start + columns], rounded_QC[i * part : i * part + rows, :])
