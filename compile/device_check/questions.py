@@ -111,10 +111,9 @@ QUESTIONS = (
              how="compare with fp64"),
     Question("decode_attention", "is a product of fp32 numbers with a permutation of zeros and ones exact",
              "yes: both passes of fp32 add up to the number", how="compare bits"),
-    Question("decode_attention, stores of results", "may `tensor_copy` move PSUM partitions 0 to 31 to SBUF "
-             "partitions 32, 64 or 96", "yes, as the start partition rule says", how="compile, compare"),
-    Question("decode_attention, two cores", "does a barrier on the value cache order scattered rows before the other "
-             "core's loads", "yes, as `core_barrier` says of the tensor", how="repeat, compare bits"),
+    Question("decode_mlp, decode_attention", "may `nc_matmul` tile the array's columns (`tile_size` (128, 32)), which "
+             "its text allows and its parameter list does not", "yes, as the vendor's own kernels do",
+             how="compile, compare"),
     Question("stream_weights", "what rate do transfers of 8 KiB rows reach while small transfers share the engines",
              "26 B/ns per engine, 9 ns per row", how="profile, bytes per time"),
     Question("model/on_device", "does torch see what a kernel writes to a cache that it takes but does not return",

@@ -1,18 +1,16 @@
-"""`python -m bench.kernels.vendor CHECKOUT`: prompt attention beside the vendor's own kernel, simulated alike.
+"""Prompt attention beside the vendor's own kernel, simulated alike.
 
-CHECKOUT is one of github.com/aws-neuron/nki-library, whose `attention_cte` runs unmodified: rows of two heads over a
-cached prefix and themselves. It gets contiguous keys, turned beforehand; ours gets blocks and turns keys itself.
+`attention_cte` of a checkout of nki-library runs unmodified: rows of two heads over a cached prefix and themselves. It
+gets contiguous keys, turned beforehand; ours gets blocks and turns keys itself.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ import nkisim
 from bench.kernels.case import Case, normal
 from bench.kernels.cases import PROMPT_ATTENTION
 from bench.table import markdown
-from model.errors import UserError, run_cli
 from nkisim.accuracy.library import Library
 from nkisim.event import Event
 from nkisim.timeline.schedule import schedule
@@ -52,22 +49,12 @@ def _times(events: Sequence[Event], case: Case) -> list[str]:
     return [f"{ns / 1e3:.1f}", f"{bound / ns:.0%}"]
 
 
-def main(arguments: list[str]) -> None:
-    """Print a row for each case of two heads in bf16."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels.vendor", description=__doc__)
-    parser.add_argument("checkout", type=Path, help="a checkout of github.com/aws-neuron/nki-library")
-    try:
-        library = Library(parser.parse_args(arguments).checkout)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+def prompts_beside(library: Library) -> str:
+    """The table of prompt attention, two heads in bf16, markdown."""
     lines = []
     for case in PROMPT_ATTENTION:
         if case.dims and case.dims.itemsize == 2:
             ours = nkisim.run(case.kernel[case.lnc], case.arguments(), policy=_POLICY).recording.events
             theirs = vendor_events(library, case.dims.candidates, case.dims.slots, case.lnc)
             lines.append([case.full_name, *_times(ours, case), *_times(theirs, case)])
-    print(markdown(["case", "us (simulated)", "share", "attention_cte, us (simulated)", "share"], lines))
-
-
-if __name__ == "__main__":
-    run_cli(lambda: main(sys.argv[1:]))
+    return markdown(["case", "us (simulated)", "share", "attention_cte, us (simulated)", "share"], lines)
