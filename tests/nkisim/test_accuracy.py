@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +30,7 @@ from nkisim.accuracy.sketch import Sketch, static_sketch
 from nkisim.accuracy.unrun import SAME, UNRUN, unrun_section
 from nkisim.event import Event
 from nkisim.policy import STRICT
+from nkisim.timeline.habits import Habits
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 
@@ -413,6 +414,12 @@ def test_the_document_says_what_the_table_says() -> None:
     assert len(found) == 3 + len(command.SECTIONS)
     for error, inside, pairs in found:
         assert f"now | {error} % | {inside} | {pairs} |" in document
+
+
+def test_the_document_names_every_habit() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    names = {f"Habits.{field.name}" for field in fields(Habits)} | {"nkisim.geometry.NEURONX_CC", "turned_together"}
+    assert {name for name in names if f"`{name}`" not in document} == set()
 
 
 def test_every_row_has_its_source_and_name_once() -> None:
