@@ -166,13 +166,14 @@ def _yarn(scaling: Any) -> tuple[dict[str, Any] | None, Any]:
     """
     if not isinstance(scaling, dict):
         return None, scaling
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind, names = scaling.get("rope_type", scaling.get("type", "default")), {"rope_type", "type", "rope_theta"}
     if kind == "yarn":
-        names = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        names |= {"partial_rotary_factor"}
         whole = {n: float(v) if type(v) is int and n != "original_max_position_embeddings" else v
                  for n, v in scaling.items() if n not in names and v is not None}  # fmt: skip
         return whole, scaling if scaling.get("partial_rotary_factor", 1.0) != 1.0 else None
-    return None, None if kind == "default" else scaling
+    stated = {n for n, v in scaling.items() if v is not None and (n, v) != ("partial_rotary_factor", 1.0)}
+    return None, None if kind == "default" and stated <= names else scaling
 
 
 _HEAD_DIM_FROM = ("hidden_size", "num_attention_heads")

@@ -49,7 +49,7 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
     plain = np.array([theta ** float(np.float32(2 * i / head_dim)) for i in range(head_dim // 2)], np.float32)
     fast, slow = np.float32(1) / plain, np.float32(1) / (np.float32(yarn.factor) * plain)
     kept = np.float32(1) - ramp
-    return tuple((slow * (np.float32(1) - kept) + fast * kept).tolist())
+    return tuple(map(float, slow * (np.float32(1) - kept) + fast * kept))
 
 
 def _place_of(turns: float, head_dim: int, theta: float, yarn: Yarn) -> float:
