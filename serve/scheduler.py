@@ -19,20 +19,23 @@ class StepOutput(ModelRunnerOutput):
 
 class BundleScheduler(Scheduler):
     """New requests come one in a call, and alone unless a step has begun, so that a first id goes out when it is there.
+    As many as there are slots come so in a row: then those that run have a step.
 
     A failed request ends as one whose grammar does not compile: its client gets a 500, or an error in the stream.
     """
 
     max_num_active_reqs: int
-    _begun, _stuck = False, False
+    _begun, _stuck, _passed_over = False, False, 0
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         most, ready = self.max_num_active_reqs, not all(self._is_blocked_waiting_status(r.status) for r in self.waiting)
-        if ready and len(self.running) < most:
+        comes = ready and len(self.running) < most
+        alone = comes and not (self._begun or self._stuck) and self._passed_over < most
+        if comes:
             self.max_num_active_reqs = len(self.running) + 1
-            if not (self._begun or self._stuck):
-                for request in self.running:
-                    request.next_decode_eligible_step = self.current_step + 2
+        for request in self.running if alone else ():
+            request.next_decode_eligible_step = self.current_step + 2
+        self._passed_over = self._passed_over + 1 if alone else 0
         output = super().schedule(throttle_prefills)
         self.max_num_active_reqs = most
         # a request that waits for blocks lets those run that will free them

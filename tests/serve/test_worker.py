@@ -99,3 +99,9 @@ def test_a_new_request_comes_alone_unless_a_step_runs(monkeypatch: pytest.Monkey
     scheduler.schedule()
     scheduler.schedule()
     assert seen == [(2, True), (2, False)]
+    # new requests that end with their first id do not hold the others for ever
+    seen.clear()
+    scheduler._stuck, scarce, scheduler._passed_over = False, False, 0
+    for _ in range(6):
+        scheduler.schedule()
+    assert [held for _, held in seen] == [True] * 4 + [False, True]
