@@ -21,7 +21,7 @@ import nki.language as nl
 from nki_kernels.layer.checks import check_dtypes, check_lnc
 from nki_kernels.layer.mlp import check_weights, swiglu
 from nki_kernels.layer.stream_rows import inverse_root, load_gamma, sections
-from nki_kernels.layer.stream_weights import Stream, pieces, turn_rows, turns
+from nki_kernels.layer.stream_weights import Stream, add_piece, pieces, turn_rows, turns
 from nki_kernels.tiles import BANK, PSUM_BANK_BYTES, P, absent, itemsize, move, share_of_core, warm_up
 
 # row tiles that share a block of weights: up to GROUP, as many as these bytes of a partition hold turned, or one
@@ -111,14 +111,7 @@ def product(block, turned_PTR):
     columns = block[0].weight.shape[2]
     part_psum_RC = nl.ndarray((turned_PTR.shape[2], columns), dtype=nl.float32, buffer=nl.psum)
     for piece in block:
-        inside = slice(piece.start, piece.start + piece.rows)
-        for t in range(piece.first, piece.last):
-            nisa.nc_matmul(
-                dst=part_psum_RC,
-                stationary=turned_PTR[inside, t, :],
-                moving=piece.tile_PTC[inside, t - piece.first, :],
-                accumulate=t > 0,
-            )
+        add_piece(part_psum_RC, piece, turned_PTR)
     return part_psum_RC
 
 

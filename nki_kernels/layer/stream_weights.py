@@ -121,16 +121,21 @@ def product(stream, turned_PTR):
     part_psum_RC = nl.ndarray((turned_PTR.shape[2], weight.shape[2]), dtype=nl.float32, buffer=nl.psum)
     while tile < last:
         piece = stream.take()
-        inside = slice(piece.start, piece.start + piece.rows)
-        for t in range(piece.first, piece.last):
-            nisa.nc_matmul(
-                dst=part_psum_RC,
-                stationary=turned_PTR[inside, t, :],
-                moving=piece.tile_PTC[inside, t - piece.first, :],
-                accumulate=t > 0,
-            )
+        add_piece(part_psum_RC, piece, turned_PTR)
         tile = piece.last
     return part_psum_RC
+
+
+def add_piece(part_psum_RC, piece, turned_PTR):
+    """Add one piece's products with the turned rows (128, tiles, R) to a block's sum (R, C)."""
+    inside = slice(piece.start, piece.start + piece.rows)
+    for t in range(piece.first, piece.last):
+        nisa.nc_matmul(
+            dst=part_psum_RC,
+            stationary=turned_PTR[inside, t, :],
+            moving=piece.tile_PTC[inside, t - piece.first, :],
+            accumulate=t > 0,
+        )
 
 
 def turn_rows(rows_RK):
