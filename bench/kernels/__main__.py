@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nkisim
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES, PROMPT_ATTENTION
 from bench.kernels.explain import bound_ns, explained, prompt_bound_ns
@@ -40,9 +39,7 @@ _SIMULATED_BY = (
 
 def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
     """Run a case once and read its timeline: one row of the table. `written` keeps the recording."""
-    # times do not depend on values
-    policy = nkisim.Policy(recording=True, numerics=False)
-    recording = nkisim.run(case.kernel[case.lnc], case.arguments(), policy=policy).recording
+    recording = case.recorded()
     if written:
         save(written, recording.events, {"kernel": case.full_name})
     result, cost = schedule(recording.events), case.cost()
@@ -108,15 +105,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(heads, lines)
 
 
-def recorded(case: Case, numerics: bool = True) -> Any:
-    """The events of one run of a case."""
-    policy = nkisim.Policy(recording=True, numerics=numerics)
-    return nkisim.run(case.kernel[case.lnc], case.arguments(), policy=policy).recording.events
-
-
 def explain(case: Case) -> str:
     """The critical path of a case by stage; for attention, also the bound of every order of steps."""
-    lines = [case.full_name, "", explained(recorded(case, numerics=False))]
+    lines = [case.full_name, "", explained(case.recorded().events)]
     if case.dims:
         bound = prompt_bound_ns if case in PROMPT_ATTENTION else bound_ns
         lines += ["", f"No order of steps takes less than {bound(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]
@@ -146,7 +137,7 @@ def main(arguments: list[str]) -> None:
             "--only"
         )
     if options.picture:
-        events = recorded(chosen[0])
+        events = chosen[0].recorded().events
         options.picture.write_text(draw(events, schedule(events)), encoding="utf-8")
     if options.explain:
         print(explain(chosen[0]))

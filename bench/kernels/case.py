@@ -9,7 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import nkisim
 from nki_kernels.roofline import AttentionDims, Cost
+from nkisim.event import Recording
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Case:
     def full_name(self) -> str:
         """Kernel and case, as the benchmark prints and selects them."""
         return f"{self.kernel.__name__}/{self.name}" + (f"-lnc{self.lnc}" if self.lnc > 1 else "")
+
+    def recorded(self) -> Recording:
+        """One run on nkisim, without numerics: times do not depend on values."""
+        policy = nkisim.Policy(recording=True, numerics=False)
+        return nkisim.run(self.kernel[self.lnc], self.arguments(), policy=policy).recording
 
 
 def normal(shape: tuple[int, ...], itemsize: int) -> Any:

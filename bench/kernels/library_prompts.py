@@ -24,8 +24,6 @@ from nkisim.event import Event
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 
-_POLICY = nkisim.Policy(recording=True, numerics=False)
-
 
 def vendor_events(library: Library, count: int, slots: int, lnc: int) -> Sequence[Event]:
     """What attention_cte of a checkout does for `count` rows behind a prefix, two heads of one kv head, D 128."""
@@ -39,7 +37,7 @@ def vendor_events(library: Library, count: int, slots: int, lnc: int) -> Sequenc
     kernel = sys.modules["nki"].jit(library.find("attention_cte"))
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        return nkisim.run(kernel[lnc], (), arguments, _POLICY).recording.events
+        return nkisim.run(kernel[lnc], (), arguments, nkisim.Policy(recording=True, numerics=False)).recording.events
 
 
 def _times(events: Sequence[Event], case: Case) -> list[str]:
@@ -54,7 +52,6 @@ def prompts_beside(library: Library) -> str:
     lines = []
     for case in PROMPT_ATTENTION:
         if case.dims and case.dims.itemsize == 2:
-            ours = nkisim.run(case.kernel[case.lnc], case.arguments(), policy=_POLICY).recording.events
             theirs = vendor_events(library, case.dims.candidates, case.dims.slots, case.lnc)
-            lines.append([case.full_name, *_times(ours, case), *_times(theirs, case)])
+            lines.append([case.full_name, *_times(case.recorded().events, case), *_times(theirs, case)])
     return markdown(["case", "us (simulated)", "share", "attention_cte, us (simulated)", "share"], lines)

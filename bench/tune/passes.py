@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-import nkisim
 from bench.kernels.case import Case
 from bench.kernels.layer import BF16, Shard, attention_case, mlp_case
 from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
@@ -75,9 +74,7 @@ def _case(shard: Shard, part: str, lnc: int) -> Case:
 @cache
 def _events(shard: Shard, part: str, lnc: int) -> tuple[Any, ...]:
     """The events of a part's kernel, recorded once: chips differ only in their times."""
-    case = _case(shard, part, lnc)
-    policy = nkisim.Policy(recording=True)
-    return tuple(nkisim.run(case.kernel[lnc], case.arguments(), policy=policy).recording.events)
+    return tuple(_case(shard, part, lnc).recorded().events)
 
 
 @cache
