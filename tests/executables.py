@@ -1,6 +1,6 @@
 """Compiled graphs of the test session on disk, shared by its workers: XLA compiles each graph once.
 
-Named by the digest of everything that compiling reads: the proto, the weights' and caches' form, the options, the
+Named by the digest of everything that compiling reads: the proto, the weights' form, the options, the
 number of devices, the compiler's version and the code of the seam. Only tests use this: a bundle has no executables.
 """
 
@@ -16,29 +16,27 @@ import pytest
 from jaxlib import xla_client
 
 from model.bundle.graph_spec import GraphSpec
-from model.serving import columns, pjrt, prefixes, quicker
+from model.serving import columns, pjrt, quicker
 
 _COMPILE = pjrt.compile_hlo
-_CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, prefixes, quicker))
+_CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, quicker))
 
 
 def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Let every graph of this process be compiled once, into the folder."""
     folder.mkdir(exist_ok=True)
 
-    def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: int = 0) -> Any:
+    def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None) -> Any:
         if devices[0].platform != "cpu":
-            return _COMPILE(proto, devices, graph, cut)
+            return _COMPILE(proto, devices, graph)
         listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
-        read = [repr(graph), cut, [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
+        read = [repr(graph), [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
         file = folder / hashlib.sha256(proto + repr(read).encode()).hexdigest()
         if file.exists():
-            stored = file.read_bytes()
-            # one that needs whole caches has no executable of its own
-            return client.deserialize_executable(stored, listed, None) if stored else None
-        made = _COMPILE(proto, devices, graph, cut)
+            return client.deserialize_executable(file.read_bytes(), listed, None)
+        made = _COMPILE(proto, devices, graph)
         temporary = file.with_suffix(f".{id(made)}")
-        temporary.write_bytes(made.serialize() if made is not None else b"")
+        temporary.write_bytes(made.serialize())
         temporary.replace(file)
         return made
 

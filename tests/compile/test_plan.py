@@ -26,8 +26,8 @@ def test_full_pair_at_tp_32() -> None:
     # and each model's int32 number of the rank
     assert plan.weight_bytes == 2 * (target + draft) + 2 * 4
     # and an id of each of the four sequences
-    assert plan.cache_bytes == 2 * 2 * 4 * 1024 * 128 * (64 + 28) + 4 * 4
-    assert {g.key.bucket for g in plan.graphs} == {32, 128, 256, 512, 1024}
+    assert plan.cache_bytes == 2 * 2 * 33 * 128 * 128 * (64 + 28) + 4 * 4
+    assert {g.key.bucket for g in plan.graphs} == {128, 256, 512, 1024}
     fused = plan.by_key[GraphKey(Stage.STEP, 7, 128)]
     assert fused.collectives == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 7 + 1 + 7}
 

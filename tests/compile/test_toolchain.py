@@ -374,7 +374,7 @@ def test_a_saved_model_is_loaded_with_its_weights(tmp_path: Path, monkeypatch: p
 def _append(ops: Any, positions: list[list[int]]) -> torch.Tensor:
     cache, new = torch.arange(48.0).reshape(2, 1, 6, 4), -torch.arange(1.0, 25).reshape(2, 1, 3, 4)
     at = torch.tensor(positions, dtype=torch.int32)
-    return ops.append(cache, new, torch.tensor([1, 0], dtype=torch.int32), at)
+    return ops.append(cache, new, torch.tensor([[1], [0]], dtype=torch.int32), at)
 
 
 @pytest.mark.parametrize("positions", [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[6, 7, 8], [5, 6, 7]]])

@@ -244,7 +244,7 @@ def test_no_step_follows_where_the_host_drafts_or_the_seats_change() -> None:
     waiting.add(_request(2))
     assert not _follows(waiting)
     left = _running()
-    left.slots.seat(9, _request(2, 40))
+    left.slots.seat(9, _request(2, 40)).position = 3
     assert not _follows(left)
 
 
