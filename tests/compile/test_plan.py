@@ -82,8 +82,10 @@ def test_bytes_of_a_rank_are_those_of_arithmetic(name: str, tp: int, capsys: pyt
     weights, cached = (sum(n) for n in zip(_numbers(target, tp), _numbers(draft, tp), strict=True))
     stored = _bytes(fused["weights"])
     assert stored["bfloat16"] == 2 * weights
-    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": 2 * 3 * 512 * cached + 3 * 4}
-    assert _bytes(fused["state"]) == {"bfloat16": 2 * 3 * 512 * cached, "int32": 3 * 4}
+    # blocks of 128 positions: four for each of three sequences, and one for none
+    pools = 2 * (1 + 3 * 4) * 128 * cached
+    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": pools + 3 * 4}
+    assert _bytes(fused["state"]) == {"bfloat16": pools, "int32": 3 * 4}
 
 
 def test_a_plan_for_people_names_padded_heads(capsys: pytest.CaptureFixture[str]) -> None:
