@@ -74,7 +74,7 @@ class OverlappedEngine(Engine):
 
     def grow(self, number: int, blocks: Sequence[int]) -> None:
         """Give a seated request further blocks."""
-        if blocks:
+        if blocks and self.slots.has(number):
             self.slots.find(number).blocks += blocks
             self.slots.changed()
 
@@ -87,7 +87,7 @@ class OverlappedEngine(Engine):
 
     def filling(self, number: int) -> bool:
         """Whether a seated request has ids whose chunks have not begun."""
-        return self.slots.find(number).filling
+        return self.slots.has(number) and self.slots.find(number).filling
 
     def drawn(self, number: int) -> list[int]:
         """The ids that a seated request has drawn."""

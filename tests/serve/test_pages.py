@@ -1,0 +1,95 @@
+"""vLLM's blocks over HTTP: with pieces of prompts, shared beginnings and too few blocks the ids are those of `LLM`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.llm import LLM
+from model.serving.request import Params
+from tests.model.demo_bundle import graphs
+from tests.serve.server import NO_VLLM, Server, sample, served
+from tests.serve.test_http import ask, ids_of
+
+pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+# two requests of the longest length, and one block for none
+BLOCKS = 5
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair with a pool of few blocks and one size of chunks."""
+    folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
+    folder.mkdir(exist_ok=True)
+    return graphs(folder, k=2, blocks=BLOCKS, chunks=(32,)).bundle.path
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with served(bundle, tmp_path_factory.mktemp("pages")) as running:
+        yield running
+
+
+def _requests(count: int) -> list[tuple[list[int], int, Params]]:
+    """Prompts of which many begin alike, with answers that take them over the edge of a block."""
+    rng = random.Random(1)
+    texts = [[rng.randrange(1, 400) for _ in range(200)] for _ in range(2)]
+    requests = []
+    for n in range(count):
+        begin = rng.choice(texts)[: rng.choice((1, 100, 127, 128, 129, 170))]
+        ids = begin + [rng.randrange(1, 400) for _ in range(rng.choice((1, 9)))]
+        requests.append((ids, rng.randint(20, 70), Params(0.9 * (n % 2), seed=n)))
+    return requests
+
+
+def _asked(client: Any, name: str, request: tuple[list[int], int, Params]) -> list[int]:
+    ids, length, params = request
+    more = {"max_tokens": length, "temperature": params.temperature, "seed": params.seed}
+    return ids_of(ask(client, name, ids, extra_body={"ignore_eos": True}, **more))
+
+
+def test_ids_do_not_show_who_had_the_blocks(server: Server, client: Any, name: str, llm: LLM) -> None:
+    requests = _requests(40)
+    with ThreadPoolExecutor(8) as pool:
+        online = list(pool.map(lambda request: _asked(client, name, request), requests))
+    llm._eos = ()
+    for request, ids in zip(requests, online, strict=True):
+        prompt, length, params = request
+        assert ids == list(llm.generate(prompt, params, max_new_tokens=length).ids)
+    assert sample(server, "vllm:prefix_cache_hits_total") > 0
+    assert sample(server, "vllm:num_preemptions_total") > 0
+    assert sample(server, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_the_second_of_two_like_prompts_pays_for_its_last_block(server: Server, client: Any, name: str) -> None:
+    rng = random.Random(2)
+    prompt = [rng.randrange(1, 400) for _ in range(140)]
+    before = sample(server, "vllm:prefix_cache_hits_total")
+    first, second = (_asked(client, name, (prompt, 8, Params(0.5, seed=3))) for _ in range(2))
+    assert first == second
+    assert sample(server, "vllm:prefix_cache_hits_total") - before == 128
+
+
+def test_penalties_count_the_ids_of_a_beginning_that_was_there(client: Any, name: str, llm: LLM) -> None:
+    prompt = list(range(1, 140))
+    more = {"max_tokens": 12, "temperature": 0.8, "seed": 5, "extra_body": {"repetition_penalty": 1.4}}
+    first, second = (ids_of(ask(client, name, prompt, **more)) for _ in range(2))
+    assert (
+        first
+        == second
+        == list(llm.generate(prompt, Params(0.8, seed=5, repetition_penalty=1.4), max_new_tokens=12).ids)
+    )
+
+
+def test_scores_of_a_prompt_in_pieces(client: Any, name: str, llm: LLM) -> None:
+    prompt = list(range(3, 143))
+    offline = llm.generate(prompt, max_new_tokens=2, prompt_logprobs=0, logprobs=0)
+    for _ in range(2):
+        answer = ask(client, name, prompt, max_tokens=2, temperature=0, echo=True, logprobs=0)
+        logprobs = answer.choices[0].logprobs.token_logprobs
+        assert logprobs[1:140] == pytest.approx([s.logprob for s in offline.prompt_scores], abs=1e-5)
