@@ -142,11 +142,12 @@ class BundleWorker(WorkerBase):
         place = 0
         for name in grammar_output.structured_output_request_ids if grammar_output else ():
             mask = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
+            grammar = self._grammar(name)
             if not mask.any():
                 # its rows are computed even so: vLLM may share its blocks from this step on
                 self.dead_ends.add(name)
-                mask = np.full_like(mask, -1)
-            self._grammar(name).next = mask
+                mask, grammar.structured = np.full_like(mask, -1), None
+            grammar.next = mask
             place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
         return self._serve(self.waiting)
 

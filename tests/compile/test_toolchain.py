@@ -138,7 +138,7 @@ def test_three_graphs_of_a_bucket_have_a_tag_of_nxdi_s() -> None:
     of_pair = BuildSpec(k="3,7", max_len=128).bundle
     tagged = {g.key: tag for g in make_plan(of_pair).graphs if (tag := nxdi_tag(g.key, of_pair))}
     assert tagged == {
-        GraphKey(Stage.PREFILL, 7, 128): PREFILL,
+        GraphKey(Stage.PREFILL, 7, 128, rows=128): PREFILL,
         GraphKey(Stage.STEP, 7, 128): FUSED,
         GraphKey(Stage.STEP, 0, 128): DECODE,
     }
@@ -183,7 +183,7 @@ def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(ba
     with pytest.raises(UserError, match=r"ended with 1 on step_k0.* said: \[F137\] the graph is too large; read"):
         build(spec(base, "refused", k=1))
     kept = {p: p.stat().st_mtime_ns for p in (base / "refused").rglob("*.neff")}
-    assert len(kept) == 8
+    assert len(kept) == 10
     fake_sdk.write_compiler(compiler)
     build(spec(base, "refused", k=1))
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())

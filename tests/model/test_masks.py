@@ -258,8 +258,8 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> N
 def test_every_bundle_has_asking_graphs(base: Path) -> None:
     bundle = read_bundle(base / "bundle")
     assert findings(bundle) == []
-    # two prefills, the step of k 0 and two halves of the largest k
-    assert sum(key.asking for key in bundle.plan.by_key) == 5
+    # three prefills, the step of k 0 and two halves of the largest k
+    assert sum(key.asking for key in bundle.plan.by_key) == 6
 
 
 def test_two_ranks_obey_masks_as_one_does(tmp_path: Path) -> None:
