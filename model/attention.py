@@ -57,12 +57,12 @@ def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor
 
     R are the (H / G) x N rows of a kv head. A row that sees no key has sums of 0 and the largest score -inf.
     """
-    k_BGTKD, v_BGTKD = (_tiles(c, placement) for c in cache)
-    group = q_BHND.shape[1] // k_BGTKD.shape[1]
-    q_BGRD = q_BHND.reshape(q_BHND.shape[0], -1, group * q_BHND.shape[2], q_BHND.shape[3])
+    k_BGSD, v_BGSD = (_seen(c, placement) for c in cache)
+    batch, heads, count, dim = q_BHND.shape
+    group = heads // k_BGSD.shape[1]
+    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
     position_BR = placement.positions_BN[:, None].expand(-1, group, -1).flatten(1)
-    keys_TK = placement.keys_S.unflatten(0, (-1, KEY_TILE))
-    return _weighted(q_BGRD, k_BGTKD, v_BGTKD, keys_TK[:, None] <= position_BR[:, None, None, :, None])
+    return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= position_BR[:, None, :, None])
 
 
 def in_order(pool_PGSD: Tensor, table_BL: Tensor) -> Tensor:
@@ -70,26 +70,26 @@ def in_order(pool_PGSD: Tensor, table_BL: Tensor) -> Tensor:
     return pool_PGSD[table_BL].transpose(1, 2).flatten(2, 3)
 
 
-def _tiles(cache_BGSD: Tensor, placement: Placement) -> Tensor:
-    """(B, G, T, 128, D) the tiles of each sequence's bucket."""
+def _seen(cache_BGSD: Tensor, placement: Placement) -> Tensor:
     if placement.table_BL is not None:
-        return cache_BGSD[placement.table_BL].transpose(1, 2)
+        return in_order(cache_BGSD, placement.table_BL)
     if placement.slots_B is not None:
         cache_BGSD = cache_BGSD[placement.slots_B]
-    return cache_BGSD[:, :, : placement.keys_S.shape[0]].unflatten(2, (-1, KEY_TILE))
+    return cache_BGSD[:, :, : placement.keys_S.shape[0]]
 
 
-def _weighted(q_BGRD: Tensor, k_BGTKD: Tensor, v_BGTKD: Tensor, seen_BGTRK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    q_BGTRD = q_BGRD.float().unsqueeze(2).expand(-1, -1, k_BGTKD.shape[2], -1, -1)
+def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # products of the cache's dtype, summed in fp32, as the matrix engine does
-    scores = torch.einsum("bgtrd,bgtkd->bgtrk", q_BGTRD, k_BGTKD.float()) * q_BGRD.shape[-1] ** -0.5
-    scores = torch.where(seen_BGTRK, scores, float("-inf"))
-    best_BG1R1 = scores.amax(-1, keepdim=True).amax(2, keepdim=True)
+    scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
+    scores = torch.where(visible_BGRS, scores, float("-inf"))
+    best_BGR1 = scores.amax(-1, keepdim=True)
     # without a visible key -inf - (-inf) would be NaN: a finite lowest score gives weights of 0
-    weights = torch.exp(scores - best_BG1R1.clamp(min=_LOWEST))
-    out_BGTRD = torch.einsum("bgtrk,bgtkd->bgtrd", weights.to(v_BGTKD.dtype).float(), v_BGTKD.float())
-    sum_BGTR = weights.sum(-1)
-    out, total = out_BGTRD[:, :, 0], sum_BGTR[:, :, 0]
-    for t in range(1, sum_BGTR.shape[2]):
-        out, total = out + out_BGTRD[:, :, t], total + sum_BGTR[:, :, t]
-    return out, total, best_BG1R1[:, :, 0, :, 0]
+    weights = torch.exp(scores - best_BGR1.clamp(min=_LOWEST)).unflatten(-1, (-1, KEY_TILE))
+    tiles_v = v_BGSD.unflatten(2, (-1, KEY_TILE)).float()
+    rounded = weights.to(v_BGSD.dtype).float()
+    out_BGTRD = torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v)
+    sum_BGRT = weights.sum(-1)
+    out, total = out_BGTRD[:, :, 0], sum_BGRT[..., 0]
+    for t in range(1, sum_BGRT.shape[-1]):
+        out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
+    return out, total, best_BGR1[..., 0]

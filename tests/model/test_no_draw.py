@@ -97,10 +97,11 @@ def test_a_slot_that_is_not_cleared_poisons_the_next_request(held: Graphs, monke
     poison, after = Request((*PROMPT * 15, POISON), max_new_tokens=3), Request(PROMPT, max_new_tokens=9)
     assert [r.reason for r in _run(held, poison, poison, after, after)] == ["error"] * 2 + ["length"] * 2
     with monkeypatch.context() as left:
-        left.setattr(Graphs, "clear", lambda self, slot: None)
+        left.setattr(Graphs, "clear", lambda self, slot, blocks: None)
         assert [r.reason for r in _run(held, poison, poison, after, after)] == ["error"] * 4
     for slot in range(2):
-        held.clear(slot)
+        # each request had one block, from 1 on
+        held.clear(slot, [1 + slot])
     assert [r.reason for r in _run(held, after, after)] == ["length"] * 2
 
 
