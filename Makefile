@@ -40,6 +40,7 @@ check: install
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
+	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
 
 # pages, tables and pictures that commands print: drawn again, and an error if one was out of date
 docs: install
@@ -65,6 +66,11 @@ $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt 
 
 serve-environment: $(SERVE)/.installed
 
+# beside the server: lm-eval, a router of vLLM's, and pandas, which `vllm bench serve` reads prompts with
+$(SERVE)/.clients: $(SERVE)/.installed
+	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt 'lm-eval[api]' pandas vllm-router
+	touch $@
+
 # the demo pair behind an OpenAI-compatible server on loopback
 serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
@@ -74,7 +80,7 @@ serve: $(SERVE)/.installed
 serve-check: $(SERVE)/.installed
 	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py
 
-serve-test: $(SERVE)/.installed
+serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m pytest tests/serve
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/soak
 	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
@@ -93,8 +99,7 @@ device-install:
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
 # two servers of the demo pair under load by `vllm bench serve`, behind the gate of token identity
-serve-report: $(SERVE)/.installed
-	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt pandas
+serve-report: $(SERVE)/.clients
 	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -57,6 +57,29 @@ class ModelConfig(HeadConfig, Hashable, Protocol):
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN's stretch of the rotary positions, in the names of config.json; `model/rope.py` has its law."""
+
+    factor: Annotated[float, Range(1, 1024)]
+    original_max_position_embeddings: Annotated[int, Range(1, 1 << 24)]
+    beta_fast: Annotated[float, Range(1e-3, 1e6)] = 32.0
+    beta_slow: Annotated[float, Range(1e-3, 1e6)] = 1.0
+    attention_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
+    mscale: Annotated[float | None, Range(0, 1e3)] = None
+    mscale_all_dim: Annotated[float | None, Range(0, 1e3)] = None
+    truncate: bool = True
+
+    @property
+    def positions(self) -> int:
+        """The positions that it reaches, as vLLM counts them."""
+        return int(self.factor * self.original_max_position_embeddings)
+
+    def stated(self) -> dict[str, Any]:
+        """The object of a config.json."""
+        return {"rope_type": "yarn"} | {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class Qwen3Config:
     """The shape of one dense Qwen3 model, in the names of its Hugging Face config.json."""
 
@@ -73,6 +96,7 @@ class Qwen3Config:
     max_position_embeddings: Annotated[int, Range(1, 1 << 24)] = 40960
     bos_token_id: Annotated[int | None, Range(0, 1 << 31)] = 151643
     eos_token_ids: Annotated[tuple[int, ...], Length(0, 64), Range(0, 1 << 31)] = (151645, 151643)
+    rope_scaling: Yarn | None = None
 
     # the sizes that ranks divide among themselves, and that of the head
     split: ClassVar[tuple[str, ...]] = ("hidden_size", "intermediate_size")
@@ -135,6 +159,22 @@ def raw_config(name_or_path: str) -> dict[str, Any]:
     return raw
 
 
+def _yarn(scaling: Any) -> tuple[dict[str, Any] | None, Any]:
+    """The stated stretch without its type, if it is YaRN's; or else what is stated that is not supported.
+
+    transformers 5 writes `rope_parameters` with theta in it, older files `rope_scaling`.
+    """
+    if not isinstance(scaling, dict):
+        return None, scaling
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "yarn":
+        names = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        whole = {n: float(v) if type(v) is int and n != "original_max_position_embeddings" else v
+                 for n, v in scaling.items() if n not in names and v is not None}  # fmt: skip
+        return whole, scaling if scaling.get("partial_rotary_factor", 1.0) != 1.0 else None
+    return None, None if kind == "default" else scaling
+
+
 _HEAD_DIM_FROM = ("hidden_size", "num_attention_heads")
 
 
@@ -156,7 +196,7 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     rope = raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise UserError(f"{where} has rope_parameters {rope!r}; a Qwen3 config.json has an object there")
-    scaling = raw.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
+    yarn, scaling = _yarn(raw.get("rope_scaling") or rope)
     for key, found in (
         ("rope_scaling", scaling),
         ("attention_bias", raw.get("attention_bias")),
@@ -171,6 +211,7 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     # the published files have the integer 1000000 here
     values |= {name: float(values[name]) for name in ("rope_theta", "rms_norm_eps") if type(values.get(name)) is int}
     values["eos_token_ids"] = eos_ids(raw)
+    values["rope_scaling"] = yarn
     values.setdefault("bos_token_id", None)
     if "head_dim" not in values and all(isinstance(values.get(n), int) and values[n] > 0 for n in _HEAD_DIM_FROM):
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
@@ -181,6 +222,8 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
         config = read(Qwen3Config, values | {"eos_token_ids": list(values["eos_token_ids"])})
     except Wrong as wrong:
         raise UserError(f"{where}: {wrong}; give the folder of a complete Qwen3 checkpoint") from wrong
+    if config.rope_scaling:
+        config = replace(config, max_position_embeddings=config.rope_scaling.positions)
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
             f"{where} has {config.num_attention_heads} query heads over {config.num_key_value_heads} "

@@ -15,6 +15,7 @@ from model.nki.launches import Result
 from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import MLP, Attention, Layer, RMSNorm
+from model.rope import Rotation
 from nki_kernels.layer.pack_weights import (
     pack,
     pack_gate_up,
@@ -97,19 +98,19 @@ class FusedLayer(Layer):
             self.self_attn = PackedAttention(config, parallel, kernels)
         self.mlp = fused_mlp(config, parallel, kernels)
 
-    def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+    def forward(self, x: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         attended, cache = self._attended(x, angles, cache, placement)
         x = x + attended
         return x + branch(self.post_attention_layernorm, self.mlp, x), cache
 
-    def _attended(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+    def _attended(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         norm, half = self.input_layernorm, self.self_attn
         if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, placement):
             attended, cache = half(norm(x_BNE), angles, cache, placement)
             return attended, cache
         x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights, turns = (half.qkv_packed, half.out_packed), (angles.cos(), angles.sin())
+        weights, turns = (half.qkv_packed, half.out_packed), tuple(angles)
         arguments = (x_RE, norms, weights, turns, tuple(cache), placement.positions_BN, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)

@@ -19,6 +19,7 @@ from model.config import LayerConfig, Qwen3Config
 from model.kernels import Kernels
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
+from model.rope import Rotation, rotation
 from model.sampling import Draw, Draws
 
 
@@ -36,17 +37,9 @@ class RMSNorm(nn.Module):
         return self.weight * y.to(x.dtype)
 
 
-def rope_angles(positions_BN: Tensor, head_dim: int, theta: float) -> Tensor:
-    """(B, N, D/2) fp32 rotation angles: position / theta^(2i/D)."""
-    inverse = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-    frequencies = torch.tensor(inverse, dtype=torch.float32, device=positions_BN.device)
-    return positions_BN[..., None].float() * frequencies
-
-
-def rotate(x_BHND: Tensor, angles_BND: Tensor) -> Tensor:
+def rotate(x_BHND: Tensor, angles: Rotation) -> Tensor:
     """Rotary position embedding, half-split as in the checkpoints: pairs (i, i + D/2)."""
-    cos = angles_BND.cos()[:, None].to(x_BHND.dtype)
-    sin = angles_BND.sin()[:, None].to(x_BHND.dtype)
+    cos, sin = (part_BND[:, None].to(x_BHND.dtype) for part_BND in angles)
     a, b = x_BHND.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -75,7 +68,7 @@ class Attention(nn.Module):
         summed: Tensor = self.o_proj(o_BNF)
         return summed
 
-    def forward(self, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+    def forward(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         def split(y: Tensor) -> Tensor:
             return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
@@ -110,7 +103,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, parallel)
 
-    def forward(self, x: Tensor, angles: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+    def forward(self, x: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, placement)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), cache
@@ -146,7 +139,8 @@ class Qwen3(RankModel):
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
         x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
-        angles = rope_angles(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
+        config = self.config
+        angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
         written, states = [], [x]
         for layer, cache in zip(self.layers, caches, strict=True):
             x, cache = self.parallel.ops.call(layer, x, angles, cache, placement)

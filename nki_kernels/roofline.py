@@ -35,6 +35,16 @@ def verify_attention(d: AttentionDims) -> Cost:
     return Cost(cached, 4 * d.batch * d.heads * d.candidates * d.slots * d.dim)
 
 
+def prompt_attention(d: AttentionDims) -> Cost:
+    """One sequence's last N rows: every key and value up to the last row once, and the rows in and out.
+
+    Two products of D operations for each pair of a row and a position that it sees.
+    """
+    moved = 2 * (d.kv_heads * d.slots + d.heads * d.candidates) * d.dim * d.itemsize
+    pairs = d.candidates * (d.slots - d.candidates) + d.candidates * (d.candidates + 1) // 2
+    return Cost(moved, 4 * d.heads * pairs * d.dim)
+
+
 def merge_attention(shards: int, rows: int, dim: int, itemsize: int) -> Cost:
     """Parts and lse in, one of each out; the sums are vector work."""
     return Cost((shards + 1) * rows * (dim * itemsize + 4), 0)
@@ -44,6 +54,17 @@ def decode_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
     """Gate, up and down once; the rows, in and out, come on top in use, not here."""
     weights = 3 * hidden * inner
     return Cost(weights * itemsize, 2 * rows * weights)
+
+
+def prompt_product(rows: int, depth: int, features: int, itemsize: int) -> Cost:
+    """The weight once, rows in and out."""
+    return Cost((depth * features + rows * (depth + features)) * itemsize, 2 * rows * depth * features)
+
+
+def prompt_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
+    """Gate, up and down once, rows in and out."""
+    weights = 3 * hidden * inner
+    return Cost((weights + 2 * rows * hidden) * itemsize, 2 * rows * weights)
 
 
 def decode_attention(d: AttentionDims, hidden: int) -> Cost:

@@ -1,4 +1,4 @@
-"""The part of the public API that exists here: `nkisim coverage [--json]`."""
+"""The part of the public API that exists here, by version of the language: `nkisim coverage [--json]`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nkisim import collectives, isa, language, launch
+from nkisim import collectives, command, compiler, isa, language, launch
 from nkisim.command import Parser
+from nkisim.versions import SIGNATURES
 
 # NeuronCore-v4 only (manual of nki.isa)
 REFUSED = frozenset(
@@ -17,8 +18,8 @@ REFUSED = frozenset(
      "nki.isa.rand2", "nki.language.abs_max", "nki.language.abs_min", "nki.language.prelu",
      "nki.language.bypass", "nki.language.NkiTensor.indirect"}
 )  # fmt: skip
-MODULES = {"nki": launch, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives}
-SIGNATURES = Path(__file__).parent / "nki_0_6_signatures.json"
+MODULES = {"nki": launch, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives,
+           "nki.compiler": compiler}  # fmt: skip
 
 
 def public_names(signatures: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -38,14 +39,17 @@ def lookup(module: str, path: str) -> Any:
     """Return the object here; raise AttributeError when it is missing."""
     value: Any = MODULES[module]
     for part in path.split("."):
-        if value is language.NkiTensor and part in _FIELDS:
+        if part in _FIELDS.get(value, ()):
             return part
         value = getattr(value, part)
     return value
 
 
 # set by __init__, so the class itself does not carry them
-_FIELDS = frozenset({"shape", "strides", "offset", "name", "dtype", "buffer"})
+_FIELDS: dict[Any, frozenset[str]] = {
+    language.NkiTensor: frozenset({"shape", "strides", "offset", "name", "dtype", "buffer"}),
+    isa.NkiScalar: frozenset({"dtype"}),
+}
 
 
 def report(signatures: dict[str, Any]) -> dict[str, list[str]]:
@@ -70,18 +74,29 @@ def parameters(value: Any) -> list[tuple[str, bool]]:
     return listed
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print which names of the public API are implemented, refused and missing; exit with 1 when one is missing."""
     parser = Parser(prog="nkisim coverage", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--signatures", type=Path, default=SIGNATURES, help="signatures file")
+    parser.add_argument("--signatures", type=Path, help="a signatures file, instead of those of every version")
     options = parser.parse_args(arguments)
-    result = report(json.loads(options.signatures.read_text()))
+    files = [options.signatures] if options.signatures else SIGNATURES.values()
+    read = [json.loads(file.read_text()) for file in files]
+    results = {signatures["nki_version"]: report(signatures) for signatures in read}
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(results))
     else:
-        for kind, names in result.items():
-            print(f"{kind}: {len(names)}")
-            if kind != "implemented":
-                print("".join(f"  {n}\n" for n in names), end="")
-    return 1 if result["missing"] else 0
+        print("\n".join(_text(version, result) for version, result in results.items()))
+    return 1 if any(result["missing"] for result in results.values()) else 0
+
+
+def _text(version: str, result: dict[str, list[str]]) -> str:
+    here, needed = len(result["implemented"]), len(result["implemented"]) + len(result["missing"])
+    lines = [f"NKI {version}: {here / needed:.1%} of {needed} names for trn2"]
+    for kind, names in result.items():
+        lines += [f"  {kind}: {len(names)}", *(f"    {name}" for name in names if kind != "implemented")]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nkisim.core import access
 from nkisim.core.context import Core
-from nkisim.dtypes import INFO, name_of, storage_of, store
+from nkisim.dtypes import INFO, WIDE, name_of, storage_of, store
 from nkisim.errors import BadInput, BadOutput, Relaxed
 from nkisim.memory.memory import Request, SharedMemory
 from nkisim.memory.storage import Storage
@@ -71,8 +71,10 @@ def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
     array = to_numpy(value)
     try:
         dtype = name_of(array.dtype)
+        if dtype in WIDE and not memory.policy.traced:
+            raise KeyError(dtype)
     except (KeyError, TypeError):
-        allowed = f"it can be {', '.join(INFO)}"
+        allowed = f"it can be {', '.join(n for n in INFO if n not in WIDE)}, in NKI 0.7 int64 and uint64 too"
         raise BadInput("launch", f"argument {name}", f"is {array.dtype}", allowed) from None
     if array.ndim == 0 or array.size == 0:
         found = f"has shape {array.shape}"

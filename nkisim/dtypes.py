@@ -39,6 +39,9 @@ INFO: dict[str, DTypeInfo] = {
         _info("uint8", np.uint8, "int"),
         _info("uint16", np.uint16, "int"),
         _info("uint32", np.uint32, "int"),
+        # NKI 0.7; moved, not computed with
+        _info("int64", np.int64, "int"),
+        _info("uint64", np.uint64, "int"),
         _info("float16", np.float16, "float"),
         _info("float32", np.float32, "float"),
         _info("bfloat16", ml_dtypes.bfloat16, "float"),
@@ -55,18 +58,21 @@ INFO: dict[str, DTypeInfo] = {
     )
 }
 FLOATS = frozenset(n for n, i in INFO.items() if i.kind == "float")
-INTS = frozenset(n for n, i in INFO.items() if i.kind == "int")
+WIDE = frozenset({"int64", "uint64"})
+INTS = frozenset(n for n, i in INFO.items() if i.kind == "int") - WIDE
 PACKED = frozenset(n for n, i in INFO.items() if i.kind == "packed")
 # types that a NeuronCore-v3 computes with
 COMPUTED = (FLOATS | INTS) - {"float8_e4m3fn", "float8_e8m0fnu"}
-# types that memory holds and instructions move
+# types that memory holds and DMA moves, and those that engines move
 ANY = frozenset(INFO)
+MOVED = ANY - WIDE
 
 _FP32: np.dtype[Any] = np.dtype(np.float32)
 _BY_BYTES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
     4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
 }
 
 
@@ -74,7 +80,7 @@ def name_of(dtype: object) -> str:
     """Return the NKI name of a dtype given as a string, numpy, ml_dtypes or torch type.
 
     Raises:
-        KeyError: the type has no NKI counterpart (for example float64 or int64).
+        KeyError: the type has no NKI counterpart (for example float64).
     """
     if type(dtype) is str:
         if dtype in INFO:

@@ -177,6 +177,10 @@ class RegisterMisuse(LawError):
     """A register was used as a Python value, unset, or written while frozen."""
 
 
+class OtherVersion(LawError):
+    """A name, an argument or a construct is not in the version of the language that the launch has."""
+
+
 class LoopMisuse(LawError):
     """A dynamic loop or a scheduling scope was used against its rules."""
 

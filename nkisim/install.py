@@ -9,9 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from nkisim import collectives, isa, language, launch
+from nkisim import compiler as nki_compiler
+from nkisim.core.context import running
 from nkisim.errors import NkiValidationError
 from nkisim.isa import constants as isa_constants
 from nkisim.memory.tensor import NkiTensor
+from nkisim.policy import chosen
 
 
 def install(force: bool = False) -> bool:
@@ -51,6 +54,14 @@ class _Annotation:
         return cls
 
 
+def _version(name: str) -> str:
+    """Answer nki.__version__ by the version of the running launch, or of one that would start here."""
+    if name != "__version__":
+        raise AttributeError(f"module 'nki' has no attribute {name!r}")
+    core = running()
+    return f"{(core.policy if core else chosen()).nki}.0"
+
+
 def _modules() -> dict[str, ModuleType]:
     typing = _module("nki.typing", tensor=_Annotation, mutable_tensor=_Annotation)
     # `from nki.isa import constants` looks for an attribute, so the module itself stands there too
@@ -60,14 +71,14 @@ def _modules() -> dict[str, ModuleType]:
     tensor = _module("nki.tensor", tensor=NkiTensor, Tensor=NkiTensor)
     meta = _module("nki.meta", tensor=tensor)
     builder = _module("nki.compiler.kernel_builder")
-    compiler = _module("nki.compiler", kernel_builder=builder)
+    compiler = _module("nki.compiler", kernel_builder=builder, **_public(nki_compiler))
     builtin = _module("nki.builtin")
     experimental = _module("nki.experimental", while_loop=language.while_loop)
     root = _module(
         "nki", jit=launch.jit, simulate=launch.simulate, cpu_simulate=cpu_simulate,
         Kernel=launch.Kernel, language=language, isa=isa, collectives=collectives, typing=typing,
         dtype=dtype, tensor=tensor, meta=meta, compiler=compiler, builtin=builtin,
-        experimental=experimental, NkiValidationError=NkiValidationError, __version__="0.6.0",
+        experimental=experimental, NkiValidationError=NkiValidationError, __getattr__=_version,
     )  # fmt: skip
     root.__path__ = []
     rooms = {

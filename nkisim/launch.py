@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -13,10 +14,23 @@ from typing import Any
 import numpy as np
 
 from nkisim import door
+from nkisim.compiler import CompileConfig, SpecializationConfig
 from nkisim.core.context import Core, enter, running
 from nkisim.core.cores import Meeting, run_all
 from nkisim.core.recording import build
-from nkisim.errors import BadInput, BadLaunch, KernelInsideKernel, LawError, NoDevice, PsumFull, Relaxed, SbufFull
+from nkisim.errors import (
+    BadInput,
+    BadLaunch,
+    KernelInsideKernel,
+    LawError,
+    LoopMisuse,
+    NoDevice,
+    NotSimulated,
+    OtherVersion,
+    PsumFull,
+    Relaxed,
+    SbufFull,
+)
 from nkisim.event import Peak, Recording
 from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
@@ -46,20 +60,51 @@ class Kernel:
         self.lnc = lnc
         self.grid = grid
         self.schedule: tuple[Any, ...] = ()
+        self.config: CompileConfig | None = None
+        self.specialization: SpecializationConfig | None = None
+
+    def _changed(self, **fields: Any) -> Kernel:
+        kernel = copy.copy(self)
+        kernel.__dict__.update(fields)
+        return kernel
 
     def __getitem__(self, lnc: Any) -> Kernel:
         count = lnc[0] if isinstance(lnc, tuple) and len(lnc) == 1 else lnc
         if not isinstance(count, (int, np.integer)) or count not in (1, 2):
             raise BadLaunch("kernel", None, f"is launched on [{lnc!r}]", "[1] and [2] exist on trn2")
-        kernel = Kernel(self.fn, int(count), True)
-        kernel.schedule = self.schedule
-        return kernel
+        return self._changed(lnc=int(count), grid=True)
 
     def with_schedule(self, pairs: Any) -> Kernel:
         """Order named instructions: [(consumer, producer or list of producers), ...]."""
-        kernel = Kernel(self.fn, self.lnc, self.grid)
-        kernel.schedule = tuple(pairs)
-        return kernel
+        return self._changed(schedule=tuple(pairs))
+
+    def launched(self, policy: Policy) -> Kernel:
+        """Return the kernel with the cores of its launch: in 0.7, without a grid, of NEURON_LOGICAL_NC_CONFIG.
+
+        Raises:
+            OtherVersion: it has options of 0.7 in a launch of 0.6.
+            BadLaunch: its grid, its options and the environment disagree.
+            NotSimulated: an option takes memory, and no document says how much.
+        """
+        name, asked = self.fn.__name__, os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+        if not policy.traced:
+            if self.config or self.specialization:
+                found = "has compile_config or specialization_config"
+                raise OtherVersion(
+                    name, None, found, "they came with NKI 0.7; leave them out or choose 0.7 (NKISIM_NKI)"
+                )
+            return self
+        frontend = os.environ.get("NKI_COMPILER_FRONTEND")
+        if frontend in ("custom", "parser"):
+            raise BadLaunch(name, "NKI_COMPILER_FRONTEND", f"is {frontend}", "0.7 traces here; choose 0.6 (NKISIM_NKI)")
+        if self.config and self.config.prefetch_auto:
+            raise NotSimulated(name, "prefetch_auto", "no document says how much of SBUF its ring takes")
+        if asked is None or asked == str(self.lnc):
+            return self
+        if self.grid or asked not in ("1", "2"):
+            found = f"is {asked} and the kernel is launched on {self.lnc}"
+            raise BadLaunch(name, "NEURON_LOGICAL_NC_CONFIG", found, "it is 1 or 2, and equals a grid (EVRF066)")
+        return self._changed(lnc=int(asked))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = running()
@@ -72,17 +117,38 @@ class Kernel:
 
     def _inline(self, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, allowed = self.fn.__name__, "leave functions that kernels call undecorated"
+        if core.policy.traced:
+            return self._nested(core, name)(*args, **kwargs)
         if core.policy.inner_kernels == "raise":
             raise KernelInsideKernel(name, None, "was called inside a kernel", allowed)
         core.warn(f"inner kernel {name}", f"{name}: was called inside a kernel and is inlined; {allowed}", Relaxed)
         return self.fn(*args, **kwargs)
 
+    def _nested(self, core: Core, name: str) -> Callable[..., Any]:
+        """Return the function that 0.7 inlines; its options must be those of the kernel that is launched."""
+        if self.config is not None and self.config != core.config[0]:
+            allowed = "give both one compile_config, or SpecializationConfig(allow_nested_config_override=True)"
+            found = "has a compile_config that the launched kernel does not have"
+            if not core.config[1]:
+                raise KernelInsideKernel(name, None, found, allowed)
+            core.warn(f"config of {name}", f"{name}: {found}; it is inlined under the launched one's", Relaxed)
+        return self.fn
 
-def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-    """Make a kernel of a function; usable bare and with (ignored) keyword arguments."""
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compile_config: CompileConfig | None = None,
+    specialization_config: SpecializationConfig | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a kernel of a function; usable bare and with keyword arguments, which are ignored but for 0.7's options."""
     if fn is None:
-        return lambda function: jit(function, **kwargs)
-    return fn if isinstance(fn, Kernel) else Kernel(fn)
+        options: dict[str, Any] = {"compile_config": compile_config, "specialization_config": specialization_config}
+        return lambda function: jit(function, **options, **kwargs)
+    if isinstance(fn, Kernel):
+        return fn
+    return Kernel(fn)._changed(config=compile_config, specialization=specialization_config)
 
 
 def simulate(kernel: Any) -> Callable[..., Any]:
@@ -114,6 +180,7 @@ def run(
         allowed = "launch kernels from the host"
         raise KernelInsideKernel(kernel.fn.__name__, None, "was launched inside a kernel", allowed)
     policy = chosen(policy)
+    kernel = kernel.launched(policy)
     meeting = Meeting(kernel.lnc)
     session = Session(kernel, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})
@@ -161,9 +228,11 @@ class Session:
         self.torch = False
         self.warned: set[str] = set()
         self.results: list[Any] = [None] * kernel.lnc
+        overrides = kernel.specialization is not None and kernel.specialization.allow_nested_config_override
+        config = (kernel.config, overrides)
         self.cores = [
             Core(first + i, i, kernel.lnc, kernel.grid, CoreMemory(first + i, self.memory), policy,
-                 geometry, meeting, rank, warned=self.warned)
+                 geometry, meeting, rank, warned=self.warned, config=config)
             for i in range(kernel.lnc)
         ]  # fmt: skip
 
@@ -214,6 +283,9 @@ class Session:
         try:
             with np.errstate(all="ignore"):
                 self.results[index] = self._call()
+            if core.prepared is not None:
+                found = "is without its trigger at the end of the kernel"
+                raise LoopMisuse(f"{core.prepared.op}_prepare", None, found, f"call {core.prepared.op}_trigger")
         except LawError as error:
             if error.line is None:
                 error.line = failing_line(error.__traceback__)

@@ -14,8 +14,9 @@ from nkisim.command import Parser
 from nkisim.dialect.loops import RULES
 from nkisim.dialect.rules import ERROR, WARNING, Rule, Scope
 from nkisim.dialect.scope import scope_of
-from nkisim.dialect.source import Module, NotPython, Reach, Reached, kernel_nodes, kernels, load
-from nkisim.policy import POLICIES
+from nkisim.dialect.source import NotPython, Reach, Reached, kernel_nodes, kernels, load
+from nkisim.policy import POLICIES, chosen
+from nkisim.versions import VERSIONS
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,15 +38,17 @@ class Finding:
         return f"{where} {self.severity}: {self.message} {origin}"
 
 
-def _rules_by_node() -> dict[type[ast.AST], list[Rule]]:
-    table: dict[type[ast.AST], list[Rule]] = {}
+def _rules_by_node(version: str) -> dict[type[ast.AST], list[tuple[Rule, str]]]:
+    table: dict[type[ast.AST], list[tuple[Rule, str]]] = {}
     for rule in RULES:
-        for node in rule.nodes:
-            table.setdefault(node, []).append(rule)
+        severity = rule.at(version)
+        for node in rule.nodes if severity else ():
+            table.setdefault(node, []).append((rule, str(severity)))
     return table
 
 
-RULES_BY_NODE = _rules_by_node()
+# the rules of a version that look at a node, each with its severity
+RULES_BY_NODE = {version: _rules_by_node(version) for version in VERSIONS}
 
 
 def source_files(paths: Iterable[Path]) -> list[Path]:
@@ -56,8 +59,8 @@ def source_files(paths: Iterable[Path]) -> list[Path]:
     return [file.resolve() for file in files]
 
 
-def lint(paths: Iterable[Path]) -> tuple[list[Finding], int]:
-    """Check every kernel of the files; return the findings and the number of kernels."""
+def lint(paths: Iterable[Path], nki: str = VERSIONS[0]) -> tuple[list[Finding], int]:
+    """Check every kernel of the files by a version of the language; return the findings and the number of kernels."""
     reach, seen = Reach(), set()
     findings: set[Finding] = set()
     for path in source_files(paths):
@@ -71,38 +74,37 @@ def lint(paths: Iterable[Path]) -> tuple[list[Finding], int]:
             seen.add(id(kernel))
     for reached in reach.found.values():
         findings.update(
-            check(replace(reached, is_kernel=reached.is_kernel and id(reached.definition) not in reach.inner))
+            check(replace(reached, is_kernel=reached.is_kernel and id(reached.definition) not in reach.inner), nki)
         )
     return sorted(findings), len(seen)
 
 
-def check(reached: Reached) -> list[Finding]:
+def check(reached: Reached, nki: str = VERSIONS[0]) -> list[Finding]:
     """Apply every rule to one function or class statement."""
     definition, module = reached.definition, reached.module
     if isinstance(definition, ast.ClassDef):
         scope = Scope(module, in_function=False)
-        return list(_apply(definition, scope, reached))
-    scope = scope_of(module, definition, reached.is_kernel)
+        return list(_apply(definition, scope, reached, nki))
+    scope = scope_of(module, definition, reached.is_kernel, nki != VERSIONS[0])
     findings: list[Finding] = []
     for node in kernel_nodes(definition):
-        findings += _apply(node, scope, reached)
+        findings += _apply(node, scope, reached, nki)
     return findings
 
 
-def _apply(node: ast.AST, scope: Scope, reached: Reached) -> list[Finding]:
+def _apply(node: ast.AST, scope: Scope, reached: Reached, nki: str) -> list[Finding]:
     return [
-        _finding(rule, node, scope.module, reached)
-        for rule in RULES_BY_NODE.get(type(node), ())
+        _finding(rule, node, severity, reached)
+        for rule, severity in RULES_BY_NODE[nki].get(type(node), ())
         if rule.test(node, scope)
     ]
 
 
-def _finding(rule: Rule, node: ast.AST, module: Module, reached: Reached) -> Finding:
+def _finding(rule: Rule, node: ast.AST, severity: str, reached: Reached) -> Finding:
     line = getattr(node, "lineno", reached.definition.lineno)
     column = getattr(node, "col_offset", 0)
-    return Finding(
-        _shown(module.path), line, column, rule.name, rule.severity, rule.message, rule.source, reached.kernel
-    )
+    path = _shown(reached.module.path)
+    return Finding(path, line, column, rule.name, severity, rule.message, rule.source, reached.kernel)
 
 
 def _shown(path: Path) -> str:
@@ -121,11 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--strict", action="store_true", help="refuse warnings too")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="strict", help="vendor warns of what it takes")
+    parser.add_argument("--nki", choices=VERSIONS, default=chosen().nki, help="the version of the language")
     options = parser.parse_args(arguments)
     missing = [str(path) for path in options.paths if not path.exists()]
     if missing:
         parser.error(f"no such file or folder: {', '.join(missing)}")
-    findings, count = lint(options.paths)
+    findings, count = lint(options.paths, options.nki)
     if not count:
         parser.error(f"no kernel in {', '.join(map(str, options.paths))}; give files or folders with kernels")
     if options.policy == "vendor":

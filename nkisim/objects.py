@@ -1,15 +1,20 @@
-"""NKIObject, the memory regions, and the virtual register: the plain objects of the language."""
+"""NKIObject, the memory regions, the virtual register and the scalar: the plain objects of the language."""
 
 from __future__ import annotations
 
+import operator as _operators
 from collections.abc import Callable
 from dataclasses import MISSING, Field
 from enum import Enum
 from inspect import Parameter, Signature
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from nkisim.errors import RegisterMisuse
+
+_NO_VALUE = "the {} has no value while a kernel is traced; {}"
 
 
 class NKIObject:
@@ -96,12 +101,14 @@ class VirtualRegister(NKIObject):
     """A 32-bit scalar of the engine sequencers, known only at run time.
 
     Python arithmetic, int(), range() and comparisons raise TypeError, as they would while a
-    kernel is traced. `while register:` is the deprecated spelling of nl.while_loop and works.
+    kernel is traced. `while register:` is the deprecated spelling of nl.while_loop, which works in 0.6 only.
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
         self.state = state
         self.frozen = frozen
+        # the launch is of a version in which Python runs the kernel
+        self.traced = False
 
     def value(self, op: str) -> int:
         """Return the run-time value for an instruction.
@@ -125,12 +132,12 @@ class VirtualRegister(NKIObject):
         self.state = (int(value) + 2**31) % 2**32 - 2**31 if not 0 <= value < 2**32 else int(value)
 
     def __bool__(self) -> bool:
+        if self.traced:
+            raise TypeError(_NO_VALUE.format("VirtualRegister", "branch with nl.while_loop, count with nl.fori_loop"))
         return self.value("while") != 0
 
     def __int__(self) -> int:
-        raise TypeError(
-            "a VirtualRegister has no value while a kernel is traced; use it as scalar_offset or with register_store"
-        )
+        raise TypeError(_NO_VALUE.format("VirtualRegister", "use it as scalar_offset or with register_store"))
 
     __index__ = __int__
 
@@ -146,3 +153,96 @@ class VirtualRegister(NKIObject):
 
     def __repr__(self) -> str:
         return f"VirtualRegister({self.state})"
+
+
+class NkiScalar(NKIObject):
+    """One integer on the device, int32 or int64, known only at run time; nisa.scalar_load makes it.
+
+    `+`, `-` and `*` with an int or a scalar of the same dtype are traced and give a new scalar, which wraps at its
+    width. A comparison of int32 is traced too, and its result cannot be used.
+    """
+
+    def __init__(self, state: int, dtype: str | None = None, is_comparison: bool = False) -> None:
+        self.dtype = dtype or "int32"
+        half = 1 << (int(self.dtype[3:]) - 1)
+        self.state = (int(state) + half) % (2 * half) - half
+        self.is_comparison = is_comparison
+
+    def value(self, op: str) -> int:
+        """Return the run-time value for an instruction.
+
+        Raises:
+            RegisterMisuse: it is the result of a comparison.
+        """
+        if self.is_comparison:
+            found = "is the result of a comparison of scalars"
+            raise RegisterMisuse(op, "scalar", found, "compute the condition in SBUF and load it with scalar_load")
+        return self.state
+
+    def _other(self, name: str, other: object) -> int:
+        """Return the value of the other side of an operator."""
+        if isinstance(other, NkiScalar):
+            if other.dtype != self.dtype:
+                found = f"are {self.dtype} and {other.dtype}"
+                raise RegisterMisuse(name, "scalars", found, "load both from tiles of one dtype")
+            return other.value(name)
+        if type(other) is not int and not isinstance(other, np.integer):
+            raise RegisterMisuse(name, "operand", f"is {other!r:.60}", "an int or an NkiScalar is needed")
+        number, half = int(other), 1 << (int(self.dtype[3:]) - 1)
+        if not -half <= number < half:
+            raise RegisterMisuse(name, "operand", f"is {number}", f"it must fit {self.dtype}; load an int64 scalar")
+        return number
+
+    def __neg__(self) -> NkiScalar:
+        return NkiScalar(-self.value("-"), self.dtype)
+
+    def __bool__(self) -> bool:
+        raise TypeError(_NO_VALUE.format("NkiScalar", "branch with nl.while_loop, count with nl.fori_loop"))
+
+    def __int__(self) -> int:
+        raise TypeError(_NO_VALUE.format("NkiScalar", "use it as scalar_offset or as a bound of nl.fori_loop"))
+
+    __index__ = __int__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"NkiScalar({self.state}, {self.dtype!r})"
+
+
+Operator = Callable[[NkiScalar, object], NkiScalar]
+
+
+def _arithmetic(name: str, function: Callable[[int, int], int], reverse: bool) -> Operator:
+    def operator(self: NkiScalar, other: object) -> NkiScalar:
+        mine, theirs = self.value(name), self._other(name, other)
+        return NkiScalar(function(theirs, mine) if reverse else function(mine, theirs), self.dtype)
+
+    return operator
+
+
+def _comparison(name: str, function: Callable[[int, int], bool]) -> Operator:
+    def operator(self: NkiScalar, other: object) -> NkiScalar:
+        if self.dtype == "int64":
+            raise RegisterMisuse(name, "scalar", "is int64", "64 bits have +, - and * alone; compare in SBUF")
+        return NkiScalar(function(self.value(name), self._other(name, other)), self.dtype, is_comparison=True)
+
+    return operator
+
+
+def _refused(name: str) -> Callable[[NkiScalar, object], NoReturn]:
+    def operator(self: NkiScalar, _other: object = None) -> NoReturn:
+        raise RegisterMisuse(name, "scalar", "has no such operator", "it has +, - and *; compute the rest in SBUF")
+
+    return operator
+
+
+for _name in ("add", "sub", "mul"):
+    setattr(NkiScalar, f"__{_name}__", _arithmetic(f"NkiScalar.{_name}", getattr(_operators, _name), reverse=False))
+    setattr(NkiScalar, f"__r{_name}__", _arithmetic(f"NkiScalar.{_name}", getattr(_operators, _name), reverse=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(NkiScalar, f"__{_name}__", _comparison(f"NkiScalar.{_name}", getattr(_operators, _name)))
+for _name in ("truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+    setattr(NkiScalar, f"__{_name}__", _refused(f"NkiScalar.{_name}"))
+    setattr(NkiScalar, f"__r{_name}__", _refused(f"NkiScalar.{_name}"))
+for _name in ("abs", "invert", "pos"):
+    setattr(NkiScalar, f"__{_name}__", _refused(f"NkiScalar.{_name}"))

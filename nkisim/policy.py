@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from nkisim import versions
 from nkisim.errors import BadLaunch
 
 
@@ -49,6 +50,8 @@ class Policy:
             Default: "raise".
         seed: start of the random generators, which are undocumented on the hardware.
             Default: 0.
+        nki: the version of the language, "0.6" (the compiler parses kernels) or "0.7" (it runs them in Python).
+            Default: None, which is NKISIM_NKI, and without it "0.6".
 
     Raises:
         BadLaunch: the times of such a launch would be wrong.
@@ -68,6 +71,7 @@ class Policy:
     enums: str = "members"
     inner_kernels: str = "raise"
     seed: int = 0
+    nki: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -80,8 +84,14 @@ class Policy:
             allowed = "without addresses all tensors alias and times are wrong; leave capacity on, or recording off"
             raise BadLaunch("Policy", "capacity", found, allowed)
 
+    @property
+    def traced(self) -> bool:
+        """Python runs the kernel, and every call of the language is traced: NKI 0.7."""
+        return self.nki == "0.7"
+
 
 _CHOICES: dict[str, tuple[object, ...]] = {
+    "nki": (None, *versions.VERSIONS),
     "unwritten_read": ("raise", "sentinel"),
     "unwritten_output": ("raise", "warn", "allow"),
     "capacity": (True, False, "warn"),
@@ -111,6 +121,7 @@ _USED: ContextVar[Policy | None] = ContextVar("policy", default=None)
 def chosen(policy: Policy | str | None = None) -> Policy:
     """Return the policy of a launch: as given, else of `using`, else of NKISIM_POLICY, else strict.
 
+    One that names no version of the language gets that of `using`, else of NKISIM_NKI, else 0.6.
     NKI_PRECISE_FP=0, the only variable of the official simulator that changes numbers, applies to all.
 
     Raises:
@@ -122,6 +133,10 @@ def chosen(policy: Policy | str | None = None) -> Policy:
         if policy not in POLICIES:
             raise BadLaunch("policy", None, f"is {policy!r}", f"it can be {', '.join(POLICIES)}")
         policy = POLICIES[policy]
+    if policy.nki is None:
+        used = _USED.get()
+        version = used.nki if used else os.environ.get(versions.VARIABLE, versions.VERSIONS[0])
+        policy = replace(policy, nki=version)
     return replace(policy, precise_fp=False) if os.environ.get("NKI_PRECISE_FP", "1") == "0" else policy
 
 

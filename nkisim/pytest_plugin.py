@@ -1,4 +1,4 @@
-"""pytest: `nki_kernel` runs a kernel and holds it against its law; the marker `nki_latency` bounds its time."""
+"""pytest: `nki_kernel` holds a kernel against its law, the marker `nki_latency` bounds its time; `--nki`: a version."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from nkisim.launch import Kernel, jit, run
 from nkisim.policy import Policy, chosen
 from nkisim.timeline.drawing import clock
 from nkisim.timeline.schedule import Schedule, schedule
+from nkisim.versions import VARIABLE, VERSIONS
 
 
 @dataclass
@@ -149,9 +150,18 @@ def too_slow(name: str, result: Schedule, max_us: float) -> str:
 RUNS = pytest.StashKey[KernelRuns]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Choose the version of the language for every launch that names none."""
+    parser.addoption("--nki", choices=VERSIONS, help=f"the version of NKI that kernels run in (default: ${VARIABLE})")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Answer to `import nki` where the vendor's is absent, and tell pytest the marker."""
     install()
+    if config.getoption("nki"):
+        used = pytest.MonkeyPatch()
+        used.setenv(VARIABLE, config.getoption("nki"))
+        config.add_cleanup(used.undo)
     config.addinivalue_line(
         "markers",
         "nki_latency(max_us): what nki_kernel runs takes at most max_us microseconds (simulated)",

@@ -21,8 +21,8 @@ def simulate_ranks(
     Raises:
         BadLaunch: the number of argument tuples is not `world`.
     """
-    kernel = jit(kernel)
     rules = chosen(policy)
+    kernel = jit(kernel).launched(rules)
 
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         get_nc_version()

@@ -69,8 +69,8 @@ def _typed(requested: Mapping[str, Any]) -> dict[str, Any]:
 def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: Allowed | None = None) -> Request:
     """The engine's request for a prompt and vLLM's sampling parameters, which `check_request` has passed.
 
-    vLLM cuts at stops, ends and limits, so the engine may go on to the context's end. `allowed` are the masks of a
-    structured request.
+    vLLM cuts at stop strings; the engine ends at its ids and limits by itself, so that no step runs for a request that
+    has its answer. `allowed` are the masks of a structured request.
     """
     params = Params(
         float(sampling.temperature),
@@ -86,10 +86,12 @@ def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: A
         tuple(map(tuple, sampling.bad_words_token_ids or ())),
         sampling.min_tokens,
     )
+    end = () if sampling.eos_token_id is None else (sampling.eos_token_id,)
     return Request(
         ids,
         params,
-        shape.max_len,
+        min(sampling.max_tokens or shape.max_len, shape.max_len),
+        (*end, *(sampling.stop_token_ids or ())),
         allowed=(allowed or _NO_MASK) if sampling.structured_outputs is not None else None,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,

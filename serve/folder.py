@@ -91,7 +91,8 @@ def _fill(folder: Path, bundle: Bundle) -> None:
 
 def vllm_config(bundle: Bundle) -> dict[str, object]:
     """The target's configuration under the names of a Qwen3 checkpoint's config.json."""
-    raw = dataclasses.asdict(bundle.spec.target_config)
+    config = bundle.spec.target_config
+    raw = dataclasses.asdict(config) | {"rope_scaling": config.rope_scaling and config.rope_scaling.stated()}
     ends = list(raw.pop("eos_token_ids"))
     return raw | {
         "architectures": ["Qwen3ForCausalLM"],

@@ -248,7 +248,12 @@ def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
     # vLLM calls this again in its engine's process, with the settings of the first
     if speculative is not None and speculative.method != _OURS:
         raise UserError("speculative-config was given; the bundle brings its draft and its k, leave it out")
-    if parallel.world_size != 1 or parallel.data_parallel_size != 1:
+    if parallel.data_parallel_size != 1:
+        raise UserError(
+            f"data-parallel-size is {parallel.data_parallel_size}; a server runs one copy of the bundle, start one for "
+            "each copy and a router in front of them"
+        )
+    if parallel.world_size != 1:
         raise UserError("a parallel size was given; one process runs all ranks of the bundle, leave it out")
     if model.max_model_len != spec.max_len:
         raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {spec.max_len}, leave it out")

@@ -1,4 +1,4 @@
-"""vLLM's scheduler, which also ends a request that the worker could not go on with; the others run on."""
+"""vLLM's scheduler, with two additions: first ids come first, and a request that cannot go on ends alone."""
 
 from __future__ import annotations
 
@@ -11,21 +11,41 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 @dataclass
 class StepOutput(ModelRunnerOutput):
-    """A step's output, and the names of the requests that ended in it with an error."""
+    """A step's output, the names of the requests that ended in it with an error, and whether the next step runs."""
 
     failed: set[str] = field(default_factory=set)
+    begun: bool = False
 
 
 class BundleScheduler(Scheduler):
-    """A request has blocks for a second step, which may begin before the first is read.
+    """New requests come one in a call, and alone unless a step has begun, so that a first id goes out when it is there.
 
-    A failed request ends as one whose grammar does not compile: its client gets a 500, or an error in the stream."""
+    A request has blocks for a second step, which may begin before the first is read. A failed request ends as one whose
+    grammar does not compile: its client gets a 500, or an error in the stream.
+    """
+
+    max_num_active_reqs: int
+    _begun, _stuck = False, False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_lookahead_tokens = self.num_spec_tokens + 1
 
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        most, ready = self.max_num_active_reqs, not all(self._is_blocked_waiting_status(r.status) for r in self.waiting)
+        if ready and len(self.running) < most:
+            self.max_num_active_reqs = len(self.running) + 1
+            if not (self._begun or self._stuck):
+                for request in self.running:
+                    request.next_decode_eligible_step = self.current_step + 2
+        output = super().schedule(throttle_prefills)
+        self.max_num_active_reqs = most
+        # a request that waits for blocks lets those run that will free them
+        self._stuck = not output.num_scheduled_tokens
+        return output
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self._begun = getattr(model_runner_output, "begun", False)
         failed: set[str] = getattr(model_runner_output, "failed", set())
         for name in failed & self.requests.keys():
             # what the engine has cleared is no prompt's beginning any more

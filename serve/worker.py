@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.bundle.opening import open_bundle
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class BundleWorker(WorkerBase):
-    """Continuous batching over our engine. vLLM ends requests: it cuts at stops, ends and limits inside a block.
+    """Continuous batching over our engine. vLLM cuts at stops, ends and limits inside a block, as the engine does.
 
     vLLM runs no more requests than a bundle has slots, so the engine always has one free; and it owns the blocks of the
     caches: which request has which, whose beginnings are shared, who loses them to others.
@@ -125,11 +125,9 @@ class BundleWorker(WorkerBase):
         for name in scheduler_output.finished_req_ids & self.requests.keys():
             self._forget(name)
         for name in (scheduler_output.preempted_req_ids or set()) & self.numbers.keys():
-            number = self.numbers.pop(name)
-            self.drawn[name] = self.engine.drawn(number)
-            self.engine.cancel(number)
+            self.drawn[name] = self.engine.preempt(self.numbers.pop(name))
         if not scheduler_output.num_scheduled_tokens:
-            return EMPTY_MODEL_RUNNER_OUTPUT
+            return StepOutput([], {}, begun=self.engine.begun)
         for data in scheduler_output.scheduled_new_reqs:
             self.requests[data.req_id] = tuple(data.prompt_token_ids or ()), data.sampling_params
         if scheduler_output.has_structured_output_requests:
@@ -165,8 +163,8 @@ class BundleWorker(WorkerBase):
         events = self._end()
         while pieces and self.engine.begun:
             events += self._end()
-        if not self.engine.begun:
-            # vLLM and the clients get the ids while the next step runs
+        if not (pieces or self.engine.begun):
+            # vLLM and the clients get the ids while the next step runs; a first id goes out before anything else
             self.engine.begin()
             if self.engine.begun:
                 self.metrics.begin()
@@ -257,6 +255,7 @@ class BundleWorker(WorkerBase):
             sampled_token_ids=ids,
             logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
             failed=failed,
+            begun=self.engine.begun,
             prompt_logprobs_dict={
                 name: _of_prompt(self.requests[name][0], event.prompt_scores)
                 for name, event in zip(names, of_names, strict=True)

@@ -13,6 +13,9 @@ import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
 from model.serving import memory_maps
 from nkisim import machine
 from tests import executables, last_few
+from tests.model.family import family
+
+__all__ = ["family"]
 
 # the plugin also where nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
@@ -38,8 +41,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _graphs_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """XLA compiles a graph once in a session, whichever worker needs it."""
+def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """JAX traces and XLA compiles a graph once in a session, whichever worker needs it."""
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         executables.share((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executables", patch)

@@ -1,13 +1,16 @@
-"""Compiled graphs of the test session on disk, shared by its workers: XLA compiles each graph once.
+"""Traces and compiled graphs of the test session on disk, shared by its workers: each graph is made once.
 
-Named by the digest of everything that compiling reads: the proto, the weights' form, the options, the
-number of devices, the compiler's version and the code of the seam. Only tests use this: a bundle has no executables.
+A trace is named by its spec and graph, an executable by the digest of everything that compiling reads: the proto, the
+weights' form, the options, the number of devices, the compiler's version and the code of the seam. Only tests use
+this: a bundle has no executables. A test that changes what is traced calls `compile.graph.trace.lower_graph`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +18,53 @@ import jaxlib
 import pytest
 from jaxlib import xla_client
 
+import compile.build
+from compile.graph.trace import lower_graph
 from model.bundle.graph_spec import GraphSpec
+from model.bundle.spec import BundleSpec
 from model.serving import columns, pjrt, quicker
 
-_COMPILE = pjrt.compile_hlo
+COMPILE = pjrt.compile_hlo
 _CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, quicker))
+# where processes that a test starts find the folder
+VARIABLE = "TESTS_EXECUTABLES"
+
+
+def _written(file: Path, content: bytes) -> None:
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(file)
 
 
 def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let every graph of this process be compiled once, into the folder."""
+    """Let every graph of this process be traced and compiled once, into the folder."""
     folder.mkdir(exist_ok=True)
+    patch.setenv(VARIABLE, str(folder))
+
+    def traced(spec: BundleSpec, graph: GraphSpec) -> bytes:
+        # the models' names are for people
+        unnamed = dataclasses.replace(spec, target="", draft="")
+        file = folder / hashlib.sha256(repr((unnamed, graph)).encode()).hexdigest()
+        if not file.exists():
+            _written(file, lower_graph(spec, graph))
+        return file.read_bytes()
 
     def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None) -> Any:
         if devices[0].platform != "cpu":
-            return _COMPILE(proto, devices, graph)
+            return COMPILE(proto, devices, graph)
         listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
         read = [repr(graph), [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
         file = folder / hashlib.sha256(proto + repr(read).encode()).hexdigest()
         if file.exists():
             return client.deserialize_executable(file.read_bytes(), listed, None)
-        made = _COMPILE(proto, devices, graph)
-        temporary = file.with_suffix(f".{id(made)}")
-        temporary.write_bytes(made.serialize())
-        temporary.replace(file)
+        made = COMPILE(proto, devices, graph)
+        _written(file, made.serialize())
         return made
 
+    patch.setattr(compile.build, "lower_graph", traced)
     patch.setattr(pjrt, "compile_hlo", compile_hlo)
+
+
+def share_with_parent() -> None:
+    """The same in a process that a test has started, for the rest of its life."""
+    share(Path(os.environ[VARIABLE]), pytest.MonkeyPatch())

@@ -1,5 +1,7 @@
 """`python -m bench.kernels [--json] [--only TEXT]`: each kernel and case, simulated; `--explain` takes one apart.
 
+`--library CHECKOUT` runs the kernels of nki-library beside ours.
+
 Times are simulated by nkisim's timeline. Where the vendor's `nki` can be imported the same command also
 measures on the device, and the simulated column comes from a second process; that half is untried.
 """
@@ -17,8 +19,9 @@ from typing import Any
 
 import nkisim
 from bench.kernels.case import Case
-from bench.kernels.cases import CASES
-from bench.kernels.explain import bound_ns, explained
+from bench.kernels.cases import CASES, PROMPT_ATTENTION
+from bench.kernels.explain import bound_ns, explained, prompt_bound_ns
+from bench.kernels.library import beside
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
@@ -37,7 +40,8 @@ _SIMULATED_BY = (
 
 def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
     """Run a case once and read its timeline: one row of the table. `written` keeps the recording."""
-    policy = nkisim.Policy(recording=True)
+    # times do not depend on values
+    policy = nkisim.Policy(recording=True, numerics=False)
     recording = nkisim.run(case.kernel[case.lnc], case.arguments(), policy=policy).recording
     if written:
         save(written, recording.events, {"kernel": case.full_name})
@@ -111,10 +115,11 @@ def recorded(case: Case, numerics: bool = True) -> Any:
 
 
 def explain(case: Case) -> str:
-    """The critical path of a case by stage; for verification attention, also the bound of every order of steps."""
+    """The critical path of a case by stage; for attention, also the bound of every order of steps."""
     lines = [case.full_name, "", explained(recorded(case, numerics=False))]
     if case.dims:
-        lines += ["", f"No order of steps takes less than {bound_ns(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]
+        bound = prompt_bound_ns if case in PROMPT_ATTENTION else bound_ns
+        lines += ["", f"No order of steps takes less than {bound(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]
     return "\n".join(lines)
 
 
@@ -126,7 +131,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--recording", type=Path, help="write the events of the one chosen case, for nkisim.report")
     parser.add_argument("--picture", type=Path, help="draw the timeline of the one chosen case, SVG")
     parser.add_argument("--explain", action="store_true", help="the critical path of the one chosen case, by stage")
+    parser.add_argument("--library", type=Path, help="a checkout of nki-library: its kernels beside ours")
     options = parser.parse_args(arguments)
+    if options.library:
+        print(beside(options.library))
+        return
     exact = [case for case in CASES if options.only == case.full_name]
     chosen = exact or [case for case in CASES if options.only in case.full_name]
     if not chosen:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from bench.kernels.case import Case, normal
-from bench.kernels.layer import DECODE_LAYER
+from bench.kernels.layer import DECODE_LAYER, PROMPT_PRODUCTS
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
+from nki_kernels.attention.key_chunks import BLOCK
 from nki_kernels.attention.merge import merge_attention_kernel
 from nki_kernels.attention.paged import verify_attention_paged_kernel
+from nki_kernels.attention.prompt import prompt_attention_kernel
 from nki_kernels.attention.verify import verify_attention_kernel
 from nki_kernels.roofline import AttentionDims
 
@@ -83,4 +85,30 @@ VERIFY_ATTENTION = (
     ),
 )
 
-CASES: tuple[Case, ...] = VERIFY_ATTENTION + SAMPLING + DECODE_LAYER
+
+def prompt_arguments(d: AttentionDims) -> tuple[Any, ...]:
+    """Arguments of prompt_attention_kernel: the last rows of a sequence whose blocks are in shuffled order."""
+    q, tiles = normal((1, d.heads, d.candidates, d.dim), d.itemsize), d.slots // BLOCK
+    pool = normal((tiles, d.kv_heads, BLOCK, d.dim), d.itemsize)
+    table = np.random.default_rng(0).permutation(tiles).astype(np.int32)[None]
+    return q, pool, pool.copy(), np.array([[d.slots - d.candidates]], np.int32), table
+
+
+def prompt_attention_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
+    """One case from (C, S, H, G, D, bytes per number)."""
+    count, slots, heads, kv_heads, dim, itemsize = dims
+    d = AttentionDims(1, heads, kv_heads, count, slots, dim, itemsize)
+    name = f"C{count}-S{slots}-H{heads}-G{kv_heads}-D{dim}-" + ("bf16" if itemsize == 2 else "fp32")
+    cost = partial(roofline.prompt_attention, d)
+    return Case(name, prompt_attention_kernel, partial(prompt_arguments, d), cost, lnc, d)
+
+
+# the Qwen3-32B shard at TP 32
+PROMPT_ATTENTION = (
+    *(prompt_attention_case((2048, slots, 2, 1, 128, 2)) for slots in (2048, 4096, 8192)),
+    *(prompt_attention_case((count, 8192, 2, 1, 128, 2)) for count in (128, 512)),
+    prompt_attention_case((2048, 8192, 2, 1, 128, 2), lnc=2),
+    prompt_attention_case((512, 4096, 2, 1, 128, 4)),
+)
+
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS

@@ -1,10 +1,12 @@
 """A kernel's simulated time: its critical path by stage, and for attention a bound from the chip's constants.
 
-The bound is the longer of two paths. Values: the first transfer starts, the DMA engines move the cache and the rows
-without a pause, and after the last byte one product of the least width, one pass of the Vector Engine over a row's D
-numbers and one store remain. Keys: all of them travel first, and after the last one a product, a maximum, an
+Verification: the bound is the longer of two paths. Values: the first transfer starts, the DMA engines move the cache
+and the rows without a pause, and after the last byte one product of the least width, one pass of the Vector Engine over
+a row's D numbers and one store remain. Keys: all of them travel first, and after the last one a product, a maximum, an
 exponential and a second product follow each other, one column each. All other work counts as hidden, and the Tensor
 Engine runs at full clock. Two cores halve the sequences and share the stack's bandwidth.
+
+Prompts: the Vector Engine alone takes maxima, of one number a cycle and partition; every score passes it once.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.table import markdown
-from nki_kernels.roofline import AttentionDims, verify_attention
+from nki_kernels.roofline import AttentionDims, prompt_attention, verify_attention
 from nkisim.event import Event
 from nkisim.timeline.costs.dma import is_store
 from nkisim.timeline.schedule import Schedule, schedule
@@ -100,6 +102,12 @@ def bound_ns(d: AttentionDims, cores: int = 1) -> float:
     values = _arrival_ns(d, cores, 1.0) + _product_ns()
     keys = _arrival_ns(d, cores, 0.5) + 2 * _product_ns() + softmax
     return max(values, keys) + _result_ns(d)
+
+
+def prompt_bound_ns(d: AttentionDims, cores: int = 1) -> float:
+    """Nanoseconds that no order of prompt attention with exact maxima can beat: one pass over all visible scores."""
+    scores = prompt_attention(d).flops / (4 * d.dim)
+    return scores / (cores * PARTITIONS * TRN2.at("nominal").vector_ghz)
 
 
 def best_share(d: AttentionDims, cores: int = 1) -> float:

@@ -16,6 +16,7 @@ from nki_kernels.layer.attention import decode_attention_kernel
 from nki_kernels.layer.host import place
 from nki_kernels.layer.mlp import decode_mlp_kernel
 from nki_kernels.layer.pack_weights import BANK, block_width, pack_qkv
+from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
 from nki_kernels.roofline import AttentionDims
 
 BF16 = 2
@@ -104,6 +105,39 @@ def attention_case(shard: Shard, lnc: int = 1) -> Case:
 DRAFTS = tuple(Shard(model, tp, batch, 1) for model in ("1.7B", "0.6B") for tp in (4, 8, 32) for batch in (1, 4))
 TARGET = Shard("32B", 32, 4, 8)
 ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
+
+# rows of a prompt's chunk
+CHUNKS = (128, 512, 2048)
+
+
+def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
+    """A prompt's products of a shard's layer: the MLP half, queries with keys and values, the output projection."""
+    hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
+    d, name = attention_dims(shard), f"{shard.model}-tp{shard.tp}-C{rows}"
+    width, heads = (d.heads + 2 * d.kv_heads) * d.dim, d.heads * d.dim
+
+    def mlp() -> tuple[Any, ...]:
+        return normal((rows, hidden), BF16), normal((hidden,), BF16), packed(hidden, inner, 2), packed(inner, hidden)
+
+    def qkv() -> tuple[Any, ...]:
+        # pack_qkv has two blocks of whole heads here
+        return normal((rows, hidden), BF16), normal((2, hidden, width // 2), BF16)
+
+    def out() -> tuple[Any, ...]:
+        return normal((rows, heads), BF16), packed(heads, hidden)
+
+    product = partial(partial, roofline.prompt_product, rows)
+    return (
+        Case(name, prompt_mlp_kernel, mlp, partial(roofline.prompt_mlp, rows, hidden, inner, BF16), lnc),
+        Case(f"{name}-qkv", prompt_product_kernel, qkv, product(hidden, width, BF16), lnc),
+        Case(f"{name}-out", prompt_product_kernel, out, product(heads, hidden, BF16), lnc),
+    )
+
+
+PROMPT_PRODUCTS = (
+    *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
+    *prompt_cases(TARGET, 2048, lnc=2),
+)
 
 DECODE_LAYER = (
     *(make(shard) for shard in (*DRAFTS, TARGET) for make in (attention_case, mlp_case)),

@@ -11,6 +11,7 @@ fp32, without its prefix cache (a tier's prompts are sent in every round). The g
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -39,15 +40,15 @@ _BY_POSITION, _STEPS = "spec_decode_per_position_acceptance_rates", "spec_decode
 Rows = list[dict[str, Any]]
 
 
-def command(endpoint: Endpoint, dataset: Path, result: Path, options: argparse.Namespace) -> list[str]:
-    """One run of the public client over a file of prompts, greedy."""
+def command(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> list[str]:
+    """One run of the public client over a file of prompts, greedy, so many requests at once."""
     chat = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
             "--extra-body", '{"chat_template_kwargs": {"enable_thinking": false}}']  # fmt: skip
     plain = ["--backend", "openai", "--endpoint", "/v1/completions"]
     flags = {
         "base-url": endpoint.address, "model": endpoint.model, "tokenizer": options.tokenizer or endpoint.model,
         "dataset-name": "custom", "dataset-path": dataset, "custom-output-len": options.tokens,
-        "num-prompts": options.requests, "max-concurrency": options.concurrency, "num-warmups": options.concurrency,
+        "num-prompts": options.requests, "max-concurrency": clients, "num-warmups": clients,
         "temperature": 0, "seed": options.seed, "percentile-metrics": "ttft,tpot,e2el", "result-filename": result,
     }  # fmt: skip
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
@@ -69,17 +70,18 @@ def figures(result: Path, asked: int) -> dict[str, Any]:
 
 
 def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: argparse.Namespace, folder: Path) -> Rows:
-    """A row for each round, tier and endpoint."""
-    rng, tiers = random.Random(options.seed), list(dict.fromkeys(p.tier for p in prompts))
-    jobs = [(n, tier) for n in range(options.rounds) for tier in rng.sample(tiers, len(tiers))]
+    """A row for each round, tier, number of clients and endpoint."""
+    rng, tiers = random.Random(options.seed), dict.fromkeys(p.tier for p in prompts)
+    cases = list(itertools.product(tiers, options.concurrency))
+    jobs = [(n, *case) for n in range(options.rounds) for case in rng.sample(cases, len(cases))]
     rows = []
-    for number, tier in each(jobs, "rounds of tiers"):
+    for number, tier, clients in each(jobs, "rounds of tiers"):
         dataset, result = folder / "prompts.jsonl", folder / "result.json"
         lines = [json.dumps({"prompt": p.text}) for p in prompts if p.tier == tier]
         dataset.write_text("\n".join(lines) + "\n", encoding="utf-8")
         for name in rng.sample(list(endpoints), len(endpoints)):
             result.unlink(missing_ok=True)
-            run = command(endpoints[name], dataset, result, options)
+            run = command(endpoints[name], dataset, result, clients, options)
             try:
                 done = subprocess.run(run, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False)
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -87,24 +89,37 @@ def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: arg
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
                 raise UserError(f"vllm bench serve failed: {reason}")
-            rows.append(
-                {"round": number, "tier": tier, "endpoint": name, "source": "wall"} | figures(result, options.requests)
-            )
+            row = {"round": number, "tier": tier, "clients": clients, "endpoint": name, "source": "wall"}
+            rows.append(row | figures(result, options.requests))
     return rows
 
 
 def summary(rows: Rows, green: bool) -> Rows:
-    """Medians over rounds of each tier and endpoint; the speedup of a tier, if the gate is green, is the median over
-    rounds of the baseline's time per token over the other's."""
+    """Medians over rounds of each tier, number of clients and endpoint.
+
+    If the gate is green, `speedup` is the median over rounds of the baseline's time per token over the endpoint's, and
+    `of_best` that of the tokens a second over those of the better of the two that never change their k.
+    """
+
+    def case(row: dict[str, Any]) -> tuple[str, int]:
+        return row["tier"], row["clients"]
+
     found = []
-    for tier, name in dict.fromkeys((r["tier"], r["endpoint"]) for r in sorted(rows, key=lambda r: r["tier"])):
-        own = [r for r in rows if (r["tier"], r["endpoint"]) == (tier, name)]
-        known = {figure: [r[figure] for r in own if r[figure] is not None] for figure in FIGURES}
-        row: dict[str, Any] = {"tier": tier, "endpoint": name, "rounds": len(own)}
+    for tier, clients, name in dict.fromkeys((*case(r), r["endpoint"]) for r in sorted(rows, key=case)):
+        here = [r for r in rows if case(r) == (tier, clients)]
+        own = {r["round"]: r for r in here if r["endpoint"] == name}
+        known = {figure: [r[figure] for r in own.values() if r[figure] is not None] for figure in FIGURES}
+        row: dict[str, Any] = {"tier": tier, "clients": clients, "endpoint": name, "rounds": len(own)}
         row |= {figure: statistics.median(values) for figure, values in known.items() if values}
-        alone = {r["round"]: r["median_tpot_ms"] for r in rows if (r["tier"], r["endpoint"]) == (tier, BASELINE)}
+
+        def over(other: str, figure: str, here: Rows = here, own: dict[int, Any] = own) -> float | None:
+            ratios = [own[r["round"]][figure] / r[figure] for r in here if r["endpoint"] == other]
+            return statistics.median(ratios) if ratios else None
+
         if green and name != BASELINE:
-            row["speedup"] = statistics.median(alone[r["round"]] / r["median_tpot_ms"] for r in own)
+            row["speedup"] = 1 / (over(BASELINE, "median_tpot_ms") or 1)
+            fixed = [over(other, "output_throughput") for other in (BASELINE, FIXED) if other != name]
+            row["of_best"] = min(ratio for ratio in fixed if ratio is not None)
         found.append(row)
     return found
 
@@ -125,13 +140,19 @@ def acceptance(rows: Rows, draft: str) -> Rows:
 
 
 def table(rows: Rows) -> str:
-    """A line for each tier and endpoint."""
-    heads = ("tokens/s", "TTFT ms", "TPOT ms", "E2E ms", "tokens/step", "times the baseline")
+    """A line for each tier, number of clients and endpoint."""
+    heads = ("tokens/s", "TTFT ms", "TPOT ms", "E2E ms", "tokens/step", "times the baseline", "times the best fixed k")
+    numbers = (*FIGURES, "speedup", "of_best")
     lines = [
-        [r["tier"], r["endpoint"], *(f"{r[name]:.2f}" if name in r else "" for name in (*FIGURES, "speedup"))]
+        [r["tier"], str(r["clients"]), r["endpoint"], *(f"{r[name]:.2f}" if name in r else "" for name in numbers)]
         for r in rows
     ]
-    return markdown(["prompts", "endpoint", *(f"{head} (wall)" for head in heads)], lines)
+    return markdown(["prompts", "clients", "endpoint", *(f"{head} (wall)" for head in heads)], lines)
+
+
+def _counts(text: str) -> list[int]:
+    """Counts with commas between them."""
+    return [count()(part) for part in text.split(",")]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -147,7 +168,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "--prompt-set", default="demo", help="demo, random, article, pod, synthetic, a file; with commas"
     )
     parser.add_argument("--requests", type=count(), default=60, help="of each tier, round and endpoint (default: 60)")
-    parser.add_argument("--concurrency", type=count(), default=4, help="requests at once (default: 4)")
+    parser.add_argument("--concurrency", type=_counts, default=[4], help="requests at once; with commas (default: 4)")
     parser.add_argument("--rounds", type=count(), default=2, help="each in random order (default: 2)")
     parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
     parser.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")

@@ -111,10 +111,9 @@ QUESTIONS = (
              how="compare with fp64"),
     Question("decode_attention", "is a product of fp32 numbers with a permutation of zeros and ones exact",
              "yes: both passes of fp32 add up to the number", how="compare bits"),
-    Question("decode_attention, stores of results", "may `tensor_copy` move PSUM partitions 0 to 31 to SBUF "
-             "partitions 32, 64 or 96", "yes, as the start partition rule says", how="compile, compare"),
-    Question("decode_attention, two cores", "does a barrier on the value cache order scattered rows before the other "
-             "core's loads", "yes, as `core_barrier` says of the tensor", how="repeat, compare bits"),
+    Question("decode_mlp, decode_attention", "may `nc_matmul` tile the array's columns (`tile_size` (128, 32)), which "
+             "its text allows and its parameter list does not", "yes, as the vendor's own kernels do",
+             how="compile, compare"),
     Question("stream_weights", "what rate do transfers of 8 KiB rows reach while small transfers share the engines",
              "26 B/ns per engine, 9 ns per row", how="profile, bytes per time"),
     Question("model/on_device", "does torch see what a kernel writes to a cache that it takes but does not return",
@@ -135,6 +134,27 @@ QUESTIONS = (
              "dimensions that do not merge, or a step of 32768 elements", "refused", how="compile a copy of each"),
     Question("nkisim: rand_set_state", "do the GpSimd lanes of a tile that starts at partition 32 count from 0 or "
              "from 32", "from 0, the tile's first partition", how="set, draw and read back at two starts"),
+    Question("nkisim: NKI 0.7, scalars", "what do `scalar_load`, `scalar_store` and `+`, `-`, `*` of scalars cost, "
+             "and do they wait for a queue", "the time of a register's load and store", how="profile a loop of each"),
+    Question("nkisim: NKI 0.7, scalars", "is `scalar == None` decided in Python by identity, or traced",
+             "refused, as every comparison with anything but an integer; `is None` works", how="trace a kernel that "
+             "tests one"),
+    Question("nkisim: NKI 0.7, grids", "what is `element_shape` where an integer took a leading dimension, "
+             "`is_remainder` of several cells, and `data` of several rows of tiles in SBUF", "without that dimension; "
+             "whether one of them is short; refused", how="print them in a kernel"),
+    Question("nkisim: NKI 0.7, grids", "may `nl.ndarray` take 256 rows of SBUF, as the page of `NkiBlockGrid` writes",
+             "refused; `nl.alloc_tiles` packs them", how="compile the page's example"),
+    Question("nkisim: NKI 0.7, collectives", "how much of a collective's time is its metadata, which a `_prepare` "
+             "takes ahead", "the trigger takes all of it", how="profile both forms at 4 ranks"),
+    Question("nkisim: NKI 0.7, sendrecv_compute", "what does its reduction add to `sendrecv`, and which dtypes and "
+             "operators does it take", "nothing; fp32 inside; sum, maximum, minimum", how="profile both, compare bits "
+             "in bf16"),
+    Question("nkisim: NKI 0.7, launch", "what is `program_ndim()` on two cores that `NEURON_LOGICAL_NC_CONFIG` gave",
+             "refused", how="print it"),
+    Question("nkisim: NKI 0.7, reduction registers", "does `scalar_tensor_tensor`, whose `reduce_cmd` is "
+             "`reset_reduce` by default, change the registers where it gives no result, and what does `reduce_res` "
+             "hold", "the registers are lost; a result is refused", how="read them after one"),
+    Question("nkisim: NKI 0.7, topk", "which way does `topk(sorted=True)` sort", "refused", how="sort 64 numbers"),
     Question("toolchain", "does neuronx-cc accept protos that jax wrote, with ids renumbered and layers as calls",
              "layers stay calls", step="neff"),
     Question("hlo", "does neuronx-cc read replica groups from the old field (49) or the new (87) of an instruction",

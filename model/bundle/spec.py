@@ -27,10 +27,10 @@ MAX_TP = 64
 # the most drafts of a step: the kernels take 32 rows
 MAX_K = 31
 DRAFT_GROUPS = (1, 2, 4, 8)
-# holds most first prompts of a chat; a pass over a tile of keys costs a CPU four times as much
-SHORT_PROMPT = 32
+# of a chat's first turns; on a CPU a pass over a tile of keys costs four times and twice as much
+SHORT_PROMPTS = (32, 64)
 # rows of the prompts' graphs, as far as the length reaches
-CHUNKS = (SHORT_PROMPT, 64, 128, 512, 2048)
+CHUNKS = (*SHORT_PROMPTS, 128, 512, 2048)
 # a graph of a prompt may read so many times the keys that are there
 _KEYS_STEP = 16
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
@@ -98,7 +98,7 @@ class BundleSpec:
     @property
     def short_prompts(self) -> tuple[int, ...]:
         """Rows of the prompts' graphs below the buckets: kernels take whole tiles."""
-        return (SHORT_PROMPT,) if self.kernels == "reference" else ()
+        return SHORT_PROMPTS if self.kernels == "reference" else ()
 
     @property
     def paged(self) -> bool:

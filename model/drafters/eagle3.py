@@ -38,8 +38,9 @@ from model.kernels import Kernels
 from model.ops import iota
 from model.packing import Packing
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, Shard
-from model.qwen3 import MLP, Attention, RMSNorm, rope_angles
+from model.qwen3 import MLP, Attention, RMSNorm
 from model.rank_model import RankModel
+from model.rope import Rotation, rotation
 from model.sampling import Draw
 from model.strict import Length, Range, Wrong, read
 from model.window import Window
@@ -112,7 +113,7 @@ class HeadLayer(nn.Module):
         self.mlp: MLP = backing.mlp(config, parallel, backing.kernels) if backing.mlp else MLP(config, parallel)
 
     def forward(
-        self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Tensor, cache: Cache, placement: Placement
+        self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:
         normed_BNE = self.hidden_norm(x_BNE)
         joined = torch.cat((self.input_layernorm(embeds_BNE), normed_BNE), -1)
@@ -165,7 +166,7 @@ class Eagle3Draft(RankModel):
     ) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with these rows."""
         placement = self.on_rank(placement)
-        angles = rope_angles(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
+        angles = rotation(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
         x_BNE, cache = self.parallel.ops.call(
             self.layers[0], self.embed_tokens(next_BN), x_BNE, angles, caches[0], placement
         )

@@ -13,14 +13,20 @@ from model.serving.masks import limited
 from model.serving.request import Request
 from model.serving.work import Work
 
+# steps behind the end of a request in which its client's next one is likely to arrive
+_EXPECTED = 2
+
 
 class OverlappedEngine(Engine):
     """An engine whose work may begin before `step` reads it: a step and the one after it, or prompts.
 
     Its requests queue inside (`add`), or come with slots and blocks that an outer scheduler has given them (`place`).
 
-    A request that is cancelled meanwhile has no events of the running work.
+    A request that is cancelled meanwhile has no events of the running work. Behind a `cancel`, by which a server ends
+    requests too, no step is begun early for a while: a new request's prompt would wait for it.
     """
+
+    _expecting = 0
 
     @functools.cached_property
     def _begun(self) -> deque[tuple[Work, StepOutputs]]:
@@ -36,12 +42,6 @@ class OverlappedEngine(Engine):
         """Whether the work that the next `step` reads is a chunk of a prompt."""
         return self.begun and self._begun[0][0].chunk is not None
 
-    def cancel(self, number: int) -> None:
-        super().cancel(number)
-        begun = [one for one in self._begun if any(map(self.slots.holds, one[0].slots))]
-        self._begun.clear()
-        self._begun.extend(begun)
-
     def step(self) -> list[Event]:
         """Read the work that was begun first and that a request still waits for, or run the next."""
         while self._begun:
@@ -50,9 +50,35 @@ class OverlappedEngine(Engine):
                 return self._postprocess(work, outputs)
         return super().step()
 
+    def cancel(self, number: int) -> None:
+        self._drop(number)
+        self._expecting = _EXPECTED
+
+    def preempt(self, number: int) -> list[int]:
+        """Take a seated request's place: the ids that it has drawn, with which it may be placed again."""
+        drawn = list(self.slots.find(number).result.ids)
+        self._drop(number)
+        return drawn
+
+    def _drop(self, number: int) -> None:
+        """Forget a request, and the begun work that none waits for any more."""
+        super().cancel(number)
+        begun = [one for one in self._begun if any(map(self.slots.holds, one[0].slots))]
+        self._begun.clear()
+        self._begun.extend(begun)
+
+    def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
+        self._expecting = max(0, self._expecting - 1)
+        return super()._postprocess(work, outputs)
+
+    @property
+    def _patient(self) -> bool:
+        """Whether a free slot's next request is expected."""
+        return self._expecting > 0 and not self.slots.full
+
     def begin(self, masks: bool = False) -> None:
         """Begin the next step of the seated requests; `masks` says that the masks of their next ids are there."""
-        ready = masks or not any(slot.request.allowed for slot in self.slots.ready)
+        ready = masks or not (self._patient or any(slot.request.allowed for slot in self.slots.ready))
         if ready and not self._begun and (work := self._schedule_step()) and self._covered(work, 1):
             self._begun.append(self._run(work))
 
@@ -89,10 +115,6 @@ class OverlappedEngine(Engine):
         """Whether a seated request has ids whose chunks have not begun."""
         return self.slots.has(number) and self.slots.find(number).filling
 
-    def drawn(self, number: int) -> list[int]:
-        """The ids that a seated request has drawn."""
-        return list(self.slots.find(number).result.ids)
-
     def admit(self) -> None:
         """Begin the prompts of all that have a free slot, behind the running work; `step` reads each in turn."""
         while work := self._schedule_prompt():
@@ -102,10 +124,10 @@ class OverlappedEngine(Engine):
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 
         Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
-        least one request needs it unless that request ends, no request waits, no request is asking, the host does not
-        draft, and the k is still the one to choose.
+        least one request needs it unless that request ends, no request waits or is expected, no request is asking, the
+        host does not draft, and the k is still the one to choose.
         """
-        if self._waiting or self.propose or len(self._begun) != 1:
+        if self._waiting or self._patient or self.propose or len(self._begun) != 1:
             return
         (work, outputs), seated = self._begun[0], tuple(self.slots.ready)
         if work.k is None or work.asking or work.slots != seated or self._limits(seated) != work.limits:

@@ -20,24 +20,26 @@ class Cache(nl.NKIObject):
         self.dtype = values_BGSD.dtype
         # where the candidates begin in each chunk: int32 (1, chunks, B)
         self.columns_1CB = columns(slots_1B, t)
-        # new keys, transposed: (D, groups * N) of the groups from `first` on
+        # new keys, transposed: (D, N) of each group from `first` on
         self.first = 0
-        self.new_DR = None
+        self.new = []
 
     def load_new_keys(self, new_BGND, first, last):
         """Let the new keys of the groups `first` to `last` travel, through the DMA engines of partitions 32 to 63."""
         n = self.t.candidates
-        self.hold_new_keys(transposed(new_BGND, first * n, (last - first) * n, P // 4), first)
+        new_DR, by_group = transposed(new_BGND, first * n, (last - first) * n, P // 4), []
+        for i in range(last - first):
+            by_group.append(new_DR[:, i * n : (i + 1) * n])
+        self.hold_new_keys(by_group, first)
 
-    def hold_new_keys(self, new_DR, first):
-        """Take transposed new keys (D, groups * N) of the groups from `first` on that are in SBUF already."""
-        self.new_DR = new_DR
+    def hold_new_keys(self, new, first):
+        """Take transposed new keys that are in SBUF already: a list of (D, N), one a group from `first` on."""
+        self.new = new
         self.first = first
 
     def new_keys(self, group):
         """Transposed new keys of one group: (D, N)."""
-        start = (group - self.first) * self.t.candidates
-        return self.new_DR[:, start : start + self.t.candidates]
+        return self.new[group - self.first]
 
     def load_keys(self, chunk):
         """Transposed keys of one chunk, the new ones over the stale ones: (D, groups, N + W + N)."""

@@ -85,7 +85,7 @@ def check(q: Any, new: tuple[Any, Any], cache: tuple[Any, Any], candidates: Cand
             f"a kv head has {heads // kv_heads} heads x {count} rows, {P} rows fit the partitions: "
             "split the heads over more ranks or lower k"
         )
-    _check_dtypes(q, (*new, *cache))
+    check_dtypes(q, (*new, *cache))
     if candidates.block_table is None:
         slots = _contiguous_slots(cache, new[0])
     else:
@@ -102,7 +102,8 @@ def _check_dims(batch: int, count: int, dim: int) -> None:
         raise ValueError(f"B is {batch} sequences, 1 to {SEQUENCES} are served: split the batch")
 
 
-def _check_dtypes(q: Any, others: tuple[Any, ...]) -> None:
+def check_dtypes(q: Any, others: tuple[Any, ...]) -> None:
+    """All float32 or all bfloat16."""
     names = {str(x.dtype).removeprefix("torch.") for x in (q, *others)}
     if len(names) > 1 or not names <= {"float32", "bfloat16"}:
         raise ValueError(

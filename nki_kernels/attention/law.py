@@ -1,7 +1,7 @@
 """The laws of attention: plain numpy in fp64, loops welcome, no `nki`.
 
 Dimension key: B sequences, H query heads, G kv heads, D head dim, N = k + 1 candidate rows, S positions, R rows,
-M shards.
+M shards, C rows of a prompt.
 """
 
 from __future__ import annotations
@@ -41,6 +41,22 @@ def verify_attention(
                 out[b, h, n] = weights @ cache[1][b, h // group, seen] / weights.sum()
                 lse[b, h, n] = scores.max() + np.log(weights.sum())
     return out, lse
+
+
+def prompt_attention(q: Array, cache: tuple[Array, Array], start: int) -> Array:
+    """Rows start to start + C - 1 of one sequence, q (H, C, D), over its keys and values (G, S, D), theirs among them.
+
+    Returns out (H, C, D); query head h reads kv head h // (H / G).
+    """
+    heads, count, dim = q.shape
+    group, out = heads // cache[0].shape[0], np.zeros(q.shape)
+    for h in range(heads):
+        for r in range(count):
+            keys, values = (kept[h // group, : start + r + 1] for kept in cache)
+            scores = keys @ q[h, r] / np.sqrt(dim)
+            weights = np.exp(scores - scores.max())
+            out[h, r] = weights @ values / weights.sum()
+    return out
 
 
 def merge_attention(part: Array, lse: Array) -> tuple[Array, Array]:

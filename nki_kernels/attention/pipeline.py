@@ -30,12 +30,11 @@ def outputs(q, with_lse):
     return out_BHND, lse_BHN
 
 
-def chunks_of(q_DR, t, first, last):
-    """Every chunk of every pack of the groups `first` to `last`, in order, from their turned queries (D, rows)."""
+def chunks_of(t, first, last):
+    """Every chunk of every pack of the groups `first` to `last`, in order."""
     chunks = []
     for group in range(first, last, t.pack):
-        count, row = min(t.pack, last - group), (group - first) * t.queries
-        pack = Pack(group, count, q_DR[:, row : row + count * t.queries])
+        pack = Pack(group, min(t.pack, last - group))
         for index in range(math.ceil(t.slots / CHUNK)):
             chunks.append(Chunk(pack, index, t.slots))
     return chunks
@@ -47,7 +46,11 @@ def plan(q, t, first, last):
     Parts are halves of a bank, in a short launch single groups. The queries travel through partitions whose DMA
     engines other small loads leave free.
     """
-    chunks = chunks_of(transposed(q, first * t.queries, (last - first) * t.queries, P // 2), t, first, last)
+    chunks, rows = chunks_of(t, first, last), t.queries
+    q_DR = transposed(q, first * rows, (last - first) * rows, P // 2)
+    for chunk in chunks:
+        start = (chunk.pack.group - first) * rows
+        chunk.pack.q_DR = q_DR[:, start : start + chunk.pack.count * rows]
     final, per = chunks[len(chunks) - 1], max(1, BANK // 2 // t.dim)
     if is_short(t):
         per = 1

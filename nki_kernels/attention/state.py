@@ -30,10 +30,12 @@ class Launch(nl.NKIObject):
 class Pack(nl.NKIObject):
     """Rows that share the engines: `count` groups from `group` on, and their fields from chunk to chunk."""
 
-    def __init__(self, group, count, q_DR):
+    def __init__(self, group, count):
         self.group = group
         self.count = count
-        self.q_DR = q_DR
+        # plan: the rows' turned queries (D, R); the layer's kernel has them by group instead, a list of (D, H / G, N)
+        self.q_DR = None
+        self.queries = []
         # load_limits: the first and the last slot that a row may see, fp32 (R, 1)
         self.zero_R1 = None
         self.limit_R1 = None

@@ -9,9 +9,9 @@ turned_attention.py, with the cache of verify_attention and its law of bits: a r
 cache alone. Its sums have a different order than that kernel's, so that the two agree within rounding.
 Layouts: weights packed by pack_weights, heads in the order v, k, q; cos and sin (B, N, D / 2); the cache is
 keys (B, G, D, S) and values (B, G, S, D).
-Two cores: each makes half of the heads, attends half of the groups and makes half of the output columns; in between
-they exchange their parts. No partial sums are added.
-Cost: weights and cache are read once (roofline.decode_attention). Design and timeline: docs/decode_layer.md.
+Two cores: each attends half of the sequences; handover.py says who makes their heads and their output.
+Cost: weights and cache are read once (roofline.decode_attention); a weight that is cheap enough, once by each core.
+Design and timeline: docs/decode_layer.md.
 """
 
 import nki
@@ -20,55 +20,54 @@ import nki.language as nl
 
 from nki_kernels.attention.cache import Cache
 from nki_kernels.attention.pipeline import chunks_of
-from nki_kernels.attention.rows import first_slots, groups_of_core, tiling
+from nki_kernels.attention.rows import first_slots, tiling
 from nki_kernels.attention.state import Launch
-from nki_kernels.layer.handover import Handed
-from nki_kernels.layer.heads import Norm, Rotary, Span, append_values, norm_and_rotate, value_rows
-from nki_kernels.layer.stream_columns import heads_product, store_turned_block, turned_product
+from nki_kernels.layer.handover import Division, Handed
+from nki_kernels.layer.heads import Norm, Rotary, Span, append_values, norm_and_rotate
+from nki_kernels.layer.stream_columns import heads_product
+from nki_kernels.layer.stream_output import store_product
 from nki_kernels.layer.stream_rows import Normed, sections
 from nki_kernels.layer.stream_weights import Stream, pieces
-from nki_kernels.layer.turned_attention import attend, begin
-from nki_kernels.tiles import move, share_of_core, warm_up
+from nki_kernels.layer.turned_attention import attend, begin, request
+from nki_kernels.tiles import warm_up
 
 
 class Heads(nl.NKIObject):
     """The rows' heads in the order v, k, q, `width` in a block, and the stream of weights that makes them."""
 
-    def __init__(self, weight, kv, dim, rows, norms):
-        self.mine = share_of_core(weight.shape[0])
+    def __init__(self, weight, handed, rows, norms):
+        self.mine = handed.division.blocks(weight, handed.division.shares_heads)
         self.stream = Stream(pieces(weight, self.mine, sections(weight.shape[1]), tail=True))
-        self.kv = kv
-        self.dim = dim
-        self.width = weight.shape[2] // dim
+        self.handed = handed
+        self.width = weight.shape[2] // handed.heads_DHBN.shape[0]
         # Normed rows, the Norms of keys and queries
         self.rows = rows
         self.norms = norms
 
-    def make(self, rotary, handed):
-        """This core's blocks, each of whose heads go where they are handed over."""
+    def make(self, rotary):
+        """This core's blocks, each of whose heads go to their places."""
+        dim, heads, batch, candidates = self.handed.heads_DHBN.shape
+        heads_DHR, kv = self.handed.heads_DHBN.reshape((dim, heads, batch * candidates)), self.handed.kv
         for block in range(self.mine[0], self.mine[1]):
             head = block * self.width
-            values = min(max(self.kv - head, 0), self.width)
-            values_psum_RC, turned_psum_DHR = heads_product(self.stream, self.rows.turned_PTR, values, self.dim)
+            values, psum_DHR = min(max(kv - head, 0), self.width), heads_product(self.stream, self.rows.turned_PTR, dim)
             if values > 0:
-                target = handed.values_RGD[:, head : head + values, :]
-                nisa.activation(dst=target, op=nl.copy, data=values_psum_RC, scale=self.rows.inverse())
-            if block == max(self.mine[0], (self.kv - 1) // self.width):
-                handed.send_values()
+                inverse_PHR = self.rows.inverse_everywhere().expand_dim(1).broadcast(1, values)
+                target = heads_DHR[:, head : head + values, :]
+                nisa.tensor_tensor(dst=target, data1=psum_DHR[:, 0:values, :], data2=inverse_PHR, op=nl.multiply)
             if values < self.width:
-                spans = self.spans(head + values, head + self.width, handed)
-                norm_and_rotate(turned_psum_DHR, spans, rotary, self.rows.floor())
+                spans = self.spans(head + values, head + self.width, heads_DHR)
+                norm_and_rotate(psum_DHR[:, values : self.width, :], spans, rotary, self.rows.floor())
 
-    def spans(self, first, last, handed):
+    def spans(self, first, last, heads_DHR):
         """The keys and the queries among the heads `first` to `last`."""
-        middle, spans = 2 * self.kv, []
+        middle, spans = 2 * self.handed.kv, []
         if first < middle:
             stop = min(last, middle)
-            spans.append(Span(0, stop - first, self.norms[0], handed.k_DBGN[:, :, first - self.kv : stop - self.kv, :]))
+            spans.append(Span(0, stop - first, self.norms[0], heads_DHR[:, first:stop, :]))
         if last > middle:
             start = max(middle, first)
-            queries = handed.q_DBHN[:, :, start - middle : last - middle, :]
-            spans.append(Span(start - first, last - first, self.norms[1], queries))
+            spans.append(Span(start - first, last - first, self.norms[1], heads_DHR[:, start:last, :]))
         return spans
 
 
@@ -79,33 +78,37 @@ def decode_attention_kernel(x, norms, weights, angles, cache, positions, eps=1e-
     positions (B, N) int32; positions[b, 0] + N <= S. The cache (keys, values) changes in place.
     """
     batch, kv, length, dim = cache[1].shape
-    total = weights[0].shape[0] * weights[0].shape[2] // dim
+    heads, candidates = weights[1].shape[1] // dim, positions.shape[1]
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    shape = (batch, total - 2 * kv, positions.shape[1], dim)
-    handed = Handed(shape, kv, x.dtype)
-    warm_up(nl.exp)
-    rows, slots_R1 = Normed(x, norms[0], eps), nl.ndarray((x.shape[0], 1), dtype=nl.int32)
-    move(slots_R1, positions.ap([[1, x.shape[0]], [1, 1]], offset=0))
-    rotary = Rotary(angles, x.shape[0])
-    heads = Heads(weights[0], kv, dim, rows, (Norm(norms[1], rotary), Norm(norms[2], rotary)))
-    heads.stream.fill()
-    t, slots_1B = tiling(shape, kv, length), first_slots(positions)
-    groups = groups_of_core(t)
-    launch = Launch(t, Cache(cache[0], cache[1], slots_1B, t), (positions, None, slots_1B), (None, None))
-    launch.cache.hold_new_keys(handed.keys(), 0)
-    mine = share_of_core(weights[1].shape[0])
-    stream, chunks = Stream(pieces(weights[1], mine, tail=True)), []
-    if groups[0] < groups[1]:
-        chunks = chunks_of(handed.queries()[:, groups[0] * t.queries : groups[1] * t.queries], t, groups[0], groups[1])
-        first = begin(chunks[0], None, launch)
-        places = value_rows(cache[1], slots_R1, groups)
-    heads.make(rotary, handed)
-    handed.exchange()
-    if len(chunks) > 0:
-        append_values(cache[1], handed.values_RGD, places, groups)
-        attend(launch, chunks, first, handed.attended_DHBN)
-    stream.fill()
-    attended_DHR = handed.collect()
-    for block in range(mine[0], mine[1]):
-        store_turned_block(out_RE, turned_product(stream, attended_DHR), block)
+    division = Division(weights, batch)
+    own, made = division.own, division.made
+    if made[0] < made[1]:
+        warm_up(nl.exp)
+        first, count = made[0] * candidates, (made[1] - made[0]) * candidates
+        rows, rotary = Normed(x, norms[0], eps, first, count), Rotary(angles, first, count)
+        shape = (batch, heads, candidates, dim)
+        handed = Handed(division, shape, kv, x.dtype)
+        stream = Heads(weights[0], handed, rows, (Norm(norms[1], rotary), Norm(norms[2], rotary)))
+        stream.stream.fill()
+        blocks = division.blocks(weights[1], division.shares_output)
+        output = Stream(pieces(weights[1], blocks, tail=True))
+        t, slots_1B = tiling(shape, kv, length), first_slots(positions)
+        launch = Launch(t, Cache(cache[0], cache[1], slots_1B, t), (positions, None, slots_1B), (None, None))
+        chunks = chunks_of(t, own[0] * kv, own[1] * kv)
+        if len(chunks) > 0:
+            request(chunks[0], launch)
+        stream.make(rotary)
+        if len(chunks) > 0:
+            turn = begin(chunks[0], None)
+        handed.exchange_heads()
+        if len(chunks) > 0:
+            launch.cache.hold_new_keys(handed.keys(), own[0] * kv)
+            output.fill()
+            append_values(cache[1], handed.of_own(0, kv), positions, own)
+            attend(launch, chunks, turn, handed)
+        attended_DHR, start = handed.collect(), own[0] * candidates
+        if division.shares_output:
+            start = 0
+        if handed.rows > 0:
+            store_product(out_RE[start : start + handed.rows, :], output, attended_DHR, blocks)
     return out_RE

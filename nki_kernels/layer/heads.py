@@ -14,9 +14,9 @@ from nki_kernels.tiles import P, move, ramp
 class Rotary(nl.NKIObject):
     """cos and sin (B, N, D / 2) turned, fp32 (D, R), and a matrix of 1 / D, which sums a head's mean, (D, D)."""
 
-    def __init__(self, angles, rows):
-        self.cos_DR = turned_angles(angles[0], rows)
-        self.sin_DR = turned_angles(angles[1], rows)
+    def __init__(self, angles, first, rows):
+        self.cos_DR = turned_angles(angles[0], first, rows)
+        self.sin_DR = turned_angles(angles[1], first, rows)
         self.mean_DD = nl.ndarray((P, P), dtype=nl.float32)
         nisa.memset(dst=self.mean_DD, value=1.0 / P)
 
@@ -41,11 +41,11 @@ class Norm(nl.NKIObject):
         nisa.tensor_scalar(dst=second, data=second, op0=nl.multiply, operand0=-1.0)
 
 
-def turned_angles(table, rows):
-    """Cosines or sines (B, N, D / 2), the same for both halves: fp32 (D, R)."""
+def turned_angles(table, first, rows):
+    """Cosines or sines (B, N, D / 2) from row `first` on, the same for both halves: fp32 (D, R)."""
     half = P // 2
     rows_R1D, turned_DR = nl.ndarray((rows, 1, half), dtype=nl.float32), nl.ndarray((P, rows), dtype=nl.float32)
-    move(rows_R1D, table.ap([[half, rows], [1, half]], offset=0))
+    move(rows_R1D, table.ap([[half, rows], [1, half]], offset=first * half))
     psum_DR = nl.ndarray((P, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=psum_DR, data=rows_R1D.broadcast(1, 2))
     nisa.tensor_copy(dst=turned_DR, src=psum_DR)
@@ -55,15 +55,15 @@ def turned_angles(table, rows):
 class Span(nl.NKIObject):
     """Neighbouring heads of one kind among those that are worked on together, their norm, and where they go."""
 
-    def __init__(self, start, stop, norm, target_DBHN):
+    def __init__(self, start, stop, norm, target_DHR):
         self.start = start
         self.stop = stop
         self.norm = norm
-        self.target_DBHN = target_DBHN
+        self.target_DHR = target_DHR
 
 
 def norm_and_rotate(turned_psum_DHR, spans, rotary, floor_PR):
-    """Norm and rotate turned heads in PSUM (D, count, R), each span of them into its place (D, B, heads, N).
+    """Norm and rotate turned heads in PSUM (D, count, R), each span of them into its place (D, heads, R).
 
     The heads lack the factor 1 / rms of their row, which only the norm's eps would see: `floor_PR` is in its place.
     """
@@ -90,42 +90,25 @@ def norm_and_rotate(turned_psum_DHR, spans, rotary, floor_PR):
     nisa.tensor_scalar(dst=root_DHR, data=root_DHR, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
     nisa.tensor_tensor(dst=cosine_DHR, data1=cosine_DHR, data2=sine_DHR, op=nl.add)
     for span in spans:
-        inside, target = slice(span.start, span.stop), span.target_DBHN
-        split = (P, span.stop - span.start, target.shape[1], target.shape[3])
+        inside = slice(span.start, span.stop)
         nisa.tensor_tensor(
-            dst=target,
-            data1=cosine_DHR[:, inside, :].reshape(split).permute((0, 2, 1, 3)),
-            data2=root_DHR[:, inside, :].reshape(split).permute((0, 2, 1, 3)),
-            op=nl.multiply,
+            dst=span.target_DHR, data1=cosine_DHR[:, inside, :], data2=root_DHR[:, inside, :], op=nl.multiply
         )
 
 
-def own_values(batch, kv_heads, rows, groups):
-    """The heads and the rows of the groups, which are whole sequences, or some heads of the only one."""
-    if batch == 1:
-        return groups, (0, rows)
-    per = rows // batch
-    return (0, kv_heads), (groups[0] // kv_heads * per, groups[1] // kv_heads * per)
-
-
-def value_rows(values_BGSD, slots_R1, groups):
-    """Where in the cache's rows the value rows of the groups' heads go, by head: a list of int32 (R, 1)."""
-    batch, kv_heads, length, _ = values_BGSD.shape
-    rows, places = slots_R1.shape[0], []
-    heads, _ = own_values(batch, kv_heads, rows, groups)
-    for head in range(heads[0], heads[1]):
-        row_R1 = nl.ndarray((rows, 1), dtype=nl.int32)
-        first_R1 = ramp(rows, rows // batch, kv_heads * length, 0, head * length)
+def append_values(values_BGSD, values_DGBN, positions_BN, own):
+    """Turn back the new values (D, G, B, N) of the sequences own[0] to own[1], and scatter them to their slots."""
+    _, kv_heads, length, dim = values_BGSD.shape
+    candidates, dtype = positions_BN.shape[1], values_DGBN.dtype
+    rows = (own[1] - own[0]) * candidates
+    slots_R1, values_RGD = nl.ndarray((rows, 1), dtype=nl.int32), nl.ndarray((rows, kv_heads, dim), dtype=dtype)
+    move(slots_R1, positions_BN.ap([[1, rows], [1, 1]], offset=own[0] * candidates))
+    flat = values_BGSD.reshape((values_BGSD.shape[0] * kv_heads * length, dim))
+    for head in range(kv_heads):
+        psum_RD, row_R1 = nl.ndarray((rows, dim), dtype=dtype, buffer=nl.psum), nl.ndarray((rows, 1), nl.int32)
+        first_R1 = ramp(rows, candidates, kv_heads * length, 0, (own[0] * kv_heads + head) * length)
         nisa.tensor_tensor(dst=row_R1, data1=first_R1, data2=slots_R1, op=nl.add)
-        places.append(row_R1)
-    return places
-
-
-def append_values(values_BGSD, values_RGD, places, groups):
-    """Scatter the value rows (R, G, D) of groups[0] to groups[1] to their places."""
-    batch, kv_heads, length, dim = values_BGSD.shape
-    heads, own = own_values(batch, kv_heads, values_RGD.shape[0], groups)
-    flat = values_BGSD.reshape((batch * kv_heads * length, dim))
-    for i in range(len(places)):
-        target = flat.ap([[dim, own[1] - own[0]], [1, dim]], vector_offset=places[i][own[0] : own[1]])
-        nisa.dma_copy(dst=target, src=values_RGD[own[0] : own[1], heads[0] + i, :])
+        nisa.nc_transpose(dst=psum_RD, data=values_DGBN[:, head, :, :])
+        nisa.tensor_copy(dst=values_RGD[:, head, :], src=psum_RD)
+        target = flat.ap([[dim, rows], [1, dim]], vector_offset=row_R1)
+        nisa.dma_copy(dst=target, src=values_RGD[:, head, :])

@@ -7,7 +7,7 @@ the graph sums over the ranks and adds to x. Sums are fp32; the rows gamma * x, 
 rounded to x's dtype. A row's bits do not depend on R, its index or the number of cores.
 Layouts: pack_weights turns the checkpoint's (out, in) weights into the blocks that stream_weights reads.
 Two cores: each takes half of the blocks of gate and up, sends each block of silu(g) u that it made to the other, and
-then takes half of the output columns: no partial sums are added.
+then takes half of the output columns: no partial sums are added. Of small weights one core makes all, the other none.
 Cost: all weights are read once (roofline.decode_mlp). Design and timeline: docs/decode_layer.md.
 """
 
@@ -21,10 +21,13 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
-from nki_kernels.layer.stream_columns import store_turned_block, turned_product
+from nki_kernels.layer.stream_output import room, store_product
 from nki_kernels.layer.stream_rows import Normed, sections
 from nki_kernels.layer.stream_weights import Stream, pieces, product, turn_rows
-from nki_kernels.tiles import BANK, share_of_core, warm_up
+from nki_kernels.tiles import BANK, itemsize, share_of_core, this_core, warm_up
+
+# bytes of the weights that two cores read as much sooner than one core as an exchange takes: 4.3 us by nkisim's laws
+WORTH_SHARING = 4700000
 
 
 def swiglu(gated_RC, both_psum, inverse_R1):
@@ -52,28 +55,41 @@ def exchange(gated_RI, block, blocks, width):
     )
 
 
+def shares(gate_up, down):
+    """The blocks of gate and up and of down that this core multiplies, first and last: all, a half, or none."""
+    counts, size = (gate_up.shape[0], down.shape[0]), 0
+    for weight in (gate_up, down):
+        size = size + weight.shape[0] * weight.shape[1] * weight.shape[2] * itemsize(weight.dtype)
+    if size > WORTH_SHARING:
+        return share_of_core(counts[0]), share_of_core(counts[1])
+    if this_core()[0] == 0:
+        return (0, counts[0]), (0, counts[1])
+    return (0, 0), (0, 0)
+
+
 @nki.jit
 def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     """out (R, E) in x's dtype from x (R, E), gamma (E,), gate_up (blocks, E, 2 C) and down (blocks, I, C)."""
-    rows, hidden = x.shape
-    width, inner = gate_up.shape[2] // 2, down.shape[1]
-    out_RE = nl.ndarray((rows, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    mine, last = share_of_core(gate_up.shape[0]), share_of_core(down.shape[0])
-    # the other core waits for this one's last block
-    shared = mine[1] - mine[0] < gate_up.shape[0]
-    warm_up(nl.silu)
-    normed = Normed(x, gamma, eps)
-    stream = Stream(pieces(gate_up, mine, sections(hidden), tail=shared) + pieces(down, last, tail=True))
-    stream.fill()
-    gated_RI = nl.ndarray((rows, inner), dtype=x.dtype)
-    for block in range(mine[0], mine[1]):
-        both_psum = product(stream, normed.turned_PTR)
-        swiglu(gated_RI[:, block * width : (block + 1) * width], both_psum, normed.inverse())
-        if shared:
-            exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
-    gated_PTR = turn_rows(gated_RI)
-    for block in range(last[0], last[1]):
-        store_turned_block(out_RE, turned_product(stream, gated_PTR), block)
+    out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    mine, last = shares(gate_up, down)
+    if mine[0] < mine[1]:
+        rows, hidden = x.shape
+        width, inner = gate_up.shape[2] // 2, down.shape[1]
+        # the other core waits for this one's last block
+        shared = mine[1] - mine[0] < gate_up.shape[0]
+        warm_up(nl.silu)
+        normed = Normed(x, gamma, eps, 0, rows)
+        stream = Stream(pieces(gate_up, mine, sections(hidden), tail=shared) + pieces(down, last, tail=True))
+        stream.fill()
+        gated_RI = nl.ndarray((room(rows), inner), dtype=x.dtype)
+        if room(rows) > rows:
+            nisa.memset(dst=gated_RI, value=0.0)
+        for block in range(mine[0], mine[1]):
+            both_psum = product(stream, normed.turned_PTR)
+            swiglu(gated_RI[0:rows, block * width : (block + 1) * width], both_psum, normed.inverse())
+            if shared:
+                exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
+        store_product(out_RE, stream, turn_rows(gated_RI), last)
     return out_RE
 
 
@@ -103,6 +119,12 @@ def decode_mlp(
 def check(x: Any, gamma: Any, weights: tuple[Any, Any]) -> None:
     """Refuse operands that the kernel cannot serve, in one sentence each."""
     check_rows(x, gamma)
+    check_weights(x, weights)
+    check_dtypes(x, gamma, *weights)
+
+
+def check_weights(x: Any, weights: tuple[Any, Any]) -> None:
+    """gate_up is (blocks, E, 2 C) with an even number of blocks, down (blocks, I, C)."""
     gate_up, down = (tuple(w.shape) for w in weights)
     hidden = x.shape[-1]
     if len(gate_up) != 3 or gate_up[0] % 2 or gate_up[1] != hidden or gate_up[2] % 2 or gate_up[2] > BANK:
@@ -116,4 +138,3 @@ def check(x: Any, gamma: Any, weights: tuple[Any, Any]) -> None:
             f"down is {down}, blocks (I, C) = ({inner}, at most {BANK}) of {hidden} columns are needed: "
             "make it with pack from the checkpoint's (out, in)"
         )
-    check_dtypes(x, gamma, *weights)

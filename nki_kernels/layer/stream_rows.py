@@ -23,32 +23,34 @@ def sections(hidden):
     return 1
 
 
-def load_turned(x):
-    """Rows (R, E) of HBM as (128, R, T), T = E / 128: with T = sections * per, place (p, s * per + t) of a row holds
-    its element s * E / sections + p * per + t.
+def load_turned(x, start, rows):
+    """R rows of x (rows, E) in HBM from row `start` on as (128, R, T), T = E / 128: with T = sections * per, place
+    (p, s * per + t) of a row holds its element s * E / sections + p * per + t.
     """
-    rows, hidden = x.shape
+    hidden = x.shape[1]
     tiles = hidden // P
     if sections(hidden) == 1 and rows > FEW_ROWS:
         rows_RE = nl.ndarray((rows, hidden), dtype=x.dtype)
-        move(rows_RE, x)
+        move(rows_RE, x[start : start + rows, :])
         return turn_rows(rows_RE).permute((0, 2, 1))
     turned_PRT = nl.ndarray((P, rows, tiles), dtype=x.dtype)
     if sections(hidden) == 1:
-        move(turned_PRT, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=0))
+        move(turned_PRT, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=start * hidden))
         return turned_PRT
     for first in range(0, rows, P // CUT):
-        turn_long_rows(turned_PRT, x, first, min(P // CUT, rows - first))
+        turn_long_rows(turned_PRT, x, (start, first), min(P // CUT, rows - first))
     return turned_PRT
 
 
-def turn_long_rows(turned_PRT, x, first, count):
-    """Up to 32 rows, each cut over four partitions and turned by the Tensor Engine."""
+def turn_long_rows(turned_PRT, x, at, count):
+    """Up to 32 rows, each cut over four partitions and turned by the Tensor Engine: from row at[0] + at[1] of x on,
+    at[1] of the result.
+    """
     hidden = x.shape[1]
-    part, per, tile = hidden // CUT, hidden // CUT // P, CUT * count
+    first, part, per, tile = at[1], hidden // CUT, hidden // CUT // P, CUT * count
     cut_rows = nl.ndarray((tile, P, per), dtype=x.dtype)
-    move(cut_rows, x.ap([[part, tile], [1, part]], offset=first * hidden))
-    by_section = turned_PRT.reshape((P, x.shape[0], CUT, per))
+    move(cut_rows, x.ap([[part, tile], [1, part]], offset=(at[0] + first) * hidden))
+    by_section = turned_PRT.reshape((P, turned_PRT.shape[1], CUT, per))
     each = PSUM_BANK_BYTES // (tile * itemsize(x.dtype))
     for t in range(0, per, each):
         size = min(each, per - t)
@@ -81,19 +83,22 @@ def scaled(turned_PRT, gamma_PT):
 
 
 class Normed(nl.NKIObject):
-    """Rows under RMSNorm: turned and times gamma, (128, E / 128, R), and on demand their 1 / rms."""
+    """R rows of x from row `start` on under RMSNorm: turned and times gamma, (128, E / 128, R), and on demand their
+    1 / rms.
+    """
 
-    def __init__(self, x, gamma, eps):
-        gamma_PT, turned_PRT = load_gamma(gamma, x.dtype), load_turned(x)
+    def __init__(self, x, gamma, eps, start, rows):
+        gamma_PT, turned_PRT = load_gamma(gamma, x.dtype), load_turned(x, start, rows)
         self.eps = eps
         self.hidden = x.shape[1]
         self.turned_PTR = scaled(turned_PRT, gamma_PT)
         # each row's sum of squares over the elements of a partition: fp32 (128, R)
         self.squares_PR = sums_of_squares(turned_PRT)
-        # inverse: fp32 (R, 1)
+        # inverse: fp32 (R, 1); inverse_everywhere and floor: fp32 (128, R); total: PSUM fp32 (128, R)
         self.inverse_R1 = None
-        # floor: fp32 (128, R)
+        self.inverse_PR = None
         self.floor_PR = None
+        self.total_psum_PR = None
 
     def inverse(self):
         """1 / sqrt(mean x^2 + eps) for each row: fp32 (R, 1).
@@ -108,19 +113,30 @@ class Normed(nl.NKIObject):
             self.inverse_R1 = inverse_root(total_psum_R1, 1.0 / self.hidden, self.eps)
         return self.inverse_R1
 
+    def total(self):
+        """Each row's sum of squares on all partitions: PSUM fp32 (128, R). Ask after the first product, too."""
+        if absent(self.total_psum_PR):
+            ones_PP = nl.ndarray((P, P), dtype=nl.float32)
+            self.total_psum_PR = nl.ndarray(self.squares_PR.shape, dtype=nl.float32, buffer=nl.psum)
+            nisa.memset(dst=ones_PP, value=1.0)
+            nisa.nc_matmul(dst=self.total_psum_PR, stationary=ones_PP, moving=self.squares_PR, accumulate=False)
+        return self.total_psum_PR
+
+    def inverse_everywhere(self):
+        """`inverse` on all partitions: fp32 (128, R)."""
+        if absent(self.inverse_PR):
+            self.inverse_PR = inverse_root(self.total(), 1.0 / self.hidden, self.eps)
+        return self.inverse_PR
+
     def floor(self):
         """eps * (mean x^2 + eps) for each row on all partitions, fp32 (128, R): eps in the norm of a head that
-        lacks the factor 1 / rms. Ask after the first product.
+        lacks the factor 1 / rms.
         """
         if absent(self.floor_PR):
-            ones_PP, shape = nl.ndarray((P, P), dtype=nl.float32), self.squares_PR.shape
-            total_psum_PR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-            self.floor_PR = nl.ndarray(shape, dtype=nl.float32)
-            nisa.memset(dst=ones_PP, value=1.0)
-            nisa.nc_matmul(dst=total_psum_PR, stationary=ones_PP, moving=self.squares_PR, accumulate=False)
+            self.floor_PR = nl.ndarray(self.squares_PR.shape, dtype=nl.float32)
             nisa.tensor_scalar(
                 dst=self.floor_PR,
-                data=total_psum_PR,
+                data=self.total(),
                 op0=nl.multiply,
                 operand0=self.eps / self.hidden,
                 op1=nl.add,
@@ -134,7 +150,7 @@ def sums_of_squares(turned_PRT):
     _, rows, tiles = turned_PRT.shape
     squares_PRT = nl.ndarray((P, rows, tiles), dtype=nl.float32)
     sums_PR = nl.ndarray((P, rows), dtype=nl.float32)
-    nisa.tensor_tensor(dst=squares_PRT, data1=turned_PRT, data2=turned_PRT, op=nl.multiply)
+    nisa.activation(dst=squares_PRT, op=nl.square, data=turned_PRT)
     nisa.tensor_reduce(dst=sums_PR, op=nl.add, data=squares_PRT, axis=2)
     return sums_PR
 

@@ -7,8 +7,9 @@ the result leaves as the output projection reads it. The two agree within roundi
 out^T = V^T w^T / sum w,  w^T = exp(K q^T / sqrt(D) - max)
 
 Keys and values are the stationary operands and the rows move: few rows are a few columns, weights leave as the values
-need them, and the result as the output projection needs it. Slot p * RUN + j of a chunk is on partition p of tile j.
-A row's maximum and its sum cross the partitions by a turn and by a product with ones.
+need them, and the result as the output projection needs it. A chunk is cut in two halves of T runs of four slots; run p
+of both is on partition p: slot (h T + p) 4 + j of a chunk is in tile 4 h + j. A row's maximum and its sum cross the
+partitions by a turn and by a product with ones.
 Law of bits: every sum runs over the slots of a chunk in one order, and over the chunks in order; the weights of slots
 that a row may not see are zero.
 """
@@ -20,7 +21,10 @@ import nki.language as nl
 
 from nki_kernels.attention.cache import load_key_tile
 from nki_kernels.attention.rows import RUN, row_limits
-from nki_kernels.tiles import LOWEST, P, absent
+from nki_kernels.tiles import LOWEST, P, absent, move
+
+# the runs of slots on a partition: columns of keys that are 16 bytes apart or more load slowly
+HALVES = 2
 
 
 class Softmax(nl.NKIObject):
@@ -51,23 +55,32 @@ class Turn(nl.NKIObject):
         self.factor_PR = None
 
 
-def begin(chunk, softmax, launch):
-    """Let a chunk's keys travel, and set the slots that its rows may see; `softmax` is that of the chunk before it."""
+def request(chunk, launch):
+    """Let a chunk's keys travel, and before a pack's first chunk the limits of its rows."""
     if chunk.index == 0:
-        softmax = Softmax(kept(spread(row_limits(launch.positions_BN, launch.t, chunk.pack, False))))
+        chunk.pack.limit_R1 = row_limits(launch.positions_BN, launch.t, chunk.pack, False)
     chunk.keys_DGW = load_key_tile(launch.cache.keys_BGDS, chunk, launch.t)
     chunk.margin = launch.t.candidates
+
+
+def begin(chunk, softmax):
+    """Set the slots that a chunk's rows may see; `softmax` is that of the chunk before it."""
+    if chunk.index == 0:
+        softmax = Softmax(kept(spread(chunk.pack.limit_R1)))
     return Turn(chunk, softmax)
 
 
-def attend(launch, chunks, first, attended_DHBN):
+def attend(launch, chunks, first, handed):
     """All chunks, the first of which has begun; each one's values are weighed behind the next one's scores."""
-    turn, waiting = first, None
+    turn, waiting, queries, attended_DHBN = first, None, handed.queries(), handed.attended()
     for i in range(len(chunks)):
+        group = chunks[i].pack.group - launch.cache.first
+        chunks[i].pack.queries = queries[group : group + chunks[i].pack.count]
         following = None
         if i + 1 < len(chunks):
-            following = begin(chunks[i + 1], turn.softmax, launch)
-        launch.cache.load_values(turn.chunk)
+            request(chunks[i + 1], launch)
+            following = begin(chunks[i + 1], turn.softmax)
+        load_values(turn.chunk, launch)
         exponentials(turn, scores(turn.chunk, launch), launch)
         if turn.chunk.last:
             launch.cache.append(turn.chunk.pack)
@@ -75,6 +88,32 @@ def attend(launch, chunks, first, attended_DHBN):
             weigh(waiting, launch, attended_DHBN)
         turn, waiting = following, turn
     weigh(waiting, launch, attended_DHBN)
+
+
+def load_values(chunk, launch):
+    """Let a chunk's values travel: (T, groups, RUN, D), zero where the cache has ended."""
+    t, pack, each = launch.t, chunk.pack, RUN // HALVES
+    slots, run = math.ceil(chunk.size / RUN), each * t.dim
+    chunk.values_TGRD = nl.ndarray((slots, pack.count, RUN, t.dim), dtype=launch.cache.dtype)
+    values_BGSD, target_TGHJD = launch.cache.values_BGSD, chunk.values_TGRD.reshape((slots, pack.count, HALVES, run))
+    if chunk.size < slots * RUN:
+        nisa.memset(dst=chunk.values_TGRD, value=0.0)
+    for back in range(pack.count):
+        i = pack.count - 1 - back
+        base = ((pack.group + i) * t.slots + chunk.start) * t.dim
+        if chunk.size == slots * RUN:
+            source = values_BGSD.ap([[run, slots], [slots * run, HALVES], [1, run]], offset=base)
+            move(target_TGHJD[:, i, :, :], source)
+            continue
+        for half in range(HALVES):
+            left, start = min(each * slots, chunk.size - half * each * slots), base + half * slots * run
+            if left >= each:
+                source = values_BGSD.ap([[run, left // each], [1, run]], offset=start)
+                move(target_TGHJD[0 : left // each, i, half, :], source)
+            if left % each > 0:
+                whole, rest = left // each, left % each * t.dim
+                source = values_BGSD.ap([[run, 1], [1, rest]], offset=start + whole * run)
+                move(target_TGHJD[whole : whole + 1, i, half, 0:rest], source)
 
 
 def spread(column_R1):
@@ -101,12 +140,13 @@ def scores(chunk, launch):
     scores_psum_TJR = nl.ndarray((slots, RUN, room), dtype=nl.float32, buffer=nl.psum)
     for i in range(pack.count):
         rows = slice(i * t.queries, (i + 1) * t.queries)
-        keys_DTJ = chunk.keys_DGW[:, i, chunk.margin : chunk.margin + slots * RUN].reshape((t.dim, slots, RUN))
+        keys_DW = chunk.keys_DGW[:, i, chunk.margin : chunk.margin + slots * RUN]
+        keys_DHTJ = keys_DW.reshape((t.dim, HALVES, slots, RUN // HALVES))
         for j in range(RUN):
             nisa.nc_matmul(
                 dst=scores_psum_TJR[:, j, rows],
-                stationary=keys_DTJ[:, :, j],
-                moving=pack.q_DR[:, rows],
+                stationary=keys_DHTJ[:, j // (RUN // HALVES), :, j % (RUN // HALVES)],
+                moving=pack.queries[i],
                 accumulate=False,
             )
     return scores_psum_TJR[:, :, 0 : pack.count * t.queries]
@@ -116,7 +156,8 @@ def visible(chunk, limit_PR):
     """Whether a row may see a slot: uint8 (T, RUN, R)."""
     shape = (math.ceil(chunk.size / RUN), RUN, limit_PR.shape[1])
     slot_TJ1, visible_TJR = nl.ndarray((shape[0], RUN, 1), dtype=nl.float32), nl.ndarray(shape, dtype=nl.uint8)
-    nisa.iota(dst=slot_TJ1, pattern=[[1, RUN]], offset=chunk.start, channel_multiplier=RUN)
+    each = RUN // HALVES
+    nisa.iota(dst=slot_TJ1, pattern=[[each * shape[0], HALVES], [1, each]], offset=chunk.start, channel_multiplier=each)
     limit_TJR = limit_PR[0 : shape[0]].expand_dim(1).broadcast(1, RUN)
     nisa.tensor_tensor(dst=visible_TJR, data1=limit_TJR, data2=slot_TJ1.broadcast(2, shape[2]), op=nl.greater_equal)
     return visible_TJR
@@ -186,7 +227,7 @@ def weigh(turn, launch, attended_DHBN):
         inverse_PR = nl.ndarray((P, rows), dtype=nl.float32)
         nisa.reciprocal(dst=inverse_PR, data=total_PR)
         for i in range(pack.count):
-            divide(attended_DHBN, whole_DR, inverse_PR, (pack.group + i, i), t)
+            divide(attended_DHBN, whole_DR, inverse_PR, (pack.group + i - launch.cache.first, i), t)
 
 
 def grown(so_far_PR, part_psum_PR, factor_PR):
@@ -201,7 +242,7 @@ def grown(so_far_PR, part_psum_PR, factor_PR):
 
 
 def divide(attended_DHBN, values_DR, inverse_PR, which, t):
-    """The result of one group, (its number, its place in the pack), where its heads belong."""
+    """The result of one group, (its number on this core, its place in the pack), where its heads belong."""
     heads = t.queries // t.candidates
     sequence, head = which[0] // t.kv_heads, which[0] % t.kv_heads * heads
     own = slice(which[1] * t.queries, (which[1] + 1) * t.queries)

@@ -19,7 +19,8 @@ from nkisim.geometry import CORE_V3, NEURONX_CC, Geometry
 from nkisim.install import install
 from nkisim.launch import Kernel, Result, jit, run
 from nkisim.lines import failing_line
-from nkisim.policy import POLICIES, Policy
+from nkisim.policy import POLICIES, Policy, using
+from nkisim.versions import VARIABLE, VERSIONS
 
 ARGUMENTS = (
     "a kernel and its arguments: FILE.py:FUNCTION [NAME=]DTYPE:SHAPE[:VALUES][:SEED] ..., such as "
@@ -72,6 +73,7 @@ def add_options(parser: Parser) -> None:
         "--sbuf", choices=sorted(MEMORIES), default="all", help="of SBUF: all, or what neuronx-cc uses (default: all)"
     )
     parser.add_argument("--policy", choices=sorted(POLICIES), default="strict", help="how strict (default: strict)")
+    parser.add_argument("--nki", choices=VERSIONS, help=f"the version of the language (default: ${VARIABLE}, or 0.6)")
 
 
 def launches(options: Any) -> list[Launch]:
@@ -98,13 +100,15 @@ def _launch(options: Any) -> Launch:
     target, *words = options.launch
     cores = [f"--lnc {options.lnc}"] if options.lnc > 1 else []
     args, kwargs = inputs.arguments(words, options.seed)
-    kernel = jit(function(target))[options.lnc]
+    policy = replace(POLICIES[options.policy], nki=options.nki)
+    with using(policy):
+        kernel = jit(function(target))[options.lnc]
     try:
         inspect.signature(kernel.fn).bind(*args, **kwargs)
     except TypeError as error:
         known = ", ".join(inspect.signature(kernel.fn).parameters)
         raise ValueError(f"{target}: {error}; its arguments are {known}") from None
-    return Launch(" ".join([target, *words, *cores]), kernel, args, kwargs, POLICIES[options.policy])
+    return Launch(" ".join([target, *words, *cores]), kernel, args, kwargs, policy)
 
 
 def function(target: str) -> Any:
@@ -127,7 +131,9 @@ def function(target: str) -> Any:
 def _module(file: Path) -> ModuleType:
     """Import a file with nkisim as `nki`, as a member of its package if it has one."""
     install(force=True)
-    path = file.resolve(strict=True)
+    # it raises with the user's own words, as resolve(strict=True) does up to Python 3.12
+    file.stat()
+    path = file.resolve()
     folder, names = path.parent, [path.stem]
     while (folder / "__init__.py").exists():
         folder, names = folder.parent, [folder.name, *names]

@@ -12,6 +12,7 @@ from nkisim.collectives.exchange import (
     done,
     fold,
     meet,
+    one_hbm,
     only_hbm,
     pairs,
     put,
@@ -38,6 +39,7 @@ def all_reduce(
 ) -> NkiInstruction:
     """Reduce tensors over the group; everybody gets the result. Ranks add in list order."""
     call, fn = start("all_reduce", srcs, dsts, priority), reducer(op, "all_reduce")
+    one_hbm(call)
     ring = ring_of(call.core, "all_reduce", replica_group)
     got = meet(call, ring, [take(call, s) for s, _ in pairs(call)])
     for i, (_, dst) in enumerate(pairs(call)):
@@ -56,6 +58,7 @@ def all_gather(
     """Concatenate the group's tensors along a dimension."""
     call = start("all_gather", srcs, dsts, priority)
     check_dim(call, collective_dim, also=True)
+    one_hbm(call)
     ring = ring_of(call.core, "all_gather", replica_group)
     got = meet(call, ring, [take(call, s) for s, _ in pairs(call)])
     for i, (_, dst) in enumerate(pairs(call)):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import os
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 from nkisim.core import access, races
-from nkisim.core.context import Core, current
+from nkisim.core.context import Core, current, running, since
 from nkisim.core.cores import Wait
 from nkisim.dtypes import ANY, INFO, Array, to_fp32
 from nkisim.errors import BadLaunch, NeedsNewerCore, ShapeMismatch, WrongArgument
@@ -20,11 +23,43 @@ from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NKIObject
 
 
+class rg_partition_op(Enum):
+    """How the number of a rank gives the number of its list."""
+
+    bitwise_and = "bitwise_and"
+    div = "div"
+    mod = "mod"
+
+
+_LISTS: dict[rg_partition_op, Callable[[int, int], int]] = {
+    rg_partition_op.bitwise_and: operator.and_,
+    rg_partition_op.div: operator.floordiv,
+    rg_partition_op.mod: operator.mod,
+}
+
+
 class ReplicaGroup(NKIObject):
     """Lists of ranks; a collective runs inside each list independently."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         self.groups = [list(g) for g in groups]
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
+        """Put the ranks below world_size with equal op(rank, operand) into one list; lists and ranks ascend."""
+        title = "ReplicaGroup.from_partition_op"
+        if running() is not None:
+            since(title, "list the ranks")
+        if op not in _LISTS:
+            raise WrongArgument(title, "op", f"is {op!r:.60}", "a member of rg_partition_op is needed")
+        least = 0 if op is rg_partition_op.bitwise_and else 1
+        if world_size < 1 or operand < least:
+            found = f"are {world_size} and {operand}"
+            raise WrongArgument(title, "world_size and operand", found, f"1 and {least} are the least")
+        lists: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            lists.setdefault(_LISTS[op](rank, operand), []).append(rank)
+        return ReplicaGroup([lists[key] for key in sorted(lists)])
 
 
 def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
@@ -92,6 +127,25 @@ def start(
         found = f"have {len(srcs)} and {len(dsts)} tensors"
         call.refuse(WrongArgument, "srcs and dsts", found, "equal counts; one each outside HBM")
     return call
+
+
+def one_hbm(call: Call) -> None:
+    """Refuse what the pages of 0.7 refuse of HBM: both kinds in one list, and on one core shared HBM.
+
+    A kernel's arguments are in either, as the launch needs them.
+    """
+    core = call.core
+    if not core.policy.traced:
+        return
+    given = {id(storage) for storage in core.memory.shared.inputs}
+    for side in ("srcs", "dsts"):
+        found = {t.buffer.value for n, t in call.tensors.items() if n.startswith(side) and id(t._storage) not in given}
+        if len(found) > 1:
+            call.refuse(WrongArgument, side, "are in private_hbm and in shared_hbm", "one kind of HBM is needed")
+        allowed = side == "dsts" and os.environ.get("NKI_LNC1_SHARED_HBM") == "1"
+        if core.programs == 1 and "shared_hbm" in found and not allowed:
+            way = "use private_hbm, or NKI_LNC1_SHARED_HBM=1 for dsts"
+            call.refuse(WrongArgument, side, "are in shared_hbm on one core", way)
 
 
 def _body(**_: Any) -> None:

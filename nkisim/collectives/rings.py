@@ -7,7 +7,7 @@ from typing import Any
 
 from nkisim.collectives.exchange import ReplicaGroup, done, meet, only_hbm, put, reducer, ring_of, start, take
 from nkisim.core import access
-from nkisim.core.context import current
+from nkisim.core.context import current, register
 from nkisim.dtypes import to_fp32
 from nkisim.errors import WrongArgument
 from nkisim.isa.instruction import NkiInstruction
@@ -107,9 +107,10 @@ def collective_permute_implicit_current_processing_rank_id(
     op = "collective_permute_implicit_current_processing_rank_id"
     core = current(op)
     ring = ring_of(core, op, replica_group)
-    return VirtualRegister(ring[(ring.index(core.rank) - int(iteration_id)) % len(ring)])
+    return register(core, ring[(ring.index(core.rank) - int(iteration_id)) % len(ring)])
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:
     """Return this rank's number in a register."""
-    return VirtualRegister(current("rank_id").rank)
+    core = current("rank_id")
+    return register(core, core.rank)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nkisim.collectives.exchange import ReplicaGroup, deliver, done, meet, only_hbm, ring_of, start
 from nkisim.core import access
-from nkisim.dtypes import Array
-from nkisim.errors import ShapeMismatch, WrongArgument
+from nkisim.core.context import current, since
+from nkisim.dtypes import ANY, Array
+from nkisim.errors import LoopMisuse, NkiSimWarning, ShapeMismatch, WrongArgument
+from nkisim.isa import doubts
+from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
-from nkisim.isa.statement import Call
+from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
 
 
@@ -67,6 +71,71 @@ def _chunk(call: Call, count: int, start: int) -> Array:
     return access.read(call.core, part, call.who("srcs")).copy()
 
 
+@dataclass(eq=False)
+class _Prepared:
+    """A collective whose metadata was read and whose data waits for the trigger."""
+
+    instruction: NkiInstruction
+    op: str
+    tensors: tuple[Sequence[NkiTensor], Sequence[NkiTensor]]
+    # ring, rows of metadata, its view, recv_counts_known, has_rdispls
+    how: tuple[Any, ...]
+
+
+def _opened(
+    op: str, tensors: tuple[Any, Any], group: ReplicaGroup, metadata: NkiTensor, rest: tuple[bool, bool, int | None]
+) -> tuple[Call, tuple[Any, ...]]:
+    """Check the operands and read the metadata."""
+    call = start(op, tensors[0], tensors[1], rest[2], one=True)
+    only_hbm(call)
+    if call.core.policy.traced and rest[1] and op == "all_to_all_v":
+        text = f"{op}: has_rdispls works between nodes only (0.7); these ranks are taken for ranks of as many nodes"
+        call.core.warn(f"{op} has_rdispls", text, NkiSimWarning)
+    return call, (*_variable(op, call, group, metadata, rest[:2]), *rest[:2])
+
+
+def _exchange(call: Call, how: tuple[Any, ...], gathers: bool, name: str | None) -> NkiInstruction:
+    """Send one chunk to everybody, or one to each rank; place those that arrive."""
+    ring, flat = how[:2]
+    mine = [_chunk(call, int(flat[0, i]), int(flat[1, i])) for i in range(1 if gathers else len(ring))]
+    got = meet(call, ring, mine)
+    at = 0 if gathers else ring.index(call.core.rank)
+    _receive(call, ring, [got[r][at] for r in ring], how[1:])
+    return done(call, name)
+
+
+def _prepare(op: str, how: tuple[Any, ...], tensors: tuple[Any, Any], name: str | None) -> NkiInstruction:
+    """Take the one slot for a collective whose metadata, how[2], was read."""
+    title, core = f"{op}_prepare", current(op)
+    if core.prepared is not None:
+        found = f"follows {core.prepared.op}_prepare without its trigger"
+        raise LoopMisuse(title, None, found, f"call {core.prepared.op}_trigger first, prepares share one slot")
+    operand = Operand("metadata_tensor", "in", spaces=DMA, dtypes=ANY)
+    work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "register"}
+    card = Card(title, ("sync",), (operand,), _body, work=lambda _: work)
+    call = Call(core, card, {"name": name}, "sync", {"metadata_tensor": how[2]})
+    if core.recording:
+        doubts.doubt(call, "the trigger has the time of the whole collective", "how much of it the metadata takes")
+    instruction = record(call)
+    core.prepared = _Prepared(instruction, op, tensors, how)
+    return instruction
+
+
+def _body(**_: Any) -> None:
+    """Metadata has no arithmetic body."""
+
+
+def _trigger(op: str, prepare_instr: NkiInstruction, name: str | None) -> NkiInstruction:
+    title = f"{op}_trigger"
+    core = since(title, f"use {op}")
+    waiting = core.prepared
+    if waiting is None or waiting.instruction is not prepare_instr or waiting.op != op:
+        found = "is no prepare that waits" if waiting is None else f"is not the {waiting.op}_prepare that waits"
+        raise LoopMisuse(title, "prepare_instr", found, f"pass what {op}_prepare returned, once")
+    core.prepared, (srcs, dsts) = None, waiting.tensors
+    return _exchange(start(op, srcs, dsts, None, one=True), waiting.how, op == "all_gather_v", name)
+
+
 def all_gather_v(
     srcs: Sequence[NkiTensor],
     dsts: Sequence[NkiTensor],
@@ -78,14 +147,9 @@ def all_gather_v(
     name: str | None = None,
 ) -> NkiInstruction:
     """Gather one chunk of run-time length per rank; see the manual for the metadata rows."""
-    call = start("all_gather_v", srcs, dsts, priority, one=True)
-    only_hbm(call)
-    ring, flat, view = _variable("all_gather_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
-    mine = _chunk(call, int(flat[0, 0]), int(flat[1, 0]))
-    got = meet(call, ring, mine)
-    how = (flat, view, recv_counts_known, has_rdispls)
-    _receive(call, ring, [got[r] for r in ring], how)
-    return done(call, name)
+    flags = (recv_counts_known, has_rdispls, priority)
+    call, how = _opened("all_gather_v", (srcs, dsts), replica_group, metadata_tensor, flags)
+    return _exchange(call, how, True, name)
 
 
 def all_to_all_v(
@@ -99,12 +163,50 @@ def all_to_all_v(
     name: str | None = None,
 ) -> NkiInstruction:
     """Send chunks of run-time length to every rank; see the manual for the metadata rows."""
-    call = start("all_to_all_v", srcs, dsts, priority, one=True)
-    only_hbm(call)
-    ring, flat, view = _variable("all_to_all_v", call, replica_group, metadata_tensor, (recv_counts_known, has_rdispls))
-    mine = [_chunk(call, int(flat[0, i]), int(flat[1, i])) for i in range(len(ring))]
-    got = meet(call, ring, mine)
-    me = ring.index(call.core.rank)
-    how = (flat, view, recv_counts_known, has_rdispls)
-    _receive(call, ring, [got[r][me] for r in ring], how)
-    return done(call, name)
+    flags = (recv_counts_known, has_rdispls, priority)
+    call, how = _opened("all_to_all_v", (srcs, dsts), replica_group, metadata_tensor, flags)
+    return _exchange(call, how, False, name)
+
+
+def all_gather_v_prepare(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Begin a split all_gather_v: read the metadata; `srcs` may be filled until the trigger."""
+    since("all_gather_v_prepare", "use all_gather_v")
+    flags = (recv_counts_known, has_rdispls, priority)
+    _, how = _opened("all_gather_v", (srcs, dsts), replica_group, metadata_tensor, flags)
+    return _prepare("all_gather_v", how, (srcs, dsts), name)
+
+
+def all_to_all_v_prepare(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Begin a split all_to_all_v: read the metadata; `srcs` may be filled until the trigger."""
+    since("all_to_all_v_prepare", "use all_to_all_v")
+    flags = (recv_counts_known, has_rdispls, priority)
+    _, how = _opened("all_to_all_v", (srcs, dsts), replica_group, metadata_tensor, flags)
+    return _prepare("all_to_all_v", how, (srcs, dsts), name)
+
+
+def all_gather_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
+    """Complete a split all_gather_v: read srcs and write dsts."""
+    return _trigger("all_gather_v", prepare_instr, name)
+
+
+def all_to_all_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
+    """Complete a split all_to_all_v: read srcs and write dsts."""
+    return _trigger("all_to_all_v", prepare_instr, name)

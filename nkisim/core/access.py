@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from nkisim.core import races
 from nkisim.core.context import Core
-from nkisim.dtypes import INFO, INTS, Array, Flags, storage_of, store, to_fp32
+from nkisim.dtypes import INFO, INTS, WIDE, Array, Flags, storage_of, store, to_fp32
 from nkisim.errors import DynamicOutOfRange, IllegalView, NotComputed, Relaxed, ReplacedRead, UnwrittenRead, WrongDtype
 from nkisim.memory.memory import shared_bytes
 from nkisim.memory.patterns import Dynamic
 from nkisim.memory.storage import INT_SENTINEL, OVERWRITTEN, UNWRITTEN, WRITTEN, Allocation, Storage
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import Layout, last_element
-from nkisim.objects import VirtualRegister
+from nkisim.objects import NkiScalar, VirtualRegister
 
 # every byte of an element written, by element width
-WRITTEN_MARK = {width: int.from_bytes(bytes([WRITTEN]) * width, "little") for width in (1, 2, 4)}
+WRITTEN_MARK = {width: int.from_bytes(bytes([WRITTEN]) * width, "little") for width in (1, 2, 4, 8)}
 _INDEX_DTYPES = frozenset({"int32", "uint32", "int16", "uint16", "int8", "uint8"})
 
 Who = tuple[str, str]
@@ -147,7 +147,7 @@ SMALL = 1024
 def computed(tensors: Iterable[NkiTensor]) -> bool:
     """Tell whether a launch without numerics computes an instruction: integers and small tiles of known values."""
     listed = list(tensors)
-    small = all(t.dtype in INTS for t in listed) or all(t.size <= SMALL for t in listed)
+    small = all(t.dtype in INTS | WIDE for t in listed) or all(t.size <= SMALL for t in listed)
     return small and not any(t._storage.unknown for t in listed)
 
 
@@ -237,6 +237,8 @@ def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
         found = "gathers rows by a vector of indices"
         raise IllegalView(*who, found, "only dma_copy, dma_compute and dma_transpose can")
     index = scalar(core, dynamic.source, who)
+    if tensor._on_chip and isinstance(dynamic.source, NkiScalar) and dynamic.source.dtype == "int64":
+        raise WrongDtype(*who, f"is indexed in {tensor.buffer.value} by an int64 scalar", "on chip an offset is int32")
     if not 0 <= index <= dynamic.limit:
         return None
     offset = tensor.offset + index * dynamic.stride
@@ -258,7 +260,7 @@ def out_of_range(core: Core, tensor: NkiTensor, who: Who) -> DynamicOutOfRange:
 
 def scalar(core: Core, source: Any, who: Who) -> int:
     """Read a run-time scalar from a register or a one-element tensor."""
-    if isinstance(source, VirtualRegister):
+    if isinstance(source, (VirtualRegister, NkiScalar)):
         return source.value(who[0])
     if isinstance(source, int):
         return source

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from nkisim.core.cores import Meeting
 from nkisim.dtypes import Flags
-from nkisim.errors import NkiSimWarning, OutsideKernel
+from nkisim.errors import NkiSimWarning, OtherVersion, OutsideKernel
 from nkisim.geometry import Geometry
 from nkisim.lines import kernel_line
 from nkisim.memory.memory import CoreMemory
+from nkisim.objects import VirtualRegister
 from nkisim.policy import Policy
 
-_RULES: dict[tuple[Geometry, str], int] = {}
+_RULES: dict[tuple[Geometry, str, str | None], int] = {}
 
 
 @dataclass(eq=False)
@@ -61,6 +62,10 @@ class Core:
     previous: int | None = None
     # which elements of the running instruction's operands are unwritten, where the policy lets it read them
     unwritten: list[Flags] = field(default_factory=list)
+    # the compile_config of the launched kernel, and whether it overrides those of kernels that it calls
+    config: tuple[Any, bool] = (None, False)
+    # the prepare of a collective that waits for its trigger
+    prepared: Any = None
     # the warnings so far, shared by the cores of a launch
     warned: set[str] = field(default_factory=set)
     # a small number for the facts that plans of instructions depend on besides their operands
@@ -69,7 +74,7 @@ class Core:
     numerics: bool = True
 
     def __post_init__(self) -> None:
-        self.rules_key = _RULES.setdefault((self.geometry, self.policy.enums), len(_RULES))
+        self.rules_key = _RULES.setdefault((self.geometry, self.policy.enums, self.policy.nki), len(_RULES))
         self.recording, self.numerics = self.policy.recording, self.policy.numerics
 
     def registers(self, engine: str) -> Lanes:
@@ -105,6 +110,27 @@ def current(op: str) -> Core:
         allowed = "call the kernel through nki.simulate(kernel)"
         raise OutsideKernel(op, None, "ran outside a kernel", allowed)
     return core
+
+
+def since(op: str, instead: str, operand: str | None = None) -> Core:
+    """Return the core of this thread, for a name or an argument that came with NKI 0.7.
+
+    Raises:
+        OtherVersion: the launch is of 0.6; `instead` says what 0.6 has.
+    """
+    core = current(op)
+    if not core.policy.traced:
+        raise OtherVersion(
+            op, operand, "came with NKI 0.7 and this launch is of 0.6", f"{instead}, or choose 0.7 (NKISIM_NKI)"
+        )
+    return core
+
+
+def register(core: Core, value: int | None, frozen: bool = False) -> VirtualRegister:
+    """Return a new register of a core; `frozen`, the counter of a loop."""
+    made = VirtualRegister(value, frozen)
+    made.traced = core.policy.traced
+    return made
 
 
 def running() -> Core | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
-from nkisim.dialect.names import NAME_RULES, is_register
-from nkisim.dialect.rules import SYNTAX_RULES, WARNING, Rule, Scope
+from nkisim.dialect.names import NAME_RULES, SCALAR_OPERATORS, is_register
+from nkisim.dialect.rules import SYNTAX_RULES, WARNING, Rule, Scope, words
 
 LOOP_CALLS = frozenset({"fori_loop", "while_loop"})
 
@@ -104,6 +105,9 @@ def loop_variable_arithmetic(node: ast.AST, scope: Scope) -> bool:
         return False
     name = body.args.args[0].arg
     sums = [n for n in ast.walk(body) if isinstance(n, (ast.BinOp, ast.AugAssign))]
+    if scope.traced:
+        # there it is an NkiScalar, unless a bound is a register
+        sums = [n for n in sums if not isinstance(n.op, SCALAR_OPERATORS)]
     sides = [getattr(n, side, None) for n in sums for side in ("left", "right", "target")]
     return any(isinstance(s, ast.Name) and s.id == name for s in sides)
 
@@ -123,8 +127,8 @@ LOOP_RULES: tuple[Rule, ...] = (
          "a register has no value while the kernel is traced; branch with nl.while_loop, count "
          "with nl.fori_loop", "VR"),
     Rule("dynamic-loop", (ast.For, ast.While), deprecated_loop,
-         "dynamic_range and `while register` are deprecated; use nl.fori_loop or nl.while_loop",
-         "MG 0.6", WARNING),
+         "dynamic_range and `while register` are deprecated in 0.6 and gone in 0.7; use nl.fori_loop or nl.while_loop",
+         "MG 0.6, 0.7", severity=WARNING),
     Rule("leaves-loop", (ast.For, ast.While), leaves_loop,
          "a loop on the device cannot be left early; end it by its bound or its register", "PF"),
     Rule("fori-return", (ast.Call,), fori_returns,
@@ -132,10 +136,18 @@ LOOP_RULES: tuple[Rule, ...] = (
     Rule("while-return", (ast.Call,), while_returns_nothing,
          "the body of nl.while_loop returns the next condition register", "MG 0.6"),
     Rule("loop-variable", (ast.Call,), loop_variable_arithmetic,
-         "the loop variable is a register; use it as scalar_offset and let the stride multiply it",
+         "the loop variable is no number (0.7: it has +, - and *); use it as scalar_offset, the stride multiplies",
          "MG 0.6"),
     Rule("loop-in-no-reorder", (ast.With,), loop_in_no_reorder,
          "a loop on the device cannot stand inside nl.no_reorder(); move the loop out", "MG 0.6"),
 )  # fmt: skip
 
-RULES: tuple[Rule, ...] = SYNTAX_RULES + NAME_RULES + LOOP_RULES
+# rules of the parser alone: where Python runs a kernel, these constructs are Python's
+PARSED = words(
+    "is is-none loop-target loop-else format-spec keyword-only positional-only varargs kwargs starred "
+    "keyword-expansion lambda comprehension try raise with import del global yield walrus match set value-type "
+    "dict-key unpack-target chained-mutation nested-class builtin math method decorator class-base kernel-in-kernel"
+)
+RULES: tuple[Rule, ...] = tuple(
+    replace(rule, traced=None) if rule.name in PARSED else rule for rule in SYNTAX_RULES + NAME_RULES + LOOP_RULES
+)

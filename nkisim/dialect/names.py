@@ -7,6 +7,7 @@ import builtins
 
 from nkisim.dialect.rules import WARNING, Rule, Scope, words
 from nkisim.dialect.source import is_jit, resolve_chain
+from nkisim.versions import names
 
 BUILTINS = words(
     "len min max abs str int float bool tuple list dict print isinstance type slice divmod range breakpoint super"
@@ -18,6 +19,8 @@ BASES = frozenset({"NKIObject", "Enum", "IntEnum", "NamedTuple", "object"})
 DECORATORS = frozenset({"staticmethod", "dataclass", "dataclasses.dataclass"})
 # keywords that take a member of an enum of nki.isa
 ENUM_KEYWORDS = words("engine dge_mode oob_mode reduce_cmd dma_engine perf_mode")
+# of an NkiScalar
+SCALAR_OPERATORS = (ast.Add, ast.Sub, ast.Mult)
 REMOVED = words("arange mgrid par_dim tensor_copy_dynamic_src tensor_copy_dynamic_dst")
 REMOVED_KEYWORDS = frozenset({"mask", "dst_rmw_op", "use_gpsimd_dma"})
 
@@ -180,6 +183,20 @@ def removed_name(node: ast.AST, scope: Scope) -> bool:
     return name.startswith("nki.") and name.split(".")[-1] in REMOVED
 
 
+def newer_name(node: ast.AST, scope: Scope) -> bool:
+    """`nl.tiles`, `nisa.scalar_load` and others."""
+    name = scope.dotted(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
+    return name.startswith("nki.") and name in names("0.7") - names("0.6")
+
+
+def scalar_operator(node: ast.AST, scope: Scope) -> bool:
+    """`scalar // 2`."""
+    if not isinstance(node, (ast.BinOp, ast.AugAssign)) or isinstance(node.op, SCALAR_OPERATORS):
+        return False
+    sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+    return any(isinstance(side, ast.Name) and side.id in scope.scalars for side in sides)
+
+
 def old_namespace(node: ast.AST, scope: Scope) -> bool:
     """Anything from neuronxcc.nki."""
     name = scope.dotted(node) if isinstance(node, ast.Name) else ""
@@ -229,7 +246,7 @@ NAME_RULES: tuple[Rule, ...] = (
     Rule("jit-target", (ast.FunctionDef,), jit_option,
          "jit(platform_target=...) raises; set NEURON_PLATFORM_TARGET_OVERRIDE", "MG 0.3"),
     Rule("jit-mode", (ast.FunctionDef,), jit_mode,
-         "jit(mode=...) is ignored; remove it, the arguments decide", "MG 0.3", WARNING),
+         "jit(mode=...) is ignored; remove it, the arguments decide", "MG 0.3", WARNING, WARNING),
     Rule("class-base", (ast.ClassDef,), foreign_base,
          "a class used in a kernel inherits from nl.NKIObject, Enum or NamedTuple only", "LG"),
     Rule("list-argument", (ast.arguments,), list_argument,
@@ -247,6 +264,10 @@ NAME_RULES: tuple[Rule, ...] = (
          "arange, mgrid, par_dim and tensor_copy_dynamic_* are gone; index with slices or nl.ds, "
          "put the partition dimension first, use tensor_copy with .ap(scalar_offset=...)",
          "MG 0.2, 0.4"),
+    Rule("newer-name", (ast.Attribute, ast.Name), newer_name,
+         "this name came with NKI 0.7; write it with what 0.6 has, or lint with --nki 0.7", "MG 0.7", traced=None),
+    Rule("scalar-operator", (ast.BinOp, ast.AugAssign), scalar_operator,
+         "a scalar of the device has +, - and * only; compute the rest in SBUF and load it", "NS", severity=None),
     Rule("old-namespace", (ast.Name,), old_namespace,
          "neuronxcc.nki is a compile error; import nki, nki.language and nki.isa", "MG 0.4"),
     Rule("kernel-in-kernel", (ast.Call,), kernel_in_kernel,

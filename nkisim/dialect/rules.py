@@ -2,7 +2,7 @@
 
 Severity "error" is code that the manual or the public parser front end refuses; "warning" is code that is
 deprecated, or that published kernels contain although a document forbids it. Sources: LG language
-guide, MG migration guides, VR the VirtualRegister docstring, PF the public parser front end.
+guide, MG migration guides, VR the VirtualRegister docstring, PF the public parser front end, NS the page of NkiScalar.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nkisim.dialect.source import Module
+from nkisim.versions import VERSIONS
 
 ERROR, WARNING = "error", "warning"
 
@@ -24,8 +25,12 @@ class Scope:
     is_kernel: bool = False
     # False while a class statement itself is judged
     in_function: bool = True
+    # Python runs the kernel: 0.7
+    traced: bool = False
     tensors: frozenset[str] = frozenset()
+    # names that hold a register or a scalar of the device
     registers: frozenset[str] = frozenset()
+    scalars: frozenset[str] = frozenset()
     lists: frozenset[str] = frozenset()
     dicts: frozenset[str] = frozenset()
     bound: frozenset[str] = frozenset()
@@ -57,7 +62,13 @@ class Rule:
     test: Test
     message: str
     source: str
-    severity: str = ERROR
+    # in 0.6 and in 0.7; None: that version accepts it
+    severity: str | None = ERROR
+    traced: str | None = ERROR
+
+    def at(self, version: str) -> str | None:
+        """The severity in a version of the language."""
+        return self.severity if version == VERSIONS[0] else self.traced
 
 
 def always(_node: ast.AST, _scope: Scope) -> bool:

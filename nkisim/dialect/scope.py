@@ -48,7 +48,7 @@ def _targets(target: ast.AST, value: ast.AST | None) -> Iterator[Binding]:
             yield from _targets(part, None)
 
 
-def scope_of(module: Module, function: FunctionNode, is_kernel: bool) -> Scope:
+def scope_of(module: Module, function: FunctionNode, is_kernel: bool, traced: bool = False) -> Scope:
     """Read a function's own assignments and parameters."""
     values: dict[str, list[ast.AST | None]] = {}
     for name, value in bindings(function):
@@ -58,10 +58,12 @@ def scope_of(module: Module, function: FunctionNode, is_kernel: bool) -> Scope:
     scope = Scope(
         module,
         is_kernel,
+        traced=traced,
         bound=bound,
         lists=_all(values, lambda v: _is_display(v, ast.List, "list")),
         dicts=_all(values, lambda v: _is_display(v, ast.Dict, "dict")),
-        registers=_all(values, lambda v: _is_call(module, v, frozenset({"register_alloc"}))),
+        registers=_all(values, lambda v: _is_call(module, v, frozenset({"register_alloc", "scalar_load"}))),
+        scalars=_all(values, lambda v: _is_call(module, v, frozenset({"scalar_load"}))),
         private_outputs=_all(values, lambda v: _is_private(module, v)),
         functions={n.name: n for n in ast.walk(function) if isinstance(n, ast.FunctionDef)},
     )

@@ -36,30 +36,38 @@ from nkisim.isa.gpsimd import (
 )
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.newer import activate2, exponential, nc_matmul_mx, quantize_mx, rand2
-from nkisim.isa.registers import register_alloc, register_load, register_move, register_store
+from nkisim.isa.registers import (
+    register_alloc,
+    register_load,
+    register_move,
+    register_store,
+    scalar_load,
+    scalar_store,
+)
 from nkisim.isa.rng import dropout, rand_get_state, rand_set_state, rng, set_rng_seed
 from nkisim.isa.scalar import activation, activation_reduce
 from nkisim.isa.scans import tensor_scalar_cumulative, tensor_tensor_scan
 from nkisim.isa.statistics import bn_aggr, bn_stats, max8, nc_find_index8, nc_match_replace8, reciprocal
-from nkisim.isa.sync import core_barrier, sendrecv
+from nkisim.isa.sync import core_barrier, sendrecv, sendrecv_compute
 from nkisim.isa.target import get_nc_sub_version, get_nc_version
 from nkisim.isa.tensor import nc_matmul, nc_transpose
 from nkisim.isa.tokens import TOKENS as _TOKENS
 from nkisim.isa.vector import scalar_tensor_tensor, tensor_reduce, tensor_scalar, tensor_scalar_reduce, tensor_tensor
-from nkisim.objects import NKIObject, VirtualRegister
+from nkisim.objects import NKIObject, NkiScalar, VirtualRegister
 
 equal, maximum = _TOKENS["equal"], _TOKENS["maximum"]
 
 __all__ = [
-    "NKIObject", "NkiInstruction", "NkiValidationError", "VirtualRegister", "activate2", "activation",
+    "NKIObject", "NkiInstruction", "NkiScalar", "NkiValidationError", "VirtualRegister", "activate2", "activation",
     "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dge_mode", "dma_compute",
     "dma_copy", "dma_engine", "dma_transpose", "dropout", "engine", "equal", "exponential",
     "get_nc_sub_version", "get_nc_version", "gpsimd_engine", "iota", "local_gather", "matmul_perf_mode",
     "max8", "maximum", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_matmul_mx",
     "nc_n_gather", "nc_stream_shuffle", "nc_transpose", "nc_version", "nonzero_with_count", "oob_mode",
     "quantize_mx", "rand2", "rand_get_state", "rand_set_state", "range_select", "reciprocal", "reduce_cmd",
-    "register_alloc", "register_load", "register_move", "register_store", "rng", "scalar_engine",
-    "scalar_tensor_tensor", "select_reduce", "sendrecv", "sequence_bounds", "set_rng_seed", "tensor_copy",
+    "register_alloc", "register_load", "register_move", "register_store", "rng", "scalar_engine", "scalar_load",
+    "scalar_store", "scalar_tensor_tensor", "select_reduce", "sendrecv", "sendrecv_compute", "sequence_bounds",
+    "set_rng_seed", "tensor_copy",
     "tensor_copy_predicated", "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
     "tensor_scalar_cumulative", "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "topk",
     "unknown_engine", "vector_engine",

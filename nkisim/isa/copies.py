@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nkisim.dtypes import ANY, FLOATS, INFO, PACKED, Array
+from nkisim.dtypes import FLOATS, INFO, MOVED, PACKED, Array
 from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
 from nkisim.isa import lanes
@@ -37,8 +37,8 @@ def _copy_math(call: Call) -> str:
 
 @card(
     "vector scalar gpsimd",
-    Operand("dst", "out", dtypes=ANY),
-    Operand("src", "in", dtypes=ANY, math="auto"),
+    Operand("dst", "out", dtypes=MOVED),
+    Operand("src", "in", dtypes=MOVED, math="auto"),
     rules=(same_elements("dst", "src"),),
     math=_copy_math,
 )
@@ -63,7 +63,7 @@ def _memset_value(call: Call) -> None:
             call.refuse(WrongArgument, "value", found, f"{limits.min} to {limits.max} fit")
 
 
-@card("vector gpsimd", Operand("dst", "out", dtypes=ANY), rules=(_memset_value,))
+@card("vector gpsimd", Operand("dst", "out", dtypes=MOVED), rules=(_memset_value,))
 def memset(dst: Target, value: float, engine: engine = engine.unknown, name: str | None = None) -> Array:
     """Fill a tile with a constant."""
     kind = np.int64 if INFO[dst.dtype].kind != "float" else np.float32
@@ -228,8 +228,8 @@ def _shuffle_rules(call: Call) -> None:
 
 @card(
     "vector",
-    Operand("dst", "out", dtypes=ANY),
-    Operand("src", "in", dtypes=ANY, math="raw"),
+    Operand("dst", "out", dtypes=MOVED),
+    Operand("src", "in", dtypes=MOVED, math="raw"),
     rules=(_shuffle_rules, same_dtype("dst", "src")),
 )
 def nc_stream_shuffle(dst: Target, src: Array, shuffle_mask: Sequence[int], name: str | None = None) -> Masked:

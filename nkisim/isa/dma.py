@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nkisim.core import access
-from nkisim.dtypes import INFO, PACKED, to_fp32
+from nkisim.dtypes import INFO, PACKED, WIDE, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import IllegalView, Relaxed, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
 from nkisim.isa.card import record
@@ -22,8 +22,9 @@ from nkisim.memory.tensor import NkiTensor
 def _descriptor_rules(call: Call) -> None:
     mode, asked = call.args["dge_mode"], call.args["engine"]
     dynamics = [t._dynamic for t in call.tensors.values() if t._dynamic is not None]
-    if differ(call) and any(t.dtype in PACKED for t in call.tensors.values()):
-        call.refuse(WrongDtype, "dst", "is packed and src is not alike", "packed types copy as is")
+    if differ(call) and any(t.dtype in PACKED | WIDE for t in call.tensors.values()):
+        found = f"is {call.tensors['dst'].dtype} and src is {call.tensors['src'].dtype}"
+        call.refuse(WrongDtype, "dst", found, "packed and 64-bit types copy as they are")
     if mode is dge_mode.hwdge and differ(call):
         found = "is hwdge between different dtypes"
         call.refuse(WrongDtype, "dge_mode", found, "hwdge copies equal dtypes")

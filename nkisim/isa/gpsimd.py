@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from nkisim.core import access
-from nkisim.dtypes import ANY, Array
+from nkisim.dtypes import MOVED, Array
 from nkisim.errors import (
     AmbiguousManual,
     DynamicOutOfRange,
+    NotSimulated,
     ShapeMismatch,
     TileTooLarge,
     WrongArgument,
@@ -19,7 +20,7 @@ from nkisim.errors import (
 )
 from nkisim.isa.card import card
 from nkisim.isa.operators import COMPARISONS, Op, reduce_axis
-from nkisim.isa.rules import operator, per_partition, same_dtype, same_elements, same_partitions
+from nkisim.isa.rules import newer, operator, per_partition, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import SBUF, Call, Masked, Operand, Target
 from nkisim.isa.sums import total
 from nkisim.isa.tokens import TOKENS
@@ -103,8 +104,8 @@ def _gather_inside(call: Call) -> None:
 
 @card(
     "gpsimd",
-    Operand("dst", "out", spaces=SBUF, dtypes=ANY),
-    Operand("data", "in", spaces=SBUF, dtypes=ANY, math="raw"),
+    Operand("dst", "out", spaces=SBUF, dtypes=MOVED),
+    Operand("data", "in", spaces=SBUF, dtypes=MOVED, math="raw"),
     Operand("indices", "in", spaces=SBUF, math="raw"),
     rules=(same_elements("dst", "indices"), same_partitions("dst", "data"), same_dtype("dst", "data"), _index_words),
     values=(_gather_inside,),
@@ -151,8 +152,8 @@ def _local_inside(call: Call) -> None:
 
 @card(
     "gpsimd",
-    Operand("dst", "out", spaces=SBUF, dtypes=ANY),
-    Operand("src_buffer", "in", spaces=SBUF, dtypes=ANY, math="raw"),
+    Operand("dst", "out", spaces=SBUF, dtypes=MOVED),
+    Operand("src_buffer", "in", spaces=SBUF, dtypes=MOVED, math="raw"),
     Operand("index", "in", spaces=SBUF, math="raw"),
     rules=(same_partitions("dst", "src_buffer"), same_dtype("dst", "src_buffer"), _local_rules),
     values=(_local_inside,),
@@ -286,6 +287,8 @@ def _topk_rules(call: Call) -> None:
 
 
 def _topk_order(call: Call) -> None:
+    if call.args["sorted"]:
+        raise NotSimulated("topk", "sorted", "no document here says which way it sorts; leave it False")
     text = (
         "topk: results leave in snake order (result j at partition j % 16, element j // 16), "
         "as the 0.7 manual says; the 0.6 manual does not say where they go"
@@ -309,11 +312,13 @@ def _topk_work(call: Call) -> dict[str, object]:
     Operand("val_dst", "out", spaces=SBUF, dtypes=frozenset({"bfloat16"})),
     Operand("idx_dst", "out", spaces=SBUF, dtypes=frozenset({"uint32"})),
     Operand("src", "in", spaces=SBUF, dtypes=frozenset({"bfloat16"})),
-    rules=(same_elements("val_dst", "idx_dst"), same_partitions("val_dst", "src"), _topk_rules),
+    rules=(same_elements("val_dst", "idx_dst"), same_partitions("val_dst", "src"), newer("sorted"), _topk_rules),
     always=(_topk_order,),
     work=_topk_work,
 )
-def topk(val_dst: Target, idx_dst: Target, src: Array, n: int, name: str | None = None) -> tuple[Masked, Masked]:
+def topk(
+    val_dst: Target, idx_dst: Target, src: Array, n: int, sorted: bool = False, name: str | None = None
+) -> tuple[Masked, Masked]:
     """Find the k largest of the n elements that 16 partitions hold in snake order.
 
     Results are ascending. They leave in the snake order of the input: result j at partition

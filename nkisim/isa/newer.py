@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from nkisim.enums import reduce_cmd
+from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import NeedsNewerCore
 from nkisim.isa.tokens import Token
 from nkisim.memory.tensor import NkiTensor
@@ -29,7 +29,8 @@ def activate2(
     dst: NkiTensor, op: Token, data: NkiTensor, imm0: NkiTensor | float, imm1: NkiTensor | float,
     op0: Token, op1: Token, relu_param: float = 0.0, reverse0: bool = False, reverse1: bool = False,
     reduce_op: Token | None = None,
-    reduce_res: NkiTensor | None = None, reduce_cmd: reduce_cmd = reduce_cmd.idle, name: str | None = None,
+    reduce_res: NkiTensor | None = None, reduce_cmd: reduce_cmd = reduce_cmd.idle, engine: engine = engine.scalar,
+    name: str | None = None,
 ) -> NoReturn:  # fmt: skip
     """Activate after two free operators; NeuronCore-v4 only."""
     raise NeedsNewerCore("activate2")

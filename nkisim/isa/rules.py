@@ -8,6 +8,7 @@ from nkisim.dtypes import INTS
 from nkisim.errors import (
     BothInPsum,
     NeedsNewerCore,
+    OtherVersion,
     ShapeMismatch,
     TileTooLarge,
     WrongDtype,
@@ -27,6 +28,17 @@ UNARY = frozenset({"abs", "rsqrt", "reciprocal"})
 # names without a hardware instruction (release notes, known issues)
 HARDWARE_GAPS = frozenset({"divide", "fmod", "mod"})
 NEWER = frozenset({"abs_max", "abs_min", "square", "relu", "bypass", "prelu"})
+
+
+def newer(argument: str) -> Rule:
+    """Return the rule that an argument that came with NKI 0.7 keeps its default in 0.6."""
+
+    def rule(call: Call) -> None:
+        if not call.core.policy.traced and call.args[argument] != call.card.defaults[argument]:
+            found = f"is {call.args[argument]!r:.60} and came with NKI 0.7"
+            call.refuse(OtherVersion, argument, found, "leave it out in 0.6, or choose 0.7 (NKISIM_NKI)")
+
+    return rule
 
 
 def per_partition(tensor: NkiTensor) -> int:

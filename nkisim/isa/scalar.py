@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nkisim.dtypes import COMPUTED, FLOATS, Array
-from nkisim.enums import reduce_cmd
+from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
@@ -93,6 +93,7 @@ def activation(
     reduce_op: Op | None = None,
     reduce_res: Target | None = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: engine = engine.scalar,
     name: str | None = None,
 ) -> tuple[Array, Array]:
     """Compute op(data * scale + bias) and, if requested, the sum of the result."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nkisim.core import access, races
-from nkisim.core.context import Core, current
+from nkisim.core.context import Core, current, since
 from nkisim.core.cores import Wait
-from nkisim.dtypes import ANY, INFO
+from nkisim.dtypes import ANY, INFO, MOVED, to_fp32
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
 from nkisim.errors import (
     BadLaunch,
@@ -19,10 +19,12 @@ from nkisim.errors import (
     WrongDtype,
     WrongSpace,
 )
+from nkisim.isa import doubts
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import DMA, SBUF, Call, Card, Operand
+from nkisim.isa.tokens import Token, resolve
 from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 
@@ -34,7 +36,7 @@ def _body(**_: Any) -> None:
 _SENDRECV = Card(
     "sendrecv",
     ("dma",),
-    (Operand("dst", "out", spaces=SBUF, dtypes=ANY), Operand("src", "in", spaces=SBUF, dtypes=ANY)),
+    (Operand("dst", "out", spaces=SBUF, dtypes=MOVED), Operand("src", "in", spaces=SBUF, dtypes=MOVED)),
     _body,
 )
 _BARRIER = Card("core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DMA, dtypes=ANY),), _body)
@@ -79,6 +81,41 @@ def sendrecv(
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
 
+_COMPUTE = Card(
+    "sendrecv_compute",
+    ("dma",),
+    (Operand("dst", "out", spaces=DMA, dtypes=MOVED), Operand("src", "in", spaces=DMA, dtypes=MOVED)),
+    _body,
+)
+
+
+def sendrecv_compute(
+    src: NkiTensor, dst: NkiTensor, send_to_rank: int, recv_from_rank: int, reduce_op: Token, name: str | None = None
+) -> NkiInstruction:
+    """Send a tile to the other core, receive its tile, and write reduce_op of both; in fp32, as dma_compute adds."""
+    core = since("sendrecv_compute", "use sendrecv and tensor_tensor")
+    _two_cores(core, "sendrecv_compute")
+    call = Call(core, _COMPUTE, {"src": src, "dst": dst, "name": name}, "dma")
+    _exchange_rules(call, (send_to_rank, recv_from_rank), dma_engine.dma, ("sbuf", "private_hbm"))
+    op = resolve(reduce_op, call.who("reduce_op"))
+    if op.name not in ("add", "maximum", "minimum"):
+        call.refuse(WrongArgument, "reduce_op", f"is nl.{op.name}", "nl.add, nl.maximum and nl.minimum are supported")
+    if src.buffer is not dst.buffer:
+        found = f"is in {dst.buffer.value} and src in {src.buffer.value}"
+        call.refuse(WrongSpace, "dst", found, "both are in SBUF or both in private HBM")
+    if core.recording:
+        doubts.doubt(call, "its time is that of sendrecv", "what the reduction takes")
+    mine = access.read(core, src, call.who("src")).copy()
+    line = kernel_line()
+    text = f"sendrecv_compute({line[0]}:{line[1]})"
+    answer = core.meeting.meet(core.number, Wait(("sendrecv_compute", partners(core)), partners(core), text, mine))
+    theirs = answer[partners(core)[int(recv_from_rank)]]
+    if theirs.dtype != mine.dtype or theirs.shape != mine.shape:
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"{theirs.dtype} {theirs.shape} arrives")
+    access.write(core, dst, op.fn(to_fp32(mine), to_fp32(theirs)), call.who("dst"), together=True)
+    return record_pair(call, ("sendrecv_compute",), src, "dma")
+
+
 def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruction:
     """Record an exchange with the facts that its cost needs."""
     size = src.size * INFO[src.dtype].itemsize
@@ -88,14 +125,14 @@ def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruc
     return record(call)
 
 
-def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any) -> None:
+def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any, spaces: tuple[str, ...] = ("sbuf",)) -> None:
     src, dst = call.args["src"], call.args["dst"]
     for operand, tensor in (("src", src), ("dst", dst)):
         if tensor.__class__ is not NkiTensor or tensor._dynamic is not None:
             call.refuse(WrongArgument, operand, f"is {tensor!r:.60}", "a static tile is needed")
         call.tensors[operand] = tensor
-        if tensor.buffer.value != "sbuf":
-            call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", "both are in SBUF")
+        if tensor.buffer.value not in spaces:
+            call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", f"both are in {' or in '.join(spaces)}")
     if src.dtype != dst.dtype:
         call.refuse(WrongDtype, "dst", f"is {dst.dtype}", f"src is {src.dtype}")
     if src.shape != dst.shape:

@@ -10,9 +10,9 @@ import numpy as np
 
 from nkisim.core import access, gather
 from nkisim.core.context import current
-from nkisim.dtypes import ANY, INFO, Array, Flags, to_fp32
+from nkisim.dtypes import ANY, INFO, WIDE, Array, Flags, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
-from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongSpace
+from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongDtype, WrongSpace
 from nkisim.isa import doubts
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
@@ -42,6 +42,8 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         if tensor.buffer.value not in DMA:
             found = f"is in {tensor.buffer.value}"
             call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
+        if tensor.dtype in WIDE and card.op != "dma_copy":
+            call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", "dma_copy moves 64 bits, nothing computes them")
         tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)

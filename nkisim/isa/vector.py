@@ -24,6 +24,7 @@ from nkisim.isa.rules import (
     BITVEC,
     UNARY,
     integers_for_bitvec,
+    newer,
     not_both_psum,
     operator,
     per_partition,
@@ -32,6 +33,7 @@ from nkisim.isa.rules import (
 )
 from nkisim.isa.statement import Call, Operand, Results, Target, is_psum
 from nkisim.isa.tokens import resolve
+from nkisim.memory.tensor import NkiTensor
 
 WORDS = frozenset({"int32", "uint32"})
 REDUCERS = frozenset(
@@ -208,6 +210,18 @@ def tensor_scalar(
     return result if op1 is None else apply(op1, result, operand1, reverse1)
 
 
+def _no_reduction(call: Call) -> None:
+    if call.args["reduce_res"] is not None or call.args["reduce_op"] is not None:
+        why = "no document here says what it reduces; use tensor_scalar_reduce, or a tensor_reduce behind it"
+        raise NotSimulated("scalar_tensor_tensor", "reduce_res", why)
+
+
+def _may_reset(call: Call) -> None:
+    """In 0.7 its reduce_cmd is reset_reduce by default, whether it gives a result or not."""
+    if call.core.policy.traced:
+        lanes.lose(call)
+
+
 @card(
     "vector",
     Operand("dst", "out"),
@@ -220,11 +234,15 @@ def tensor_scalar(
         not_both_psum("data", "operand1"),
         operator("op0", ARITHMETIC),
         operator("op1", ARITHMETIC),
+        *map(newer, ("reduce_cmd", "reduce_op", "reduce_res")),
+        _no_reduction,
     ),
+    values=(_may_reset,),
 )
 def scalar_tensor_tensor(
     dst: Target, data: Array, op0: Op, operand0: Array | float, op1: Op, operand1: Array, reverse0: bool = False,
-    reverse1: bool = False, name: str | None = None,
+    reverse1: bool = False, reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, reduce_op: Op | None = None,
+    reduce_res: NkiTensor | None = None, name: str | None = None,
 ) -> Array:  # fmt: skip
     """Apply (data op0 operand0) op1 operand1 with a scalar or column, then a tile."""
     return apply(op1, apply(op0, data, operand0, reverse0), operand1, reverse1)

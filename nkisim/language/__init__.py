@@ -3,9 +3,6 @@
 import nkisim.language.elementwise as _elementwise
 from nkisim.isa.tokens import TOKENS as _TOKENS
 from nkisim.language.creation import (
-    empty_like as empty_like,
-)
-from nkisim.language.creation import (
     full as full,
 )
 from nkisim.language.creation import (
@@ -33,6 +30,30 @@ from nkisim.language.creation import (
     zeros_like as zeros_like,
 )
 from nkisim.language.dtypes import *  # noqa: F403
+from nkisim.language.grids import (
+    NkiBlockGrid as NkiBlockGrid,
+)
+from nkisim.language.grids import (
+    NkiGrid as NkiGrid,
+)
+from nkisim.language.grids import (
+    NkiTileGrid as NkiTileGrid,
+)
+from nkisim.language.grids import (
+    alloc_blocks as alloc_blocks,
+)
+from nkisim.language.grids import (
+    alloc_tiles as alloc_tiles,
+)
+from nkisim.language.grids import (
+    blocks as blocks,
+)
+from nkisim.language.grids import (
+    empty_like as empty_like,
+)
+from nkisim.language.grids import (
+    tiles as tiles,
+)
 from nkisim.language.loops import (
     affine_range as affine_range,
 )
@@ -99,43 +120,43 @@ from nkisim.language.spmd import (
 from nkisim.language.spmd import (
     tile_size as tile_size,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     broadcast_to as broadcast_to,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     device_print as device_print,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     dropout as dropout,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     expand_dims as expand_dims,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     gather_flattened as gather_flattened,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     load as load,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     load_transpose2d as load_transpose2d,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     matmul as matmul,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     rms_norm as rms_norm,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     softmax as softmax,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     store as store,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     transpose as transpose,
 )
-from nkisim.language.tiles import (
+from nkisim.language.whole import (
     where as where,
 )
 from nkisim.memory.tensor import NkiTensor as NkiTensor

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nkisim import isa
-from nkisim.core.context import current
-from nkisim.dtypes import INFO, Array, name_of, storage_of, store
+from nkisim.core.context import current, since
+from nkisim.dtypes import INFO, WIDE, Array, name_of, storage_of, store
 from nkisim.errors import IllegalView, Misaligned, WrongArgument, WrongDtype
 from nkisim.isa.tokens import TOKENS
 from nkisim.lines import kernel_line
@@ -21,10 +21,13 @@ sbuf = MemoryRegion.sbuf
 
 def _dtype(dtype: object, op: str) -> str:
     try:
-        return name_of(dtype)
+        named = name_of(dtype)
     except (KeyError, TypeError):
         allowed = f"it can be {', '.join(INFO)}"
         raise WrongDtype(op, "dtype", f"is {dtype!r}", allowed) from None
+    if named in WIDE:
+        since(op, "0.6 has 32 bits", f"dtype {named}")
+    return named
 
 
 def ndarray(
@@ -100,11 +103,6 @@ def ones(shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name:
 def zeros_like(x: NkiTensor, dtype: object = None, buffer: MemoryRegion | None = None, name: str = "") -> NkiTensor:
     """Allocate zeros with the shape, and by default the dtype and memory, of `x`."""
     return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
-
-
-def empty_like(x: NkiTensor, dtype: object = None, buffer: MemoryRegion | None = None, name: str = "") -> NkiTensor:
-    """Allocate without initializing, with the shape of `x`."""
-    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
 def rand(shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:

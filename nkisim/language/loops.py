@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nkisim.core.context import Core, current
-from nkisim.errors import Deprecated, LoopMisuse
+from nkisim.core.context import Core, current, register
+from nkisim.errors import Deprecated, LoopMisuse, OtherVersion
 from nkisim.memory.indexing import DynamicSlice
-from nkisim.objects import VirtualRegister
+from nkisim.objects import NkiScalar, VirtualRegister
 
 
 def ds(start: Any, size: int) -> DynamicSlice:
@@ -33,6 +33,10 @@ def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
 
 
 def _bound(value: Any, op: str) -> int:
+    if isinstance(value, NkiScalar):
+        if value.dtype == "int64":
+            raise LoopMisuse(op, "bound", "is an int64 scalar", "the loop's comparison has 32 bits; load an int32 one")
+        return value.value(op)
     return value.value(op) if isinstance(value, VirtualRegister) else int(value)
 
 
@@ -47,14 +51,16 @@ def _enter(op: str, step: int) -> Core:
 
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """Loop at run time; the counter is a read-only register (deprecated, use fori_loop)."""
+    """Loop at run time; the counter is a read-only register (0.6 alone, deprecated; use fori_loop)."""
+    if current("dynamic_range").policy.traced:
+        raise OtherVersion("dynamic_range", None, "went with NKI 0.7", "use nl.fori_loop(lower, upper, body_fun)")
     if stop is None:
         start, stop = 0, start
     core = _enter("dynamic_range", step)
     core.warn("dynamic_range", "dynamic_range is deprecated, use fori_loop", Deprecated)
     try:
         for i in range(_bound(start, "dynamic_range"), _bound(stop, "dynamic_range"), step):
-            yield VirtualRegister(i, frozen=True)
+            yield register(core, i, frozen=True)
     finally:
         core.loop_depth -= 1
 
@@ -62,14 +68,18 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: int = 1) -> None:
     """Call body_fun(counter) for lower, lower + step, ... below upper, at run time.
 
+    The counter is a register; in 0.7 it is an NkiScalar unless a bound is a register.
+
     Raises:
         LoopMisuse: the body returns something, the step is not a positive integer, or the loop
             is inside no_reorder.
     """
     core = _enter("fori_loop", step)
+    scalar = core.policy.traced and not any(isinstance(bound, VirtualRegister) for bound in (lower, upper))
     try:
         for i in range(_bound(lower, "fori_loop"), _bound(upper, "fori_loop"), int(step)):
-            result: object = body_fun(VirtualRegister(i, frozen=True))  # type: ignore[func-returns-value]
+            counter = NkiScalar(i) if scalar else register(core, i, frozen=True)
+            result: object = body_fun(counter)  # type: ignore[func-returns-value]
             if result is not None:
                 raise LoopMisuse(
                     "fori_loop", "body_fun", f"returns {result!r:.60}", "it returns None, keep state in SBUF or HBM"

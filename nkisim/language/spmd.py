@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from nkisim.core.context import current
-from nkisim.errors import WrongArgument
+from nkisim.errors import BadLaunch, WrongArgument
 from nkisim.geometry import CORE_V3
 from nkisim.objects import MemoryRegion, NKIObject
 
@@ -31,8 +31,12 @@ def num_programs(axes: int = 0) -> int:
 
 
 def program_ndim() -> int:
-    """Return 1 with a launch grid, 0 without."""
-    return 1 if current("program_ndim").grid else 0
+    """Return 1 with a launch grid, 0 without; on two cores without a grid (0.7) no document says which."""
+    core = current("program_ndim")
+    if core.programs == 2 and not core.grid:
+        found = "runs on two cores without a grid"
+        raise BadLaunch("program_ndim", None, found, "no document says if that is 0 or 1; launch kernel[2]")
+    return 1 if core.grid else 0
 
 
 def is_hbm(buffer: MemoryRegion) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from nkisim.errors import IllegalView, LawError, OutOfRange
 from nkisim.memory.views import Layout
+from nkisim.objects import NkiScalar, VirtualRegister
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +153,9 @@ def _dynamic(
 ) -> tuple[Pending, int, int]:
     dim, size, stride = where
     source, count = (item.start, item.size) if isinstance(item, DynamicSlice) else (item, 1)
-    if not (hasattr(source, "_storage") or hasattr(source, "frozen")):
+    if not (hasattr(source, "_storage") or isinstance(source, VirtualRegister | NkiScalar)):
         found = f"is {type(item).__name__}"
-        allowed = "int, slice, ..., nl.ds, a register or a one-element tensor index a tensor"
+        allowed = "int, slice, ..., nl.ds, a register, a scalar or a one-element tensor index a tensor"
         raise IllegalView("subscript", f"dim {dim}", found, allowed)
     if pending is not None:
         raise IllegalView(

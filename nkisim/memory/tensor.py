@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nkisim.dtypes import INFO, Array, bits_of, name_of, storage_of, to_fp32
+from nkisim.dtypes import INFO, WIDE, Array, bits_of, name_of, storage_of, to_fp32
 from nkisim.errors import (
     AmbiguousManual,
     IllegalView,
@@ -40,7 +40,10 @@ class NkiTensor(NoOperators):
         storage: Storage,
         buffer: MemoryRegion = MemoryRegion.sbuf,
         name: str = "",
+        address: object = None,
     ) -> None:
+        if address is not None:
+            raise NotSimulated("NkiTensor", "address", "allocate with nl.ndarray(address=...)")
         self.shape: tuple[int, ...] = tuple(shape)
         self.strides: tuple[int, ...] = views.row_major(self.shape)
         self.offset = 0
@@ -313,6 +316,8 @@ class NkiTensor(NoOperators):
         if dtype != self.dtype and not self._storage.precise:
             why = "with NKI_PRECISE_FP=0 elements have no bits of their own dtype"
             raise NotSimulated("NkiTensor.view", "dtype", why)
+        if dtype != self.dtype and WIDE & {dtype, self.dtype}:
+            raise NotSimulated("NkiTensor.view", "dtype", "no document lets a view split or join 64-bit elements")
 
     def view(self, dtype: object) -> NkiTensor:
         """Reinterpret the bits; the last dimension scales with the element size."""

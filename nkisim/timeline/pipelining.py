@@ -20,7 +20,7 @@ from nkisim.timeline.program import AnyCost, Program
 from nkisim.timeline.schedule_state import NEVER, NOBODY
 
 Offer = Callable[[int], None]
-_FIXED = frozenset({"core_barrier", "sendrecv"})
+_FIXED = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
 
 def pipelined(program: Program, n: Numbers) -> Program:
@@ -108,7 +108,7 @@ class _ListSchedule:
         for position, lane in enumerate(self.lane_of):
             self.members[self.core_of[lane]].append(position)
         ops = {event.op for event in self.program.events}
-        still = {op for op in ops if op in _FIXED or op.startswith("register")}
+        still = {op for op in ops if op in _FIXED or op.startswith(("register", "scalar_load", "scalar_store"))}
         fixed = {at for at, event in enumerate(self.program.events) if event.after or event.op in still}
         self.fixed = {core: [i for i, at in enumerate(all_) if at in fixed] for core, all_ in self.members.items()}
         # the visible events, as places among the members: from the oldest unplaced one to the first hidden one

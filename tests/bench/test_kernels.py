@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bench.kernels import __main__ as kernels
+from bench.kernels import library
 from bench.kernels.cases import CASES
-from bench.kernels.explain import best_share, bound_ns
+from bench.kernels.explain import best_share, bound_ns, prompt_bound_ns
 from model.errors import UserError
 
 SMALL = "merge_attention_kernel/M4-R64"
@@ -87,7 +90,33 @@ def test_no_order_beats_the_bound_of_attention(slots: int, low: float, high: flo
     assert bound_ns(one.dims) / 2 < bound_ns(one.dims, cores=2) < 1e3 * kernels.simulate(two)["us"]
 
 
+def test_no_order_beats_the_bound_of_prompts() -> None:
+    case = next(c for c in CASES if c.full_name == "prompt_attention_kernel/C128-S8192-H2-G1-D128-bf16")
+    assert case.dims
+    assert prompt_bound_ns(case.dims, cores=2) == prompt_bound_ns(case.dims) / 2
+    share = case.cost().flops / 78.6e3 / prompt_bound_ns(case.dims)
+    assert share == pytest.approx(0.80, abs=0.005)
+    assert prompt_bound_ns(case.dims) < 1e3 * kernels.simulate(case)["us"]
+
+
 @pytest.mark.parametrize("flags", [["--explain"], ["--recording", "x"], ["--picture", "x"]])
 def test_one_case_is_explained_recorded_or_drawn(flags: list[str]) -> None:
     with pytest.raises(UserError, match="take one case"):
         kernels.main(flags)
+
+
+def test_a_folder_without_the_library_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no nkilib; give a checkout"):
+        kernels.main(["--library", str(tmp_path)])
+
+
+def test_the_vendor_s_calls_have_our_shapes() -> None:
+    """Both cores counts of each; the same weights, cache and rows in bytes as our case needs."""
+    seen = []
+    for case, row in library.pairs():
+        sizes = {name: 2 * math.prod(shape) for name, (shape, _) in row.tensors.items()}
+        big = sum(size for name, size in sizes.items() if name.endswith("prior") or "proj" in name)
+        assert big == case.cost().hbm_bytes
+        assert row.lnc == case.lnc
+        seen.append((row.kernel, row.lnc))
+    assert set(seen) == {(kernel, lnc) for kernel in ("mlp_tkg", "attention_tkg") for lnc in (1, 2)}

@@ -95,6 +95,25 @@ def test_a_red_gate_shows_no_speedup(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "differs at token 0" in out
 
 
+def test_the_chosen_k_is_held_against_the_better_of_the_fixed_ones() -> None:
+    """Round by round, for each number of clients apart."""
+    rates = {
+        (1, serving.BASELINE): (100, 200), (1, serving.FIXED): (50, 100), (1, serving.SPECULATIVE): (99, 198),
+        (4, serving.BASELINE): (100, 300), (4, serving.FIXED): (150, 450), (4, serving.SPECULATIVE): (150, 441),
+    }  # fmt: skip
+    nothing = dict.fromkeys(serving.FIGURES, None) | {"median_tpot_ms": 1.0}
+    rows = [
+        nothing | {"tier": "open", "clients": clients, "endpoint": name, "round": n, "output_throughput": rate}
+        for (clients, name), pair in rates.items()
+        for n, rate in enumerate(pair)
+    ]
+    of_best = {(r["clients"], r["endpoint"]): r.get("of_best") for r in serving.summary(rows, green=True)}
+    assert of_best[1, serving.SPECULATIVE] == pytest.approx(0.99)
+    assert of_best[4, serving.SPECULATIVE] == pytest.approx(0.99)
+    assert of_best[4, serving.FIXED] == pytest.approx(1.5)
+    assert of_best[1, serving.BASELINE] is None
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"completed": 5, "failed": 1}, "got 5 of 6 answers"), ({"median_tpot_ms": None}, "got 6 of 6 answers")],

@@ -1,29 +1,52 @@
-"""`python -m tests.compile.run_requests BUNDLE [MOST]`: the tokens of a few requests, at most so many each, as JSON; a
-process of its own because the number of CPU devices is chosen once in a process."""
+"""The tokens of a few requests from bundles: here, or in a process of its own where they need more ranks.
+
+The number of CPU devices is chosen once in a process: `python -m tests.compile.run_requests MOST BUNDLE...` prints a
+JSON list.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import jax
 
 from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
+from tests import executables
 
+ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = [
     Request((3, 5, 7), Params(), 16),
     Request((9, 2, 40, 41, 6), Params(1.0, 0, 1.0, 0.0, 5), 16),
     Request((11,), Params(0.7, 8, 0.9, 0.0, 2**40), 12),
 ]
 
+
+def tokens(bundle: Path, most: int) -> list[list[int]]:
+    """The ids of each request, at most so many."""
+    opened = read_bundle(bundle)
+    requests = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, most)) for r in REQUESTS]
+    return [r.ids for r in Engine(Graphs(opened), shape_of(opened)).run(requests)]
+
+
+def tokens_of_process(bundles: Sequence[Path], most: int) -> list[list[list[int]]]:
+    """The same of each bundle, in one new process."""
+    command = [sys.executable, "-m", "tests.compile.run_requests", str(most), *map(str, bundles)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    found: list[list[list[int]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 if __name__ == "__main__":
-    bundle = read_bundle(Path(sys.argv[1]))
-    engine = Engine(Graphs(bundle), shape_of(bundle))
-    most = int(sys.argv[2]) if len(sys.argv) > 2 else max(r.max_new_tokens for r in REQUESTS)
-    shortened = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, most)) for r in REQUESTS]
-    results = engine.run(shortened)
-    print(json.dumps({"ids": [r.ids for r in results], "ranks": bundle.spec.tp}))
+    executables.share_with_parent()
+    paths = [Path(name) for name in sys.argv[2:]]
+    jax.config.update("jax_num_cpu_devices", max(read_bundle(path).spec.tp for path in paths))
+    print(json.dumps([tokens(path, int(sys.argv[1])) for path in paths]))

@@ -18,14 +18,17 @@ from compile.build import build
 from model.bundle.opening import read_bundle
 from model.bundle.spec import BundleSpec
 from model.serving.engine import Engine
+from model.serving.overlap import OverlappedEngine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
+from tests import executables
 from tests.compile.tiny import spec
+from tests.model.ahead import ids_ahead
 
 RANKS = 8
 BUNDLES: dict[str, dict[str, Any]] = {
-    "default": {"k": 1, "batch": 1},
+    "one": {"tp": 1, "k": 1, "batch": 1},
     "two": {"tp": 2},
     "sliced": {"draft_tp": 2, "kv_shard": "sequence"},
     "both": {"draft_tp": 4, "kv_shard": "sequence"},
@@ -35,11 +38,14 @@ ROTATED = {"draft rotated": ("draft_model", 2), "slices rotated": ("target_model
 
 
 def requests() -> list[Request]:
-    """Greedy, sampled and filtered; their rows stand in all four slices, and cross from one into the next."""
+    """Greedy and sampled; their rows stand in all four slices, and cross from one into the next.
+
+    All filter, so that XLA compiles one kind of step; test_tensor_parallel.py has the other on ranks.
+    """
     ids = np.random.default_rng(3).integers(1, 64, (3, 500)).tolist()
     return [
-        Request(tuple(ids[0][:381]), Params(), 12),
-        Request(tuple(ids[1][:300]), Params(1.0, seed=5), 8),
+        Request(tuple(ids[0][:381]), Params(0.0, top_k=3), 12),
+        Request(tuple(ids[1][:300]), Params(1.0, top_p=0.95, seed=5), 8),
         Request(tuple(ids[2][:490]), Params(0.8, top_k=9, top_p=0.9, seed=2**40), 30),
     ]
 
@@ -65,13 +71,17 @@ def run(folder: Path, name: str, graphs: Graphs) -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Every bundle, and one of them with the wrong weights."""
     jax.config.update("jax_num_cpu_devices", RANKS)
+    executables.share_with_parent()
     # no request fits a smaller bucket
     BundleSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
     found = {}
     for name, changes in BUNDLES.items():
-        sizes = {"tp": RANKS, "max_len": 512} | changes
+        sizes = {"tp": RANKS, "max_len": 512, "k": 2} | changes
         graphs = Graphs(read_bundle(build(spec(folder, name, **sizes))))
         found[name] = run(folder, name, graphs)
+        if name == "both":
+            ahead, followed = ids_ahead(OverlappedEngine(graphs, shape_of(graphs.bundle)), requests())
+            found["ahead"] = {"ids": ahead, "followed": followed}
         if name == "sliced":
             own = dict(graphs._weights)
             for wrong, (prefix, size) in ROTATED.items():

@@ -26,7 +26,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
-from tests.compile.tiny import spec, write_model, write_pair
+from tests.compile.tiny import spec, write_model
 
 REQUESTS = [
     Request((5, 9, 2, 7), max_new_tokens=12),
@@ -36,11 +36,9 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    build(spec(folder, "alone", k=0))
-    return folder
+def base(base: Path) -> Path:
+    build(spec(base, "alone", k=0))
+    return base
 
 
 def _run(graphs: Graphs, speculative: bool) -> list[list[int]]:

@@ -14,16 +14,14 @@ from compile.doctor import main as doctor
 from model.bundle.manifest import MANIFEST
 from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import spec
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(base: Path) -> Path:
     """A folder with the pair and its bundle."""
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    build(spec(folder))
-    return folder
+    build(spec(base))
+    return base
 
 
 def _times(folder: Path) -> dict[str, int]:
@@ -109,7 +107,7 @@ def test_a_build_killed_at_any_write_is_no_bundle_or_a_whole_one(
     base: Path, monkeypatch: pytest.MonkeyPatch, over: bool
 ) -> None:
     """At each of them in turn; kill -9: test_killed.py."""
-    sizes, out = {"k": 0, "batch": 1}, base / "killed"
+    sizes, out = {"k": 0}, base / "killed"
     whole, old = (build(spec(base, dtype, dtype=dtype, **sizes)) for dtype in ("fp32", "bf16"))
     monkeypatch.setattr("compile.build.lower_graph", lambda _, graph: (whole / graph.file).read_bytes())
     expected, served, limit = read_bundle(whole).files, 0, 1

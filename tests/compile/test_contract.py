@@ -26,23 +26,16 @@ from model.bundle.opening import read_bundle
 from model.bundle.plan import BundlePlan, make_plan
 from model.graph_key import GraphKey, Stage
 from model.parallel import Embedding
-from tests.compile.tiny import relist, spec, write_model, write_pair
+from tests.compile.tiny import relist, spec, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    return folder
-
-
 CASES: list[dict[str, Any]] = [
-    {"k": 1, "max_len": 256},
+    {"k": 1},
     {"tp": 8, "dtype": "bf16", "batch": 1},
     {"tp": 2, "kernels": "nki"},
-    {"tp": 2, "k": 0},
+    {"tp": 2, "k": 0, "max_len": 256},
 ]
 
 

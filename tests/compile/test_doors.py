@@ -27,7 +27,7 @@ from model.bundle.signature import SIGNATURE
 from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.llm import LLM
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import spec
 from tests.hostile.damage import damage_files, forge
 from tests.hostile.invocations import REQUESTS, SHAPE, allowed, check, invocations
 
@@ -35,19 +35,11 @@ SMALL = {"k": 2, "batch": 1}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(base: Path) -> Path:
     """A folder with the tiny pair, its bundle and its target's."""
-    folder = tmp_path_factory.mktemp("doors")
-    write_pair(folder)
-    build(spec(folder, **SMALL))
-    build(spec(folder, "alone", k=0))
-    return folder
-
-
-@pytest.fixture
-def bundle(base: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
-    return Path(shutil.copytree(base / "bundle", tmp_path / "bundle"))
+    build(spec(base, **SMALL))
+    build(spec(base, "alone", k=0))
+    return base
 
 
 def _flip(file: Path) -> None:

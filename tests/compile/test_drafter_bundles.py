@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from compile.build import build
 from compile.doctor import findings, summary
 from compile.doctor import main as doctor
 from compile.serve_command import main as serve_command
-from compile.spec import BuildSpec
 from model.bundle.contract import violations
-from model.bundle.opening import read_bundle
 from model.drafters.registry import KINDS
 from model.errors import UserError
-from tests.compile.tiny import write_medusa
-from tests.model.heads import write_family
+from tests.model.family import graphs
 
 REFUSED = {
     "parallel": "its drafter is parallel, and NxDI's loaders bring plain chains alone",
@@ -27,25 +22,13 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_family(tmp_path_factory.mktemp("family"))
-    write_medusa(folder / "medusa", 3)
-    return folder
-
-
 def test_every_drafter_but_a_chain_is_refused() -> None:
     assert REFUSED.keys() == KINDS.keys() - {"chain", "none"}
 
 
 @pytest.mark.parametrize("drafter", REFUSED)
-def test_who_reads_a_bundle_knows_its_drafter(
-    drafter: str, family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, draft = str(family / "target"), str(family / drafter)
-    spec = BuildSpec(target, k="2", tp=1, batch=1, max_len=128, dtype="fp32", out=str(tmp_path))
-    flags = {"draft": draft} if KINDS[drafter].has_model else {"drafter": drafter}
-    bundle = read_bundle(build(replace(spec, **flags)))
+def test_who_reads_a_bundle_knows_its_drafter(drafter: str, family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = graphs(family, drafter).bundle
     doctor([str(bundle.path)])
     assert f"drafter:    {drafter}\n" in capsys.readouterr().out
     assert (summary(bundle)["drafter"], findings(bundle)) == (drafter, [])

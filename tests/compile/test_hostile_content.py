@@ -22,25 +22,17 @@ from model.errors import UserError
 from model.llm import LLM
 from model.nki.launches import TARGET
 from model.serving.text import TOKENIZER
-from tests.compile.tiny import relist, spec, write_pair
+from tests.compile.tiny import relist, spec
 
 SHARD = shard_file(0)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(base: Path) -> Path:
     """A folder with the tiny pair, its bundle, and one with kernels."""
-    folder = tmp_path_factory.mktemp("hostile")
-    write_pair(folder)
-    build(spec(folder, batch=1))
-    build(spec(folder, "kernels", batch=1, k=1, kernels="nki"))
-    return folder
-
-
-@pytest.fixture
-def bundle(base: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
-    return Path(shutil.copytree(base / "bundle", tmp_path / "bundle"))
+    build(spec(base))
+    build(spec(base, "kernels", batch=1, k=1, kernels="nki"))
+    return base
 
 
 def _ids(bundle: Path) -> tuple[int, ...]:

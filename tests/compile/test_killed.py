@@ -14,19 +14,12 @@ from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Request
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import spec
 from tests.hostile import kills
 from tests.hostile.kills import beginnings, replacements
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGES = {"k": 1, "batch": 1, "max_len": 128}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    return folder
 
 
 def test_a_new_build_killed_at_random_moments_is_no_bundle_or_a_whole_one(base: Path, tmp_path: Path) -> None:

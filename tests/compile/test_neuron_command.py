@@ -15,7 +15,7 @@ from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from model.serving import pjrt
 from tests.compile import fake_sdk
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import spec
 
 # as on a machine with the SDK, whose jax is another and whose torchax is torch_xla's own
 _WITHOUT_JAX = """
@@ -31,17 +31,10 @@ with pytest.MonkeyPatch.context() as patch:
 """
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    return folder
-
-
 def test_model_pt_is_added_without_jax_and_without_torchax(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sdk.write_compiler(base / "bin")
     monkeypatch.setenv("PATH", str(base / "bin"), prepend=":")
-    out = build(spec(base, "elsewhere", toolchain="cpu", k=2))
+    out = build(spec(base, "elsewhere", toolchain="cpu", k=1, batch=1))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WITHOUT_JAX, str(out)], capture_output=True, text=True, check=False
     )
@@ -54,7 +47,7 @@ def test_model_pt_is_added_without_jax_and_without_torchax(base: Path, monkeypat
 
 
 def test_a_failure_leaves_the_bundle_as_it_was(base: Path) -> None:
-    out = build(spec(base, "kept", toolchain="cpu", k=1))
+    out = build(spec(base, "kept", toolchain="cpu", k=1, batch=1))
     before = (out / MANIFEST).read_bytes()
     with pytest.raises(UserError, match="toolchain neuron needs neuronx-cc"):
         add([str(out)])

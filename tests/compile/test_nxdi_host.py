@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from compile.build import build
 from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
@@ -26,7 +26,7 @@ from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_model
+from tests.compile.tiny import spec, write_noisy_pair
 
 # a chunk for each bucket: the host pads a whole prompt to one
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128, 256)}
@@ -34,14 +34,7 @@ SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128, 256
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair whose draft is the target with noise, so that steps accept anything from none to all."""
-    folder = tmp_path_factory.mktemp("pair")
-    target, draft = (write_model(folder / name, 1, num_hidden_layers=1) for name in ("target", "draft"))
-    generator = torch.Generator().manual_seed(2)
-    tensors = load_file(target / "model.safetensors")
-    noisy = {n: t + 0.03 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    save_file(noisy, draft / "model.safetensors")
-    return folder
+    return write_noisy_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

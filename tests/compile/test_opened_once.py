@@ -49,14 +49,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and its bundle."""
     folder = tmp_path_factory.mktemp("once")
     write_model(folder / "target", 1)
-    build(spec(folder, batch=1, k=0))
+    build(spec(folder, k=0))
     return folder
-
-
-@pytest.fixture
-def bundle(base: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
-    return Path(shutil.copytree(base / "bundle", tmp_path / "bundle"))
 
 
 def _ids(llm: LLM) -> tuple[int, ...]:

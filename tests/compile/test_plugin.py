@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from compile.neuron import config
 from compile.neuron.flags import nxdi_tag
@@ -23,20 +21,14 @@ from compile.recipes import ROOT
 from compile.serve_command import Served, arguments_of_v1, engine_arguments, engine_environment
 from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
-from tests.compile.tiny import spec, write_model
+from tests.compile.tiny import spec, write_noisy_pair
 
 SOURCES = ("TRNSPEC_NXDI_SOURCE", "TRNSPEC_VLLM_NEURON_SOURCE")
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A pair whose draft is the target with noise, so that steps accept anything from none to all."""
-    target, draft = (write_model(tmp_path / name, 1, num_hidden_layers=1) for name in ("target", "draft"))
-    generator = torch.Generator().manual_seed(2)
-    tensors = load_file(target / "model.safetensors")
-    noisy = {n: t + 0.03 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    save_file(noisy, draft / "model.safetensors")
-    return tmp_path
+    return write_noisy_pair(tmp_path)
 
 
 def test_the_config_says_what_the_plugin_and_its_nxdi_decide_by(base: Path) -> None:

@@ -16,8 +16,9 @@ from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
 from model.bundle.checkpoint import Checkpoint
 from model.bundle.plan import make_plan
 from model.errors import UserError
+from model.graph_key import GraphKey, Stage
 from model.packing import Packing
-from tests.compile.tiny import shard_of, spec, write_pair
+from tests.compile.tiny import shard_of, spec
 
 # run while a graph is traced or a shard is cut, with no say in their bytes: what they compute is hashed as a value
 _HASHED_AS_VALUES = (
@@ -31,12 +32,10 @@ _HASHED_AS_VALUES = (
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(base: Path) -> Path:
     """A folder with a tiny pair and its bundle."""
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    build(spec(folder))
-    return folder
+    build(spec(base))
+    return base
 
 
 @pytest.fixture
@@ -116,8 +115,11 @@ def _files_that_run(call: Any) -> set[str]:
 
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
 def test_what_runs_while_a_graph_is_traced_is_in_its_recipe(base: Path, kernels: str) -> None:
-    plan = make_plan(spec(base, kernels=kernels).bundle)
-    for graph in (g for g in plan.graphs if g.key.bucket == 128):
+    """Of the graphs that ask and filter, which run what the others run too."""
+    plan = make_plan(spec(base, kernels=kernels, k=2).bundle)
+    steps = [g for g in plan.graphs if g.key.bucket == 128 and (g.key.asking or g.key == GraphKey(Stage.STEP, 2, 128))]
+    assert len(steps) == 5
+    for graph in steps:
         ran = _files_that_run(lambda graph=graph: lower_graph(plan.spec, graph))
         assert "model/speculative.py" in ran
         assert ran <= {*sources(TRACED_BY), *_HASHED_AS_VALUES}

@@ -19,24 +19,22 @@ from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
-from tests.compile.tiny import forge, relist, spec, write_pair
+from tests.compile.tiny import forge, relist, spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(base: Path) -> Path:
     """A folder with `full`, a bundle built with the whole (fake) SDK, and `none`, one without."""
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
     with pytest.MonkeyPatch.context() as patch:
-        fake_sdk.write_compiler(folder / "bin")
-        patch.setenv("PATH", str(folder / "bin"), prepend=":")
-        build(spec(folder, "neffs", tp=2))
+        fake_sdk.write_compiler(base / "bin")
+        patch.setenv("PATH", str(base / "bin"), prepend=":")
+        build(spec(base, "neffs", tp=2))
         fake_sdk.install(patch)
-        build(spec(folder, "full", tp=2))
-    build(spec(folder, "none"))
-    return folder
+        build(spec(base, "full", tp=2))
+    build(spec(base, "none"))
+    return base
 
 
 @pytest.fixture

@@ -49,11 +49,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("name", ["two", "sliced", "both"])
-def test_tokens_are_the_default_ones(found: Found, name: str) -> None:
-    """Greedy and sampled, to the end of the context; the default has another k and batch."""
-    assert found[name]["ids"] == found["default"]["ids"]
+def test_tokens_are_those_of_one_rank(found: Found, name: str) -> None:
+    """Greedy and sampled, to the end of the context; the one rank has another k and batch."""
+    assert found[name]["ids"] == found["one"]["ids"]
     assert found[name]["reason"] == "context"
     assert len({tuple(ids[:8]) for ids in found[name]["ids"]}) == 3
+
+
+def test_what_the_devices_hand_from_one_step_to_the_next_is_on_all_of_them(found: Found) -> None:
+    assert found["ahead"]["ids"] == found["one"]["ids"]
+    assert found["ahead"]["followed"] > 2
 
 
 def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
@@ -66,7 +71,7 @@ def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
             assert np.array_equal(grouped[name][rank], alone[name][rank % 2])
             assert not np.array_equal(rotated[name][rank], alone[name][rank % 2]), "a wrong shard must show"
     # what is emitted is the target's whatever the draft; how many steps it takes is not
-    assert found["draft rotated"]["ids"] == found["default"]["ids"]
+    assert found["draft rotated"]["ids"] == found["one"]["ids"]
     assert found["sliced"]["steps"] == found["two"]["steps"]
 
 
@@ -86,7 +91,7 @@ def test_slices_hold_the_first_layers_cache_between_them(
 
 def test_slices_in_another_order_of_ownership_are_noticed(found: Found) -> None:
     """Each rank numbered as the next one of its group: other places, and the heads of another rank."""
-    assert found["slices rotated"]["ids"] != found["default"]["ids"]
+    assert found["slices rotated"]["ids"] != found["one"]["ids"]
 
 
 def test_a_bundle_says_how_the_draft_is_split(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,5 +111,5 @@ def test_a_bundle_says_how_the_draft_is_split(found: Found, monkeypatch: pytest.
     draft = config["fused_spec_config"]["draft_config"]["neuron_config"]
     assert [config["neuron_config"][n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [8, 8, 8]
     assert [draft[n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [2, 8, 8]
-    recipes = [read_bundle(found.folder / n).files[shard_file(3)].recipe for n in ("default", "sliced", "both")]
-    assert len(set(recipes)) == 3, "drafts on 8, 2 and 4 ranks are cut anew"
+    recipes = [read_bundle(found.folder / n).files[shard_file(3)].recipe for n in ("sliced", "both")]
+    assert len(set(recipes)) == 2, "drafts on 2 and 4 ranks are cut anew"

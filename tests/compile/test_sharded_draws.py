@@ -5,12 +5,9 @@ Kernels are simulated, ranks are virtual devices. Requests are greedy, drawn and
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,10 +24,10 @@ from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
+from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.test_toolchain import Ranks, SlotSeeds
 from tests.compile.tiny import relist, spec, write_model
 
-ROOT = Path(__file__).resolve().parents[2]
 # the attention kernel's smallest head, and a vocabulary that is no other size
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 320}
 COUNT = 4
@@ -47,13 +44,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(bundle: Path, count: int = COUNT) -> list[list[int]]:
-    command = [sys.executable, "-m", "tests.compile.run_requests", str(bundle), str(count)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    ids: list[list[int]] = json.loads(done.stdout.splitlines()[-1])["ids"]
-    return ids
-
-
 def built(base: Path, kernels: str, tp: int, **split: object) -> Path:
     out = f"{kernels}{tp}" + "".join(f"-{value}" for value in split.values())
     return (
@@ -64,15 +54,15 @@ def built(base: Path, kernels: str, tp: int, **split: object) -> Path:
 @pytest.fixture(scope="module")
 def expected(base: Path) -> list[list[int]]:
     """The reference's tokens on one rank."""
-    ids = run(built(base, "reference", 1))
+    ids = tokens(built(base, "reference", 1), COUNT)
     assert len({tuple(i) for i in ids}) == 3
     return ids
 
 
-# one rank: tests/model/test_simulated_kernels.py; two: the module of model.pt, below
-@pytest.mark.parametrize("split", [{}, {"draft_tp": 2}], ids=["whole", "a draft in groups"])
-def test_tokens_are_the_reference_s_on_one_rank(base: Path, expected: list[list[int]], split: dict[str, int]) -> None:
-    assert run(built(base, "nki", 4, **split)) == expected
+# one rank: tests/model/test_simulated_kernels.py; two, with the draft on both: tests/model/test_asks.py
+def test_tokens_are_the_reference_s_on_one_rank(base: Path, expected: list[list[int]]) -> None:
+    """Four ranks hold a shard of every head each; the draft's layers are in groups of two."""
+    assert tokens_of_process([built(base, "nki", 4, draft_tp=2)], COUNT) == [expected]
 
 
 def test_a_wrong_first_id_gives_other_tokens(base: Path, expected: list[list[int]]) -> None:
@@ -89,7 +79,7 @@ def test_a_wrong_first_id_gives_other_tokens(base: Path, expected: list[list[int
     relist(wrong, shard_file(0), shard_file(1))
     half = SIZES["vocab_size"] // 2
     assert any(ids[0] >= half for ids in expected)
-    assert all(ids[0] < half for ids in run(wrong, 1))
+    assert all(ids[0] < half for ids in tokens(wrong, 1))
 
 
 def gathered(base: Path, kernels: str, tp: int) -> list[list[int]]:

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
+import botocore.endpoint
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -27,18 +29,16 @@ from model.bundle.manifest import MANIFEST, sha256_of
 from model.bundle.opening import read_bundle
 from model.errors import UserError
 from tests.compile.fault_proxy import Fault, Proxy, proxied
-from tests.compile.tiny import forge, relist, spec, write_pair
+from tests.compile.tiny import forge, relist, spec
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "secret-that-must-not-be-printed"
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny bundle."""
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    return build(spec(folder, k=1, batch=1))
+def bundle(base: Path) -> Path:
+    """Of a target alone, which has few files."""
+    return build(spec(base, k=0))
 
 
 def _free_port() -> int:
@@ -92,6 +92,8 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(s3, "_PAUSES", (0.01,) * 3)
+        # botocore's own pauses
+        monkeypatch.setattr(botocore.endpoint, "time", SimpleNamespace(sleep=lambda seconds: None))
         yield proxy
 
 
@@ -112,6 +114,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -> None:
+    bundle = build(spec(bundle.parent, "one", k=1, batch=1))
     assert push(bundle, address) == address
     writes = [path for method, path in server.seen if method == "PUT"]
     assert [MANIFEST in path for path in writes] == [False] * (len(writes) - 1) + [True], "the manifest is last"

@@ -6,18 +6,14 @@ whose groups of five fill the places of eight, and a draft of 16, which 32 ranks
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from compile.build import build
+from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.tiny import spec, write_model
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 8}
 
 
@@ -30,24 +26,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(base: Path, tp: int) -> dict[str, Any]:
-    bundle = build(spec(base, f"tp{tp}", tp=tp))
-    command = [sys.executable, "-m", "tests.compile.run_requests", str(bundle)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.fixture(scope="module")
-def one(base: Path) -> dict[str, Any]:
-    return run(base, 1)
+def found(base: Path) -> dict[int, list[list[int]]]:
+    """The ids of every request by the number of ranks; this process has two devices."""
+    bundles = {tp: build(spec(base, f"tp{tp}", tp=tp, k=1)) for tp in (1, 2, 8, 32)}
+    here = {tp: tokens(bundles[tp], 12) for tp in (1, 2)}
+    return here | dict(zip((8, 32), tokens_of_process([bundles[8], bundles[32]], 12), strict=True))
 
 
 # several kv heads a rank, one, and copies of one
 @pytest.mark.parametrize("tp", [2, 8, 32])
-def test_tokens_are_those_of_one_rank(base: Path, one: dict[str, Any], tp: int) -> None:
-    many = run(base, tp)
-    assert many["ranks"] == tp
-    assert many["ids"] == one["ids"]
-    assert [len(ids) for ids in one["ids"]] == [16, 16, 12]
-    assert len({tuple(ids) for ids in one["ids"]}) == 3
+def test_tokens_are_those_of_one_rank(found: dict[int, list[list[int]]], tp: int) -> None:
+    one = found[1]
+    assert found[tp] == one
+    assert [len(ids) for ids in one] == [12, 12, 12]
+    assert len({tuple(ids) for ids in one}) == 3

@@ -39,14 +39,10 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
-from tests.compile.tiny import spec, write_pair
+from tests.compile.tiny import spec
 
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    return folder
+# the graphs of other tests too
+SMALL = {"k": 1, "batch": 1}
 
 
 @pytest.fixture
@@ -149,14 +145,14 @@ def test_logical_cores_are_those_of_the_neuron_config(base: Path) -> None:
 
 
 def test_nothing_found_leaves_a_build_as_it_was(base: Path) -> None:
-    bundle = read_bundle(build(spec(base, "bare", k=1)))
+    bundle = read_bundle(build(spec(base, "bare", **SMALL)))
     assert bundle.manifest.compiler == Compiler()
     with pytest.raises(UserError, match="toolchain neuron needs neuronx-cc"):
         build(spec(base, "asked", toolchain="neuron"))
 
 
 def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = build(spec(base, "neffs", k=1))
+    out = build(spec(base, "neffs", **SMALL))
     bundle = read_bundle(out)
     compiled = bundle.manifest.compiler
     assert (compiled.toolchain, compiled.neff, compiled.flags) == ("compiler", "neff", DEFAULT_FLAGS)
@@ -168,12 +164,12 @@ def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pyte
         assert "--target=trn2" in log
         assert "--tensorizer-options=--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=" in log
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.neff")}
-    build(spec(base, "neffs", k=1, compiler_flags={FUSED: "--lnc=2 -O3"}))
+    build(spec(base, "neffs", **SMALL, compiler_flags={FUSED: "--lnc=2 -O3"}))
     changed = [p.name for p, time in before.items() if p.stat().st_mtime_ns != time]
     # the halves of a step are fused graphs too
     own = {f"{name}_bk128.neff" for name in ("step_k1", "step_k1_unfiltered", "draft_k1_asking", "verify_k1_asking")}
     assert set(changed) == own, "other flags compile their own graphs alone"
-    build(spec(base, "neffs", k=1, toolchain="cpu"))
+    build(spec(base, "neffs", **SMALL, toolchain="cpu"))
     assert not list(out.rglob("*.neff")), "what a bundle does not list is not left in its folder"
     assert damage(read_bundle(out)) == []
 
@@ -181,31 +177,31 @@ def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pyte
 def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(base: Path, compiler: Path) -> None:
     fake_sdk.write_compiler(compiler, fails="step_k0")
     with pytest.raises(UserError, match=r"ended with 1 on step_k0.* said: \[F137\] the graph is too large; read"):
-        build(spec(base, "refused", k=1))
+        build(spec(base, "refused", **SMALL))
     kept = {p: p.stat().st_mtime_ns for p in (base / "refused").rglob("*.neff")}
     assert len(kept) == 10
     fake_sdk.write_compiler(compiler)
-    build(spec(base, "refused", k=1))
+    build(spec(base, "refused", **SMALL))
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
 
 
 def test_a_log_that_is_gone_does_not_end_a_build(base: Path, compiler: Path) -> None:
     """As after a forced or resumed build whose graph the compiler took from its cache."""
-    out = build(spec(base, "gone", k=1))
+    out = build(spec(base, "gone", **SMALL))
     for log in (*out.rglob("step_k1_bk128.txt"), *out.rglob("log-neuron-cc.txt")):
         log.unlink()
-    assert damage(read_bundle(build(spec(base, "gone", k=1)))) == []
+    assert damage(read_bundle(build(spec(base, "gone", **SMALL)))) == []
     assert (out / "logs/step_k1_bk128.txt").read_text(encoding="utf-8") == "the compiler left no log-neuron-cc.txt\n"
 
 
 def test_flags_that_the_compiler_does_not_know_end_the_build(base: Path, compiler: Path) -> None:
     with pytest.raises(UserError, match="unrecognized arguments: --lncc=2"):
-        build(spec(base, "unknown", k=1, compiler_flags=dict.fromkeys(DEFAULT_FLAGS, "--lncc=2")))
+        build(spec(base, "unknown", **SMALL, compiler_flags=dict.fromkeys(DEFAULT_FLAGS, "--lncc=2")))
 
 
 def test_kernels_need_the_whole_sdk(base: Path, compiler: Path) -> None:
     with pytest.raises(UserError, match="--kernels nki needs the whole Neuron SDK"):
-        build(spec(base, "kernels", k=1, kernels="nki"))
+        build(spec(base, "kernels", **SMALL, kernels="nki"))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -277,13 +273,13 @@ class Ranks(EagerRanks):
 
 
 def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: Path) -> None:
-    path = build(spec(base, "slots", batch=1))
+    path = build(spec(base, "slots", **SMALL))
     request = Request((5, 9, 2, 7), Params(2.0), max_new_tokens=12)
     first, second = (
-        r.ids for r in Engine(Ranks(path, 1, base, batch=1), shape_of(read_bundle(path))).run([request] * 2)
+        r.ids for r in Engine(Ranks(path, 1, base, **SMALL), shape_of(read_bundle(path))).run([request] * 2)
     )
     assert first != second
-    again = Engine(Ranks(path, 1, base, batch=1), shape_of(read_bundle(path))).run([request] * 2)
+    again = Engine(Ranks(path, 1, base, **SMALL), shape_of(read_bundle(path))).run([request] * 2)
     assert [r.ids for r in again] == [first, second], "and the same noise in the same order"
 
 

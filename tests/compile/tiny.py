@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
@@ -67,6 +67,15 @@ def write_pair(base: Path) -> tuple[str, str]:
     target = write_model(base / "target", 1)
     draft = write_model(base / "draft", 2, num_hidden_layers=1, tie_word_embeddings=True)
     return str(target), str(draft)
+
+
+def write_noisy_pair(base: Path) -> Path:
+    """A pair of one layer whose draft is the target with noise, so that steps accept anything from none to all."""
+    target, draft = (write_model(base / name, 1, num_hidden_layers=1) for name in ("target", "draft"))
+    generator, tensors = torch.Generator().manual_seed(2), load_file(target / "model.safetensors")
+    noisy = {n: t + 0.03 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
+    save_file(noisy, draft / "model.safetensors")
+    return base
 
 
 def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:

@@ -1,4 +1,4 @@
-"""Small random EAGLE-3 heads as checkpoint folders of either format, and a family of drafts around one target."""
+"""Small random EAGLE-3 heads as checkpoint folders of either format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from model.bundle.part import checkpoint_shapes
 from model.config import load_config
 from model.drafters import eagle3
 from model.drafters.registry import load_draft
-from tests.compile.tiny import write_model
 
 LAYER = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -59,14 +58,4 @@ def write_head(
         tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
-    return folder
-
-
-def write_family(folder: Path) -> Path:
-    """A target and drafts that begin as it does, so that they are right now and then: chain, parallel and EAGLE-3."""
-    sizes: dict[str, Any] = {"scale": 0.5, "eos_token_id": None}
-    target = write_model(folder / "target", 5, num_hidden_layers=2, **sizes)
-    write_head(folder / "eagle3", target, taps=(0, 1))
-    write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
-    write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=61, **sizes)
     return folder

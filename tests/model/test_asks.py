@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from compile.build import build
 from compile.doctor import findings
-from compile.spec import BuildSpec
 from model.asks import BIASES
 from model.bundle.opening import read_bundle
 from model.errors import UserError
@@ -25,16 +24,15 @@ from model.serving.masks import limited, mask_of
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result, Shape, check
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_medusa, write_model
-from tests.last_few import last_few
-from tests.model.heads import write_family, write_head
+from tests.compile.tiny import spec, write_model
+from tests.model.family import DRAFTERS, V, graphs
+from tests.model.heads import write_head
 from tests.model.test_masked_drafts import _mostly
+from tests.model.test_masks import some, words
 
-V, END = 64, 7
-DRAFTERS: dict[str, dict[str, Any]] = {
-    "chain": {}, "parallel": {}, "eagle3": {}, "medusa": {}, "ngram": {"drafter": "ngram"},
-    "itself": {"draft": "target"}, "2 ranks": {"draft": "chain", "tp": 2},
-}  # fmt: skip
+END = 7
+# every drafter, and a chain on two ranks
+CASES: list[tuple[str, dict[str, int]]] = [(name, {}) for name in DRAFTERS if name != "none"] + [("chain", {"tp": 2})]
 MIXES: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": 0.7},
@@ -51,26 +49,6 @@ MIXES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 PROMPTS = [(9, 2, 7), (32, 29, 32, 29, 24, 5)]
 KEPT = 24
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = write_family(tmp_path_factory.mktemp("asks"))
-    write_medusa(base / "medusa", 2, scale=0.3)
-    (base / "medusa/tokenizer.json").write_bytes((base / "target/tokenizer.json").read_bytes())
-    return base
-
-
-@last_few
-def _graphs(folder: Path, drafter: str) -> Graphs:
-    flags = {"draft": drafter} | DRAFTERS[drafter]
-    flags = {name: str(folder / value) if name == "draft" else value for name, value in flags.items()}
-    if "drafter" in flags:
-        del flags["draft"]
-    values = {"target": str(folder / "target"), "tp": 1, "k": "3", "batch": 3, "max_len": 128, "dtype": "fp32"}
-    bundle = read_bundle(build(BuildSpec(out=str(folder / f"bundle {drafter}"), **values | flags)))
-    assert findings(bundle) == []
-    return Graphs(bundle)
 
 
 def _requests(temperature: float = 0.0) -> list[Request]:
@@ -97,17 +75,17 @@ def _adjusted(logits_V: np.ndarray, request: Request, new: Sequence[int]) -> np.
     return adjusted_V
 
 
-def _run(graphs: Graphs, requests: Sequence[Request], speculative: bool = True, **more: Any) -> list[Result]:
-    return Engine(graphs, shape_of(graphs.bundle), speculative, **more).run(requests)
+def _run(loaded: Graphs, requests: Sequence[Request], speculative: bool = True, **more: Any) -> list[Result]:
+    return Engine(loaded, shape_of(loaded.bundle), speculative, **more).run(requests)
 
 
-def test_greedy_ids_are_those_of_the_formulas(folder: Path) -> None:
+def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
     """Of rows behind drafts too: the draft is the target. The control: every mix changes an id."""
-    theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-    graphs, requests = _graphs(folder, "itself"), _requests()
-    plain = {p: _run(graphs, [Request(p, Params(), KEPT, (END,))])[0].ids for p in PROMPTS}
+    theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
+    loaded, requests = graphs(family, "itself"), _requests()
+    plain = {p: _run(loaded, [Request(p, Params(), KEPT, (END,))])[0].ids for p in PROMPTS}
     changed = set()
-    for n, (request, result) in enumerate(zip(requests, _run(graphs, requests), strict=True)):
+    for n, (request, result) in enumerate(zip(requests, _run(loaded, requests), strict=True)):
         with torch.no_grad():
             logits_NV = theirs(torch.tensor([[*request.ids, *result.ids]])).logits[0, len(request.ids) - 1 : -1].numpy()
         for place, token in enumerate(result.ids):
@@ -118,35 +96,38 @@ def test_greedy_ids_are_those_of_the_formulas(folder: Path) -> None:
     assert changed == {*MIXES}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_ids_do_not_depend_on_drafts_or_company(folder: Path, drafter: str) -> None:
+@pytest.mark.parametrize(("drafter", "changes"), CASES, ids=str)
+def test_ids_do_not_depend_on_drafts_or_company(family: Path, drafter: str, changes: dict[str, int]) -> None:
     """Greedy and drawn; alone, any limit of drafts, slots that others have used, neighbours that ask nothing."""
-    graphs = _graphs(folder, drafter)
+    loaded = graphs(family, drafter, **changes)
     requests = _requests() + [dataclasses.replace(r, logprobs=0) for r in _requests(0.9)]
-    alone = [_run(graphs, [request], speculative=False)[0] for request in requests]
+    alone = [_run(loaded, [request], speculative=False)[0] for request in requests]
     propose = _mostly(requests, alone) if drafter == "ngram" else None
     limited_ones = [dataclasses.replace(r, k_limit=(None, 0, 2, 1)[n % 4]) for n, r in enumerate(requests)]
     free = [Request((5, 6, n), Params(0.8 * (n % 2), seed=n), 30) for n in range(len(requests))]
-    undisturbed = _run(graphs, free, speculative=False)
-    mixed = _run(graphs, [r for pair in zip(limited_ones, free, strict=True) for r in pair], propose=propose)
-    for results in (_run(graphs, requests, propose=propose), mixed[::2]):
+    undisturbed = _run(loaded, free, speculative=False)
+    mixed = _run(loaded, [r for pair in zip(limited_ones, free, strict=True) for r in pair], propose=propose)
+    for results in (_run(loaded, requests, propose=propose), mixed[::2]):
         assert [(r.ids, r.reason) for r in results] == [(r.ids, r.reason) for r in alone]
         assert sum(sum(r.accepted) for r in results) > 0
     assert [r.ids for r in mixed[1::2]] == [r.ids for r in undisturbed]
 
 
-def test_a_draft_is_adjusted_as_its_row_is(folder: Path) -> None:
+def test_a_draft_is_adjusted_as_its_row_is(family: Path) -> None:
     """A draft that is the target itself is always right, also where an id of the same step counts."""
     mixes = ("presence", "frequency", "repetition", "bias")
     requests = [Request(prompt, Params(**MIXES[mix]), 40) for mix in mixes for prompt in PROMPTS]
-    results = _run(_graphs(folder, "itself"), requests)
+    results = _run(graphs(family, "itself"), requests)
     assert all(result.accepted == result.drafted for result in results)
     assert all(max(Counter(result.ids).values()) > 1 for result in results[:2])
 
 
 @pytest.mark.parametrize(("kernels", "eagle"), [("reference", False), ("nki", False), ("nki", True)])
-def test_two_ranks_draw_and_score_as_one_does(tmp_path: Path, kernels: str, eagle: bool) -> None:
-    """Counts of the ids of a rank's logits, and of a head's own ids."""
+def test_two_ranks_draw_mask_and_score_as_one_does(tmp_path: Path, kernels: str, eagle: bool) -> None:
+    """Counts of the ids of a rank's logits, and of a head's own ids; the bits of its own half of a mask.
+
+    A rank's 40 ids begin within a mask's word.
+    """
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 80, "eos_token_id": None}
     write_model(tmp_path / "target", 1, 0.2, **sizes)
     write_model(tmp_path / "draft", 1, 0.2, num_hidden_layers=1, **sizes)
@@ -157,6 +138,10 @@ def test_two_ranks_draw_and_score_as_one_does(tmp_path: Path, kernels: str, eagl
     penalties: dict[str, Any] = {"presence_penalty": 1.0, "repetition_penalty": 1.5, "logit_bias": {70: 1.0}}
     params = [Params(0.9 * n, seed=4, **penalties) for n in range(2)]
     asked = [Request((3, 5, 7), p, 5, logprobs=4, prompt_logprobs=3) for p in params]
+    asked += [
+        Request((3, 5, 7), p, 3, allowed=lambda ids: words(some(80, len(ids), 0.2)), logprobs=2)
+        for p in (Params(), Params(1.2, top_k=9, top_p=0.8, seed=2))
+    ]
     found = []
     for name, tp in (("reference", 1), (kernels, 2)):
         bundle = read_bundle(build(spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=draft)))
@@ -167,17 +152,17 @@ def test_two_ranks_draw_and_score_as_one_does(tmp_path: Path, kernels: str, eagl
         for mine, other in zip((*one.prompt_scores, *one.scores), (*two.prompt_scores, *two.scores), strict=True):
             assert (mine.rank, [i for i, _ in mine.best]) == (other.rank, [i for i, _ in other.best])
             assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert all(some(80, n, 0.2)[token] for one in found[0][2:] for n, token in enumerate(one.ids))
 
 
-def test_scores_of_a_prompt_are_the_model_s(folder: Path) -> None:
+def test_scores_of_a_prompt_are_the_model_s(family: Path) -> None:
     """A prompt of several blocks of rows: log-probabilities, ranks and the best ids of every id but the first."""
-    theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-    write = BuildSpec(str(folder / "target"), tp=1, k="0", batch=2, max_len=384, dtype="fp32", out=str(folder / "long"))
-    graphs = Graphs(read_bundle(build(write)))
-    for length in (1, 2, 31, 300):
+    theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
+    loaded = graphs(family, "none", max_len=256)
+    for length in (1, 2, 31, 250):
         ids = tuple((7 * n * n + 3 * n) % V for n in range(length))
         asked = Request(ids, Params(presence_penalty=1.0, allowed_token_ids=(3, 4)), 2, logprobs=0, prompt_logprobs=5)
-        (result,) = _run(graphs, [asked])
+        (result,) = _run(loaded, [asked])
         whole = torch.tensor([[*ids, *result.ids]])
         with torch.no_grad():
             logprobs = theirs(whole).logits[0, :-1].log_softmax(-1)
@@ -214,9 +199,8 @@ def test_limits_of_ids_become_masks() -> None:
     assert limited(Request((1,), late, stop_ids=(4,), allowed=lambda ids: None), 40)([]) is None  # type: ignore[misc]
 
 
-def test_the_front_door_takes_words_and_gives_scores(folder: Path) -> None:
-    _graphs(folder, "chain")
-    with LLM(folder / "bundle chain") as llm:
+def test_the_front_door_takes_words_and_gives_scores(family: Path) -> None:
+    with LLM(graphs(family).bundle.path) as llm:
         plain = llm.generate([9, 2, 7], max_new_tokens=6)
         bad = llm.generate([9, 2, 7], Params(bad_words=(f"w{plain.ids[0]}",)), max_new_tokens=6, logprobs=2)
         assert plain.ids[0] not in bad.ids

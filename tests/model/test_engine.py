@@ -208,6 +208,29 @@ def test_one_step_follows_and_no_more() -> None:
     assert not _follows(engine)
 
 
+def test_behind_an_end_no_step_begins_early_while_the_slot_is_free() -> None:
+    """Its client is likely to ask again, and the prompt would wait for the step."""
+    engine = _engine()
+    numbers = [engine.add(_request(seed, 40)) for seed in (1, 2)]
+    while engine._waiting:
+        engine.step()
+    engine.cancel(numbers[0])
+    begun = list[bool]()
+    for _ in range(3):
+        engine.begin()
+        begun.append(engine.begun)
+        engine.step()
+    assert begun == [False, False, True]
+    engine.cancel(numbers[1])
+    engine.add(_request(3, 40))
+    engine.add(_request(4, 40))
+    engine.step()
+    engine.step()
+    engine.cancel(-1)
+    engine.begin()
+    assert engine.begun, "all slots are taken"
+
+
 def test_no_step_follows_where_none_runs() -> None:
     engine = _running()
     engine.step()

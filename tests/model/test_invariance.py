@@ -1,43 +1,23 @@
 """Same seed, same tokens, whatever k, the limit, the batch and its order.
 
-test_drafters.py does the same for every drafter, test_eight_ranks.py for every rank. Every option is met; 15 drafts a
-step in one dtype, because XLA compiles a graph for as long as it drafts.
+test_drafters.py does the same for every drafter, tests/compile/test_sharded.py on eight ranks. Every option is met; 15
+drafts a step in one dtype, because XLA compiles a graph for as long as it drafts.
 """
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from compile.build import build
-from compile.spec import BuildSpec
-from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
 from model.serving.overlap import OverlappedEngine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
-from tests.last_few import last_few
 from tests.model.ahead import ids_ahead
-from tests.model.heads import write_family
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target and drafts that are right now and then."""
-    return write_family(tmp_path_factory.mktemp("invariance"))
-
-
-@last_few
-def graphs(base: Path, draft: str = "chain", **changes: Any) -> Graphs:
-    """The compiled graphs of a bundle, by default k 4, batch 4, length 128, fp32."""
-    name = "-".join(["of", draft, *(f"{k}{v}" for k, v in changes.items())])
-    values = {"target": str(base / "target"), "draft": str(base / draft), "tp": 1, "k": "4", "batch": 4}
-    values |= {"max_len": 128, "dtype": "fp32", "out": str(base / name)}
-    return Graphs(read_bundle(build(BuildSpec(**(values | changes)))))
+from tests.model.family import graphs
 
 
 def _requests(count: int, seed: int, tokens: int = 24) -> list[Request]:
@@ -63,9 +43,9 @@ def _ids(g: Graphs, requests: list[Request], speculative: bool = True) -> list[l
     return [r.ids for r in _run(g, requests, speculative)]
 
 
-@pytest.mark.parametrize(("dtype", "k"), [("fp32", 15), ("bf16", 4)])
-def test_speculation_batch_order_and_limit_change_nothing(base: Path, dtype: str, k: int) -> None:
-    g = graphs(base, dtype=dtype, k=str(k))
+@pytest.mark.parametrize(("dtype", "k"), [("fp32", 15), ("bf16", 3)])
+def test_speculation_batch_order_and_limit_change_nothing(family: Path, dtype: str, k: int) -> None:
+    g = graphs(family, dtype=dtype, k=k)
     # 128 requests in all: different ones for each dtype
     requests = _requests(64, ord(dtype[0]))
     expected = _ids(g, requests, speculative=False)
@@ -81,41 +61,41 @@ def test_speculation_batch_order_and_limit_change_nothing(base: Path, dtype: str
         assert _ids(g, limited) == expected[limit :: k + 1]
 
 
-def test_a_different_graph_emits_the_same(base: Path) -> None:
+def test_a_different_graph_emits_the_same(family: Path) -> None:
     requests = _requests(40, 3)
-    expected = _ids(graphs(base), requests, speculative=False)
-    assert _ids(graphs(base, k="1", batch=1), requests) == expected
+    expected = _ids(graphs(family), requests, speculative=False)
+    assert _ids(graphs(family, k="1", batch=1), requests) == expected
 
 
-def test_a_different_seed_is_noticed(base: Path) -> None:
+def test_a_different_seed_is_noticed(family: Path) -> None:
     one, other = (Request((9, 2, 7), Params(1.0, seed=s), 24) for s in (1, 2))
-    assert _ids(graphs(base), [one]) != _ids(graphs(base), [other])
+    assert _ids(graphs(family), [one]) != _ids(graphs(family), [other])
 
 
-def test_buckets_do_not_show(base: Path) -> None:
+def test_buckets_do_not_show(family: Path) -> None:
     requests = _requests(12, 5, tokens=30)
-    assert _ids(graphs(base), requests) == _ids(graphs(base, max_len=256), requests)
+    assert _ids(graphs(family), requests) == _ids(graphs(family, max_len=256), requests)
 
 
 @pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "alone"])
-def test_what_the_devices_hand_to_the_next_step_does_not_show(base: Path, speculative: bool) -> None:
+def test_what_the_devices_hand_to_the_next_step_does_not_show(family: Path, speculative: bool) -> None:
     """Unread ids, masks and positions as the next step's inputs: more requests than slots, buckets that change."""
-    g = graphs(base, max_len=256)
+    g = graphs(family, max_len=256)
     requests = _requests(24, 7, tokens=80)
     ids, followed = ids_ahead(OverlappedEngine(g, shape_of(g.bundle), speculative), requests)
     assert ids == _ids(g, requests, speculative)
     assert followed > 20
 
 
-def test_the_end_of_the_context_is_reached_and_not_passed(base: Path) -> None:
-    g, request = graphs(base), Request((9, 2, 7), Params(0.9, seed=3), 1000)
+def test_the_end_of_the_context_is_reached_and_not_passed(family: Path) -> None:
+    g, request = graphs(family), Request((9, 2, 7), Params(0.9, seed=3), 1000)
     with_, without = _run(g, [request])[0], _run(g, [request], speculative=False)[0]
     assert (with_.ids, with_.reason) == (without.ids, "context")
     assert len(request.ids) + len(with_.ids) == 128
 
 
-def test_eos_and_stop_cut_inside_an_accepted_block(base: Path) -> None:
-    g, request = graphs(base), Request((9, 2, 7), Params(1.5, seed=2), 40)
+def test_eos_and_stop_cut_inside_an_accepted_block(family: Path) -> None:
+    g, request = graphs(family), Request((9, 2, 7), Params(1.5, seed=2), 40)
     whole = _run(g, [request])[0]
     assert whole.tokens_per_step > 1.3, "a block must hold several tokens for this test to mean anything"
     for at in range(3, 20):

@@ -22,7 +22,8 @@ from model.nki.on_device import launch_on_device
 from model.nki.table import KERNELS
 from model.packing import fused_packing
 from model.parallel import Parallel
-from model.qwen3 import Qwen3, rope_angles
+from model.qwen3 import Qwen3
+from model.rope import rotation
 
 SIMULATED = backing_of("nki", simulated.serve)
 # the smallest Qwen3 that the fused kernels take
@@ -105,7 +106,7 @@ def test_many_rows_are_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) ->
     placement = Placement(keys[None, :200], keys, torch.zeros(1, dtype=torch.int32))
     for model in (plain, fused):
         (cache,) = empty_caches(CONFIG, Parallel(), 1, 256, torch.float32, model.backing.layout)[:1]
-        model.layers[0](x, rope_angles(placement.positions_BN, CONFIG.head_dim, 1e6), cache, placement)
+        model.layers[0](x, rotation(placement.positions_BN, CONFIG.head_dim, 1e6), cache, placement)
     assert set(names) == {"verify_attention"}
     halves = [m.layers[0].mlp(m.layers[0].post_attention_layernorm(x)) for m in (plain, fused)]  # type: ignore[union-attr,operator]
     assert torch.equal(*halves)

@@ -6,17 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from compile.build import build
-from compile.doctor import findings
-from compile.spec import BuildSpec
-from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.filters import Filters
 from model.graph_key import GraphKey, Stage
@@ -28,41 +23,18 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
-from tests.last_few import last_few
 from tests.model.ahead import Watched
-from tests.model.heads import write_family
-from tests.model.test_masks import PARAMS, V, only, some, words
+from tests.model.family import V, graphs
+from tests.model.test_masks import PARAMS, only, some, words
 
-DRAFTERS: dict[str, dict[str, Any]] = {
-    # with a graph for steps of few drafts
-    "chain": {"draft": "chain", "k": "1,3"},
-    "parallel": {"draft": "parallel"},
-    "ngram": {"drafter": "ngram"},
-    "eagle3": {"draft": "eagle3"},
-}
+DRAFTERS = ("chain", "parallel", "ngram", "eagle3")
 END = 7
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(tmp_path_factory.mktemp("masked_drafts"))
-
-
-@last_few
-def _graphs(folder: Path, drafter: str) -> Graphs:
-    flags, target = dict(DRAFTERS[drafter]), str(folder / "target")
-    if "draft" in flags:
-        flags["draft"] = str(folder / flags["draft"])
-    values = {"target": target, "tp": 1, "k": "3", "batch": 3, "max_len": 128, "dtype": "fp32"}
-    bundle = read_bundle(build(BuildSpec(**(values | {"out": str(folder / f"of-{drafter}")} | flags))))
-    assert findings(bundle) == []
-    return Graphs(bundle)
-
-
 def _run(
-    graphs: Graphs, requests: Sequence[Request], speculative: bool = True, propose: Proposer | None = None
+    loaded: Graphs, requests: Sequence[Request], speculative: bool = True, propose: Proposer | None = None
 ) -> list[Result]:
-    return Engine(graphs, shape_of(graphs.bundle), speculative, propose=propose).run(requests)
+    return Engine(loaded, shape_of(loaded.bundle), speculative, propose=propose).run(requests)
 
 
 def _mostly(requests: Sequence[Request], results: Sequence[Result]) -> Proposer:
@@ -106,85 +78,85 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path) -> list[list[int]]:
+def oracle(family: Path) -> list[list[int]]:
     """The ids of REQUESTS."""
-    theirs = Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    theirs = Qwen3ForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
     return [_oracle(theirs, request, seed) for seed, request in enumerate(REQUESTS)]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_ids_are_those_of_one_token_a_step_and_of_an_oracle(
-    folder: Path, oracle: list[list[int]], drafter: str
+    family: Path, oracle: list[list[int]], drafter: str
 ) -> None:
     """Greedy, drawn and filtered, alone and beside neighbours with and without masks, with every limit of drafts."""
-    graphs, requests = _graphs(folder, drafter), REQUESTS
-    alone = _run(graphs, requests, speculative=False)
+    loaded, requests = graphs(family, drafter), REQUESTS
+    alone = _run(loaded, requests, speculative=False)
     assert [r.ids for r in alone] == oracle
     assert {r.reason for r in alone} == {"eos", "length"}
     propose = _mostly(requests, alone) if drafter == "ngram" else None
-    drafted = [_run(graphs, [request], propose=propose)[0] for request in requests]
-    for results in (drafted, _run(graphs, requests, propose=propose)):
+    drafted = [_run(loaded, [request], propose=propose)[0] for request in requests]
+    for results in (drafted, _run(loaded, requests, propose=propose)):
         assert [(r.ids, r.reason) for r in results] == [(r.ids, r.reason) for r in alone]
         assert 0 < sum(sum(r.accepted) for r in results) < sum(sum(r.drafted) for r in results)
     free = [Request((5, 6), Params(0.8, seed=n), 24, logprobs=n or None) for n in range(2)]
     limited = [Request(**{**vars(r), "k_limit": n % 4}) for n, r in enumerate(requests)]
     mixed = [r for pair in zip(limited, (free * len(limited))[: len(limited)], strict=True) for r in pair]
-    results = _run(graphs, mixed, propose=propose)
+    results = _run(loaded, mixed, propose=propose)
     assert [r.ids for r in results[::2]] == [r.ids for r in alone]
-    assert [r.ids for r in results[1:5:2]] == [r.ids for r in _run(graphs, free, speculative=False)]
+    assert [r.ids for r in results[1:5:2]] == [r.ids for r in _run(loaded, free, speculative=False)]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_text_that_masks_force_takes_every_draft(folder: Path, drafter: str) -> None:
+def test_a_text_that_masks_force_takes_every_draft(family: Path, drafter: str) -> None:
     text = [(11 * n) % 50 + 8 for n in range(21)]
 
     def allowed(ids: Sequence[int]) -> np.ndarray:
         return words([i == text[len(ids) % 21] for i in range(V)])
 
-    (result,) = _run(_graphs(folder, drafter), [Request((3, 4), PARAMS[1], 21, allowed=allowed)])
+    (result,) = _run(graphs(family, drafter), [Request((3, 4), PARAMS[1], 21, allowed=allowed)])
     # the prompt's graph draws the first, five steps four each
     assert (result.ids, result.steps, result.accepted) == (text, 5, [5, 5, 5])
 
 
-def test_no_step_accepts_what_its_mask_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_accepts_what_its_mask_forbids(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a walk that follows every draft, and so knows wrong masks, changes what is emitted."""
-    graphs = _graphs(folder, "chain")
+    loaded = graphs(family, "chain")
     requests = [Request((9, 2, n), PARAMS[n % 3], 30, (END,), allowed=_by(n, 0.3)) for n in range(6)]
-    expected = [r.ids for r in _run(graphs, requests, speculative=False)]
+    expected = [r.ids for r in _run(loaded, requests, speculative=False)]
 
     def all_follow(self: Walk, drafts: Sequence[int]) -> None:
         self.drafts, self.masks = list(drafts), self.masks[:1] * (1 + len(drafts))
 
     monkeypatch.setattr(Walk, "along", all_follow)
-    assert [r.ids for r in _run(graphs, requests)] != expected
+    assert [r.ids for r in _run(loaded, requests)] != expected
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_halves_emit_and_accept_what_the_fused_step_does(folder: Path, drafter: str) -> None:
+def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: str) -> None:
     """With log-probabilities, which need asking graphs, and without: steps, drafts offered and kept, reasons."""
-    graphs = _graphs(folder, drafter)
+    loaded = graphs(family, drafter)
     prompts = [(9, 2, 7), (4,), (1, 2, 3, 1, 2, 3, 1, 2)]
     requests = [Request(prompt, params, 20) for prompt in prompts for params in PARAMS]
     # one that meets the context's end, and limits that make steps of the smaller k
     requests += [Request(tuple(range(1, 60)) * 2, PARAMS[1], 30), Request((8, 8), PARAMS[1], 20, k_limit=1)]
     found, stages = [], []
     for logprobs in (None, 0):
-        watched = Watched(graphs)
+        watched = Watched(loaded)
         scored = [dataclasses.replace(request, logprobs=logprobs) for request in requests]
-        results = Engine(watched, shape_of(graphs.bundle)).run(scored)
+        results = Engine(watched, shape_of(loaded.bundle)).run(scored)
         # an asking step of fewer drafts than the bundle's largest k runs the graph of that k
         found.append([dataclasses.replace(result, scores=[], steps_of_k={}) for result in results])
         stages.append({key.stage for key in watched.keys} - {Stage.PREFILL})
     fused, halves = found
     assert halves == fused
-    assert [r.ids for r in fused] == [r.ids for r in _run(graphs, requests, speculative=False)]
+    assert [r.ids for r in fused] == [r.ids for r in _run(loaded, requests, speculative=False)]
     assert 0 < sum(sum(r.accepted) for r in halves) < sum(sum(r.drafted) for r in halves)
     assert stages[0] == {Stage.STEP}
     assert drafter == "ngram" or {Stage.DRAFT, Stage.VERIFY} <= stages[1]
 
 
-def test_each_half_holds_what_it_reads(folder: Path) -> None:
-    by_key = _graphs(folder, "parallel").bundle.plan.by_key
+def test_each_half_holds_what_it_reads(family: Path) -> None:
+    by_key = graphs(family, "parallel").bundle.plan.by_key
     draft, verify = (by_key[GraphKey(stage, 3, 128, True, True)] for stage in (Stage.DRAFT, Stage.VERIFY))
     assert {t.name.split(".")[0] for t in draft.weights} == {"draft_model"}
     assert {t.name.split(".")[0] for t in verify.weights} == {"target_model"}

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from compile.build import build
-from compile.doctor import findings
 from model.asks import BIASES, Asked, Asks, allowed_ids
-from model.bundle.opening import read_bundle
 from model.errors import UserError
 from model.graph_io import words_of
 from model.kernels import Kernels
@@ -29,12 +26,11 @@ from model.serving.masks import Allowed
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Score
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_model
+from tests.model.family import V
+from tests.model.family import graphs as graphs_of
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_sampling import _draw, law_of_filter
 from tests.model.test_shards import SIMULATED, part, rows
-
-V = 64
 
 
 def words(allowed: Sequence[bool]) -> np.ndarray:
@@ -153,19 +149,10 @@ def test_shards_draw_and_score_as_the_whole_vocabulary_does(ranks: int) -> None:
         assert (found[~some_allowed] < -1e20).all()
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair whose draft often guesses right, with a bundle that takes masks and has two k."""
-    folder = tmp_path_factory.mktemp("masked")
-    for name, seed, layers in (("target", 5, 2), ("draft", 5, 1)):
-        write_model(folder / name, seed, scale=0.5, num_hidden_layers=layers, eos_token_id=None)
-    build(spec(folder, k="1,3", batch=3))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def graphs(base: Path) -> Graphs:
-    return Graphs(read_bundle(base / "bundle"))
+@pytest.fixture
+def graphs(family: Path) -> Graphs:
+    """Of a chain that often guesses right, with two k."""
+    return graphs_of(family)
 
 
 def _by(seed: int, told: list[tuple[int, ...]] | None = None) -> Allowed:
@@ -214,9 +201,9 @@ def test_a_mask_that_allows_everything_changes_nothing(graphs: Graphs) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1, 0])
-def test_log_probabilities_are_the_model_s_and_change_no_id(base: Path, graphs: Graphs, limit: int | None) -> None:
+def test_log_probabilities_are_the_model_s_and_change_no_id(family: Path, graphs: Graphs, limit: int | None) -> None:
     """Against transformers, before temperature and filters; speculation goes on."""
-    theirs = AutoModelForCausalLM.from_pretrained(base / "target", dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
     for params in PARAMS:
         asked = [Request((9, 2, 7), params, 30, k_limit=limit, logprobs=on) for on in (3, None)]
         scored, plain = Engine(graphs, shape_of(graphs.bundle)).run(asked)
@@ -243,8 +230,8 @@ def test_a_masked_id_s_log_probability_is_among_what_is_allowed(graphs: Graphs) 
     assert result[0].scores == [Score(0.0, 1)] * 5
 
 
-def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> None:
-    with LLM(base / "bundle") as llm:
+def test_the_front_door_takes_masks_and_gives_log_probabilities(graphs: Graphs) -> None:
+    with LLM(graphs.bundle.path) as llm:
         out = llm.generate([5, 6], Params(0.7, seed=1), max_new_tokens=12, allowed=_by(2), logprobs=1)
         assert len(out.scores) == len(out.ids) == 12
         assert max(score.logprob for score in out.scores) <= 0
@@ -255,32 +242,6 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(base: Path) -> N
         assert llm.generate([5, 6], max_new_tokens=3).ids
 
 
-def test_every_bundle_has_asking_graphs(base: Path) -> None:
-    bundle = read_bundle(base / "bundle")
-    assert findings(bundle) == []
+def test_every_bundle_has_asking_graphs(graphs: Graphs) -> None:
     # three prefills, the step of k 0 and two halves of the largest k
-    assert sum(key.asking for key in bundle.plan.by_key) == 6
-
-
-def test_two_ranks_obey_masks_as_one_does(tmp_path: Path) -> None:
-    """With the NKI kernels each rank reads the bits of its own half; graphs run the collectives that are planned."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 80, "eos_token_id": None}
-    write_model(tmp_path / "target", 1, 0.2, **sizes)
-    write_model(tmp_path / "draft", 1, 0.2, num_hidden_layers=1, **sizes)
-    asked = [
-        Request((3, 5, 7), params, 3, allowed=lambda ids: words(some(80, len(ids), 0.2)), logprobs=2)
-        for params in (Params(), Params(1.2, top_k=9, top_p=0.8, seed=2))
-    ]
-    found = []
-    for name, tp in (("reference", 1), ("reference", 2), ("nki", 2)):
-        plan = spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1)
-        bundle = read_bundle(build(plan))
-        assert findings(bundle) == []
-        found.append(Engine(Graphs(bundle), shape_of(bundle)).run(asked))
-    for one, *others in zip(*found, strict=True):
-        assert all(some(80, n, 0.2)[token] for n, token in enumerate(one.ids))
-        for two in others:
-            assert one.ids == two.ids
-            for mine, other in zip(one.scores, two.scores, strict=True):
-                assert (mine.rank, [i for i, _ in mine.best]) == (other.rank, [i for i, _ in other.best])
-                assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert sum(key.asking for key in graphs.bundle.plan.by_key) == 6

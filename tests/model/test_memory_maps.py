@@ -8,8 +8,10 @@ import pytest
 from model.errors import UserError
 from model.serving import memory_maps
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Request
-from tests.model.demo_bundle import graphs, shape_of
+from model.serving.runtime import Graphs
+from tests.model.family import graphs
 
 
 def test_a_map_is_counted() -> None:
@@ -19,9 +21,8 @@ def test_a_map_is_counted() -> None:
         assert memory_maps.used() == before + 1 < memory_maps.limit()
 
 
-def test_a_graph_without_room_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = graphs(base)
-    compiled._executables.clear()
+def test_a_graph_without_room_is_refused(family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Graphs(graphs(family).bundle)
     request = Request((5, 6), max_new_tokens=2)
     limit = tmp_path / "max_map_count"
     limit.write_text(f"{memory_maps.used() + 100}\n")

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from compile.build import build
-from model.bundle.opening import read_bundle
 from model.errors import UserError
-from model.graph_key import Stage
+from model.graph_key import GraphKey, Stage
 from model.llm import LLM
-from model.serving import memory_maps
+from model.serving import memory_maps, pjrt
 from model.serving.engine import Engine
+from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_model
-from tests.model.demo_bundle import graphs, request, shape_of
+from tests import executables
+from tests.model.family import graphs, write_family
 
 POISON = 9
 PROMPT = (3, 5, 7)
@@ -29,16 +28,15 @@ PROMPT = (3, 5, 7)
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     """A target whose rows overflow from the id POISON on: its embedding alone has a number that a norm scales up."""
-    base = tmp_path_factory.mktemp("overflow")
-    write_model(base / "draft", 1, 0.3, eos_token_id=None, num_hidden_layers=1)
-    target = write_model(base / "target", 1, 0.3, eos_token_id=None)
+    base = write_family(tmp_path_factory.mktemp("overflow") / "family")
+    target = base / "target"
     weights = load_file(target / "model.safetensors")
     weights["model.embed_tokens.weight"][:, 0] = 0
     weights["model.embed_tokens.weight"][POISON, 0] = 5
     weights["model.layers.0.input_layernorm.weight"][0] = 3e38
     weights["lm_head.weight"][POISON] = 0
     save_file(weights, target / "model.safetensors")
-    return Graphs(read_bundle(build(spec(base, k=2))))
+    return graphs(base)
 
 
 @contextmanager
@@ -53,10 +51,11 @@ def _run(held: Graphs, *requests: Request) -> list[Result]:
     return Engine(held, shape_of(held.bundle)).run(requests)
 
 
-def test_room_for_a_graph_is_more_than_a_graph_takes(held: Graphs) -> None:
-    """A tiny pair's graph of two drafts takes hundreds of maps; the reserve is for larger ones."""
-    before = memory_maps.used()
-    held.prepare(next(key for key in held.bundle.plan.by_key if key.stage is Stage.STEP and key.k == 2))
+def test_room_for_a_graph_is_more_than_a_graph_takes(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny pair's graph takes hundreds of maps, compiled and not loaded; the reserve is for larger ones."""
+    monkeypatch.setattr(pjrt, "compile_hlo", executables.COMPILE)
+    compiled, before = Graphs(graphs(family).bundle), memory_maps.used()
+    compiled.prepare(GraphKey(Stage.STEP, 3, 128))
     assert 200 < 2 * (memory_maps.used() - before) < memory_maps._OF_A_GRAPH
 
 
@@ -70,9 +69,9 @@ def test_logits_that_overflow_end_their_own_request(held: Graphs, params: Params
         for prompt in ((2, POISON), (POISON, *PROMPT)):
             with pytest.raises(UserError, match=r"logits hold NaN or infinity, .* after 0 new tokens; look for"):
                 llm.generate(prompt, params, max_new_tokens=9)
-        # both slots, one after the other
-        outputs = llm.generate([PROMPT] * 3, params, max_new_tokens=9)
-        assert [out.ids for out in outputs] == [expected.ids] * 3
+        # all slots, one after the other
+        outputs = llm.generate([PROMPT] * 4, params, max_new_tokens=9)
+        assert [out.ids for out in outputs] == [expected.ids] * 4
         assert first + "".join(stream) == expected.text
 
 
@@ -86,7 +85,7 @@ def test_an_id_after_which_logits_overflow_is_the_last(held: Graphs) -> None:
         assert (alone.reason == "error") == (alone.ids[-1] == POISON)
         assert drafted.reason == alone.reason
         assert alone.ids[: len(drafted.ids)] == drafted.ids
-        assert len(alone.ids) - len(drafted.ids) <= 2
+        assert len(alone.ids) - len(drafted.ids) <= 3
         counts |= {len(alone.ids)} if alone.reason == "error" else set()
     assert len(counts) > 2
 
@@ -95,14 +94,16 @@ def test_a_slot_that_is_not_cleared_poisons_the_next_request(held: Graphs, monke
     """The control of the clearing: unseen rows are multiplied by 0, and 0 times NaN is NaN."""
     # behind the rows that the next prompt writes
     poison, after = Request((*PROMPT * 15, POISON), max_new_tokens=3), Request(PROMPT, max_new_tokens=9)
-    assert [r.reason for r in _run(held, poison, poison, after, after)] == ["error"] * 2 + ["length"] * 2
+    slots = held.bundle.spec.batch
+    asked = [poison] * slots + [after] * slots
+    assert [r.reason for r in _run(held, *asked)] == ["error"] * slots + ["length"] * slots
     with monkeypatch.context() as left:
         left.setattr(Graphs, "clear", lambda self, slot, blocks: None)
-        assert [r.reason for r in _run(held, poison, poison, after, after)] == ["error"] * 4
-    for slot in range(2):
+        assert [r.reason for r in _run(held, *asked)] == ["error"] * 2 * slots
+    for slot in range(slots):
         # each request had one block, from 1 on
         held.clear(slot, [1 + slot])
-    assert [r.reason for r in _run(held, after, after)] == ["length"] * 2
+    assert [r.reason for r in _run(held, *[after] * slots)] == ["length"] * slots
 
 
 # W1 of the review: these emitted id 0 where the filter should leave one id
@@ -112,25 +113,23 @@ ONE_ID = [
 ]  # fmt: skip
 
 
-def test_a_filter_that_leaves_one_id_emits_the_greedy_text(base: Path) -> None:
-    with door(graphs(base, k=7, batch=1, max_len=128)) as llm:
-        ids = [llm.generate("Count from 1 to 10:", p, max_new_tokens=12).ids for p in (Params(), *ONE_ID)]
-        longer = llm.generate("Count from 1 to 10:", Params(), max_new_tokens=40).ids
+def test_a_filter_that_leaves_one_id_emits_the_greedy_text(family: Path) -> None:
+    with door(graphs(family)) as llm:
+        ids = [llm.generate(PROMPT, p, max_new_tokens=40).ids for p in (Params(), *ONE_ID)]
         changed = {"presence_penalty": 0.3, "frequency_penalty": 0.7, "repetition_penalty": 1.17}
         asking = [replace(p, **changed) for p in (Params(), *ONE_ID)]
-        penalised = [llm.generate("Count from 1 to 10:", p, max_new_tokens=40).ids for p in asking]
-    assert ids[0][:4] == (221, 17, 12, 221)
+        penalised = [llm.generate(PROMPT, p, max_new_tokens=40).ids for p in asking]
+    assert len({*ids[0]}) > 3
     assert ids[1:] == [ids[0]] * len(ONE_ID)
     # logits that were computed after the head: the best one's distance is 0 there too
     assert penalised == [penalised[0]] * len(asking)
-    assert penalised[0] != longer
+    assert penalised[0] != ids[0]
 
 
-def test_a_low_temperature_is_raised_as_vllm_raises_it(base: Path) -> None:
-    demo = graphs(base, k=7, batch=1, max_len=128)
+def test_a_low_temperature_is_raised_as_vllm_raises_it(family: Path) -> None:
     assert [Params(t).draw_temperature for t in (0.0, 1e-300, 1e-6, 0.0099, 0.01, 0.5)] == [0, *[0.01] * 4, 0.5]
-    requests = [request(demo, "Count from 1 to 10:", Params(t, seed=3), 12) for t in (1e-300, 1e-5, 0.01)]
-    ids = [r.ids for r in _run(demo, *requests)]
+    requests = [Request(PROMPT, Params(t, seed=3), 12) for t in (1e-300, 1e-5, 0.01)]
+    ids = [r.ids for r in _run(graphs(family), *requests)]
     assert ids == [ids[0]] * 3
 
 

@@ -18,12 +18,14 @@ from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.ops import EAGER
 from model.qwen3 import Qwen3
+from model.rough_filters import roughly
 from model.sampling import Sampling, coupled_sample
 from model.serving.engine import Engine
 from model.serving.request import Params, Request, Shape
 from model.serving.runtime import Graphs
 from nki_kernels.sampling import law
-from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
+from tests.model.demo_bundle import ROOT, graphs, shape_of
+from tests.model.family import graphs as tiny
 
 # in fp32 logits over this are lost beside the noise
 NOISE_ALONE = 1e30
@@ -48,7 +50,7 @@ def _agrees(bundle: Bundle, ids: tuple[int, ...], params: Params) -> list[bool]:
     temperature, *filters = (torch.tensor([float(v)]) for v in asked)
     seeds = torch.tensor([params.seed_words], dtype=torch.int32)
     draw = Sampling(temperature, seeds, Filters(*filters)).draw(positions[None] + 1)
-    drawn = coupled_sample(EAGER, draft.logits(x)[0], draw).tolist()
+    drawn = coupled_sample(EAGER, draft.logits(x)[0], roughly(draw)).tolist()
     return [False, *(d == i for d, i in zip(drawn, ids[1:], strict=False))]
 
 
@@ -64,14 +66,13 @@ def _tally(agrees: list[bool], first: int, k: int) -> tuple[list[int], list[int]
     return drafted, accepted_by
 
 
-@pytest.mark.parametrize("k", [1, 7])
-def test_a_draft_is_accepted_where_one_with_full_caches_agrees(base: Path, k: int) -> None:
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_draft_is_accepted_where_one_with_full_caches_agrees(family: Path, k: int) -> None:
     """By position and to the context's end: a draft that misses an id, or a tally that counts beyond, differs."""
-    g = graphs(base, k=k, batch=1, max_len=128)
+    g, prompt = tiny(family), (9, 2, 7, 7, 1, 30)
     full, refused = 0, 0
     for params in (Params(), Params(0.8, seed=7), Params(1.0, 20, 0.9, 0.02, 3)):
-        prompt = request(g, PROMPTS[0][:60], params).ids
-        (result,) = Engine(g, shape_of(g.bundle)).run([Request(prompt, params, 1000)])
+        (result,) = Engine(g, shape_of(g.bundle)).run([Request(prompt, params, 1000, k_limit=k)])
         ids = (*prompt, *result.ids)
         assert (result.reason, len(ids)) == ("context", 128)
         drafted, accepted = _tally(_agrees(g.bundle, ids, params), len(prompt), k)
@@ -90,7 +91,7 @@ def _first_draws() -> list[tuple[int, int, list[int]]]:
 @pytest.mark.parametrize(("seed", "length", "expected"), _first_draws())
 def test_the_first_draws_are_those_of_the_page(base: Path, seed: int, length: int, expected: list[int]) -> None:
     """Without a say of the logits a draw is the noise's: of positions L, L + 1, ... after a prompt of L ids."""
-    g, params = graphs(base, k=7, batch=1, max_len=128), Params(NOISE_ALONE, seed=seed)
+    g, params = graphs(base), Params(NOISE_ALONE, seed=seed)
     (result,) = Engine(g, shape_of(g.bundle)).run([Request(tuple(range(1, length + 1)), params, 3)])
     assert result.ids == expected
     ids = range(g.bundle.spec.target_config.vocab_size)
@@ -121,15 +122,15 @@ class Watched:
 
 
 @pytest.mark.parametrize("speculative", [True, False], ids=["pair", "alone"])
-def test_every_row_is_inside_of_the_smallest_bucket(base: Path, speculative: bool) -> None:
+def test_every_row_is_inside_of_the_smallest_bucket(family: Path, speculative: bool) -> None:
     """Prompts that fill a bucket to the last place, leave one free, and go one beyond; steps the same."""
-    g = graphs(base)
+    g = tiny(family, max_len=256)
     shape = shape_of(g.bundle)
     watched, rows = Watched(g, shape), shape.rows if speculative else 1
     edge = shape.buckets[0]
-    short = shape.prompts[0][0]
-    for length in (short - 1, short, short + 1, edge - 1, edge, edge + 1, edge - rows, edge - rows + 1):
-        Engine(watched, shape, speculative).run([Request(tuple(range(1, length + 1)), max_new_tokens=3)])
+    edges = [n + beyond for n in sorted({rows for rows, _ in shape.prompts} | {edge}) for beyond in (-1, 0, 1)]
+    for length in (*edges, edge - rows, edge - rows + 1):
+        Engine(watched, shape, speculative).run([Request(tuple(n % 64 for n in range(length)), max_new_tokens=3)])
     stages = {stage for stage, _ in watched.edges}
     assert len(stages) == 2
     assert {(stage, edge + beyond) for stage in stages for beyond in (0, 1)} <= watched.edges

@@ -18,9 +18,10 @@ from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.serving import quicker
 from model.serving.engine import Engine
-from model.serving.request import Params
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
-from tests.model.demo_bundle import PROMPTS, graphs, request, shape_of
+from tests.model.family import graphs
 
 
 class Recorder(Graphs):
@@ -40,10 +41,15 @@ class Recorder(Graphs):
 
 
 @pytest.fixture(scope="module")
-def both(base: Path) -> tuple[Recorder, Recorder]:
+def both(family: Path) -> tuple[Recorder, Recorder]:
     """The same bundle said quicker, and plain."""
-    bundle = graphs(base, k=2).bundle
+    bundle = graphs(family, max_len=256).bundle
     return Recorder(bundle, True), Recorder(bundle, False)
+
+
+def _prompt(number: int) -> tuple[int, ...]:
+    """Of 12 to 32 ids."""
+    return tuple((7 * number + 5 * n * n) % 64 for n in range(12 + 3 * number % 21))
 
 
 def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder]) -> None:
@@ -51,8 +57,7 @@ def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder])
     lengths = (150, 140, 150, 140, 8, 8, 8, 8, 150, 8, 8, 8)
     ids: list[list[list[int]]] = []
     for g in both:
-        asked = [request(g, PROMPTS[i], Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
-        asked = [dataclasses.replace(a, stop_ids=()) for a in asked]
+        asked = [Request(_prompt(i), Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
         ids.append([r.ids for r in Engine(g, shape_of(g.bundle)).run(asked)])
         changes = [b.bucket for a, b in itertools.pairwise(g.keys) if a.bucket != b.bucket]
         # it grew and shrank again, more than once
@@ -62,17 +67,15 @@ def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder])
 
 
 def test_a_short_chunk_has_the_bits_of_a_long_one(both: tuple[Recorder, Recorder]) -> None:
-    """Prompts of up to 32 ids by their own graph, and by the one of a whole tile, which pads them with more rows."""
-    asked = [request(both[0], PROMPTS[i], Params(0.8 * (i % 2), seed=i), 20) for i in range(4)]
-    asked = [dataclasses.replace(a, stop_ids=()) for a in asked]
-    assert max(len(a.ids) for a in asked) <= 32
+    """Prompts of up to 32 ids by their own graph, by that of 64 rows, and by the one of a whole tile: more padding."""
+    asked = [Request(_prompt(i), Params(0.8 * (i % 2), seed=i), 20) for i in range(8)]
     ids: list[list[list[int]]] = []
-    for g, rows in zip(both, (32, 128), strict=True):
+    for g, rows in ((both[0], 64), (both[0], 32), (both[1], 128)):
         g.keys.clear()
         prompts = tuple(p for p in shape_of(g.bundle).prompts if p[0] == rows)
         ids.append([r.ids for r in Engine(g, dataclasses.replace(shape_of(g.bundle), prompts=prompts)).run(asked)])
         assert [key.rows for key in g.keys if key.is_prefill] == [rows] * len(asked)
-    assert ids[0] == ids[1]
+    assert ids[0] == ids[1] == ids[2]
 
 
 def _same_states(both: tuple[Recorder, Recorder]) -> None:

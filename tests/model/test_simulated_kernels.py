@@ -71,7 +71,7 @@ def _ids(g: Graphs, speculative: bool = True, requests: list[Request] = REQUESTS
     return [r.ids for r in _run(g, speculative, requests)]
 
 
-@pytest.mark.parametrize(("k", "batch"), [(15, 4), (3, 2)])
+@pytest.mark.parametrize(("k", "batch"), [(7, 4), (3, 2)])
 def test_tokens_are_the_reference_s(folder: Path, k: int, batch: int) -> None:
     """Greedy, drawn and filtered requests, as many at a time as there are, and fewer."""
     expected = _ids(_graphs(folder, "reference", 3, 2))
@@ -81,9 +81,9 @@ def test_tokens_are_the_reference_s(folder: Path, k: int, batch: int) -> None:
     assert [len(ids) for ids in expected] == [request.max_new_tokens for request in REQUESTS]
 
 
-@pytest.mark.parametrize(("k", "batch", "dtype"), [(15, 1, "bf16"), (3, 2, "fp32")])
+@pytest.mark.parametrize(("k", "batch", "dtype"), [(7, 1, "bf16"), (3, 2, "fp32")])
 def test_the_target_alone_emits_the_same(folder: Path, k: int, batch: int, dtype: str) -> None:
-    """In bf16 alone, without filters: graphs of k 15 take XLA longest."""
+    """In bf16 alone, without filters: graphs of many drafts take XLA longest."""
     requests = REQUESTS[:3] if dtype == "bf16" else REQUESTS
     g = _graphs(folder, "nki", k, batch, dtype)
     assert _ids(g, False, requests) == _ids(g, True, requests)

@@ -24,6 +24,8 @@ class Refusal:
     op: str
     # "call": the body calls the instruction; "kernel": it returns a kernel's output; "host": it launches by itself
     how: str = "call"
+    # the version of the language
+    nki: str = "0.6"
 
 
 REFUSALS: list[Refusal] = []
@@ -41,9 +43,9 @@ def covers(*names: str) -> Callable[[Test], Test]:
     return add
 
 
-def rules(op: str, *pairs: tuple[type[errors.LawError], Body]) -> None:
+def rules(op: str, *pairs: tuple[type[errors.LawError], Body], nki: str = "0.6") -> None:
     """List the rules of an instruction."""
-    REFUSALS.extend(Refusal(law, body, op) for law, body in pairs)
+    REFUSALS.extend(Refusal(law, body, op, nki=nki) for law, body in pairs)
 
 
 def case(law: type[errors.LawError]) -> Callable[[Body], Body]:

@@ -40,6 +40,17 @@ def broken(a):
 
 LIMIT = 3
 """
+TRACED = """
+import nki, nki.isa as nisa, nki.language as nl
+
+ADDED = 2 if nki.__version__ == "0.7.0" else 1
+
+@nki.jit
+def more(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.scalar_store(out, nisa.scalar_load(a) + ADDED)
+    return out
+"""
 
 
 @pytest.fixture
@@ -103,6 +114,15 @@ def test_run_says_what_comes_out(kernels: Path, capsys: pytest.CaptureFixture[st
     assert (np.load("o.npz")["output"] == 3).all()
     (row,) = json.loads(said(capsys, "run", "k.py:scale", "float32:128x4:zeros", "--json"))["outputs"]
     assert row["values"] == "0 to 0, mean 0, all zero"
+
+
+def test_the_version_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kernels / "t.py").write_text(TRACED, encoding="utf-8")
+    assert "3 to 3, mean 3" in said(capsys, "run", "t.py:more", "int32:1x1:ones", "--nki", "0.7")
+    refused = shell("run", "t.py:more", "int32:1x1:ones")
+    assert refused.returncode
+    assert "scalar_load" in refused.stderr
+    assert "use register_load" in refused.stderr
 
 
 def test_time_is_the_same_without_numerics(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from nkisim.versions import VARIABLE
 
 KERNELS = """
 import nki, nki.isa as nisa, nki.language as nl
@@ -97,9 +101,10 @@ LATENCIES = {
 }
 
 
-def ran(pytester: pytest.Pytester, body: str, mark: str = "") -> pytest.RunResult:
+def ran(pytester: pytest.Pytester, body: str, mark: str = "", *options: str) -> pytest.RunResult:
     pytester.makepyfile(f"{KERNELS}\n{mark}\ndef test_it(nki_kernel):\n    {body}\n")
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", "-p", "nkisim.pytest_plugin")
+    loaded = ("-p", "no:cacheprovider", "--strict-markers", "-p", "nkisim.pytest_plugin")
+    return pytester.runpytest_inprocess(*loaded, *options)
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -122,3 +127,11 @@ def test_latency(name: str, pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=int(sentence is None), failed=int(sentence is not None))
     if sentence:
         result.stdout.fnmatch_lines([sentence])
+
+
+@pytest.mark.parametrize(("options", "version"), [((), "0.6.0"), (("--nki", "0.7"), "0.7.0")])
+def test_the_version_is_an_option(options: tuple[str, ...], version: str, pytester: pytest.Pytester) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(VARIABLE, raising=False)
+        ran(pytester, f"assert nki.__version__ == {version!r}", "", *options).assert_outcomes(passed=1)
+        assert VARIABLE not in os.environ

@@ -58,7 +58,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "nkisim").rglob("*.py") if "accuracy" not in p.parts}
     assert (ROOT / "nkisim/accuracy/__main__.py").is_file(), "the comparison with measured kernels is a checkout's"
-    data = {"nkisim/py.typed", "nkisim/nki_0_6_signatures.json"}
+    data = {"nkisim/py.typed", "nkisim/nki_0_6_signatures.json", "nkisim/nki_0_7_signatures.json"}
     assert {n for n in names if ".dist-info/" not in n} == sources | data
     assert any(n.endswith("licenses/LICENSE") for n in names)
 

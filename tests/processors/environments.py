@@ -19,8 +19,9 @@ _VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "NPY_DISABLE_CPU_FEATURES
 _AVX2 = {"avx2", "fma"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _NEEDS = {"Haswell": _AVX2, "Zen": _AVX2, "SkylakeX": _AVX512, "Nehalem": {"sse4_2"}}
-_ISA = {"AVX512": _AVX512, "AVX2": _AVX2, "SSE4_2": {"sse4_2"}}
-_ATEN = {"default": {"sse4_2"}, "avx2": _AVX2, "avx512": _AVX512}
+# below AVX-512, which is what nothing forces
+_ISA = {"AVX2": _AVX2, "SSE4_2": {"sse4_2"}}
+_ATEN = {"default": {"sse4_2"}, "avx2": _AVX2}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.processors.environments import Environment, graph_environments, results, torch_environments
 
-SETS = {"XLA-AVX512": ["avx2", "avx512f"], "XLA-AVX2": ["avx2"], "XLA-SSE4_2": []}
+SETS = {"XLA-AVX2": ["avx2"], "XLA-SSE4_2": []}
 
 
 def files(bundle: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from model.llm import LLM
-from tests.model.demo_bundle import graphs
-from tests.serve.server import Server, served
+from tests.model.demo_bundle import ROOT, graphs
+from tests.serve.server import Server, served, starting, wait
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +35,22 @@ def again(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     """The bundle's second server. A module's last test may end it."""
     with served(bundle, tmp_path_factory.mktemp("again")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """vLLM's own engine with the same target, in fp32 and without drafts; its model is named m."""
+    options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--generation-config", "vllm"]
+    # a tenth of the memory; a prompt whose scores are asked for is not read from a cache
+    options += ["--gpu-memory-utilization", "0.1", "--no-enable-prefix-caching"]
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM then asks no plugin
+        patch.setenv("VLLM_TARGET_DEVICE", "cpu")
+        folder = tmp_path_factory.mktemp("stock")
+        with starting(ROOT / "demo/target", folder, *options, "--served-model-name", "m") as server:
+            patch.undo()
+            wait(server)
+            yield server
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tests.serve.server import Server, served
 
 # more than the slots, so that requests wait
 _CLIENTS = 8
+# ids of the demo pair are below it
+_VOCABULARY = 2048
+_WORDS = ("the", "and", "one", "10", "return", "is", ",", "a")
 _GOOD = {"answered", "left", "gave up", "refused"}
 _BAD = (
     {"logprobs": 21},
@@ -38,26 +42,44 @@ _BAD = (
 )
 
 
+# of the openai package's completions, and vLLM's own
+_FIELDS = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+_EXTRA = ("top_k", "min_p", "repetition_penalty", "allowed_token_ids", "bad_words", "min_tokens")
+
+
 def random_request(number: int, longest: int) -> dict[str, Any]:
     """The request of a number: its kind, what is asked, and the same as `Params`; the same in every run."""
     rng = random.Random(number)
     kind = rng.choices(["whole", "stream", "left", "gave up", "bad"], [53, 20, 11, 4, 12])[0]
+    length = rng.randint(1, longest)
+    return {
+        "kind": kind,
+        "prompt": rng.choice(PROMPTS)[: rng.randint(1, 120)],
+        "params": _random_params(rng, length),
+        "length": length,
+        "logprobs": rng.choice([None, None, None, 0, 5, 20]),
+        "bad": rng.choice(_BAD),
+    }
+
+
+def _random_params(rng: random.Random, length: int) -> Params:
+    """Greedy or drawn, and half of them with one to four of the asks."""
     params = Params()
     if rng.random() < 0.7:
         temperature, top_k = round(rng.uniform(0.2, 1.5), 2), rng.choice([0, 1, 20, 100])
         top_p, min_p = rng.choice([1.0, 0.9, 0.5]), rng.choice([0.0, 0.0, 0.05])
         params = Params(temperature, top_k, top_p, min_p, rng.getrandbits(40))
-    if rng.random() < 0.3:
-        presence, repetition = round(rng.uniform(-0.5, 1.5), 2), round(rng.uniform(0.9, 1.4), 2)
-        params = replace(params, presence_penalty=presence, repetition_penalty=repetition)
-    prompt = rng.choice(PROMPTS)[: rng.randint(1, 120)]
-    return {
-        "kind": kind,
-        "prompt": prompt,
-        "params": params,
-        "length": rng.randint(1, longest),
-        "bad": rng.choice(_BAD),
+    asks: dict[str, Any] = {
+        "presence_penalty": round(rng.uniform(-0.5, 1.5), 2),
+        "frequency_penalty": round(rng.uniform(-0.3, 1.0), 2),
+        "repetition_penalty": round(rng.uniform(0.9, 1.4), 2),
+        "logit_bias": {token: rng.choice([-100.0, -2.0, 3.0, 6.0]) for token in rng.sample(range(_VOCABULARY), 20)},
+        "allowed_token_ids": rng.sample(range(_VOCABULARY), rng.choice([50, 500, 1200])),
+        "bad_words": rng.sample(_WORDS, 3),
+        "min_tokens": rng.randint(1, length),
     }
+    chosen = rng.sample(sorted(asks), rng.randint(1, 4)) if rng.random() < 0.5 else []
+    return replace(params, **{name: asks[name] for name in chosen})
 
 
 class Soak:
@@ -91,15 +113,16 @@ class Soak:
 
     def _ask(self, number: int, asked: dict[str, Any]) -> str:
         p, kind = asked["params"], asked["kind"]
-        fields = {"prompt": asked["prompt"], "max_tokens": asked["length"], "temperature": p.temperature}
-        fields |= {"top_p": p.top_p, "seed": p.seed, "stream": kind in ("stream", "left")}
-        fields["presence_penalty"] = p.presence_penalty
+        body = {"prompt": asked["prompt"], "max_tokens": asked["length"], "logprobs": asked["logprobs"]}
+        body |= {name: getattr(p, name) for name in _FIELDS} | {"stream": kind in ("stream", "left")}
+        body["logit_bias"] = {str(token): bias for token, bias in p.logit_bias.items()}
         bad = asked["bad"] if kind == "bad" else {}
-        extra = {"top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": p.repetition_penalty}
-        extra |= {"return_token_ids": True} | bad.get("extra_body", {})
+        # an empty list of allowed ids is refused
+        extra = {name: getattr(p, name) for name in _EXTRA if getattr(p, name)} | {"return_token_ids": True}
+        extra |= bad.get("extra_body", {})
         # gives up soon, most often in the queue
         client = self.client.with_options(timeout=0.05) if kind == "gave up" else self.client
-        answer = client.completions.create(model=self.name, **(fields | bad | {"extra_body": extra}))
+        answer = client.completions.create(model=self.name, **(body | bad | {"extra_body": extra}))
         if kind == "bad":
             return "served what must be refused"
         if kind == "left":
@@ -107,7 +130,11 @@ class Soak:
             answer.close()
             return "left"
         chunks = list(answer) if kind == "stream" else [answer]
-        self.answers[number] = [i for c in chunks if c.choices for i in c.choices[0].token_ids or ()]
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        ids = [token for choice in choices for token in choice.token_ids or ()]
+        if asked["logprobs"] is not None and sum(len(c.logprobs.tokens) for c in choices if c.logprobs) != len(ids):
+            return "without its log-probabilities"
+        self.answers[number] = ids
         return "answered"
 
 
@@ -121,6 +148,16 @@ def diverged(llm: LLM, answers: dict[int, list[int]], longest: int) -> list[int]
         outputs = llm.generate(prompts, params, max_new_tokens=length, speculation=False)
         numbers += [n for n, output in zip(same, outputs, strict=True) if list(output.ids) != answers[n]]
     return numbers
+
+
+def asked_for(numbers: Iterable[int], longest: int) -> dict[str, int]:
+    """How many of these requests had each parameter that is not at its default."""
+    counts: Counter[str] = Counter()
+    for request in (random_request(number, longest) for number in numbers):
+        params, default = request["params"], Params()
+        counts.update(f.name for f in fields(params) if getattr(params, f.name) != getattr(default, f.name))
+        counts["logprobs"] += request["logprobs"] is not None
+    return dict(counts)
 
 
 def rss_mb(pid: int) -> dict[str, int]:
@@ -159,6 +196,7 @@ def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) ->
                 raise SystemExit(f"the server failed: {dict(run.outcomes)}; see {server.log}")
     seconds = time.monotonic() - begin
     time.sleep(1)
+    at_end = {f"{state}_at_end": _gauge(server, f"vllm:num_requests_{state}{{") for state in ("running", "waiting")}
     with LLM(bundle) as llm:
         different = diverged(llm, run.answers, longest)
     return {
@@ -167,9 +205,9 @@ def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) ->
         "wall_s": round(seconds, 1),
         "outcomes": dict(run.outcomes),
         "ids": sum(map(len, run.answers.values())),
+        "answered_that_asked": asked_for(run.answers, longest),
         "diverged": different,
-        "running_at_end": _gauge(server, "vllm:num_requests_running{"),
-        "waiting_at_end": _gauge(server, "vllm:num_requests_waiting{"),
+        **at_end,
         "rss_mb": memory,
     }
 

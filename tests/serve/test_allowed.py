@@ -34,7 +34,9 @@ SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048
 
 def sampling(**changes: Any) -> SimpleNamespace:
     """vLLM's parameters: words and ends come as ids."""
-    return SimpleNamespace(**{"bad_words_token_ids": None, "all_stop_token_ids": {0}} | DEFAULTS | changes)
+    return SimpleNamespace(
+        **{"bad_words_token_ids": None, "all_stop_token_ids": {0}, "eos_token_id": 0} | DEFAULTS | changes
+    )
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -71,10 +73,12 @@ def test_a_structured_request_has_the_masks_that_come_for_it() -> None:
     assert not engine_request(SHAPE, (1,), sampling()).allowed
 
 
-def test_the_engine_gets_what_was_asked_and_leaves_every_end_to_vllm() -> None:
+def test_the_engine_gets_what_was_asked_and_ends_where_vllm_does() -> None:
     asked = engine_request(SHAPE, (1, 2), sampling(temperature=0.8, top_k=-1, top_p=0.9, min_p=0.1, seed=7))
     assert asked.params == Params(0.8, 0, 0.9, 0.1, 7)
-    assert (asked.ids, asked.max_new_tokens, asked.stop_ids, asked.cut) == ((1, 2), 256, (), None)
+    assert (asked.ids, asked.max_new_tokens, asked.stop_ids, asked.cut) == ((1, 2), 16, (0,), None)
+    ended = engine_request(SHAPE, (1, 2), sampling(eos_token_id=None, stop_token_ids=[5, 6], max_tokens=None))
+    assert (ended.max_new_tokens, ended.stop_ids) == (256, (5, 6)), "ignore_eos leaves vLLM no eos_token_id"
     assert not asked.asking
     penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
     more = {"logit_bias": {3: 2.0}, "allowed_token_ids": [3, 4], "bad_words_token_ids": [[5], [6, 7]], "min_tokens": 2}

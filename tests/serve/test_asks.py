@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from model.llm import LLM
 from model.serving.request import Params
-from tests.model.demo_bundle import PROMPTS, ROOT
-from tests.serve.server import NO_VLLM, Server, starting, wait
+from tests.model.demo_bundle import PROMPTS
+from tests.serve.server import NO_VLLM, Server
 from tests.serve.test_http import ask, ids_of
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -38,21 +37,11 @@ ASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """vLLM's own engine with the same target, in fp32 and without drafts."""
+def stock(stock_server: Server) -> Any:
     # vendor seam: comes with vLLM
     import openai  # noqa: PLC0415
 
-    options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--generation-config", "vllm"]
-    # a tenth of the memory; a prompt whose scores are asked for is not read from a cache
-    options += ["--gpu-memory-utilization", "0.1", "--no-enable-prefix-caching"]
-    with pytest.MonkeyPatch.context() as patch:
-        # vLLM then asks no plugin
-        patch.setenv("VLLM_TARGET_DEVICE", "cpu")
-        folder = tmp_path_factory.mktemp("stock")
-        with starting(ROOT / "demo/target", folder, *options, "--served-model-name", "m") as server:
-            wait(server)
-            yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
+    return openai.OpenAI(base_url=f"{stock_server.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 def _all_at_once(client: Any, name: str, **more: Any) -> list[list[int]]:

@@ -106,6 +106,16 @@ def test_the_scheduler_ends_requests_with_an_error_by_the_set_that_ours_adds_to(
     assert "RequestStatus.FINISHED_ERROR" in source
 
 
+def test_the_scheduler_admits_and_passes_over_requests_by_the_fields_that_ours_sets() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+
+    source = inspect.getsource(Scheduler.schedule)
+    assert "if self.current_step < request.next_decode_eligible_step:" in source
+    assert "if num_running >= self.max_num_active_reqs:" in source
+    # a step of speculation is held by nobody else
+    assert "next_decode_eligible_step" not in inspect.getsource(Scheduler.update_from_output)
+
+
 def test_the_entry_point_is_installed() -> None:
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
     assert "serve.plugin:platform" in {point.value for point in points}

@@ -84,6 +84,10 @@ def parallel(bundle: Path, tmp_path: Path) -> tuple[str, str]:
     return ended(bundle, "--tensor-parallel-size", "2"), "a parallel size was given; one process runs all ranks"
 
 
+def copies(bundle: Path, tmp_path: Path) -> tuple[str, str]:
+    return ended(bundle, "--data-parallel-size", "2"), "data-parallel-size is 2; a server runs one copy of the bundle"
+
+
 def few_blocks(bundle: Path, tmp_path: Path) -> tuple[str, str]:
     return ended(bundle, "--num-gpu-blocks-override", "2"), "num-gpu-blocks-override is 2; this bundle takes 3 to 9"
 
@@ -94,7 +98,8 @@ def slots(bundle: Path, tmp_path: Path) -> tuple[str, str]:
 
 Case = Callable[[Path, Path], tuple[str, str]]
 CASES: list[Case] = [
-    no_folder, no_manifest, damaged_weights, no_weights, no_tokenizer, port, cache, parallel, few_blocks, slots,
+    no_folder, no_manifest, damaged_weights, no_weights, no_tokenizer, port, cache, parallel, copies, few_blocks,
+    slots,
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from nkisim.timeline.costs.engines import number, words
 
 # physical cores; a rank has one or two
 CORES_PER_CHIP = 8
-TRANSFERS = frozenset({"dma_copy", "dma_transpose", "dma_compute", "sendrecv"})
+TRANSFERS = frozenset({"dma_copy", "dma_transpose", "dma_compute", "sendrecv", "sendrecv_compute"})
 COLLECTIVES = words(
     "all_reduce all_gather all_gather_v reduce_scatter all_to_all all_to_all_v collective_permute "
     "collective_permute_implicit collective_permute_implicit_reduce rank_id "
@@ -124,7 +124,7 @@ def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[flo
 
 
 def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
-    """The law of dma_copy, dma_transpose, dma_compute and sendrecv; `whole` if it fills a tile on chip."""
+    """The law of dma_copy, dma_transpose, dma_compute and both sendrecv; `whole` if it fills a tile on chip."""
     size = number(event, "bytes") or float(sum(extent_bytes(x) for x in event.writes))
     rows = number(event, "rows") or max(1.0, size / max(1.0, number(event, "row_bytes", size)))
     hbm = hbm_bytes(event) / n.hbm_bytes_per_ns

@@ -62,6 +62,6 @@ def barrier(_event: Event, n: Numbers) -> EngineCost:
 
 def register(event: Event, n: Numbers) -> EngineCost:
     """A register operation of a sequencer; loads and stores reach memory."""
-    reaches = event.op in ("register_load", "register_store")
+    reaches = event.op.endswith(("_load", "_store"))
     time = n.register_memory_ns if reaches else n.register_ns
     return EngineCost(time, time, 0.0)

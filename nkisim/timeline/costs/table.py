@@ -44,6 +44,7 @@ LAWS: dict[str, dict[str, Law]] = {
 ANYWHERE: dict[str, Law] = {
     "core_barrier": barrier,
     **dict.fromkeys(words("register_alloc register_move register_load register_store"), register),
+    **dict.fromkeys(words("scalar_load scalar_store all_gather_v_prepare all_to_all_v_prepare"), register),
 }
 
 

@@ -13,7 +13,8 @@ from model.attention import KEY_TILE
 from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Placement
 from model.ops import EAGER
-from model.qwen3 import RMSNorm, rope_angles, rotate
+from model.qwen3 import RMSNorm, rotate
+from model.rope import rotation
 from nki_kernels.layer import law
 from nki_kernels.layer.host import AttentionWeights
 from nki_kernels.layer.pack_weights import pack_out, pack_qkv
@@ -174,7 +175,7 @@ def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     positions = torch.from_numpy(a.positions)
     placement = Placement(positions, torch.arange(padded, dtype=torch.int32))
     with torch.no_grad():
-        normed, angles = _norm(as_torch(a.x), a.norms[0]), rope_angles(positions, a.dim, 1e6)
+        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, a.dim, 1e6)
         q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, a.dim)).transpose(1, 2) for w in a.weights[:3])
         k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
         attended, after = torch_attention(EAGER, q, (k, v), Cache(*map(as_torch, kept)), placement)

@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -104,19 +105,42 @@ def test_bits_can_differ() -> None:
     assert decode_attention(a.x, a.packed(), a.fresh(), rows).tobytes() != before.tobytes()
 
 
-@pytest.mark.parametrize("tile", ["heads", "values", "attended"])
+# even numbers of blocks: one row, heads of several blocks, an odd number of sequences, and a core without any
+SHARED = [
+    AttentionDims(4, 8, 256, 2, 1, 1100),
+    AttentionDims(3, 11, 4096, 2, 1, 150),
+    AttentionDims(1, 7, 256, 16, 2, 200),
+    AttentionDims(9, 14, 256, 18, 3, 60),
+]
+
+
+@pytest.mark.parametrize("shared", ["both", "heads"])
+@pytest.mark.parametrize("dims", SHARED, ids=str)
+def test_cores_that_share_weights(dims: AttentionDims, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each core makes half of the heads, and half of the output or its own rows': the bits of one core."""
+    a = draw_attention(dims, "bf16")
+    caches = a.fresh(), a.fresh()
+    right = run(a, caches[0])
+    qkv, out = a.packed().qkv.nbytes, a.packed().out.nbytes
+    monkeypatch.setattr(handover, "WORTH_SHARING", 0 if shared == "both" else (qkv + out) // 2)
+    assert run(a, caches[1], lnc=2).tobytes() == right.tobytes()
+    assert all(x.tobytes() == y.tobytes() for x, y in zip(*caches, strict=True))
+
+
+@pytest.mark.parametrize("tile", ["heads", "attended"])
 def test_two_cores_need_what_the_other_made(tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control for two cores: a tile that is not received changes the result."""
+    """Negative control for two cores that share weights: a half that is not received changes the result."""
     a = draw_attention(AttentionDims(2, 2, 256, 2, 1, 96), "fp32")
-    right, send = run(a, lnc=2), handover.send
-    lost = {"heads": handover.HEADS, "values": handover.VALUES, "attended": handover.ATTENDED}[tile]
+    monkeypatch.setattr(handover, "WORTH_SHARING", 0)
+    right, swap = run(a, lnc=2), handover.swap
+    lost = {"heads": handover.HEADS, "attended": handover.ATTENDED}[tile]
 
-    def without(mine: Any, theirs: Any, pipe: int) -> None:
-        send(mine, theirs, pipe)
+    def without(halves: Any, pipe: int) -> None:
+        swap(halves, pipe)
         if pipe == lost:
-            nisa.memset(dst=theirs, value=0.0)
+            nisa.memset(dst=halves[:, 1 - nl.program_id(0), :], value=0.0)
 
-    monkeypatch.setattr(handover, "send", without)
+    monkeypatch.setattr(handover, "swap", without)
     assert run(a, lnc=2).tobytes() != right.tobytes()
 
 

@@ -15,7 +15,7 @@ from model.config import Qwen3Config
 from model.parallel import Parallel
 from model.qwen3 import MLP as TorchMLP
 from model.qwen3 import RMSNorm
-from nki_kernels.layer import law
+from nki_kernels.layer import law, mlp
 from nki_kernels.layer.mlp import decode_mlp, decode_mlp_kernel
 from nki_kernels.layer.pack_weights import pack, pack_gate_up
 from tests.close import is_close
@@ -33,6 +33,12 @@ SHAPES = [
 ]
 # every shape in both dtypes and on one core and on two, every dtype on both
 WAYS = [(shape, dtype, 1 + (n + m) % 2) for n, shape in enumerate(SHAPES) for m, dtype in enumerate(("fp32", "bf16"))]
+
+
+@pytest.fixture(autouse=True)
+def _two_cores_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights as small as these are otherwise one core's work."""
+    monkeypatch.setattr(mlp, "WORTH_SHARING", 0)
 
 
 def run(m: MLP, **options: Any) -> Any:
@@ -91,6 +97,20 @@ def test_the_bits_of_long_rows() -> None:
     for count in (1, 2, 31, 33):
         assert run(m.rows(slice(count))).tobytes() == whole[:count].tobytes()
     assert run(m.rows(slice(34, 35)), lnc=2).tobytes() == whole[34:].tobytes()
+
+
+def test_small_weights_are_one_core_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second core has no instruction, and the bits are the same."""
+    m = draw_mlp(3, 256, 224, "bf16")
+    packed = pack_gate_up(m.gate, m.up), pack(m.down)
+    busy, results = [], []
+    for worth in (0, 10**7):
+        monkeypatch.setattr(mlp, "WORTH_SHARING", worth)
+        ran = nkisim.run(decode_mlp_kernel[2], (m.x, m.gamma, *packed), policy=nkisim.Policy(recording=True))
+        busy.append({event.core for event in ran.recording.events})
+        results.append(ran.outputs.tobytes())
+    assert busy == [{0, 1}, {0}]
+    assert results[0] == results[1]
 
 
 def test_bits_can_differ() -> None:

@@ -1,4 +1,4 @@
-"""Every rule of the dialect, once broken and once kept."""
+"""Every rule of the dialect, once broken and once kept, in both versions of the language."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from nkisim.dialect.loops import RULES
-from nkisim.lint import Finding, lint
+from nkisim.dialect.rules import Rule
+from nkisim.lint import Finding, lint, main
+from nkisim.versions import VERSIONS
 
 HEAD = """
 import math
@@ -77,6 +79,8 @@ BODIES: dict[str, tuple[str, str]] = {
     ),
     "removed-keyword": ("nisa.tensor_copy(dst=a, src=a, mask=n)", "nisa.tensor_copy(dst=a, src=a)"),
     "removed-name": ("x = nl.arange(128)", "x = nl.ds(0, 128)"),
+    "newer-name": ("x = nisa.scalar_load(src=a)", "x = nisa.register_alloc(1)\nnisa.register_load(x, a)"),
+    "scalar-operator": ("x = nisa.scalar_load(src=a)\ny = x // 2", "x = nisa.scalar_load(src=a)\ny = 2 * x - n"),
     "old-namespace": ("x = old.float32", "x = nl.float32"),
     "private-output": (
         "t = nl.ndarray((128, 4), dtype=nl.float32, buffer=nl.hbm)\nreturn t",
@@ -103,7 +107,7 @@ BODIES: dict[str, tuple[str, str]] = {
         "def f(r): return r\nnl.while_loop(n, f)",
     ),
     "loop-variable": (
-        "def f(i): print(a[i * 128])\nnl.fori_loop(0, n, f)",
+        "def f(i): print(a[i // 128])\nnl.fori_loop(0, n, f)",
         "def f(i): print(a.ap([[1, 1]], scalar_offset=i))\nnl.fori_loop(0, n, f)",
     ),
     "loop-in-no-reorder": (
@@ -138,10 +142,10 @@ FILES: dict[str, tuple[str, str]] = {
 }
 
 
-def findings(tmp_path: Path, text: str) -> list[Finding]:
+def findings(tmp_path: Path, text: str, nki: str = "0.6") -> list[Finding]:
     path = tmp_path / "kernels.py"
     path.write_text(HEAD + text, encoding="utf-8")
-    return lint([path])[0]
+    return lint([path], nki)[0]
 
 
 def body(lines: str) -> str:
@@ -152,14 +156,16 @@ def body(lines: str) -> str:
 CASES = {**{r: tuple(map(body, pair)) for r, pair in BODIES.items()}, **FILES}
 
 
-@pytest.mark.parametrize("rule", sorted(CASES))
-def test_rule_refuses_and_allows(rule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rule_refuses_and_allows(rule: Rule, tmp_path: Path) -> None:
     # the file is parsed once per path
     broken, kept = tmp_path / "broken", tmp_path / "kept"
     broken.mkdir()
     kept.mkdir()
-    assert rule in {f.rule for f in findings(broken, CASES[rule][0])}
-    assert rule not in {f.rule for f in findings(kept, CASES[rule][1])}
+    for version in VERSIONS:
+        found = {f.severity for f in findings(broken, CASES[rule.name][0], version) if f.rule == rule.name}
+        assert found == {rule.at(version)} - {None}
+        assert rule.name not in {f.rule for f in findings(kept, CASES[rule.name][1], version)}
 
 
 def test_every_rule_has_its_pair() -> None:
@@ -173,3 +179,25 @@ def test_finding_names_file_line_and_the_accepted_way(tmp_path: Path) -> None:
     assert str(found).endswith(
         f"kernels.py:{line}: error: lambda is not compiled; define a function [lambda; PF; in k]"
     )
+
+
+# what Python runs in 0.7 and the parser of 0.6 refuses, and the other way round
+PYTHON = "f = lambda y, *z, **w: [y for y in range(n) if y is not None]\nx = sum(f(n))\nraise ValueError(f'{x:03d}')"
+DEVICE = "r = nisa.register_alloc(1)\nfor i in nl.dynamic_range(n): print(i)\nif r: print(n)"
+
+
+def test_a_version_has_its_own_rules(tmp_path: Path) -> None:
+    assert {"lambda", "comprehension", "is-none", "raise"} <= {f.rule for f in findings(tmp_path, body(PYTHON))}
+    assert not findings(tmp_path, body(PYTHON), "0.7")
+    (tmp_path / "device").mkdir()
+    found = {f.rule: f.severity for f in findings(tmp_path / "device", body(DEVICE), "0.7")}
+    assert found == {"dynamic-loop": "error", "register-condition": "error"}
+
+
+@pytest.mark.parametrize(("arguments", "found"), [((), 3), (("--nki", "0.7"), 0), (("--nki", "0.6"), 3)])
+def test_the_command_takes_a_version(
+    arguments: tuple[str, ...], found: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kernels.py").write_text(HEAD + body("f = lambda y: n is None\nx = {n}"), encoding="utf-8")
+    assert main([str(tmp_path), *arguments]) == (1 if found else 0)
+    assert f"{found} findings" in capsys.readouterr().err

@@ -25,9 +25,11 @@ PREFIX = {"nki.isa": "", "nki.language": "nl.", "nki.collectives": "ncc."}
 
 def functions(module: str) -> set[str]:
     """The functions of a module that exist on trn2, from the list of what is implemented, as tests name them."""
-    signatures = json.loads(coverage.SIGNATURES.read_text())
-    implemented = coverage.report(signatures)["implemented"]
-    found = {n for n in signatures["modules"][module]["functions"] if f"{module}.{n}" in implemented}
+    found: set[str] = set()
+    for path in coverage.SIGNATURES.values():
+        signatures = json.loads(path.read_text())
+        implemented = coverage.report(signatures)["implemented"]
+        found |= {n for n in signatures["modules"][module]["functions"] if f"{module}.{n}" in implemented}
     return {PREFIX[module] + n for n in found - NO_DATA[module]}
 
 

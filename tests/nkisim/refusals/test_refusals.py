@@ -25,7 +25,18 @@ SHARED = ("core/access", "core/gather", "memory/views", "memory/indexing", "memo
 FILES = [*(p for f in FOLDERS for p in PACKAGE.glob(f"{f}/*.py")), *(PACKAGE / f"{name}.py" for name in SHARED)]
 ELSEWHERE = {"isa/target.py", "isa/statement.py"}
 # rows of several instructions
-GROUPS = {"random numbers", "registers", "two cores", "one core", "ranks", "views", "creation", "language"}
+GROUPS = {
+    "random numbers",
+    "registers",
+    "scalars",
+    "grids",
+    "two cores",
+    "one core",
+    "ranks",
+    "views",
+    "creation",
+    "language",
+}
 # two ranks of one core each, instead of so many cores
 RANKS = -2
 Site = tuple[str, int]
@@ -52,9 +63,9 @@ def broken(row: Refusal, bad: bool) -> None:
     if row.how == "host":
         row.body(bad)
     elif cores == RANKS:
-        simulate_ranks(kernel, 2)([(), ()])
+        simulate_ranks(kernel, 2, nkisim.Policy(nki=row.nki))([(), ()])
     else:
-        run(kernel, lnc=cores)
+        run(kernel, lnc=cores, nki=row.nki)
 
 
 def site(path: str, line: int) -> Site:

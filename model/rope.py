@@ -1,0 +1,71 @@
+"""Rotary positions: the angles' cos and sin, of plain frequencies or of those that YaRN stretches."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.config import Yarn
+
+
+class Rotation(NamedTuple):
+    """cos and sin of each row's angles, both (B, N, D / 2) fp32."""
+
+    cos_BND: Tensor
+    sin_BND: Tensor
+
+
+def rotation(positions_BN: Tensor, head_dim: int, theta: float, yarn: Yarn | None = None) -> Rotation:
+    """Angles are position * frequency; plain frequencies are theta^(-2i/D)."""
+    inverse = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    if yarn:
+        inverse = list(yarn_frequencies(head_dim, theta, yarn))
+    frequencies = torch.tensor(inverse, dtype=torch.float32, device=positions_BN.device)
+    angles_BND = positions_BN[..., None].float() * frequencies
+    if yarn is None:
+        return Rotation(angles_BND.cos(), angles_BND.sin())
+    scale = attention_factor(yarn)
+    return Rotation(angles_BND.cos() * scale, angles_BND.sin() * scale)
+
+
+@cache
+def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ...]:
+    """Fast frequencies stay, slow ones are divided by the factor, those between are mixed along a ramp.
+
+    Source: YaRN (arXiv 2309.00071). fp32 in the order of transformers' `_compute_yarn_parameters`: at position 40,000
+    the last bit of a frequency is 0.002 of an angle.
+    """
+    low, high = (_place_of(turns, head_dim, theta, yarn) for turns in (yarn.beta_fast, yarn.beta_slow))
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    places = np.arange(head_dim // 2, dtype=np.float32)
+    ramp = np.clip((places - np.float32(low)) / np.float32(high - low or 0.001), np.float32(0), np.float32(1))
+    plain = np.array([theta ** float(np.float32(2 * i / head_dim)) for i in range(head_dim // 2)], np.float32)
+    fast, slow = np.float32(1) / plain, np.float32(1) / (np.float32(yarn.factor) * plain)
+    kept = np.float32(1) - ramp
+    return tuple((slow * (np.float32(1) - kept) + fast * kept).tolist())
+
+
+def _place_of(turns: float, head_dim: int, theta: float, yarn: Yarn) -> float:
+    """Where in a head the frequency is that turns so often over the original positions."""
+    length = yarn.original_max_position_embeddings
+    return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def attention_factor(yarn: Yarn) -> float:
+    """The factor of cos and sin: as stated, or by the stretch and its two mscales."""
+    if yarn.attention_factor is not None:
+        return yarn.attention_factor
+    if yarn.mscale and yarn.mscale_all_dim:
+        return _mscale(yarn.factor, yarn.mscale) / _mscale(yarn.factor, yarn.mscale_all_dim)
+    return _mscale(yarn.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

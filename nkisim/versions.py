@@ -1,0 +1,23 @@
+"""The versions of the language that nkisim answers as, and the names that the manual of each has."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# the default first
+VERSIONS = ("0.6", "0.7")
+# chooses one for launches and the linter
+VARIABLE = "NKISIM_NKI"
+# names, parameters and defaults by the manual
+SIGNATURES = {v: Path(__file__).parent / f"nki_{v.replace('.', '_')}_signatures.json" for v in VERSIONS}
+
+
+@cache
+def names(version: str) -> frozenset[str]:
+    """Return the dotted names of a version's functions, classes and constants."""
+    modules: dict[str, Any] = json.loads(SIGNATURES[version].read_text())["modules"]
+    kinds = ("functions", "classes", "constants")
+    return frozenset(f"{module}.{name}" for module, parts in modules.items() for kind in kinds for name in parts[kind])

@@ -1,0 +1,77 @@
+"""One target and a draft of every kind that is right now and then, and a bundle of each, built once a session.
+
+Tests share its bundles, because tracing and compiling their graphs takes most of the suite's time: a test gives
+options of its own only where these are its subject.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from compile.build import build
+from compile.doctor import findings
+from compile.spec import BuildSpec
+from model.bundle.opening import read_bundle
+from model.serving.runtime import Graphs
+from tests.compile.tiny import spec, write_medusa, write_model
+from tests.last_few import last_few
+from tests.model.heads import write_head
+
+V, MASK = 64, 61
+# of each drafter: the flags that are its own; a second k is for steps of few drafts
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "none": {"k": "0"},
+    "chain": {"draft": "chain", "k": "1,3"},
+    "parallel": {"draft": "parallel"},
+    "eagle3": {"draft": "eagle3"},
+    "medusa": {"draft": "medusa"},
+    "ngram": {"drafter": "ngram", "k": "1,3"},
+    # a chain whose drafts are all accepted
+    "itself": {"draft": "target"},
+}
+_PLAIN = str.maketrans("(), ", "____")
+
+
+def write_family(folder: Path) -> Path:
+    """The target and its drafts; the chain and the parallel draft begin as the target does."""
+    sizes: dict[str, Any] = {"scale": 0.5, "eos_token_id": None, "num_key_value_heads": 1}
+    target = write_model(folder / "target", 5, num_hidden_layers=2, **sizes)
+    write_head(folder / "eagle3", target, taps=(0, 1), num_key_value_heads=1)
+    write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
+    write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=MASK, **sizes)
+    write_medusa(folder / "medusa", 2, heads=5, scale=0.3)
+    (folder / "medusa/tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The family's folder, one for all workers of the session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "family"
+    with FileLock(f"{folder}.lock"):
+        return folder if folder.exists() else write_family(folder)
+
+
+def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
+    """By default k 3, batch 3, length 128, fp32, one rank."""
+    flags = DRAFTERS[drafter] | changes
+    # the host drafts where there is no folder: the spec then names the default, which a build ignores
+    flags["draft"] = str(folder / flags["draft"]) if "draft" in flags else BuildSpec.draft
+    name = "-".join(["of", drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
+    return spec(folder, name, **{"batch": 3} | flags)
+
+
+@last_few
+def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+    """The graphs of a drafter's bundle, with which its doctor is content."""
+    plan = family_spec(folder, drafter, **changes)
+    with FileLock(f"{plan.out}.lock"):
+        bundle = read_bundle(build(plan))
+    assert not findings(bundle)
+    return Graphs(bundle)

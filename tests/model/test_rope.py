@@ -1,0 +1,140 @@
+"""YaRN: frequencies, factor and logits far out against transformers, and the forms of config.json that state it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config as HFConfig
+from transformers import Qwen3ForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from model.bundle.spec import BundleSpec
+from model.bundle.weights import RANK
+from model.cache import Placement, empty_caches
+from model.config import PRESETS, Qwen3Config, Yarn, config_from_dict
+from model.errors import UserError
+from model.parallel import Parallel
+from model.qwen3 import Qwen3
+from model.rope import attention_factor, yarn_frequencies
+
+QWEN3 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+STATED = [
+    {},
+    {"factor": 2, "beta_fast": 16, "beta_slow": 2},
+    {"attention_factor": 1.25, "truncate": False},
+    {"mscale": 1.0, "mscale_all_dim": 0.7},
+    {"factor": 1.0},
+]
+# 314 key tiles, of which the last two have rows
+FIRST, SLOTS = 40000, 40192
+
+
+def hf_config(head_dim: int = 16, **rope: Any) -> HFConfig:
+    """A small Qwen3 of transformers with Qwen3's YaRN, changed by `rope`."""
+    return HFConfig(
+        hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=head_dim, vocab_size=97, initializer_range=0.2, eos_token_id=None,
+        rope_parameters={"rope_theta": 1e6, **QWEN3, **rope},
+    )  # fmt: skip
+
+
+def read(**change: Any) -> Qwen3Config:
+    """A checkpoint's config.json with these entries instead."""
+    raw = hf_config().to_dict()
+    return config_from_dict({k: v for k, v in (raw | change).items() if v is not None}, "config.json")
+
+
+@pytest.mark.parametrize("head_dim", [16, 128])
+@pytest.mark.parametrize("rope", STATED, ids=str)
+def test_frequencies_and_factor_are_transformers(rope: dict[str, Any], head_dim: int) -> None:
+    theirs = hf_config(head_dim, **rope)
+    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    yarn = config_from_dict(theirs.to_dict(), "config.json").rope_scaling
+    assert yarn
+    found = torch.tensor(yarn_frequencies(head_dim, 1e6, yarn), dtype=torch.float32)
+    # powers of some libraries are off by their last bit
+    assert torch.allclose(found, expected, rtol=2.4e-7, atol=0)
+    assert attention_factor(yarn) == pytest.approx(scale, rel=1e-12)
+
+
+def _logits(ours: Qwen3, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of rows from position FIRST on, which attend themselves alone."""
+    caches = empty_caches(ours.config, Parallel(), 1, SLOTS, torch.float32)
+    keys = torch.arange(SLOTS, dtype=torch.int32)
+    positions = keys[None, FIRST : FIRST + len(ids)]
+    # positions before the first row are nowhere
+    visible = torch.where(keys < FIRST, 1 << 30, keys)
+    return ours.logits(ours.hidden(ids[None], caches, Placement(positions, visible))[0])[0]
+
+
+@torch.no_grad()
+def test_logits_at_40k_positions_equal_transformers() -> None:
+    torch.manual_seed(0)
+    theirs = hf_config()
+    hf = Qwen3ForCausalLM(theirs).eval()
+    ours = Qwen3(config_from_dict(theirs.to_dict(), "test")).eval()
+    weights = {k.removeprefix("model."): v for k, v in hf.state_dict().items()}
+    ours.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
+    ids = torch.randint(0, 97, (150,))
+    expected = hf(ids[None], position_ids=torch.arange(FIRST, FIRST + 150)[None]).logits[0]
+    assert (_logits(ours, ids) - expected).abs().max() < 1e-5
+    # negative controls: a different stretch, a different factor of cos and sin, none
+    for yarn in (Yarn(2.0, 32768), Yarn(4.0, 32768, attention_factor=1.0), None):
+        ours.config = replace(ours.config, rope_scaling=yarn)
+        assert (_logits(ours, ids) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_parameters": {"rope_theta": 1e6, **QWEN3}},
+        {"rope_parameters": None, "rope_theta": 1e6, "rope_scaling": QWEN3},
+        {"rope_parameters": None, "rope_theta": 1e6, "rope_scaling": {"type": "yarn", **QWEN3, "rope_type": None}},
+        {"rope_scaling": QWEN3 | {"factor": 4}},
+    ],
+    ids=["transformers 5", "rope_scaling", "type", "whole factor"],
+)
+def test_every_form_reaches_131072_positions(change: dict[str, Any]) -> None:
+    if "rope_scaling" in change:
+        change["rope_scaling"] = {k: v for k, v in change["rope_scaling"].items() if v is not None}
+    config = read(**change)
+    assert (config.rope_scaling, config.rope_theta) == (Yarn(4.0, 32768), 1e6)
+    assert config.max_position_embeddings == 131072
+    # as other programs read it from the files that we write
+    assert read(rope_parameters=None, rope_theta=1e6, rope_scaling=Yarn(4.0, 32768).stated()) == config
+
+
+def test_a_plain_model_has_no_yarn() -> None:
+    config = read(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}, max_position_embeddings=40960)
+    assert (config.rope_scaling, config.max_position_embeddings) == (None, 40960)
+
+
+def test_max_len_follows_the_stretch() -> None:
+    config = replace(PRESETS["Qwen/Qwen3-32B"], rope_scaling=Yarn(4.0, 32768), max_position_embeddings=131072)
+    spec = BundleSpec("target", config, max_len=131072)
+    spec.check()
+    with pytest.raises(UserError, match="max-len 131200 is beyond the models' 131072 positions"):
+        replace(spec, max_len=131200).check()
+    with pytest.raises(UserError, match="beyond the models' 40960 positions"):
+        replace(spec, target_config=PRESETS["Qwen/Qwen3-32B"]).check()
+
+
+@pytest.mark.parametrize(
+    ("scaling", "sentence"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, "sets rope_scaling to .*linear.*, which is not supported"),
+        ({"rope_type": "longrope", "factor": 2.0}, "not supported"),
+        ({"rope_type": "yarn", "factor": 4.0}, "rope_scaling.original_max_position_embeddings is missing"),
+        (QWEN3 | {"factor": "4"}, "rope_scaling.factor is '4', expected a number from 1 to 1024"),
+        (QWEN3 | {"stretch": 2.0}, "rope_scaling.stretch is no field"),
+        (QWEN3 | {"partial_rotary_factor": 0.5}, "not supported"),
+        ([4.0], "not supported"),
+    ],
+    ids=str,
+)
+def test_other_scalings_are_one_sentence(scaling: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read(rope_parameters=None, rope_scaling=scaling)

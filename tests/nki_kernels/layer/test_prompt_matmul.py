@@ -1,0 +1,125 @@
+"""A prompt's products: decode's bits for every number of rows, the law in fp64, refusals, the share of the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkisim
+from nki_kernels import roofline
+from nki_kernels.layer import law
+from nki_kernels.layer.mlp import decode_mlp
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
+from nkisim.timeline.schedule import schedule
+from nkisim.timeline.trn2 import TRN2
+from tests.close import is_close
+from tests.nki_kernels.attention.inputs import DTYPES
+from tests.nki_kernels.layer.inputs import MLP, as_fp64, draw_mlp, linear, naive_mlp
+
+
+def packed(m: MLP) -> tuple[Any, Any]:
+    return pack_gate_up(m.gate, m.up), pack(m.down)
+
+
+# rows, E, I: odd first; two groups of tiles, a rest of 32 inner rows, rows cut in four
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [(130, 384, 250), (1, 256, 96), (700, 256, 160), (257, 4096, 64)], ids=str)
+def test_mlp_has_decode_s_bits(shape: tuple[int, int, int], dtype: str) -> None:
+    """Rows of one prompt on one core and on two, and as decode makes them, 50 at a time."""
+    m = draw_mlp(*shape, dtype)
+    weights = packed(m)
+    out = prompt_mlp(m.x, m.gamma, weights)
+    decoded = [decode_mlp(m.x[i : i + 50], m.gamma, weights) for i in range(0, shape[0], 50)]
+    assert out.tobytes() == np.concatenate(decoded).tobytes()
+    assert out.tobytes() == prompt_mlp(m.x, m.gamma, weights, lnc=2).tobytes()
+    x, gamma, *wide = as_fp64(*m.all)
+    assert is_close(out, naive_mlp(m), law.decode_mlp(x, gamma, tuple(wide)))  # type: ignore[arg-type]
+
+
+def test_bits_can_differ() -> None:
+    m = draw_mlp(130, 256, 160, "bf16")
+    other = m.x.copy()
+    other[129, 0] *= 2
+    a, b = (prompt_mlp(x, m.gamma, packed(m)) for x in (m.x, other))
+    assert a[:129].tobytes() == b[:129].tobytes()
+    assert a[129:].tobytes() != b[129:].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 256), (300, 4096), (700, 384)])
+def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
+    """Blocks as decode streams them; a row alone has the bits that it has among others."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, depth)).astype(DTYPES[dtype])
+    q, k, v = ((rng.standard_normal((n * 128, depth)) * depth**-0.5).astype(x.dtype) for n in (2, 1, 1))
+    joined = np.concatenate([v, k, q])
+    out = (rng.standard_normal((256, depth)) * depth**-0.5).astype(x.dtype)
+    by_dim = x.reshape(rows, depth // 128, 128).swapaxes(1, 2).reshape(rows, depth)
+    for rows_x, weight, plain in ((x, pack_qkv(q, k, v, 128), joined), (by_dim, pack_out(out, 128), out)):
+        y = prompt_product(rows_x, weight)
+        assert is_close(y, linear(x, plain), x.astype(np.float64) @ plain.astype(np.float64).T)
+        assert prompt_product(rows_x, weight, lnc=2).tobytes() == y.tobytes()
+        assert prompt_product(rows_x[-1:].copy(), weight).tobytes() == y[-1:].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x": lambda x: x[:, :100]}, "K a multiple of 128"),
+        ({"x": lambda x: x[None]}, "K a multiple of 128"),
+        ({"x": lambda x: np.zeros((1, 5248), x.dtype)}, "up to 5120"),
+        ({"x": lambda x: np.zeros((1, 4224), np.float32)}, "up to 4096"),
+        ({"gamma": lambda g: g[:128]}, "pass the norm of this layer"),
+        ({"weights": lambda w: (w[0][:1], w[1])}, "make them with pack_gate_up"),
+        ({"weights": lambda w: (w[0], w[1][:, :64])}, "make it with pack"),
+        ({"gamma": lambda g: g.astype(np.float32)}, "all float32 or all bfloat16"),
+        ({"lnc": lambda lnc: 3}, "lnc is 3"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_operands(change: dict[str, Callable[[Any], Any]], sentence: str) -> None:
+    m = draw_mlp(130, 256, 160, "bf16")
+    operands: dict[str, Any] = {"x": m.x, "gamma": m.gamma, "weights": packed(m), "lnc": 1}
+    operands.update({name: f(operands[name]) for name, f in change.items()})
+    with pytest.raises(ValueError, match=sentence):
+        prompt_mlp(operands.pop("x"), operands.pop("gamma"), operands.pop("weights"), **operands)
+
+
+def test_a_wrong_weight_of_a_product() -> None:
+    x = np.zeros((3, 256), np.float32)
+    with pytest.raises(ValueError, match="make it with pack_weights"):
+        prompt_product(x, pack(np.zeros((64, 128), np.float32)))
+
+
+def share(kernel: Callable[..., Any], operands: tuple[Any, ...], cost: roofline.Cost) -> float:
+    """Simulated share of the Tensor Engine's bound."""
+    events: list[Any] = []
+
+    def recorded(launched: Any) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            policy = nkisim.Policy(recording=True, numerics=False)
+            result = nkisim.run(launched, arguments, policy=policy)
+            events.extend(result.recording.events)
+            return result.outputs
+
+        return call
+
+    kernel(*operands, run=recorded)
+    return cost.flops / (TRN2.tensor_bf16_tflops.value * 1e3) / schedule(events, band=False).latency_ns
+
+
+def test_share_of_the_tensor_engine() -> None:
+    """Qwen3-32B at tp 32, 2048 rows: MLP, queries with keys and values, output projection."""
+    kind = DTYPES["bf16"]
+    x, heads = np.zeros((2048, 5120), kind), np.zeros((2048, 256), kind)
+    weights = np.zeros((4, 5120, 400), kind), np.zeros((10, 800, 512), kind)
+    mlp = share(prompt_mlp, (x, np.zeros(5120, kind), weights), roofline.prompt_mlp(2048, 5120, 800, 2))
+    qkv = share(prompt_product, (x, np.zeros((2, 5120, 256), kind)), roofline.prompt_product(2048, 5120, 512, 2))
+    out = share(prompt_product, (heads, np.zeros((10, 256, 512), kind)), roofline.prompt_product(2048, 256, 5120, 2))
+    assert 0.72 < mlp < 1
+    assert 0.66 < qkv < 1
+    assert 0.68 < out < 1
