@@ -20,29 +20,44 @@ class StepOutput(ModelRunnerOutput):
 class BundleScheduler(Scheduler):
     """New requests come one in a call, and alone unless a step has begun, so that a first id goes out when it is there.
 
+    Those that run are not passed over while a prompt among them has chunks left, nor for a request that has no blocks
+    yet, nor more often in a row than there are slots.
+
     A request has blocks for a second step, which may begin before the first is read. A failed request ends as one whose
     grammar does not compile: its client gets a 500, or an error in the stream.
     """
 
     max_num_active_reqs: int
-    _begun, _stuck = False, False
+    # whether the engine's next step runs, whether a request waits for blocks, and how often in a row those that run
+    # were passed over
+    _begun, _stuck, _passed = False, False, 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_lookahead_tokens = self.num_spec_tokens + 1
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        most, ready = self.max_num_active_reqs, not all(self._is_blocked_waiting_status(r.status) for r in self.waiting)
-        if ready and len(self.running) < most:
+        most, alone = self.max_num_active_reqs, False
+        # the engine's step is of all whose prompts have ended: chunks get what these leave of the budget
+        self.running.sort(key=lambda request: request.is_prefill_chunk)
+        if self._has_arrivals and len(self.running) < most:
             self.max_num_active_reqs = len(self.running) + 1
-            if not (self._begun or self._stuck):
-                for request in self.running:
-                    request.next_decode_eligible_step = self.current_step + 2
+            chunks = any(request.is_prefill_chunk for request in self.running)
+            alone = not (self._begun or self._stuck or chunks or self._passed == most)
+        if alone:
+            for request in self.running:
+                request.next_decode_eligible_step = self.current_step + 2
         output = super().schedule(throttle_prefills)
-        self.max_num_active_reqs = most
+        self.max_num_active_reqs, self._passed = most, self._passed + 1 if alone else 0
+        arrived = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         # a request that waits for blocks lets those run that will free them
-        self._stuck = not output.num_scheduled_tokens
+        self._stuck = not arrived and self._has_arrivals and len(self.running) < most
         return output
+
+    @property
+    def _has_arrivals(self) -> bool:
+        """Whether a request waits for a place and for nothing else; one that has lost its blocks does."""
+        return not all(self._is_blocked_waiting_status(request.status) for request in self.waiting)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self._begun = getattr(model_runner_output, "begun", False)

@@ -150,8 +150,11 @@ class BundleWorker(WorkerBase):
         return self._serve(self.waiting)
 
     def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        self._grow(scheduler_output.scheduled_cached_reqs)
-        if scheduler_output.scheduled_cached_reqs.req_ids and not self.engine.begun:
+        cached = scheduler_output.scheduled_cached_reqs
+        self._grow(cached)
+        # one that gets blocks again is not seated yet
+        going = [self.numbers[name] for name in cached.req_ids if name in self.numbers]
+        if not (self.engine.begun or all(map(self.engine.filling, going))):
             self.metrics.begin()
             self.engine.begin(masks=True)
         # the work after the step that runs is handed over before that step ends
