@@ -115,11 +115,6 @@ class OverlappedEngine(Engine):
         """Whether a seated request has ids whose chunks have not begun."""
         return self.slots.has(number) and self.slots.find(number).filling
 
-    def admit(self) -> None:
-        """Begin the prompts of all that have a free slot, behind the running work; `step` reads each in turn."""
-        while work := self._schedule_prompt():
-            self._begun.append(self._run(work))
-
     def follow(self) -> None:
         """Hand over the same step once more behind the one that runs: its inputs are on the devices.
 

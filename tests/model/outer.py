@@ -164,8 +164,10 @@ class Outer:
 
     def _preempt(self, number: int) -> None:
         self.preempted += 1
-        self.waiting.insert(0, self.running[number].index)
-        self._forget(number)
+        request = self.running.pop(number)
+        self.waiting.insert(0, request.index)
+        assert self.engine.preempt(number) == self.drawn[request.index]
+        self._give(request.blocks)
 
     def _forget(self, number: int) -> None:
         self.engine.cancel(number)
