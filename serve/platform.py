@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # vLLM's modules need the platform while they are imported, so the platform imports them when it is called
 logger = init_logger("vllm.trnspec")
+_SCHEDULER = "serve.scheduler.BundleScheduler"
 # ids of prompts that a running request waits for between two steps
 _LONGEST_WAIT = 512
 # seconds that running requests get to end after SIGTERM
@@ -170,11 +171,12 @@ class BundlePlatform(Platform):
         if not scheduler.enable_chunked_prefill:
             # every slot may hold a whole context: the token budget never shortens a step
             scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
-        elif not scheduler.long_prefill_token_threshold:
+        elif scheduler.scheduler_cls != _SCHEDULER:
             # the budget is for prompts: steps of all slots come on top. vLLM calls this twice
-            scheduler.long_prefill_token_threshold = scheduler.max_num_batched_tokens
+            longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+            scheduler.long_prefill_token_threshold = min(longest, spec.max_len)
             scheduler.max_num_batched_tokens += spec.batch * spec.rows
-        scheduler.scheduler_cls = "serve.scheduler.BundleScheduler"
+        scheduler.scheduler_cls = _SCHEDULER
         scheduler.async_scheduling = False
         # where caches have no blocks, a slot is one; vLLM keeps block 0 for itself, as the pools do
         cache.block_size = KEY_TILE if spec.paged else spec.max_len
