@@ -3,14 +3,18 @@
 A storage is live from the first instruction that touches it to the last one, as a compiler
 sees it; the Python lifetime of the variable does not matter. Tensors with an explicit address
 keep it. The others take the free bytes that have been dead for the longest time, so that memory is
-reused as late as possible; when that does not fit, first-fit is tried, and only then is the kernel refused. The refusal
-says whether the kernel would fit if each load came right before the first instruction that uses its data.
+reused as late as possible. When that does not fit, tensors that stay take the lowest free bytes, and only
+the others are spread: one stays if more bytes are asked for while it lives than the memory has. Then
+first-fit is tried for all, and only then is the kernel refused. The refusal says whether the kernel would
+fit if each load came right before the first instruction that uses its data.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from nkisim.errors import LawError, PsumFull, SbufFull
 from nkisim.event import Peak
@@ -51,8 +55,8 @@ def place(allocations: list[Allocation], region: Region) -> Peak:
     peak = measure(used, region)
     if peak.peak_bytes_per_partition > region.size:
         raise full(region, peak, later=_fits_with_later_loads(used, region))
-    for late in (True, False):
-        stuck = _fit(used, region, late)
+    for spread in _spreads(used, region):
+        stuck = _fit(used, region, spread)
         if stuck is None:
             return peak
     assert stuck is not None
@@ -63,7 +67,16 @@ def _fits_with_later_loads(used: list[Allocation], region: Region) -> bool:
     """Whether all would find room if loaded data lived from its first other use on."""
     moved = [replace(a, first=max(a.first, a.used)) for a in used]
     moved.sort(key=lambda a: (a.first, a.number))
-    return any(_fit(moved, region, late) is None for late in (True, False))
+    return any(_fit(moved, region, spread) is None for spread in _spreads(moved, region))
+
+
+def _spreads(used: list[Allocation], region: Region) -> Iterator[list[bool]]:
+    """Which tensors take the bytes that have been dead for the longest time: all, those that do not stay, none."""
+    yield [True] * len(used)
+    firsts = [a.first for a in used]
+    asked = list(accumulate((rounded(a, region) for a in used), initial=0))
+    yield [asked[bisect_right(firsts, a.last)] - asked[i] <= region.size for i, a in enumerate(used)]
+    yield [False] * len(used)
 
 
 def rounded(allocation: Allocation, region: Region) -> int:
@@ -109,11 +122,11 @@ def full(region: Region, peak: Peak, stuck: Allocation | None = None, later: boo
     return error
 
 
-def _fit(used: list[Allocation], region: Region, late: bool) -> Allocation | None:
+def _fit(used: list[Allocation], region: Region, spread: list[bool]) -> Allocation | None:
     """Place in order of first use; return the allocation that found no gap, or None."""
     fixed = [a for a in used if a.explicit]
     memory = _Memory(region)
-    for a in used:
+    for a, late in zip(used, spread, strict=True):
         if not a.explicit:
             ahead = [b for b in fixed if b.first <= a.last and b.last >= a.first]
             address = memory.gap(a, rounded(a, region), ahead, late)

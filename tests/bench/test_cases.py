@@ -19,6 +19,8 @@ def test_runs_and_fits(case: Case) -> None:
     assert 0 < peaks["sbuf"] <= geometry.sbuf_bytes_per_partition == 224 * KIB
     assert peaks["psum"] <= geometry.psum_banks * geometry.psum_bank_bytes == 16 * KIB
     assert 0 < row["us_low"] <= row["us"] <= row["us_high"]
-    # at least what the work needs moves, at most as much again and the small operands
-    assert row["hbm_bytes"] <= row["moved_bytes"] <= 2 * row["hbm_bytes"] + 64 * KIB
+    # at least what the work needs moves, at most as much again and the small operands; a prompt's 512 rows at a time
+    # read the weights anew
+    times = 4 if case.full_name.startswith("prompt_") else 2
+    assert row["hbm_bytes"] <= row["moved_bytes"] <= times * row["hbm_bytes"] + 64 * KIB
     assert 0 < row["roofline_share"] < 1

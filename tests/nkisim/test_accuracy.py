@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from nkisim import launch
 from nkisim.accuracy import __main__ as command
+from nkisim.accuracy.completing import COMPLETING, WITH_GELU
 from nkisim.accuracy.elementwise import silu
 from nkisim.accuracy.heads import Variant, grouped_attention, stored_attention
 from nkisim.accuracy.kernels import added, blocked_matmul, plain_matmul, rms_norm, tiled_copy
@@ -26,8 +27,10 @@ from nkisim.accuracy.outcome import Outcome, misordered, outcome, summary
 from nkisim.accuracy.products import attention, batched
 from nkisim.accuracy.rows import ROWS, Row
 from nkisim.accuracy.sketch import Sketch, static_sketch
+from nkisim.accuracy.unrun import SAME, UNRUN, unrun_section
 from nkisim.event import Event
 from nkisim.policy import STRICT
+from nkisim.timeline.habits import Habits
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 
@@ -376,9 +379,30 @@ def test_a_wrong_constant_is_noticed() -> None:
 def test_the_committed_table_has_every_row_as_it_is_now() -> None:
     text = (Path(command.__file__).parent / "results.md").read_text(encoding="utf-8")
     listed = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 8]
-    assert len(listed) == 3 + len(ROWS) + len(OPERATORS) + len(LATER)
+    assert len(listed) == 1 + len(command.SECTIONS) + len(command.EVERY)
     for o in [*few(), outcome(OPERATORS[0]), *(outcome(row) for row in LATER if "512 x 128" in row.name)]:
         assert command.table([o]).splitlines()[-1] in text
+    assert text.endswith(unrun_section(len(command.EVERY)))
+
+
+def test_every_published_version_has_a_row_or_a_reason() -> None:
+    versions = sum(u.count for u in UNRUN)
+    assert unrun_section(10).startswith(
+        f"## Versions without a row\n\n{10 + versions} versions published, 10 have rows"
+    )
+    assert len({u.name for u in UNRUN}) == len(UNRUN)
+    assert all(u.why and f"| {u.name} | {u.record} |" in unrun_section(10) for u in UNRUN)
+    names = {row.name for row in command.EVERY}
+    before, after = SAME.split("{}")
+    again = [u.why[len(before) : -len(after)] for u in UNRUN if u.why.startswith(before)]
+    assert again
+    assert set(again) <= names
+
+
+@pytest.mark.parametrize("row", [COMPLETING[-2], *WITH_GELU[:3]], ids=lambda row: row.name)
+def test_completing_rows_are_as_they_are_printed(row: Row) -> None:
+    text = (Path(command.__file__).parent / "results.md").read_text(encoding="utf-8")
+    assert command.table([outcome(row)]).splitlines()[-1] in text
 
 
 def test_the_document_says_what_the_table_says() -> None:
@@ -387,17 +411,21 @@ def test_the_document_says_what_the_table_says() -> None:
     document = (root / "docs" / "simulator_time.md").read_text(encoding="utf-8")
     pattern = r"geometric mean error ([\d.]+)%, (\d+) of \d+ rows inside the band, (\d+ of \d+) pairs"
     found = re.findall(pattern, table)
-    assert len(found) == 5
+    assert len(found) == 3 + len(command.SECTIONS)
     for error, inside, pairs in found:
         assert f"now | {error} % | {inside} | {pairs} |" in document
 
 
+def test_the_document_names_every_habit() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    names = {f"Habits.{field.name}" for field in fields(Habits)} | {"nkisim.geometry.NEURONX_CC", "turned_together"}
+    assert {name for name in names if f"`{name}`" not in document} == set()
+
+
 def test_every_row_has_its_source_and_name_once() -> None:
-    names = [row.name for row in (*ROWS, *OPERATORS, *LATER)]
+    names = [row.name for row in command.EVERY]
     assert len(set(names)) == len(names)
-    assert all(
-        isinstance(row, Row) and row.source and row.us > 0 and row.launches for row in (*ROWS, *OPERATORS, *LATER)
-    )
+    assert all(isinstance(row, Row) and row.source and row.us > 0 and row.launches for row in command.EVERY)
 
 
 def test_unknown_row_is_refused() -> None:

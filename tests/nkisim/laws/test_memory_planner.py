@@ -66,6 +66,25 @@ def test_a_tensor_takes_the_bytes_that_are_dead_for_the_longest_time(rows: list[
             died[a.address // 32 + b] = a.last
 
 
+def staying_and_passing(stay: int, passing: int) -> list[Allocation]:
+    """Tensors of one block that stay, each brought by one that passes; then passing tensors of four blocks."""
+    items = []
+    for i in range(stay):
+        items.append(allocation(2 * i, 32, 2 * i, 2 * i + 1))
+        items.append(allocation(2 * i + 1, 32, 2 * i + 1, 2 * stay + passing))
+    return items + [allocation(2 * stay + i, 128, 2 * stay + i, 2 * stay + i) for i in range(passing)]
+
+
+def test_where_tensors_that_stay_fill_the_memory_the_others_are_still_spread() -> None:
+    """All spread, those that stay would leave single blocks between them; first-fit would use one place again."""
+    items = staying_and_passing(stay=40, passing=40)
+    place(items, Region("sbuf", 0, 80 * 32, 32, 0))
+    assert len({a.address for a in items[80:]}) >= 9
+    # negative control: with room for all, what stays is spread too
+    place(items, Region("sbuf", 0, 8000 * 32, 32, 0))
+    assert {a.address for a in items[:80]} == set(range(0, 80 * 32, 32))
+
+
 def test_the_peak_counts_last_use_not_python_lifetime() -> None:
     def kernel() -> Any:
         kept = [tile(columns=30000) for _ in range(4)]
