@@ -5,7 +5,7 @@ is the time after the first token over the tokens that the server's usage field 
 from the server's /metrics. First the gate sends random requests to both endpoints (`bench.gate`): where an answer
 differs no speedup is printed and the exit status is 1. `--demo` starts servers of the demo pair: the target alone, one
 that always drafts 7, one that chooses the k of each step by itself, and vLLM's own engine for CPUs on the target in
-fp32, without its prefix cache (a tier's prompts are sent in every round). The gate asks ours alone.
+fp32, all without prefix caching (a tier's prompts are sent in every round). The gate asks ours alone.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _demo(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
     found, vllm = {}, vllm_command(options.vllm)
     always = ["--additional-config", json.dumps({"k": _DEMO_K})]
     stock = ["--dtype", "float32", "--max-model-len", str(_DEMO_LENGTH), "--max-num-seqs", str(_DEMO_BATCH),
-             "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.3"]  # fmt: skip
+             "--gpu-memory-utilization", "0.3"]  # fmt: skip
     ways: tuple[tuple[str, int | None, list[str]], ...]
     ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always), (STOCK, None, stock))
     for number, (name, k, more) in enumerate(ways):

@@ -71,7 +71,8 @@ def serving(server: Server, log: Path) -> Iterator[str]:
     if server.own_engine:
         environment["VLLM_TARGET_DEVICE"] = "cpu"
     command = [str(server.vllm), "serve", *server.arguments, "--host", "127.0.0.1", "--port", str(server.port)]
-    command += ["--served-model-name", "m"]
+    # the same prompts come again and again, and each is to be computed
+    command += ["--served-model-name", "m", "--no-enable-prefix-caching"]
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
         try:
             _wait(process, f"{address}/health", log)
