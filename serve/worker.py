@@ -230,9 +230,12 @@ class BundleWorker(WorkerBase):
         return events
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
-        """Report to vLLM how many placeholders had no draft: it counts them like drafts that a grammar refuses."""
+        """Report to vLLM how many placeholders had no draft, or one behind the request's end.
+
+        It counts them like drafts that a grammar refuses.
+        """
         scheduler_output.num_invalid_spec_tokens = {
-            name: max(0, len(placeholders) - event.drafted)
+            name: max(0, len(placeholders) - (event.drafted if len(event.ids) > event.accepted else len(event.ids) - 1))
             for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
             if (event := events.get(self.numbers.get(name, -1)))
         }

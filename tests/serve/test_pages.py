@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from model.errors import UserError
 from model.llm import LLM
 from model.serving.request import Params
 from tests.model.demo_bundle import graphs
-from tests.serve.server import NO_VLLM, Server, sample, served
+from tests.serve.server import NO_VLLM, Server, free_port, sample, served
 from tests.serve.test_http import ask, ids_of
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -32,8 +33,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served(bundle, tmp_path_factory.mktemp("pages")) as running:
+def events() -> str:
+    """Where the server says which blocks it holds."""
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, events: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events}
+    with served(bundle, tmp_path_factory.mktemp("pages"), "--kv-events-config", json.dumps(options)) as running:
         yield running
 
 
@@ -109,6 +117,29 @@ def test_the_second_of_two_like_prompts_pays_for_its_last_block(server: Server, 
     first, second = (_asked(client, name, (prompt, 8, Params(0.5, seed=3))) for _ in range(2))
     assert first == second
     assert sample(server, "vllm:prefix_cache_hits_total") - before == 128
+
+
+def test_a_router_hears_which_blocks_there_are(client: Any, name: str, events: str) -> None:
+    # vLLM's seams
+    import msgspec  # noqa: PLC0415
+    import zmq  # noqa: PLC0415
+    from vllm.distributed.kv_events import BlockStored, KVEventBatch  # noqa: PLC0415
+
+    decoder = msgspec.msgpack.Decoder(KVEventBatch)
+    rng, stored, removed = random.Random(3), set[Any](), set[Any]()
+    with zmq.Context() as context, context.socket(zmq.SUB) as heard:
+        heard.setsockopt(zmq.SUBSCRIBE, b"")
+        # vLLM connects to an address without a wildcard, after a while
+        heard.bind(events)
+        for _ in range(40):
+            _asked(client, name, ([rng.randrange(1, 400) for _ in range(130)], 2, Params()))
+            while heard.poll(200):
+                for event in decoder.decode(heard.recv_multipart()[2]).events:
+                    assert not isinstance(event, BlockStored) or event.block_size == 128
+                    (stored if isinstance(event, BlockStored) else removed).update(event.block_hashes)
+            if removed & stored:
+                break
+    assert removed & stored
 
 
 def test_penalties_count_the_ids_of_a_beginning_that_was_there(client: Any, name: str, llm: LLM) -> None:
