@@ -29,7 +29,7 @@ from tests import executables
 from tests.compile.tiny import spec
 from tests.model.ahead import ids_ahead
 
-RANKS = 8
+RANKS, K = 8, 2
 BUNDLES: dict[str, dict[str, Any]] = {
     "one": {"tp": 1, "k": 1, "batch": 1},
     "two": {"tp": 2},
@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
     BundleSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
     found = {}
     for name, changes in BUNDLES.items():
-        sizes = {"tp": RANKS, "max_len": 512, "k": 2} | changes
+        sizes = {"tp": RANKS, "max_len": 512, "k": K} | changes
         graphs = Graphs(read_bundle(build(spec(folder, name, **sizes))))
         found[name] = run(folder, name, graphs)
         if name == "both":
