@@ -51,11 +51,11 @@ def request(prompt: Prompt, params: Params, tokens: int) -> Request:
 def spec(out: Path, drafter: str, k: int, model: str = "", **sizes: Any) -> BuildSpec:
     """A build of the demo target with a drafter, by default with its own model; with k 0 the target alone."""
     folder = model or MODELS.get(drafter, "")
-    about: dict[str, Any] = {"tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"} | sizes
+    about: dict[str, Any] = {"target": str(TARGET), "tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"} | sizes
     if k and folder:
         about["draft"] = str(DEMO / folder)
     kind = drafter if k else "none"
-    return BuildSpec(target=str(TARGET), drafter=kind, k=str(k), out=str(out), **about)
+    return BuildSpec(drafter=kind, k=str(k), out=str(out), **about)
 
 
 def bundle(out: Path, drafter: str, k: int, model: str = "", **sizes: Any) -> Path:

@@ -29,12 +29,15 @@ class Recipe:
     """Rare fields of a build, a JSON object in the file of --recipe; `compiler_flags` is a line or {NxDI's tag: line}.
 
     `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `kv_shard` sequence: the ranks that share a
-    kv head hold a slice of its positions each. `toolchain`: auto takes the installed SDK, cpu makes HLO alone, neuron
-    fails without the SDK.
+    kv head hold a slice of its positions each. `blocks`: those of a pool of caches, by default as many as the batch may
+    need. `chunks`: rows of the prompts' graphs, powers of two. `toolchain`: auto takes the installed SDK, cpu makes HLO
+    alone, neuron fails without the SDK.
     """
 
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
     kv_shard: Literal["heads", "sequence"] = "heads"
+    blocks: Annotated[int, Range(0, 1 << 24)] = 0
+    chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
     toolchain: Literal["auto", "cpu", "neuron"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
 
@@ -62,7 +65,10 @@ class BuildSpec:
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
     recipe: Recipe = field(
         default=_PLAIN,
-        metadata={"help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, toolchain, compiler_flags"},
+        metadata={
+            "help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, blocks, chunks, toolchain, "
+            "compiler_flags"
+        },
     )
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
@@ -86,6 +92,7 @@ class BuildSpec:
             draft=model_name(self.draft) if kind.has_model else "none",
             draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
             draft_tp=self.recipe.draft_tp, kv_shard=self.recipe.kv_shard,
+            blocks=self.recipe.blocks, chunks=self.recipe.chunks,
         )  # fmt: skip
 
     @property

@@ -23,7 +23,7 @@ ASKED = 4
 # the most ids of a request that have a bias
 BIASES = 512
 # of an id's count: it occurs in the prompt
-_IN_PROMPT = 1 << 30
+IN_PROMPT = 1 << 30
 # x of this rank's ids -> those of all ranks, side by side
 Join = Callable[[Tensor], Tensor]
 
@@ -53,12 +53,9 @@ class Asks(NamedTuple):
         asked_R4, bias_RV, counts_RV = (t.repeat_interleave(each, 0) for t in (self.asked_B4, bias_BV, counts_BV))
         return Asked(allowed_ids(self.allowed_BNW, shard, rows), asked_R4, bias_RV, counts_RV, ids_V)
 
-    def of_prompt(self, ids_1S: Tensor, length_1: Tensor, shard: Shard) -> Asks:
-        """The same for a prompt, whose ids are counted before anything is drawn: counts (1, 1, V)."""
-        known_1S = torch.where(iota(ids_1S.shape[1], ids_1S) < length_1, ids_1S, -1)
-        often_1V = _placed(known_1S, torch.ones_like(known_1S), 32 * self.allowed_BNW.shape[-1])
-        here_1V = often_1V.index_select(1, ids_of(shard)) > 0
-        return self._replace(counts_B1V=here_1V.to(torch.int32).unsqueeze(1) * _IN_PROMPT)
+    def of_prompt(self, occurred_1V: Tensor, shard: Shard) -> Asks:
+        """The same for a prompt, whose ids the host has counted, of all ids: counts (1, 1, V)."""
+        return self._replace(counts_B1V=occurred_1V.index_select(1, ids_of(shard)).unsqueeze(1))
 
     def counted(self, accepted_BN: Tensor, shard: Shard) -> Tensor:
         """(B, 1, V) the counts with emitted ids, padded with -1."""
@@ -97,7 +94,7 @@ class Asked(NamedTuple):
     def adjusted(self, logits_RV: Tensor) -> Tensor:
         """The logits that a row draws from: the bias first, then the penalties; -inf for forbidden ids."""
         presence_R1, frequency_R1, repetition_R1, _ = (t.unsqueeze(1) for t in self.asked_R4.unbind(-1))
-        often_RV = (self.counts_RV & (_IN_PROMPT - 1)).float()
+        often_RV = (self.counts_RV & (IN_PROMPT - 1)).float()
         logits_RV = logits_RV + self.bias_RV
         factor_RV = torch.where(self.counts_RV > 0, repetition_R1, 1.0)
         logits_RV = logits_RV * torch.where(logits_RV > 0, 1.0 / factor_RV, factor_RV)

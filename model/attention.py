@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
-from model.ops import Ops
+from model.ops import Ops, iota
 
 KEY_TILE = 128
 _LOWEST = torch.finfo(torch.float32).min
@@ -23,7 +23,8 @@ def verify_attention(
 ) -> tuple[Tensor, Cache]:
     """Attention of N rows per sequence over the cache, with the rows themselves written first.
 
-    q (B, H, N, D) after the rotation; new keys and values (B, G, N, D); cache (slots, G, S, D).
+    q (B, H, N, D) after the rotation; new keys and values (B, G, N, D); cache (slots, G, S, D), or a
+    pool (P, G, 128, D).
     Returns (B, H, N, D) in q's dtype and the updated cache. Softmax in fp32. H is a multiple of G;
     query head h reads kv head h // (H / G).
     """
@@ -34,11 +35,21 @@ def verify_attention(
 
 
 def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement, places_BN: Tensor) -> Cache:
-    """The cache with the rows' keys and values at these places of their slots."""
-    slots = placement.slots_B
-    if slots is None:
-        slots = torch.arange(places_BN.shape[0], dtype=torch.int32, device=places_BN.device)
-    return Cache(*(ops.append(c, n, slots, places_BN) for c, n in zip(cache, new, strict=True)))
+    """The cache with the rows' keys and values at these places of their slots, or of their blocks."""
+    if placement.table_BL is None:
+        slots = iota(places_BN.shape[0], places_BN) if placement.slots_B is None else placement.slots_B
+        slots_BN = slots[:, None]
+    else:
+        slots_BN, places_BN = _in_blocks(placement.table_BL, places_BN)
+    return Cache(*(ops.append(c, n, slots_BN, places_BN) for c, n in zip(cache, new, strict=True)))
+
+
+def _in_blocks(table_BL: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, N) each row's block and its place there, behind the block's end where there is none."""
+    tiles_BN, count = positions_BN // KEY_TILE, table_BL.shape[1]
+    blocks_BN = table_BL[iota(table_BL.shape[0], table_BL)[:, None], tiles_BN.clamp(0, count - 1)]
+    held_BN = (tiles_BN >= 0) & (tiles_BN < count) & (blocks_BN > 0)
+    return blocks_BN, torch.where(held_BN, positions_BN % KEY_TILE, KEY_TILE)
 
 
 def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +65,14 @@ def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor
     return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= position_BR[:, None, :, None])
 
 
+def in_order(pool_PGSD: Tensor, table_BL: Tensor) -> Tensor:
+    """(B, G, 128 L, D) the blocks of each sequence, side by side."""
+    return pool_PGSD[table_BL].transpose(1, 2).flatten(2, 3)
+
+
 def _seen(cache_BGSD: Tensor, placement: Placement) -> Tensor:
+    if placement.table_BL is not None:
+        return in_order(cache_BGSD, placement.table_BL)
     if placement.slots_B is not None:
         cache_BGSD = cache_BGSD[placement.slots_B]
     return cache_BGSD[:, :, : placement.keys_S.shape[0]]

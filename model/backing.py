@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from model.attention import KEY_TILE
 from model.cache import PLAIN, Layout
 from model.config import LayerConfig
 from model.kernels import Kernels
@@ -34,4 +35,4 @@ class Backing:
     sharded: bool = False
 
 
-REFERENCE = Backing("reference", Kernels())
+REFERENCE = Backing("reference", Kernels(), layout=Layout(block=KEY_TILE))

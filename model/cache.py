@@ -12,7 +12,8 @@ from model.parallel import Parallel
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer on one rank, each (B, G, S, D) in the reference's layout."""
+    """Keys and values of one layer on one rank, each (B, G, S, D) in the reference's layout, or a pool
+    (P, G, 128, D)."""
 
     k: Tensor
     v: Tensor
@@ -25,7 +26,8 @@ class Placement(NamedTuple):
     attends the keys of that slot whose position, listed in `keys_S`, is not greater. Slots are
     `slots_B`, or sequence b's own slot b when None. Where the cache holds slice `slice_1` of the positions
     (`model/sequence.py`), `keys_S` are that slice's and row n is written at its place `places_BN[b, n]`, if
-    that is not negative.
+    that is not negative. Where the cache is a pool of blocks, entry t of sequence b in `table_BL` is the block of its
+    positions 128 t to 128 t + 127; block 0 is none, and rows without a block are dropped.
     """
 
     positions_BN: Tensor
@@ -33,17 +35,20 @@ class Placement(NamedTuple):
     slots_B: Tensor | None = None
     places_BN: Tensor | None = None
     slice_1: Tensor | None = None
+    table_BL: Tensor | None = None
 
 
 class Layout(NamedTuple):
     """How a backing of the kernels keeps a cache of S positions.
 
     Keys (B, G, S, D) as the values, or transposed to (B, G, D, S); `margin` slots more, for rows past the last
-    position, where nothing reads them.
+    position, where nothing reads them. With a `block` of positions a cache is a pool of such blocks, which sequences
+    get one by one; without, a slot is one contiguous block.
     """
 
     transposed_keys: bool = False
     margin: int = 0
+    block: int = 0
 
     def length(self, cache: Cache) -> int:
         """Positions that a cache on one rank can hold."""

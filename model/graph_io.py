@@ -1,9 +1,10 @@
 """A graph's border: every input and output, declared once with its shape and dtype.
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
-sequences, T ids of each that come in (1 in a step, N where the host drafts, S in a prompt), S positions (the bucket)
-and N = k + 1 rows; in asking graphs alone W words of 32 ids each, A requests, M ids with a bias and C scores: a tensor
-that has a letter without a size is not at the border.
+sequences, T ids of each that come in (1 in a step, N where the host drafts, its rows in a prompt), S positions (the
+bucket) and N = k + 1 rows; where caches have blocks L blocks of a bucket, and F = 1 in a prompt; in asking graphs alone
+W words of 32 ids each, A requests, M ids with a bias, C scores and, in a prompt, V ids: a tensor that has a letter
+without a size is not at the border.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ class Port:
 class StepInputs(NamedTuple):
     """The inputs of a graph: numpy arrays on the host, tensors in torch.
 
-    Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known;
-    position_ids are those of the input ids; seq_ids is the cache slot of a prompt; sampling_params are top-k, top-p,
-    temperature; seeds two words each; k_limits the most drafts to accept. The others are an asking graph's
-    (`model/asks.py`): allowed has for each row a bit for each id that its token may be, id 32 w + b in bit b of word w.
+    Where the host drafts, input_ids are a token and its drafts. attention_mask is 1 where a token is known, in a prompt
+    those of this pass too; position_ids are those of the input ids; seq_ids is a prompt's slot; sampling_params are
+    top-k, top-p, temperature; seeds two words each; k_limits the most drafts to accept. block_table has the block of
+    each 128 positions, 0 where there is none; following the id after a prompt's rows, -1 where it is to be drawn. The
+    others are an asking graph's (`model/asks.py`): allowed has for each row a bit for each id that its token may be, id
+    32 w + b in bit b of word w; occurred, in a prompt, how often each id has occurred.
     """
 
     input_ids: Annotated[Any, Port("B T")]
@@ -59,10 +62,13 @@ class StepInputs(NamedTuple):
     min_p: Annotated[Any, Port("B", "float32")]
     seeds: Annotated[Any, Port("B 2")]
     k_limits: Annotated[Any, Port("B")]
+    block_table: Annotated[Any, Port("B L")] = None
+    following: Annotated[Any, Port("F")] = None
     allowed: Annotated[Any, Port("B N W")] = None
     asked: Annotated[Any, Port("B A", "float32")] = None
     bias_ids: Annotated[Any, Port("B M")] = None
     bias: Annotated[Any, Port("B M", "float32")] = None
+    occurred: Annotated[Any, Port("B V")] = None
 
     def graph(self, stage: Stage, k: int, bucket: int) -> GraphKey:
         """The graph of a stage that these inputs need: a host's question, of numpy arrays."""
@@ -71,7 +77,8 @@ class StepInputs(NamedTuple):
         # a prompt draws once: one graph serves it, whatever it filters
         asking = self.allowed is not None
         filters = asking or stage is Stage.PREFILL or bool(filtering.any())
-        return GraphKey(stage, k, bucket, filters, asking)
+        rows = self.input_ids.shape[1] if stage is Stage.PREFILL else 0
+        return GraphKey(stage, k, bucket, filters, asking, rows)
 
     def sampling(self, filters: bool = True, counts_B1V: Any = None) -> Sampling:
         """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter.
@@ -87,8 +94,8 @@ class StepInputs(NamedTuple):
 class StepOutputs(NamedTuple):
     """The outputs of a graph; `accepted` is padded with -1. State stays with the device: a host sees none.
 
-    After a prompt the mask has the cache's length, S positions of all. Scores are those of each accepted id, after a
-    prompt those of its ids (`model/scores.py`).
+    After a prompt the mask has the length of a sequence. Scores are those of each accepted id, after a prompt those of
+    its ids (`model/scores.py`).
     """
 
     accepted: Annotated[Any, Port("B N", name="accepted_tokens")]
@@ -130,7 +137,7 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 # field -> its declaration, in the graph's order
 INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
 # the inputs of asking graphs alone
-ASKS = ("allowed", "asked", "bias_ids", "bias")
+ASKS = ("allowed", "asked", "bias_ids", "bias", "occurred")
 
 
 def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:
@@ -140,9 +147,13 @@ def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]
 
 
 def zero_inputs(**sizes: int) -> StepInputs:
-    """Inputs of zeros, numpy arrays to be filled in, given the sizes B, T and S."""
-    here = ((field, port) for field, port in INPUTS.items() if port.letters <= sizes.keys())
-    return StepInputs(**{field: np.zeros(port.shape(sizes), BY_NAME[port.dtype].numpy) for field, port in here})
+    """Inputs of zeros, numpy arrays to be filled in, given the size of each letter."""
+    return zeros_of(tensor_specs(INPUTS, **sizes))
+
+
+def zeros_of(tensors: Sequence[TensorSpec]) -> StepInputs:
+    """A graph's inputs of zeros, numpy arrays."""
+    return StepInputs(**{t.name: np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in tensors})
 
 
 def words_of(vocabulary: int) -> int:

@@ -19,9 +19,9 @@ class GraphKey(NamedTuple):
     """One graph of a bundle.
 
     `k` counts the drafts of a step; a step of 0 runs the target alone, and a prefill has the largest k of the bundle.
-    `bucket` counts the key positions that a step reads, or the rows of a prompt. A step without `filters` serves
-    sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one. A graph that is
-    `asking` serves requests beyond these (`model/asks.py`) and returns log-probabilities.
+    `bucket` counts the key positions that it reads, `rows` the ids of a prompt that it takes at once. A step without
+    `filters` serves sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one. A
+    graph that is `asking` serves requests beyond these (`model/asks.py`) and returns log-probabilities.
     """
 
     stage: Stage
@@ -29,12 +29,14 @@ class GraphKey(NamedTuple):
     bucket: int = 0
     filters: bool = True
     asking: bool = False
+    rows: int = 0
 
     @property
     def name(self) -> str:
         """The stem of the graph's file."""
         parts = [self.stage.value, f"k{self.k}"]
         parts += ["unfiltered"] * (not self.filters) + ["asking"] * self.asking
+        parts += [f"r{self.rows}"] * (self.rows > 0)
         return "_".join([*parts, f"bk{self.bucket}"])
 
     @property

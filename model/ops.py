@@ -36,14 +36,14 @@ class Ops:
         return state
 
     def append(
-        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor, axis: int = 2
+        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
     ) -> Tensor:
-        """The cache with row n of sequence b written at [slots[b], :, positions[b, n]].
+        """The cache with row n of sequence b written at [slots[b, n], :, positions[b, n]]; slots may be (B, 1).
 
         Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing. They count along the
         cache's axis S, the last one in (B, G, D, S).
         """
-        rows = slots_B.long()[:, None].expand_as(positions_BN)
+        rows = slots_BN.long().expand_as(positions_BN)
         inside = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[axis])
         updated = cache_BGSD.clone()
         updated.movedim(axis, 2)[rows[inside], :, positions_BN[inside].long()] = new_BGND.transpose(1, 2)[inside]

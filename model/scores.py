@@ -16,6 +16,7 @@ from model.asks import Join, ids_of
 from model.ops import Ops, State, iota
 
 if TYPE_CHECKING:
+    from model.drafters import Prompt
     from model.qwen3 import Qwen3
 
 # source: max_logprobs of vllm/config/model.py (vllm-project/vllm), the most that its API and OpenAI's give
@@ -87,17 +88,20 @@ def best_ids(ops: Ops, logits_RV: Tensor, ids_RV: Tensor) -> tuple[Tensor, Tenso
 
 
 def prompt_scores(
-    target: Qwen3, ids_1S: Tensor, length_1: Tensor, x_1SE: Tensor, last_1C: Tensor | None
+    target: Qwen3, prompt: Prompt, following_1: Tensor | None, x_1SE: Tensor, last_1C: Tensor | None
 ) -> Tensor | None:
-    """(1, S, C): row i of a prompt has the scores of id i + 1, the last one those of the id drawn after it, `last_1C`.
+    """(1, S, C): row i of a prompt's rows has the scores of id i + 1, the last one those of the id after them.
 
-    `x_1SE` are the target's hidden rows. Rows past the last are ignored. None without `last_1C`.
+    Those are `last_1C` where the id is drawn: without `following`, or where that is negative. `x_1SE` are the target's
+    hidden rows. Rows past the last are ignored. None without `last_1C`.
     """
     if last_1C is None:
         return None
-    ops, kernels, rows = target.head_ops, target.kernels, ids_1S.shape[1]
-    block = -(-rows // blocks(rows))
-    following_S, ids_V = ids_1S.roll(-1, 1).squeeze(0), ids_of(target.shard)
+    ops, kernels, rows = target.head_ops, target.kernels, prompt.ids_1S.shape[1]
+    block, length_1 = -(-rows // blocks(rows)), prompt.length_1
+    last_S = iota(rows, length_1) == length_1 - 1
+    following_S = torch.where(last_S, prompt.token_11[0], prompt.ids_1S.roll(-1, 1).squeeze(0))
+    ids_V = ids_of(target.shard)
 
     def fill(state: State) -> State:
         first_1, found_SC = state
@@ -108,7 +112,8 @@ def prompt_scores(
 
     start = torch.zeros_like(length_1), torch.zeros_like(last_1C).expand(rows, -1)
     found_SC = ops.repeat(blocks(rows), fill, start)[1]
-    return torch.where((iota(rows, length_1) == length_1 - 1)[:, None], last_1C, found_SC)[None]
+    drawn_S = last_S if following_1 is None else last_S & (following_1 < 0)
+    return torch.where(drawn_S[:, None], last_1C, found_SC)[None]
 
 
 def blocks(rows: int) -> int:

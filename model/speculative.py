@@ -13,27 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.attention import KEY_TILE
 from model.cache import Cache, Placement
-from model.drafters import Drafter, DraftState, Prompt, Verified
+from model.drafters import Drafter, DraftState, Prompt, Verified, rows_of
 from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota
+from model.pages import drafted
 from model.qwen3 import Qwen3
 from model.sampling import Draw, Sampling
 from model.scores import prompt_scores
-from model.window import Window
+from model.window import MIN_TARGET_ROWS, Window
 
 
 class Pair(nn.Module):
-    """A target and its drafter, built on the same operations."""
+    """A target and its drafter, built on the same operations; a sequence's `length`, if caches have blocks."""
 
-    def __init__(self, target: Qwen3, drafter: Drafter, ops: Ops) -> None:
+    def __init__(self, target: Qwen3, drafter: Drafter, ops: Ops, length: int = 0) -> None:
         super().__init__()
+        self.most = length
         self.target_model, self.draft_model, self.drafter, self.ops = target, drafter.model, drafter, ops
 
     def forward(self, stage: Callable[..., Outputs], *args: Any) -> Outputs:
         """Run a stage; `torch.func.functional_call`, which puts a graph's weights here, calls `forward` alone."""
         return stage(self, *args)
+
+    def length(self, caches: list[Cache]) -> int:
+        """The most positions of a sequence."""
+        return self.most or self.target_model.length(caches)
 
     def step(
         self, k: int, inputs: StepInputs, sampling: Sampling, state: DraftState, caches: list[Cache]
@@ -43,11 +48,11 @@ class Pair(nn.Module):
         Drafter and target draw with the same noise at the same position. A draft is accepted while the two draws are
         equal; each emitted id is the target's own draw. So the text is the target's, whatever the drafter.
         """
-        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1])
+        window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], inputs.block_table)
         target = self.target_model
         draw = target.kernels.prepare(self.ops, sampling, window.drawn_BN, target.shard)
         of_draft = self.drafter.draw(self.ops, sampling, window, draw, target.shard)
-        candidates_BN, state = self.drafter.propose(window, inputs.input_ids, of_draft, state)
+        candidates_BN, state = drafted(self, window, inputs.input_ids, of_draft, state)
         return self.verify(window, candidates_BN, draw, inputs.k_limits, state, caches)
 
     def verify(
@@ -63,7 +68,7 @@ class Pair(nn.Module):
         target = self.target_model
         passed = target.hidden(window.padded(candidates_BN), caches, window.placement)
         draws, scores_RC = target.drawn(passed.x_BNE, draw)
-        limit_B = window.limit(k_limits_B, target.length(caches))
+        limit_B = window.limit(k_limits_B, self.length(caches))
         accepted_BN, count_B1, next_B1 = target.kernels.accept(
             self.ops, candidates_BN[:, 1:], draws.each(window.cut), limit_B
         )
@@ -76,22 +81,31 @@ class Pair(nn.Module):
     def prefill(
         self, k: int, inputs: StepInputs, sampling: Sampling, state: DraftState, caches: list[Cache]
     ) -> StepOutputs:
-        """A prompt of one sequence into its slot of both models' state, and its first token."""
+        """Rows of one sequence's prompt into both models' state, and the token after them.
+
+        They are at the position of the first one and on; of its keys and theirs as many are known as the mask says, and
+        rows past these are padding. A host drops the token unless the prompt ends here.
+        """
         target, length_B = self.target_model, inputs.attention_mask.sum(-1).to(torch.int32)
-        # a prompt shorter than a tile of keys has fewer rows, and sees one tile
-        rows = inputs.attention_mask.shape[1]
-        keys_S = iota(max(rows, KEY_TILE), length_B)
-        placement = Placement(keys_S[None, :rows], keys_S, inputs.seq_ids)
-        passed = target.hidden(inputs.input_ids, caches, placement)
-        last_11E = passed.x_BNE[iota(1, length_B), length_B - 1][:, None]
-        # the first token's position is the prompt's length
-        draw = target.kernels.prepare(self.ops, sampling, length_B[:, None], target.shard)
-        draws, scores_BC = target.drawn(last_11E, draw)
-        token_B1 = draws.merged()[:, None]
-        prompt = Prompt(inputs.input_ids, placement, length_B, token_B1, passed.taps_BNF)
+        first_B1, keys_S = inputs.position_ids[:, :1], iota(inputs.attention_mask.shape[1], length_B)
+        positions_BN = first_B1 + iota(inputs.input_ids.shape[1], length_B)
+        placement = Placement(positions_BN, keys_S, inputs.seq_ids, table_BL=inputs.block_table)
+        passed, count_B = target.hidden(inputs.input_ids, caches, placement), length_B - first_B1[:, 0]
+        # as many times as a step has rows at least: its draw after the same ids is the same one
+        last_BN = (count_B - 1)[:, None].expand(-1, MIN_TARGET_ROWS)
+        # the token's position is the number of known ids
+        drawn_BN = length_B[:, None].expand(-1, MIN_TARGET_ROWS)
+        draw = target.kernels.prepare(self.ops, sampling, drawn_BN, target.shard)
+        draws, scores_RC = target.drawn(rows_of(passed.x_BNE, last_BN), draw)
+        token_B1 = draws.merged()[:1, None]
+        following_B1 = token_B1
+        if inputs.following is not None:
+            following_B1 = torch.where(inputs.following >= 0, inputs.following, token_B1[:, 0])[:, None]
+        prompt = Prompt(inputs.input_ids, placement, count_B, following_B1, passed.taps_BNF)
         state = self.drafter.prompt(prompt, state)
         accepted_BN = torch.where(iota(k + 1, length_B) == 0, token_B1, -1)
         next_pos = length_B[:, None]
-        next_mask = (iota(target.length(passed.caches), length_B) < next_pos).to(torch.int32)
-        scores = prompt_scores(target, inputs.input_ids, length_B, passed.x_BNE, scores_BC)
+        next_mask = (iota(self.length(passed.caches), length_B) < next_pos).to(torch.int32)
+        of_token = None if scores_RC is None else scores_RC[:1]
+        scores = prompt_scores(target, prompt, inputs.following, passed.x_BNE, of_token)
         return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, state, passed.caches, scores)

@@ -26,10 +26,10 @@ class Window(NamedTuple):
     placement: Placement
 
     @classmethod
-    def of(cls, k: int, position_B1: Tensor, bucket: int) -> Window:
+    def of(cls, k: int, position_B1: Tensor, bucket: int, table_BL: Tensor | None = None) -> Window:
         """The window of a step from these positions on, in a bucket of `bucket` keys."""
         rows_N = iota(max(k + 1, MIN_TARGET_ROWS), position_B1)
-        return cls(k, Placement(position_B1 + rows_N, iota(bucket, position_B1)))
+        return cls(k, Placement(position_B1 + rows_N, iota(bucket, position_B1), table_BL=table_BL))
 
     @property
     def drawn_BN(self) -> Tensor:

@@ -13,7 +13,9 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from model.attention import KEY_TILE
 from model.bundle.opening import Bundle, read_bundle
+from model.bundle.spec import BundleSpec
 from model.errors import UserError
 from model.serving.ready import shape_of
 from model.serving.text import TOKENIZER
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 # vLLM's modules need the platform while they are imported, so the platform imports them when it is called
 logger = init_logger("vllm.trnspec")
+_SCHEDULER = "serve.scheduler.BundleScheduler"
+# ids of prompts that a running request waits for between two steps
+_LONGEST_WAIT = 512
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
 # the options of --additional-config: whether to speculate, a k for every step, how much an answer reports of its own
@@ -133,11 +138,14 @@ class BundlePlatform(Platform):
             generation_config=folder,
             max_model_len=bundle.spec.max_len,
             max_num_seqs=bundle.spec.batch,
-            enable_prefix_caching=False,
-            enable_chunked_prefill=False,
+            enable_prefix_caching=bundle.spec.paged,
+            enable_chunked_prefill=bundle.spec.paged,
             middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
+        if bundle.spec.paged:
+            parser.set_defaults(max_num_batched_tokens=_chunk(bundle.spec))
+            return
         for action in parser._actions:
             if action.dest == "max_num_batched_tokens":
                 # vLLM has no default that a given value would differ from
@@ -160,13 +168,19 @@ class BundlePlatform(Platform):
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        # every slot may hold a whole context: the token budget never shortens a step
-        scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
-        scheduler.scheduler_cls = "serve.scheduler.BundleScheduler"
+        if not scheduler.enable_chunked_prefill:
+            # every slot may hold a whole context: the token budget never shortens a step
+            scheduler.max_num_batched_tokens = spec.batch * (spec.max_len + 2 * spec.k + 2)
+        elif scheduler.scheduler_cls != _SCHEDULER:
+            # the budget is for prompts: steps of all slots come on top. vLLM calls this twice
+            longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+            scheduler.long_prefill_token_threshold = min(longest, spec.max_len)
+            scheduler.max_num_batched_tokens += spec.batch * spec.rows
+        scheduler.scheduler_cls = _SCHEDULER
         scheduler.async_scheduling = False
-        # a block is a slot; vLLM keeps block 0 for itself
-        cache.block_size = spec.max_len
-        cache.num_gpu_blocks_override = spec.batch + 1
+        # where caches have no blocks, a slot is one; vLLM keeps block 0 for itself, as the pools do
+        cache.block_size = KEY_TILE if spec.paged else spec.max_len
+        cache.num_gpu_blocks_override = (cache.num_gpu_blocks_override or spec.pool) if spec.paged else spec.batch + 1
         if speculates(bundle, vllm_config) and vllm_config.speculative_config is None:
             vllm_config.speculative_config = SpeculativeConfig(
                 method=_OURS,
@@ -204,6 +218,26 @@ class BundlePlatform(Platform):
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 
 
+def _refuse_blocks(spec: BundleSpec, vllm_config: VllmConfig) -> None:
+    """UserError for an option about blocks and chunks that the bundle cannot follow."""
+    scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
+    if not spec.paged:
+        why = "this bundle keeps a slot in one piece, leave it out"
+        if cache.enable_prefix_caching:
+            raise UserError(f"enable-prefix-caching was given; {why}")
+        if scheduler.enable_chunked_prefill:
+            raise UserError(f"enable-chunked-prefill was given; {why}")
+        return
+    blocks, least = cache.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
+    if blocks is not None and not least <= blocks <= spec.pool:
+        raise UserError(f"num-gpu-blocks-override is {blocks}; this bundle takes {least} to {spec.pool}")
+
+
+def _chunk(spec: BundleSpec) -> int:
+    """Ids of prompts in a step, unless the command says otherwise: a chunk that running requests wait for."""
+    return max(rows for rows, _ in spec.prompts if rows <= _LONGEST_WAIT)
+
+
 def _refuse_budget(value: str) -> int:
     raise UserError(f"max-num-batched-tokens is {value}; a step's size is fixed in the bundle's graphs, leave it out")
 
@@ -227,10 +261,7 @@ def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
         raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {spec.max_len}, leave it out")
     if scheduler.max_num_seqs > spec.batch:
         raise UserError(f"max-num-seqs is {scheduler.max_num_seqs}; the bundle has {spec.batch} slots, ask for no more")
-    if vllm_config.cache_config.enable_prefix_caching:
-        raise UserError("enable-prefix-caching was given; a bundle computes every prompt anew, leave it out")
-    if scheduler.enable_chunked_prefill:
-        raise UserError("enable-chunked-prefill was given; a bundle's graph takes a prompt whole, leave it out")
+    _refuse_blocks(spec, vllm_config)
     if not bundle.manifest.has_weights:
         raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
     if not model.skip_tokenizer_init and TOKENIZER not in bundle.files:

@@ -19,30 +19,52 @@ class StepOutput(ModelRunnerOutput):
 
 class BundleScheduler(Scheduler):
     """New requests come one in a call, and alone unless a step has begun, so that a first id goes out when it is there.
-    As many as there are slots come so in a row: then those that run have a step.
 
-    A failed request ends as one whose grammar does not compile: its client gets a 500, or an error in the stream.
+    Those that run are not passed over while a prompt among them has chunks left, nor for a request that has no blocks
+    yet, nor more often in a row than there are slots.
+
+    A request has blocks for a second step, which may begin before the first is read. A failed request ends as one whose
+    grammar does not compile: its client gets a 500, or an error in the stream.
     """
 
     max_num_active_reqs: int
-    _begun, _stuck, _passed_over = False, False, 0
+    # whether the engine's next step runs, whether a request waits for blocks, and how often in a row those that run
+    # were passed over
+    _begun, _stuck, _passed = False, False, 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_lookahead_tokens = self.num_spec_tokens + 1
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        most, ready = self.max_num_active_reqs, not all(self._is_blocked_waiting_status(r.status) for r in self.waiting)
-        comes = ready and len(self.running) < most
-        alone = comes and not (self._begun or self._stuck) and self._passed_over < most
-        if comes:
+        most, alone = self.max_num_active_reqs, False
+        # the engine's step is of all whose prompts have ended: chunks get what these leave of the budget
+        self.running.sort(key=lambda request: request.is_prefill_chunk)
+        if self._has_arrivals and len(self.running) < most:
             self.max_num_active_reqs = len(self.running) + 1
-        for request in self.running if alone else ():
-            request.next_decode_eligible_step = self.current_step + 2
-        self._passed_over = self._passed_over + 1 if alone else 0
+            chunks = any(request.is_prefill_chunk for request in self.running)
+            alone = not (self._begun or self._stuck or chunks or self._passed == most)
+        if alone:
+            for request in self.running:
+                request.next_decode_eligible_step = self.current_step + 2
         output = super().schedule(throttle_prefills)
-        self.max_num_active_reqs = most
+        self.max_num_active_reqs, self._passed = most, self._passed + 1 if alone else 0
+        arrived = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         # a request that waits for blocks lets those run that will free them
-        self._stuck = not output.num_scheduled_tokens
+        self._stuck = not arrived and self._has_arrivals and len(self.running) < most
         return output
+
+    @property
+    def _has_arrivals(self) -> bool:
+        """Whether a request waits for a place and for nothing else; one that has lost its blocks does."""
+        return not all(self._is_blocked_waiting_status(request.status) for request in self.waiting)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self._begun = getattr(model_runner_output, "begun", False)
-        self.grammar_compile_error_reqs |= getattr(model_runner_output, "failed", set())
+        failed: set[str] = getattr(model_runner_output, "failed", set())
+        for name in failed & self.requests.keys():
+            # what the engine has cleared is no prompt's beginning any more
+            held = self.kv_cache_manager.get_block_ids(name)
+            self.kv_cache_manager.evict_blocks({block for group in held for block in group})
+        self.grammar_compile_error_reqs |= failed
         return super().update_from_output(scheduler_output, model_runner_output)

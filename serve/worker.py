@@ -32,13 +32,14 @@ from serve.scheduler import StepOutput
 from serve.sentence import passed_on
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+    from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, SchedulerOutput
 
 
 class BundleWorker(WorkerBase):
     """Continuous batching over our engine. vLLM cuts at stops, ends and limits inside a block, as the engine does.
 
-    vLLM admits no more requests than it has blocks, and a bundle has as many slots; so the engine always has one free.
+    vLLM runs no more requests than a bundle has slots, so the engine always has one free; and it owns the blocks of the
+    caches: which request has which, whose beginnings are shared, who loses them to others.
     """
 
     def init_device(self) -> None:
@@ -54,16 +55,21 @@ class BundleWorker(WorkerBase):
         self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
         self.fixed_k = fixed_k(bundle, self.vllm_config)
         fixed = None if self.fixed_k is None else Always(self.fixed_k)
-        self.engine = OverlappedEngine(self.graphs, self.shape, speculative, fixed)
+        self.engine = OverlappedEngine(self.graphs, self.shape, speculative, fixed, owns_blocks=False)
         # vLLM's names of the requests that it has not ended, and the engine's numbers
         self.numbers: dict[str, int] = {}
+        # their prompts and parameters, and what those have drawn that have lost their blocks
+        self.requests, self.drawn = dict[str, tuple[tuple[int, ...], Any]](), dict[str, list[int]]()
         self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
         # the requests that could not go on, until vLLM gets the step's output
         self.failed = set[str]()
+        # those whose grammar allows no id, until their step has run
+        self.dead_ends = set[str]()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        # nothing is stored in it: a block is a slot
-        return {"slots": FullAttentionSpec(self.shape.max_len, num_kv_heads=1, head_size=1, dtype=torch.float32)}
+        # nothing is stored in it: its blocks are those of the graphs' pools, or a block is a slot
+        block = self.shape.block or self.shape.max_len
+        return {"blocks": FullAttentionSpec(block, num_kv_heads=1, head_size=1, dtype=torch.float32)}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["NHD"]
@@ -99,12 +105,14 @@ class BundleWorker(WorkerBase):
         by = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
         ks = ", ".join(map(str, sorted(self.engine.ks())))
         chosen = "of every step" if self.fixed_k is not None else "as it pays"
+        blocks = f"  blocks   {self.shape.pool - 1} of {self.shape.block} tokens\n" if self.shape.block else ""
         drafts = f"{by}, k {ks} {chosen}" if self.engine.speculative else "none: the target alone"
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
             f"  target   {bundle.title('target')}\n"
             f"  drafts   {drafts}\n"
             f"  slots    {spec.batch}, each of {spec.max_len} tokens, prompt and answer together\n"
+            f"{blocks}"
             f"  runner   {self.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
         )
 
@@ -112,13 +120,16 @@ class BundleWorker(WorkerBase):
         return ("generate",)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """A step of the running requests, then the prompts of new ones; with masks, `sample_tokens` does it."""
+        """A step of the running requests, then pieces of prompts; with masks, `sample_tokens` does it."""
         # a request that was cancelled in vLLM's queue never came here
-        for name in scheduler_output.finished_req_ids & self.numbers.keys():
-            self.engine.cancel(self.numbers.pop(name))
-            self.masked.pop(name, None)
+        for name in scheduler_output.finished_req_ids & self.requests.keys():
+            self._forget(name)
+        for name in (scheduler_output.preempted_req_ids or set()) & self.numbers.keys():
+            self.drawn[name] = self.engine.preempt(self.numbers.pop(name))
         if not scheduler_output.num_scheduled_tokens:
             return StepOutput([], {}, begun=self.engine.begun)
+        for data in scheduler_output.scheduled_new_reqs:
+            self.requests[data.req_id] = tuple(data.prompt_token_ids or ()), data.sampling_params
         if scheduler_output.has_structured_output_requests:
             self.waiting = scheduler_output
             return None
@@ -129,63 +140,102 @@ class BundleWorker(WorkerBase):
         place = 0
         for name in grammar_output.structured_output_request_ids if grammar_output else ():
             mask = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
-            if mask.any():
-                self._grammar(name).next = mask
-            else:
-                self._fail(name, "its grammar allows no id here, not even the end")
+            grammar = self._grammar(name)
+            if not mask.any():
+                # its rows are computed even so: vLLM may share its blocks from this step on
+                self.dead_ends.add(name)
+                mask, grammar.structured = np.full_like(mask, -1), None
+            grammar.next = mask
             place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
         return self._serve(self.waiting)
 
     def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        if scheduler_output.scheduled_cached_reqs.req_ids and not self.engine.begun:
+        cached = scheduler_output.scheduled_cached_reqs
+        self._grow(cached)
+        # one that gets blocks again is not seated yet
+        going = [self.numbers[name] for name in cached.req_ids if name in self.numbers]
+        if not (self.engine.begun or all(map(self.engine.filling, going))):
             self.metrics.begin()
             self.engine.begin(masks=True)
         # the work after the step that runs is handed over before that step ends
-        prompts = {self._add(data) for data in scheduler_output.scheduled_new_reqs if data.req_id not in self.failed}
-        if prompts:
-            self.engine.admit()
-        else:
+        pieces = self._pieces(scheduler_output)
+        for number, length in pieces.items():
+            self.engine.fill(number, length)
+        if not pieces:
             self.engine.follow()
-        events = self._end(prompts)
-        while prompts and self.engine.begun:
-            events += self._end(prompts)
-        if not (prompts or self.engine.begun):
+        events = self._end()
+        while pieces and self.engine.begun:
+            events += self._end()
+        if not (pieces or self.engine.begun):
             # vLLM and the clients get the ids while the next step runs; a first id goes out before anything else
             self.engine.begin()
             if self.engine.begun:
                 self.metrics.begin()
+        for name in self.dead_ends & self.requests.keys():
+            self._fail(name, "its grammar allows no id here, not even the end")
+        self.dead_ends.clear()
         of_number = {event.number: event for event in events}
         self._uncount(scheduler_output, of_number)
         return self._output(scheduler_output, of_number)
 
-    def _add(self, data: NewRequestData) -> int:
-        """The engine's number of a request that has arrived."""
-        ids, name = tuple(data.prompt_token_ids or ()), data.req_id
-        request = engine_request(self.shape, ids, data.sampling_params, self.masked.get(name))
-        self.numbers[name] = self.engine.add(request)
-        return self.numbers[name]
+    def _grow(self, cached: CachedRequestData) -> None:
+        """Give running requests the blocks that vLLM has added."""
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if self.shape.block and blocks and name in self.numbers:
+                self.engine.grow(self.numbers[name], blocks[0])
+
+    def _pieces(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
+        """The engine's numbers of the requests that have ids to cache, and how many of each are to be there."""
+        cached = scheduler_output.scheduled_cached_reqs
+        new = scheduler_output.scheduled_new_reqs
+        places = {data.req_id: (data.num_computed_tokens, data.block_ids) for data in new}
+        computed = {name: count for name, (count, _) in places.items()}
+        for name, count, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
+            computed[name] = count
+            if name in cached.resumed_req_ids and blocks:
+                places[name] = count, blocks
+        for name, (count, blocks) in places.items():
+            if name in self.requests and name not in self.failed:
+                self._place(name, blocks[0] if self.shape.block else [], count)
+        scheduled = scheduler_output.num_scheduled_tokens
+        numbers = {self.numbers[name]: computed[name] + scheduled[name] for name in scheduled if name in self.numbers}
+        return {number: length for number, length in numbers.items() if self.engine.filling(number)}
+
+    def _place(self, name: str, blocks: Sequence[int], cached: int) -> None:
+        """Seat a request that has arrived, or that has got blocks again."""
+        ids, sampling = self.requests[name]
+        grammar = self._grammar(name) if sampling is not None and sampling.structured_outputs else None
+        request = engine_request(self.shape, ids, sampling, grammar)
+        self.numbers[name] = self.engine.place(request, blocks, cached, self.drawn.pop(name, []))
+
+    def _forget(self, name: str) -> None:
+        if name in self.numbers:
+            self.engine.cancel(self.numbers.pop(name))
+        for held in (self.requests, self.masked, self.drawn):
+            held.pop(name, None)  # type: ignore[attr-defined]
 
     def _fail(self, name: str, sentence: str) -> None:
         """End a request alone, with an error."""
         print(f"trnspec: request {name} ends with an error: {sentence}", file=sys.stderr, flush=True)
-        if name in self.numbers:
-            self.engine.cancel(self.numbers.pop(name))
-        self.masked.pop(name, None)
+        self._forget(name)
         self.failed.add(name)
 
-    def _end(self, prompts: set[int]) -> list[Event]:
-        """Read the running work: a step, or one of these requests' prompts."""
+    def _end(self) -> list[Event]:
+        """Read the running work: a step, or a chunk of a prompt."""
         if not self.engine.begun:
             return []
+        prompt = self.engine.begun_chunk
         events = self.engine.step()
-        prompt = any(event.number in prompts for event in events)
         self.metrics.end(prompt, events, followed=self.engine.begun)
         return events
 
     def _uncount(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
-        """Report to vLLM how many placeholders had no draft: it counts them like drafts that a grammar refuses."""
+        """Report to vLLM how many placeholders had no draft, or one behind the request's end.
+
+        It counts them like drafts that a grammar refuses.
+        """
         scheduler_output.num_invalid_spec_tokens = {
-            name: max(0, len(placeholders) - event.drafted)
+            name: max(0, len(placeholders) - (event.drafted if len(event.ids) > event.accepted else len(event.ids) - 1))
             for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
             if (event := events.get(self.numbers.get(name, -1)))
         }
@@ -193,8 +243,7 @@ class BundleWorker(WorkerBase):
     def _grammar(self, name: str) -> Grammar:
         """A request's grammar, made when its first mask comes."""
         if name not in self.masked:
-            (data,) = (new for new in self.waiting.scheduled_new_reqs if new.req_id == name)
-            self.masked[name] = self.grammars.of(name, data.sampling_params)
+            self.masked[name] = self.grammars.of(name, self.requests[name][1])
         return self.masked[name]
 
     def _output(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> ModelRunnerOutput:
@@ -214,9 +263,9 @@ class BundleWorker(WorkerBase):
             failed=failed,
             begun=self.engine.begun,
             prompt_logprobs_dict={
-                new.req_id: _of_prompt(new.prompt_token_ids or (), event.prompt_scores)
-                for new in scheduler_output.scheduled_new_reqs
-                if (event := events.get(self.numbers.get(new.req_id, -1))) and event.prompt_scores
+                name: _of_prompt(self.requests[name][0], event.prompt_scores)
+                for name, event in zip(names, of_names, strict=True)
+                if event.prompt_scores
             },
         )
 

@@ -1,8 +1,8 @@
 """Traces and compiled graphs of the test session on disk, shared by its workers: each graph is made once.
 
 A trace is named by its spec and graph, an executable by the digest of everything that compiling reads: the proto, the
-weights' and caches' form, the options, the number of devices, the compiler's version and the code of the seam. Only
-tests use this: a bundle has no executables. A test that changes what is traced calls `compile.graph.trace.lower_graph`.
+weights' form, the options, the number of devices, the compiler's version and the code of the seam. Only tests use
+this: a bundle has no executables. A test that changes what is traced calls `compile.graph.trace.lower_graph`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import compile.build
 from compile.graph.trace import lower_graph
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.spec import BundleSpec
-from model.serving import columns, pjrt, prefixes, quicker
+from model.serving import columns, pjrt, quicker
 
 COMPILE = pjrt.compile_hlo
-_CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, prefixes, quicker))
+_CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, quicker))
 # where processes that a test starts find the folder
 VARIABLE = "TESTS_EXECUTABLES"
 
@@ -49,18 +49,16 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
             _written(file, lower_graph(spec, graph))
         return file.read_bytes()
 
-    def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: int = 0) -> Any:
+    def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None) -> Any:
         if devices[0].platform != "cpu":
-            return COMPILE(proto, devices, graph, cut)
+            return COMPILE(proto, devices, graph)
         listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
-        read = [repr(graph), cut, [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
+        read = [repr(graph), [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
         file = folder / hashlib.sha256(proto + repr(read).encode()).hexdigest()
         if file.exists():
-            stored = file.read_bytes()
-            # one that needs whole caches has no executable of its own
-            return client.deserialize_executable(stored, listed, None) if stored else None
-        made = COMPILE(proto, devices, graph, cut)
-        _written(file, made.serialize() if made is not None else b"")
+            return client.deserialize_executable(file.read_bytes(), listed, None)
+        made = COMPILE(proto, devices, graph)
+        _written(file, made.serialize())
         return made
 
     patch.setattr(compile.build, "lower_graph", traced)

@@ -5,7 +5,7 @@ is the time after the first token over the tokens that the server's usage field 
 from the server's /metrics. First the gate sends random requests to both endpoints (`bench.gate`): where an answer
 differs no speedup is printed and the exit status is 1. `--demo` starts servers of the demo pair: the target alone, one
 that always drafts 7, one that chooses the k of each step by itself, and vLLM's own engine for CPUs on the target in
-fp32, without its prefix cache (a tier's prompts are sent in every round). The gate asks ours alone.
+fp32, all without prefix caching (a tier's prompts are sent in every round). The gate asks ours alone.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def table(rows: Rows) -> str:
     return markdown(["prompts", "clients", "endpoint", *(f"{head} (wall)" for head in heads)], lines)
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
     """Counts with commas between them."""
     return [count()(part) for part in text.split(",")]
 
@@ -168,7 +168,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "--prompt-set", default="demo", help="demo, random, article, pod, synthetic, a file; with commas"
     )
     parser.add_argument("--requests", type=count(), default=60, help="of each tier, round and endpoint (default: 60)")
-    parser.add_argument("--concurrency", type=_counts, default=[4], help="requests at once; with commas (default: 4)")
+    parser.add_argument("--concurrency", type=counts, default=[4], help="requests at once; with commas (default: 4)")
     parser.add_argument("--rounds", type=count(), default=2, help="each in random order (default: 2)")
     parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
     parser.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")
@@ -186,15 +186,15 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _demo(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
-    options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
+def demo_servers(options: argparse.Namespace, stack: ExitStack, names: Sequence[str]) -> dict[str, Endpoint]:
+    """Servers of the demo pair by these names, on ports from `options.port` on."""
     found, vllm = {}, vllm_command(options.vllm)
     always = ["--additional-config", json.dumps({"k": _DEMO_K})]
     stock = ["--dtype", "float32", "--max-model-len", str(_DEMO_LENGTH), "--max-num-seqs", str(_DEMO_BATCH),
-             "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.3"]  # fmt: skip
+             "--gpu-memory-utilization", "0.3"]  # fmt: skip
     ways: tuple[tuple[str, int | None, list[str]], ...]
     ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always), (STOCK, None, stock))
-    for number, (name, k, more) in enumerate(ways):
+    for number, (name, k, more) in enumerate(way for way in ways if way[0] in names):
         model = demo.TARGET
         if k is not None:
             model = demo.bundle(options.folder / f"k{k}", "chain", k, batch=_DEMO_BATCH, max_len=_DEMO_LENGTH)
@@ -210,7 +210,9 @@ def main(arguments: list[str]) -> None:
     with ExitStack() as stack:
         urls = {BASELINE: options.baseline, SPECULATIVE: options.speculative}
         endpoints = {name: Endpoint(url.rstrip("/").removesuffix("/v1"), options.model) for name, url in urls.items()}
-        endpoints = _demo(options, stack) if options.demo else endpoints
+        if options.demo:
+            options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
+            endpoints = demo_servers(options, stack, (BASELINE, SPECULATIVE, FIXED, STOCK))
         asked = gate.questions(options.gate, options.seed)
         gated = [
             gate.of_endpoints(endpoints[BASELINE], endpoint, asked, min(64, options.tokens))

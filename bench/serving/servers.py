@@ -27,12 +27,13 @@ class Endpoint(NamedTuple):
     address: str
     model: str
 
-    def complete(self, prompt: str | Sequence[int], params: Params, tokens: int) -> list[Any]:
+    def complete(self, prompt: str | Sequence[int], params: Params, tokens: int, ignore_eos: bool = False) -> list[Any]:
         """The new ids of a prompt, or the text's characters where the server returns no ids."""
         p, key = params, os.environ.get("OPENAI_API_KEY")
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": tokens, "return_token_ids": True, "seed": p.seed,
             "temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p,
+            "ignore_eos": ignore_eos,
         }  # fmt: skip
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         try:
@@ -47,12 +48,16 @@ class Endpoint(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The command of an environment with vLLM, a port, arguments of `vllm serve`; `own_engine`: vLLM's, not ours."""
+    """The command of an environment with vLLM, a port, arguments of `vllm serve`; `own_engine`: vLLM's, not ours.
+
+    Without `caching` a prompt that comes again is computed again.
+    """
 
     vllm: Path
     port: int
     arguments: Sequence[str]
     own_engine: bool = False
+    caching: bool = False
 
 
 def vllm_command(file: Path | None) -> Path:
@@ -71,7 +76,11 @@ def serving(server: Server, log: Path) -> Iterator[str]:
     if server.own_engine:
         environment["VLLM_TARGET_DEVICE"] = "cpu"
     command = [str(server.vllm), "serve", *server.arguments, "--host", "127.0.0.1", "--port", str(server.port)]
-    command += ["--served-model-name", "m"]
+    command += [
+        "--served-model-name",
+        "m",
+        "--enable-prefix-caching" if server.caching else "--no-enable-prefix-caching",
+    ]
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
         try:
             _wait(process, f"{address}/health", log)

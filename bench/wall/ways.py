@@ -151,7 +151,7 @@ def _drafters(options: argparse.Namespace, stack: ExitStack) -> Ways:
 def _vllm(options: argparse.Namespace, stack: ExitStack) -> Ways:
     vllm = vllm_command(options.vllm)
     engine = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", str(options.batch)]
-    engine += ["--generation-config", "vllm", "--no-enable-prefix-caching"]
+    engine += ["--generation-config", "vllm"]
     drafting = {"method": "draft_model", "model": str(DEMO / "draft"), "num_speculative_tokens": 7}
     commands = {
         name: [str(bundle(options.folder / f"k{k}-b{options.batch}", "chain", k, batch=options.batch, max_len=512))]

@@ -39,8 +39,7 @@ def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
     ) -> Outputs:
         sampling, shard = inputs.sampling(key.filters, counts_B1V), pair.target_model.shard
         if sampling.asks is not None and key.is_prefill:
-            length_1 = inputs.attention_mask.sum(-1)
-            sampling = sampling._replace(asks=sampling.asks.of_prompt(inputs.input_ids, length_1, shard))
+            sampling = sampling._replace(asks=sampling.asks.of_prompt(inputs.occurred, shard))
         out = _STAGES[key.stage](pair, key.k, inputs, sampling, state, caches)
         if sampling.asks is None or counts_B1V is None:
             return out
@@ -62,7 +61,7 @@ def make_pair(spec: BundleSpec, graph: GraphSpec, ops: Ops, backing: Backing) ->
         if drafting:
             drafter = drafting.drafter(drafting.module(spec.draft_config, of_draft, backing), target.config)
         target.taps = drafter.taps
-        return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
+        return Pair(target, drafter, ops, spec.max_len).to(BY_FLAG[spec.dtype].torch)
 
 
 def grouped_state(graph: GraphSpec, values: Sequence[Tensor]) -> tuple[DraftState, list[Cache], Tensor | None]:

@@ -53,15 +53,15 @@ class TracedOps(Ops):
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
     def append(
-        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor, axis: int = 2
+        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
     ) -> Tensor:
         def write(cache: jax.Array, new: jax.Array, slots: jax.Array, positions: jax.Array) -> jax.Array:
             # a negative index would count from the end: send it past the end, where it is dropped
             positions = jnp.where(positions < 0, cache.shape[axis], positions)
-            places = (slots[:, None], *(slice(None),) * (axis - 1), positions)
+            places = (slots, *(slice(None),) * (axis - 1), positions)
             return cache.at[places].set(new.swapaxes(1, 2), mode="drop")
 
-        return interop.call_jax(write, cache_BGSD, new_BGND, slots_B, positions_BN)
+        return interop.call_jax(write, cache_BGSD, new_BGND, slots_BN, positions_BN)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.ranks == 1:
@@ -95,7 +95,8 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
         by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}
         named = {ours: by_name[name] for ours, name in stored.items()}
-        return jax.tree.leaves(interop.call_torch(step, named, StepInputs(*inputs), *grouped_state(graph, state)))
+        given = StepInputs(**{t.name: x for t, x in zip(graph.inputs, inputs, strict=True)})
+        return jax.tree.leaves(interop.call_torch(step, named, given, *grouped_state(graph, state)))
 
     jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
     run.__name__ = graph.key.name

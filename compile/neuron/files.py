@@ -9,6 +9,7 @@ import functools
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,11 @@ def compiled(
     flags, alone = flags_of(compiler_flags), found.level is Level.COMPILER
     tags = sorted({flag_tag(g.key) for g in plan.graphs}) if alone else sorted(nxdi_tags(plan))
     of_graphs = sorted((g.name, g.recipe) for g in graphs)
+    if not alone and plan.spec.pool < replace(plan.spec, blocks=0).pool:
+        raise UserError(
+            f"blocks is {plan.spec.blocks} and {MODEL} gives each slot blocks of its own; leave blocks out, or use the "
+            "toolchain cpu"
+        )
     if alone:
         print(f"this bundle gets NEFFs and no {MODEL}: {found.why_no_model}", file=sys.stderr)
         artifacts = _neffs(plan, folder, dict(of_graphs), flags, found)

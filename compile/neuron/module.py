@@ -1,9 +1,10 @@
 """The step as one torch module in NxDI's terms, which ModelBuilder traces for model.pt.
 
 Parameters carry the names of the weight files, caches are parameters that are aliased to outputs, and
-the inputs are NxDI's tuple. It names no min-p, no seed and no limit: there min-p is off, every step may
-accept k drafts, and noise is keyed by the cache slot and by how many prompts that slot has had, which is
-state of the graphs as the caches are. So two requests that follow each other in one slot have different noise.
+the inputs are NxDI's tuple. It names no min-p, no seed, no limit and no blocks: there min-p is off, every step may
+accept k drafts, each cache slot has blocks of its own, one after the other, and noise is keyed by the slot and by how
+many prompts that slot has had, which is state of the graphs as the caches are. So two requests that follow each other
+in one slot have different noise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph.pair import grouped_state, make_pair, stage_of
+from model.attention import KEY_TILE
 from model.backing import Backing
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.plan import BundlePlan
@@ -41,14 +43,14 @@ class StaticOps(Ops):
         return StaticOps(self.within, ranks)
 
     def append(
-        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_B: Tensor, positions_BN: Tensor, axis: int = 2
+        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
     ) -> Tensor:
         cache_BGSD, length = cache_BGSD.movedim(axis, 2), cache_BGSD.shape[axis]
         inside = (positions_BN >= 0) & (positions_BN < length)
         # an extra slot takes the rows that are dropped
         places_BN = torch.where(inside, positions_BN, length).long()
         padded = torch.nn.functional.pad(cache_BGSD, (0, 0, 0, 1))
-        slots_BN = slots_B.long()[:, None].expand_as(places_BN)
+        slots_BN = slots_BN.long().expand_as(places_BN)
         # the indexed axes come first: (B, N, G, D)
         padded = padded.transpose(1, 2).index_put((slots_BN, places_BN), new_BGND.transpose(1, 2))
         return padded.transpose(1, 2)[:, :, :length].movedim(2, axis)
@@ -67,6 +69,8 @@ class StepModule(nn.Module):
         super().__init__()
         spec = plan.spec
         self.alone, self.run = not spec.k, stage_of(graph)
+        # blocks of a slot
+        self.blocks = spec.max_len // KEY_TILE if spec.paged else 0
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
         self.graph = graph
@@ -114,6 +118,7 @@ class StepModule(nn.Module):
             torch.zeros_like(sampling_params[:, 0]),
             seeds,
             torch.full_like(seq_ids, self.graph.key.k),
+            self._table(seq_ids, attention_mask.shape[1]),
         )
         state = grouped_state(self.graph, [given[name] for name in self.state_names[:-1]])
         named = {ours: given[name] for ours, name in self.names.items()}
@@ -122,6 +127,13 @@ class StepModule(nn.Module):
         after = [t for cache in out.draft_state.caches for t in cache]
         after += [*out.draft_state.kept, *(t for cache in out.target_caches for t in cache)]
         return (*visible, *after, counts)
+
+    def _table(self, slots_B: Tensor, bucket: int) -> Tensor | None:
+        """(B, L) the blocks of these slots, where caches have blocks."""
+        if not self.blocks:
+            return None
+        own_L = torch.arange(bucket // KEY_TILE, dtype=torch.int32, device=slots_B.device)
+        return 1 + slots_B[:, None] * self.blocks + own_L
 
     def aliases(self) -> dict[Tensor, int]:
         """Parameter that is state, the caches and the counts -> the index of the output that replaces it."""
@@ -142,7 +154,6 @@ def _place(module: nn.Module, tensor: TensorSpec) -> None:
 
 def example_inputs(graph: GraphSpec) -> tuple[Tensor, ...]:
     """NxDI's input tuple for a graph: zeros, but for the positive parameters of sampling."""
-    inputs = StepInputs(*(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in graph.inputs))
-    ids, mask, positions, slots, params, *_ = inputs
+    ids, mask, positions, slots, params = (torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in graph.inputs[:5])
     # the last two are NxDI's own: hidden, adapter_ids
     return ids, mask, positions, slots, torch.ones_like(params), torch.zeros_like(slots), torch.zeros_like(slots)

@@ -23,7 +23,7 @@ import torch
 from compile.neuron.flags import DECODE, FUSED, LNC, PREFILL, TARGET, nxdi_tag
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
 from model.bundle.graph_spec import GraphSpec
-from model.bundle.plan import BundlePlan
+from model.bundle.plan import BundlePlan, whole_prompts
 from model.errors import UserError
 from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
@@ -173,6 +173,8 @@ def nxdi_tags(plan: BundlePlan) -> tuple[str, ...]:
 
 def nxdi_graphs(plan: BundlePlan, tag: str) -> list[GraphSpec]:
     """The graphs of a tag in model.pt, a bucket each."""
+    if tag == PREFILL:
+        return list(whole_prompts(plan))
     return [g for g in plan.graphs if nxdi_tag(g.key, plan.spec) == tag]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model.asks import ASKED, BIASES
+from model.attention import KEY_TILE
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.part import Part
 from model.bundle.spec import BundleSpec
@@ -26,6 +27,11 @@ KEPT = "draft_model.kept."
 COUNTS = "counts"
 # a draft's pass over a prompt
 _PROMPT = (DraftPass(0, 0),)
+
+
+def is_cache(name: str) -> bool:
+    """Whether a state of this name is keys or values."""
+    return ".kv." in name
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     target_weights, draft_weights = weights["target"], weights.get("draft", ())
     both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
     graphs = list[GraphSpec]()
-    for rows in (*spec.short_prompts, *spec.buckets):
-        prompt = _prefill(spec, rows, both, state)
+    for rows, keys in spec.prompts:
+        prompt = _prefill(spec, rows, keys, both, state)
         graphs += [prompt, _asking(prompt, spec)]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
@@ -71,11 +77,27 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
 
-def _prefill(spec: BundleSpec, rows: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]) -> GraphSpec:
-    """The graph of a prompt of at most `rows` ids."""
-    inputs, outputs = tensor_specs(INPUTS, B=1, T=rows, S=rows), tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
-    key = GraphKey(Stage.PREFILL, spec.k, rows)
+def whole_prompts(plan: BundlePlan) -> tuple[GraphSpec, ...]:
+    """The graphs of whole prompts, one a bucket, as a host takes them that knows no chunks."""
+    weights = plan.draft_weights + plan.target_weights
+    state = tuple(t for t in plan.state if t.name != COUNTS)
+    return tuple(_prefill(plan.spec, bucket, bucket, weights, state) for bucket in plan.spec.buckets)
+
+
+def _prefill(
+    spec: BundleSpec, rows: int, keys: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]
+) -> GraphSpec:
+    """The graph of at most `rows` ids of a prompt, which attend `keys` positions."""
+    sizes = _blocks_of(spec, keys) | ({"F": 1} if spec.paged else {})
+    inputs = tensor_specs(INPUTS, B=1, T=rows, S=keys, **sizes)
+    outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
+    key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
     return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
+
+
+def _blocks_of(spec: BundleSpec, keys: int) -> dict[str, int]:
+    """The blocks of a bucket, by their letter, where caches have blocks."""
+    return {"L": keys // KEY_TILE} if spec.paged else {}
 
 
 def _steps(
@@ -86,7 +108,8 @@ def _steps(
     The asking step of drafts is in halves: one that drafts, unless the host does, and one that verifies.
     """
     # a host that drafts brings the drafts with the input ids
-    inputs = tensor_specs(INPUTS, B=spec.batch, T=1 if spec.has_draft else key.k + 1, S=key.bucket)
+    rows, table = 1 if spec.has_draft else key.k + 1, _blocks_of(spec, key.bucket)
+    inputs = tensor_specs(INPUTS, B=spec.batch, T=rows, S=key.bucket, **table)
     outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1, S=key.bucket)
     passes = spec.kind.passes(key.k, spec.k) if key.k else ()
     for filters in (True, False):
@@ -116,7 +139,7 @@ def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     draft_key, verify_key = (key._replace(stage=stage) for stage in (Stage.DRAFT, Stage.VERIFY))
     yield replace(fused, key=draft_key, outputs=outputs, collectives=drafting, **of("draft_model."))
     models = ("target_model.", "draft_model.") if kind.keeps else ("target_model.",)
-    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket)
+    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket, **_blocks_of(spec, key.bucket))
     yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **of(*models))
 
 
@@ -125,6 +148,8 @@ def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
     key, batch = graph.key._replace(asking=True), graph.inputs[0].shape[0]
     rows = 1 if key.is_prefill else graph.rows
     sizes = {"B": batch, "N": rows, "W": words_of(spec.target_config.vocab_size), "A": ASKED, "M": BIASES}
+    if key.is_prefill:
+        sizes["V"] = spec.target_config.vocab_size
     asked = {name: INPUTS[name] for name in ASKS}
     graph = replace(
         graph, key=key, inputs=graph.inputs + tensor_specs(asked, **sizes), state=(*graph.state, _counts(spec))
@@ -134,10 +159,10 @@ def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
         # a draft of ids of its own needs the counts of ids that other ranks hold; it has no scores
         own_ids = getattr(spec.draft_config, spec.draft_config.ids) < spec.target_config.vocab_size
         return _gathering(graph, int(sharded and own_ids))
-    scored = key.bucket if key.is_prefill else rows
+    scored = key.rows if key.is_prefill else rows
     outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=scored, C=COLUMNS)
     # ranks with logits of their own join their best ones, then their sums; ranks without gather the logits
-    times = blocks(key.bucket) if key.is_prefill else 0
+    times = blocks(key.rows) if key.is_prefill else 0
     gathers = 2 * sharded * (1 + times) + times * (not sharded and spec.tp > 1)
     return _gathering(replace(graph, outputs=outputs), gathers)
 
@@ -162,7 +187,8 @@ def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
 
 
 def _caches(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
-    shapes = cache_shapes(part.config, part.parallel, spec.batch, spec.max_len, part.backing.layout)
+    slots, length = (spec.pool, KEY_TILE) if spec.paged else (spec.batch, spec.max_len)
+    shapes = cache_shapes(part.config, part.parallel, slots, length, part.backing.layout)
     return tuple(
         TensorSpec(f"{part.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
         for layer in range(part.config.num_hidden_layers)

@@ -29,6 +29,10 @@ MAX_K = 31
 DRAFT_GROUPS = (1, 2, 4, 8)
 # of a chat's first turns; on a CPU a pass over a tile of keys costs four times and twice as much
 SHORT_PROMPTS = (32, 64)
+# rows of the prompts' graphs, as far as the length reaches
+CHUNKS = (*SHORT_PROMPTS, 128, 512, 2048)
+# a graph of a prompt may read so many times the keys that are there
+_KEYS_STEP = 16
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 
 
@@ -37,7 +41,8 @@ class BundleSpec:
     """One bundle. `ks` are the k of its fused steps, rising; without any there is no draft.
 
     `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft. With `kv_shard` sequence
-    the ranks that share a kv head hold a slice of its positions each.
+    the ranks that share a kv head hold a slice of its positions each. `blocks` are those of a pool of caches, block 0
+    among them, by default as many as the batch may need; `chunks` the rows of the prompts' graphs, by default `CHUNKS`.
     """
 
     target: Name
@@ -53,6 +58,8 @@ class BundleSpec:
     draft_config: Any = None
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
     kv_shard: Literal["heads", "sequence"] = "heads"
+    blocks: Annotated[int, Range(0, 1 << 24)] = 0
+    chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
 
     @property
     def k(self) -> int:
@@ -94,6 +101,34 @@ class BundleSpec:
         return SHORT_PROMPTS if self.kernels == "reference" else ()
 
     @property
+    def paged(self) -> bool:
+        """Whether caches are pools of blocks: as the kernels have them, unless ranks hold slices of the positions."""
+        return self.kv_shard == "heads" and backing_of(self.kernels).layout.block > 0
+
+    @property
+    def pool(self) -> int:
+        """Blocks of a pool of caches, block 0 among them; 0 where caches have none."""
+        return (self.blocks or 1 + self.batch * self.max_len // KEY_TILE) if self.paged else 0
+
+    @property
+    def prompts(self) -> tuple[tuple[int, int], ...]:
+        """Rows and keys of each graph of prompts.
+
+        A chunk has a graph for a prompt's beginning, which attends its own rows, one for the whole length, and between
+        them one for each 16 times as many keys that are less than half of the length.
+        """
+        if not self.paged:
+            return tuple((rows, max(rows, KEY_TILE)) for rows in (*self.short_prompts, *self.buckets))
+        chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len)
+        return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
+
+    def _keys_of(self, rows: int) -> list[int]:
+        keys = [max(rows, KEY_TILE)]
+        while keys[-1] * _KEYS_STEP * 2 < self.max_len:
+            keys.append(keys[-1] * _KEYS_STEP)
+        return sorted({*keys, self.max_len})
+
+    @property
     def draft_ranks(self) -> int:
         """Ranks that hold one copy of the draft; 0 without one."""
         return (self.draft_tp or self.tp) if self.has_draft else 0
@@ -131,6 +166,7 @@ class BundleSpec:
         _check_drafter(self)
         if self.kv_shard == "sequence":
             _check_slices(self)
+        _check_blocks(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
@@ -202,6 +238,24 @@ def _check_drafter(spec: BundleSpec) -> None:
     misfit = draft.misfit(target, spec.k) if hasattr(draft, "misfit") else ""
     if misfit:
         raise UserError(f"the draft's heads {misfit}; give heads that were trained for this target, or lower k")
+
+
+def _check_blocks(spec: BundleSpec) -> None:
+    if not spec.paged:
+        if spec.blocks or spec.chunks:
+            why = "kv_shard sequence" if spec.kv_shard == "sequence" else f"kernels {spec.kernels}"
+            raise UserError(f"blocks or chunks were given and {why} keeps a slot in one piece; leave them out")
+        return
+    if spec.pool < (least := 1 + spec.max_len // KEY_TILE):
+        raise UserError(
+            f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions "
+            f"and one is kept free, give at least {least}"
+        )
+    powers = all(16 <= c <= spec.max_len and c & (c - 1) == 0 for c in spec.chunks)
+    if not powers or list(spec.chunks) != sorted({*spec.chunks}):
+        raise UserError(
+            f"chunks are {_listed(spec.chunks)}; give rising powers of two, from 16 to max-len {spec.max_len}"
+        )
 
 
 def _check_slices(spec: BundleSpec) -> None:

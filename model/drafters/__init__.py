@@ -50,7 +50,7 @@ class DraftState(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A prompt of one sequence in its slot: its ids, their places and number, the id drawn after it, and features."""
+    """Rows of one sequence's prompt: the ids, their places and number, the id after them, and features."""
 
     ids_1S: Tensor
     placement: Placement

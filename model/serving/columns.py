@@ -41,3 +41,12 @@ def _turn_parameter(parameter: ir.Value[Any]) -> None:
     parameter.set_type(ir.RankedTensorType.get(held.shape[::-1], held.element_type))
     back = stablehlo.TransposeOp(parameter, ir.DenseI64ArrayAttr.get([1, 0]))
     parameter.replace_all_uses_except(back.result, back.operation)
+
+
+def retype(module: ir.Module) -> None:
+    """Give every function the types that its arguments and its return have."""
+    for function in module.body.operations:
+        block = function.regions[0].blocks[0]
+        takes = [argument.type for argument in block.arguments]
+        returns = [operand.type for operand in block.operations[len(block.operations) - 1].operands]
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(takes, returns))

@@ -16,9 +16,10 @@ from model.graph_io import StepOutputs, words_of
 from model.graph_key import Stage
 from model.scores import TOP
 from model.serving import ngram
+from model.serving.blocks import Blocks
 from model.serving.masked import followed, masks, run_halves, walks_of
 from model.serving.masks import limited
-from model.serving.request import ERROR, Request, Result, Score, Shape
+from model.serving.request import ERROR, Chunk, Request, Result, Score, Shape
 from model.serving.slots import Slot, SlotTable, prompt_inputs
 from model.serving.step_k import Always, Ended, StepK
 from model.serving.work import Runner, Work
@@ -53,6 +54,8 @@ def by_ngram(slot: Slot, most: int) -> list[int]:
 class Engine:
     """Continuous batching over a runner. A request's ids do not depend on the order or the neighbours.
 
+    A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two.
+
     `step_k` chooses the k of each step, by default always the bundle's largest. Where the host drafts, `propose`
     returns drafts for a slot, at most a given number, by default from the slot's own ids.
     """
@@ -64,15 +67,20 @@ class Engine:
         speculative: bool = True,
         step_k: StepK | None = None,
         propose: Proposer | None = None,
+        owns_blocks: bool = True,
     ) -> None:
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self.step_k: StepK = (step_k or Always(shape.k)) if self.speculative else Always(0)
         self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
-        self.slots, self.words = SlotTable(shape.batch), words_of(shape.vocabulary)
+        self.slots, self.words = SlotTable(shape.batch, shape.block), words_of(shape.vocabulary)
+        # the free blocks; None where they are given with each request, or a slot is in one piece
+        self.blocks = Blocks(shape.pool) if shape.block and owns_blocks else None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
         # since when the work of seated requests has run without a pause
         self._since: float | None = None
+        # whether a step comes before the next chunk
+        self._between = False
 
     def ks(self, k_limit: int | None = None, asking: bool = False) -> set[int]:
         """The k of every graph that a step of requests with this limit may run."""
@@ -95,10 +103,10 @@ class Engine:
     def cancel(self, number: int) -> None:
         """Forget a request, whether it waits, is seated or has ended; it has no more events."""
         self._waiting = deque(w for w in self._waiting if w[0] != number)
-        self.slots.leave(number)
+        self._leave(number)
 
     def step(self) -> list[Event]:
-        """Run the prompt of a request that a slot is free for, else a step of all that are seated."""
+        """Run a chunk of the prompt of a request that has a slot, else a step of all whose prompts have ended."""
         work = self._schedule()
         return self._postprocess(*self._run(work)) if work else []
 
@@ -123,18 +131,46 @@ class Engine:
         return results
 
     def _schedule(self) -> Work | None:
-        return self._schedule_prompt() or self._schedule_step()
+        # a step between the chunks of a prompt
+        first = self._schedule_step() if self._between else None
+        self._between = False
+        return first or self._schedule_prompt() or self._schedule_step()
 
     def _schedule_prompt(self) -> Work | None:
-        """The prompt of the request that has waited longest, if a slot is free."""
+        """A chunk of the prompt that is being filled, or of the one that has waited longest, if it gets a place."""
+        slot = next((slot for slot in self.slots.seated if slot.filling), None) or self._seat()
+        if slot is None:
+            return None
+        work = self._chunk(slot, slot.known)
+        self._between = slot.filling
+        return work
+
+    def _seat(self) -> Slot | None:
+        """The slot of the request that has waited longest, if there is one, with blocks to its end."""
         if not self._waiting or self.slots.full:
             return None
-        number, request = self._waiting.popleft()
-        return Work((self.slots.seat(number, request, limited(request, self.shape.vocabulary)),))
+        number, request = self._waiting[0]
+        length = len(request.ids) + request.max_new_tokens
+        blocks = self.blocks.take(self.shape.blocks(length)) if self.blocks else []
+        if blocks is None:
+            return None
+        self._waiting.popleft()
+        return self.slots.seat(number, request, limited(request, self.shape.vocabulary), blocks)
+
+    def _leave(self, number: int) -> None:
+        if self.blocks and self.slots.has(number):
+            self.blocks.give(self.slots.find(number).blocks)
+        self.slots.leave(number)
+
+    def _chunk(self, slot: Slot, length: int) -> Work:
+        """The next chunk of a slot's first `length` ids."""
+        chunk = self.shape.chunk(slot.cached, length)
+        slot.cached = chunk.last
+        return Work((slot,), chunk=chunk)
 
     def _schedule_step(self) -> Work | None:
-        """A step of all seated requests."""
-        seated = tuple(self.slots.seated)
+        """A step of all requests whose prompts have ended."""
+        seated = tuple(self.slots.ready)
         if not seated:
             return None
         limits = self._limits(seated)
@@ -155,10 +191,10 @@ class Engine:
         """Run the graphs of some work; the work as it was done, and the outputs."""
         self._since = self._since or time.perf_counter()
         if work.k is None:
+            assert work.chunk
             (slot,) = work.slots
-            bucket = self.shape.prompt_bucket(len(slot.request.ids))
-            inputs = prompt_inputs(slot, bucket, self.words)
-            return work, self.runner.run(inputs.graph(Stage.PREFILL, self.shape.k, bucket), inputs)
+            inputs = prompt_inputs(slot, work.chunk, self.shape)
+            return work, self.runner.run(inputs.graph(Stage.PREFILL, self.shape.k, work.chunk.keys), inputs)
         bucket = self._bucket(work)
         if work.asking and work.k and not self.shape.host_drafts:
             return run_halves(self.runner, self.slots, work, bucket, self.words)
@@ -177,13 +213,8 @@ class Engine:
         accepted_BN = np.asarray(outputs.accepted)
         seconds = self._lap()
         if work.k is None:
-            (slot,) = work.slots
-            request, length = slot.request, len(slot.request.ids)
-            slot.position = length
-            of_prompt = _scores(request.prompt_logprobs, outputs, 0, slice(length - 1))
-            of_first = _scores(request.logprobs, outputs, 0, slice(length - 1, length))
-            slot.result.prompt_scores = of_prompt
-            return [self._emit(slot, Event(slot.number, [int(accepted_BN[0, 0])], None, 0, 0, 0, of_first, of_prompt))]
+            assert work.chunk
+            return self._filled(work.slots[0], work.chunk, outputs)
         events = []
         for slot, limit in zip(work.slots, work.limits, strict=True):
             # its request may have left while the step ran
@@ -200,6 +231,23 @@ class Engine:
         self.step_k.ended(work.k, None if work.asking else seconds, requests)
         return events
 
+    def _filled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:
+        """The first event of a request, after the last chunk of its prompt."""
+        # its request may have left while the chunk ran
+        if not self.slots.holds(slot):
+            return []
+        request, result, last = slot.request, slot.result, chunk.last == slot.known
+        if slot.known == len(request.ids):
+            rows = slice(len(result.prompt_scores) - chunk.first, chunk.size - last)
+            result.prompt_scores += _scores(request.prompt_logprobs, outputs, 0, rows)
+        if not last:
+            return []
+        slot.position = slot.known
+        self.slots.changed()
+        of_first = _scores(request.logprobs, outputs, 0, slice(chunk.size - 1, chunk.size))
+        token = int(np.asarray(outputs.accepted)[0, 0])
+        return [self._emit(slot, Event(slot.number, [token], None, 0, 0, 0, of_first, result.prompt_scores))]
+
     def _lap(self) -> float:
         """Wall seconds of the work that has just been read, with the host's part since the work before it."""
         now = time.perf_counter()
@@ -213,11 +261,11 @@ class Engine:
         if not result.reason and slot.position >= self.shape.max_len - 1:
             result.reason = "context"
         if result.reason:
-            self.slots.leave(slot.number)
+            self._leave(slot.number)
             if not self.busy:
                 self._since = None
         if result.reason == ERROR:
-            self.runner.clear(slot.index)
+            self.runner.clear(slot.index, slot.blocks)
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 
 

@@ -17,7 +17,7 @@ from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
 from model.bundle.graph_spec import GraphSpec
 from model.errors import UserError
-from model.serving import columns, prefixes, quicker
+from model.serving import columns, quicker
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -70,13 +70,12 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return jax.core.ShapedArray(shape, dtype)
 
 
-def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, cut: int = 0) -> Any:
-    """An executable of a graph's HLO proto, one replica a device; None if it cannot be cut.
+def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None) -> Any:
+    """An executable of a graph's HLO proto, one replica a device.
 
     UserError if the plugin's compiler refuses the proto.
 
     A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
-    `cut`: with caches of this length, its bucket's (`model.serving.prefixes`).
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
@@ -86,10 +85,7 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
         stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
         if devices[0].platform == "cpu":
             options.env_option_overrides = list(SAME_BITS.items())
-            held = _as_held(stablehlo, graph, cut) if graph else stablehlo
-            if held is None:
-                return None
-            stablehlo = held
+            stablehlo = _as_held(stablehlo, graph) if graph else stablehlo
         return client.compile_and_load(stablehlo, listed, options)
     except (RuntimeError, ValueError, ir.MLIRError) as error:
         raise refused(graph, "compiled", error) from error
@@ -101,14 +97,12 @@ def refused(graph: GraphSpec | None, done: str, error: Exception) -> UserError:
     return UserError(f"{name} cannot be {done} ({said}); build the bundle again")
 
 
-def _as_held(stablehlo: bytes, graph: GraphSpec, cut: int) -> bytes | None:
-    """A module that takes weights and caches as the runtime holds them on a CPU, with its slow parts rewritten."""
+def _as_held(stablehlo: bytes, graph: GraphSpec) -> bytes:
+    """A module that takes weights as the runtime holds them on a CPU, with its slow parts rewritten."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(stablehlo)
         main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
-        if cut and not prefixes.cut_caches(main, graph, cut):
-            return None
         columns.take_turned(main, graph.weights)
-        prefixes.retype(module)
+        columns.retype(module)
         quicker.rewrite(module)
         return bytes(mlir.module_to_bytecode(module))

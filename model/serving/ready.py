@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from model.attention import KEY_TILE
 from model.bundle.opening import Bundle
 from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
@@ -33,7 +34,10 @@ def shape_of(bundle: Bundle) -> Shape:
         spec.buckets,
         spec.target_config.vocab_size,
         spec.host_drafts,
-        spec.short_prompts,
+        spec.prompts,
+        KEY_TILE if spec.paged else 0,
+        spec.pool,
+        spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
     )
 
 
@@ -50,9 +54,10 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
     shape, ks, length = engine.shape, engine.ks(request.k_limit, request.asking), len(request.ids)
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
     buckets = [b for b in shape.buckets if length < b <= shape.bucket(last)]
+    prompts = {(chunk.rows, chunk.keys) for chunk in shape.chunks(length)}
     for key in bundle.plan.by_key:
         if key.is_prefill:
-            wanted = key.bucket == shape.prompt_bucket(length)
+            wanted = (key.rows, key.bucket) in prompts
         else:
             wanted = key.k in ks and key.bucket in buckets and (key.asking or key.filters == request.params.filter)
         if wanted and key.asking == request.asking:

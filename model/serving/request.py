@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,20 @@ NO_DRAW = "the model's logits hold NaN or infinity, or leave no id to draw,"
 _NO_PENALTIES = (0.0, 0.0, 1.0)
 
 
+class Chunk(NamedTuple):
+    """Some ids of a prompt: `size` from position `first` on, by the graph of `rows` that attend `keys` positions."""
+
+    first: int
+    size: int
+    rows: int
+    keys: int
+
+    @property
+    def last(self) -> int:
+        """The position after it."""
+        return self.first + self.size
+
+
 @dataclass(frozen=True)
 class Shape:
     """The facts of a bundle that an engine needs; `shape_of` in `model/serving/ready.py` makes it."""
@@ -35,8 +49,13 @@ class Shape:
     vocabulary: int
     # whether the host brings the drafts of a step
     host_drafts: bool = False
-    # rows of the prefills below the buckets, rising
-    short_prompts: tuple[int, ...] = ()
+    # rows and keys of the prompts' graphs, rising; without any, each bucket takes a whole prompt
+    prompts: tuple[tuple[int, int], ...] = ()
+    # positions of a block and blocks of a pool, block 0 among them; 0 where a slot is in one piece
+    block: int = 0
+    pool: int = 0
+    # ids before a prompt's end that its last chunk holds
+    kept: int = 0
 
     @property
     def k(self) -> int:
@@ -55,9 +74,33 @@ class Shape:
         """
         return next(k for k in ((0, self.k) if asking else (0, *self.ks)) if k >= drafts)
 
-    def prompt_bucket(self, length: int) -> int:
-        """The bucket of the smallest prefill that takes a prompt of this length."""
-        return next((b for b in self.short_prompts if length <= b), self.bucket(length))
+    def chunk(self, first: int, length: int, most: int | None = None) -> Chunk:
+        """The next chunk of ids from position `first` to `length`, of at most `most` of them.
+
+        It takes the rest where that fills more than half of the smallest graph that holds it, else what fills the
+        largest graph that it fills.
+        """
+        first = min(first, max(0, length - self.kept))
+        left = min(length - first, most or length)
+        prompts = self.prompts or tuple((b, b) for b in self.buckets)
+        sizes = sorted({rows for rows, _ in prompts})
+        holding = next((rows for rows in sizes if rows >= left), sizes[-1])
+        filled = [rows for rows in sizes if rows <= left and self.block]
+        rows = holding if 2 * left > holding or not filled else filled[-1]
+        count = min(left, rows)
+        keys = min(keys for r, keys in prompts if r == rows and keys >= first + count)
+        return Chunk(first, count, rows, keys)
+
+    def blocks(self, length: int) -> int:
+        """The blocks of so many positions, at most those of a sequence; none where a slot is in one piece."""
+        return -(-min(length, self.max_len) // self.block) if self.block else 0
+
+    def chunks(self, length: int, first: int = 0, most: int | None = None) -> Iterator[Chunk]:
+        """The chunks of a prompt of this length whose first ids are cached."""
+        while first < length:
+            chunk = self.chunk(first, length, most)
+            yield chunk
+            first = chunk.last
 
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds this number of positions, or the largest one."""

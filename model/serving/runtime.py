@@ -6,23 +6,25 @@ It takes the place of a NEFF on a Trainium machine. Ranks are virtual CPU device
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from model.bundle import plan
 from model.bundle.contract import violations
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.opening import Bundle
 from model.bundle.shards import shard_tensors
 from model.dtypes import BY_NAME
 from model.errors import UserError
-from model.graph_io import StepInputs, StepOutputs
+from model.graph_io import StepInputs, StepOutputs, zeros_of
 from model.graph_key import GraphKey
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-from model.serving import columns, memory_maps, pjrt, prefixes
+from model.serving import columns, memory_maps, pjrt
 
 
 class Graphs:
@@ -32,7 +34,7 @@ class Graphs:
     """
 
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
-        self.bundle, self.tp, spec = bundle, bundle.spec.tp, bundle.spec
+        self.bundle, self.tp = bundle, bundle.spec.tp
         if not bundle.manifest.has_weights:
             raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
@@ -44,11 +46,6 @@ class Graphs:
         self._protos = {graph.key: bytes(bundle.read(graph.file)) for graph in bundle.graphs}
         self._weights = self._load_weights()
         self._state = {t.name: self._zeros(t) for t in bundle.plan.state}
-        # on a CPU graphs get caches as long as their bucket, if they can: a slice of the positions ends where no
-        # bucket does
-        self._cut = platform == "cpu" and spec.kv_shard == "heads"
-        self._caches = [t.name for t in bundle.plan.state if prefixes.is_cache(t)]
-        self._prefixes = prefixes.Prefixes(spec.buckets, spec.max_len)
 
     def prepare(self, key: GraphKey) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
@@ -61,7 +58,7 @@ class Graphs:
     def rehearse(self, key: GraphKey) -> float:
         """The wall seconds of a run of a graph on zeros, while no sequence is in the cache."""
         graph = self._graph(key)
-        inputs = StepInputs(*(np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in graph.inputs))
+        inputs = zeros_of(graph.inputs)
         begin = time.perf_counter()
         try:
             jax.block_until_ready(self._run(key, inputs))
@@ -79,14 +76,14 @@ class Graphs:
         (candidates_BN,) = self._run(key, inputs)
         return candidates_BN
 
-    def clear(self, slot: int) -> None:
-        """Zero a slot's state, where NaN would reach the next request: attention multiplies unseen rows by 0."""
-        self._fit(self.bundle.spec.max_len)
+    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
+        """Zero the NaN in a slot's state and in its blocks: attention multiplies rows that it does not see by 0."""
         for name, array in self._state.items():
             held = np.array(array)
             parts = np.split(held, self.tp)
             for part in parts:
-                part[slot] = 0
+                places = list(blocks) if blocks and plan.is_cache(name) else [slot]
+                part[places] = np.where(np.isfinite(part[places]), part[places], 0)
             self._state[name] = self._put(parts)
 
     def _graph(self, key: GraphKey) -> GraphSpec:
@@ -94,7 +91,6 @@ class Graphs:
 
     def _run(self, key: GraphKey, inputs: StepInputs) -> list[Any]:
         graph, executable = self._graph(key), self._executable(key)
-        self._fit(self._length(key) if self._cut else self.bundle.spec.max_len)
         arguments = [self._weights[t.name] for t in graph.weights]
         arguments += self._placed([getattr(inputs, t.name) for t in graph.inputs])
         arguments += [self._state[t.name] for t in graph.state]
@@ -134,24 +130,8 @@ class Graphs:
                 custom_calls.register()
             if self._platform == "cpu":
                 memory_maps.check_room()
-            compiled = pjrt.compile_hlo(proto, self._devices, graph, self._length(key) * self._cut)
-            if compiled is None:
-                # a graph that needs whole caches: then all graphs get them, compiled ones too
-                self._cut, before = False, list(self._executables)
-                self._executables.clear()
-                for other in before:
-                    self._executable(other)
-                return self._executable(key)
-            self._executables[key] = compiled
+            self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph)
         return self._executables[key]
-
-    def _length(self, key: GraphKey) -> int:
-        """Positions that a graph reads: a short prompt's, those of the first bucket."""
-        return max(key.bucket, self.bundle.spec.buckets[0])
-
-    def _fit(self, length: int) -> None:
-        if self._prefixes.length != length:
-            self._state |= self._prefixes.fit({name: self._state[name] for name in self._caches}, length)
 
     def _load_weights(self) -> dict[str, Any]:
         shards = [shard_tensors(self.bundle, rank) for rank in range(self.tp)]

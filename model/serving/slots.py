@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.asks import BIASES
-from model.graph_io import StepInputs, StepOutputs, zero_inputs
+from model.asks import BIASES, IN_PROMPT
+from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
 from model.sampling import NO_ID
 from model.serving.masks import Allowed, Walk, masks_of_rows
-from model.serving.request import ERROR, NO_DRAW, Params, Request, Result, Score
+from model.serving.request import ERROR, NO_DRAW, Chunk, Params, Request, Result, Score, Shape
 
 
 @dataclass
 class Slot:
     """A request's place in the batch: `token` is its newest id, whose place in the caches is `position`.
 
-    `allowed` are all its masks, those of its parameters too.
+    `allowed` are all its masks, those of its parameters too. `known` ids are there before the next one is drawn: its
+    prompt, and what it had drawn before it lost its place. The rows of the first `cached` of them are written, or their
+    chunks have begun. `blocks` are those of its positions, in order.
     """
 
     index: int
@@ -28,6 +30,17 @@ class Slot:
     result: Result = field(default_factory=Result)
     position: int = 0
     token: int = -1
+    cached: int = 0
+    known: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known = len(self.ids)
+
+    @property
+    def filling(self) -> bool:
+        """Whether chunks of its prompt have not begun."""
+        return self.cached < self.known
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -59,13 +72,15 @@ class Slot:
 class SlotTable:
     """The slots of a batch."""
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, batch: int, block: int = 0) -> None:
+        self.batch, self.block = batch, block
         self._free = list(range(batch))[::-1]
         self._slots: dict[int, Slot] = {}
         # the sampling inputs of the seated requests; made again when the seats change
         self._sampling: dict[str, np.ndarray] | None = None
-        self._limits: tuple[int, ...] | None = None
+        self._limits: tuple[tuple[int, int], ...] | None = None
+        # bucket -> the blocks of the ready ones
+        self._tables: dict[int, np.ndarray] = {}
 
     @property
     def full(self) -> bool:
@@ -76,14 +91,49 @@ class SlotTable:
         """The occupied slots, in the order of their requests' arrival."""
         return list(self._slots.values())
 
+    @property
+    def ready(self) -> list[Slot]:
+        """The occupied slots whose prompts have ended."""
+        return [slot for slot in self._slots.values() if slot.position]
+
+    def has(self, number: int) -> bool:
+        """Whether a request has a slot."""
+        return number in self._slots
+
+    def find(self, number: int) -> Slot:
+        """The slot of a request."""
+        return self._slots[number]
+
+    def changed(self) -> None:
+        """Blocks or readiness of a slot have changed."""
+        self._tables = {}
+
+    def table(self, bucket: int, block: int) -> np.ndarray:
+        """(B, L) the blocks of a bucket's positions; none for slots that are not ready."""
+        if bucket not in self._tables:
+            table_BL = np.zeros((self.batch, bucket // block), np.int32)
+            for slot in self.ready:
+                table_BL[slot.index] = _row(slot, table_BL.shape[1])
+            # a runner may keep it on its devices
+            table_BL.flags.writeable = False
+            self._tables[bucket] = table_BL
+        return self._tables[bucket]
+
     def holds(self, slot: Slot) -> bool:
         """Whether a slot's request is still there."""
         return self._slots.get(slot.number) is slot
 
-    def seat(self, number: int, request: Request, allowed: Allowed | None = None) -> Slot:
-        """Give a request the next free slot."""
-        slot = self._slots[number] = Slot(self._free.pop(), number, request, allowed)
-        self._sampling = None
+    def seat(
+        self,
+        number: int,
+        request: Request,
+        allowed: Allowed | None = None,
+        blocks: Sequence[int] = (),
+        ids: Sequence[int] = (),
+    ) -> Slot:
+        """Give a request the next free slot, these blocks and the ids that it has drawn before."""
+        slot = Slot(self._free.pop(), number, request, allowed, Result(ids=list(ids)), blocks=list(blocks))
+        self._slots[number], self._sampling = slot, None
         return slot
 
     def leave(self, number: int) -> None:
@@ -91,6 +141,7 @@ class SlotTable:
         if slot := self._slots.pop(number, None):
             self._free.append(slot.index)
             self._sampling = None
+            self.changed()
 
     def step_inputs(
         self,
@@ -100,29 +151,29 @@ class SlotTable:
         drafts: Sequence[Sequence[int]] = (),
         rows: int = 1,
     ) -> StepInputs:
-        """The inputs of a step of all seated requests, each with its limit of drafts; idle rows are neutral.
+        """The inputs of a step of all ready requests, each with its limit of drafts; idle rows are neutral.
 
         `allowed` are the masks of an asking graph. A graph that takes drafts has `rows` > 1: the newest id and then the
         `drafts` of each request, padded with zeros.
         """
         # new arrays: a device may read from the old ones
         ids_BT, positions_BT = np.zeros((self.batch, rows), np.int32), np.zeros((self.batch, rows), np.int32)
-        for slot in self._slots.values():
+        for slot in self.ready:
             ids_BT[slot.index, 0], positions_BT[slot.index] = slot.token, slot.position
         if rows > 1:
-            for slot, more in zip(self._slots.values(), drafts, strict=False):
+            for slot, more in zip(self.ready, drafts, strict=False):
                 ids_BT[slot.index, 1 : 1 + len(more)] = more
             positions_BT += np.arange(rows, dtype=np.int32)
         mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
         return StepInputs(
-            **self._requested(limits)
+            **self._requested(limits, bucket)
             | {"input_ids": ids_BT, "attention_mask": mask_BS, "position_ids": positions_BT, "allowed": allowed}
         )
 
     def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...]) -> StepInputs:
         """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
         return StepInputs(
-            **self._requested(limits)
+            **self._requested(limits, outputs.next_mask.shape[1])
             | {
                 "input_ids": outputs.next_ids,
                 "attention_mask": outputs.next_mask,
@@ -130,30 +181,51 @@ class SlotTable:
             }
         )
 
-    def _requested(self, limits: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """The sampling inputs of the seated requests, and each one's limit of drafts."""
+    def _requested(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
+        """The sampling inputs of the seated requests, each ready one's limit of drafts, and their blocks."""
         if self._sampling is None:
             self._sampling, self._limits = _sampling(self.seated, self.batch), None
-        if self._limits != limits:
+        of_slots = tuple((slot.index, limit) for slot, limit in zip(self.ready, limits, strict=True))
+        if self._limits != of_slots:
             limits_B = np.zeros(self.batch, np.int32)
-            limits_B[[slot.index for slot in self._slots.values()]] = limits
+            for index, limit in of_slots:
+                limits_B[index] = limit
             limits_B.flags.writeable = False
-            self._limits = limits
+            self._limits = of_slots
             self._sampling["k_limits"] = limits_B
-        return self._sampling
+        return self._sampling | ({"block_table": self.table(bucket, self.block)} if self.block else {})
 
 
-def prompt_inputs(slot: Slot, bucket: int, words: int) -> StepInputs:
-    """The inputs of a slot's prefill; a mask has `words` words."""
-    ids = slot.request.ids
-    inputs = zero_inputs(B=1, T=bucket, S=bucket)
-    inputs.input_ids[0, : len(ids)], inputs.attention_mask[0, : len(ids)] = ids, 1
-    inputs.position_ids[0], inputs.seq_ids[0] = np.arange(bucket), slot.index
+def prompt_inputs(slot: Slot, chunk: Chunk, shape: Shape) -> StepInputs:
+    """The inputs of a chunk of a slot's prompt."""
+    ids, paged = slot.ids, {"L": chunk.keys // shape.block, "F": 1} if shape.block else {}
+    inputs = zero_inputs(B=1, T=chunk.rows, S=chunk.keys, **paged)
+    inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.last]
+    inputs.attention_mask[0, : chunk.last], inputs.seq_ids[0] = 1, slot.index
+    inputs.position_ids[0] = np.arange(chunk.first, chunk.first + chunk.rows)
+    if shape.block:
+        inputs.block_table[0] = _row(slot, paged["L"])
+        inputs.following[0] = ids[chunk.last] if chunk.last < slot.known else -1
     _set(inputs, 0, slot.request)
     if not slot.request.asking:
         return inputs
-    walks = {0: Walk(slot.allowed, slot.result.ids, 0, words)} if slot.allowed else {}
-    return inputs._replace(allowed=masks_of_rows(walks, 1, 1, words), **_asked([slot.request]))
+    words, last = words_of(shape.vocabulary), chunk.last == slot.known
+    # the token after a chunk that is not the last one is dropped
+    walks = {0: Walk(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
+    allowed, occurred = masks_of_rows(walks, 1, 1, words), _occurred(slot, shape.vocabulary)
+    return inputs._replace(allowed=allowed, occurred=occurred, **_asked([slot.request]))
+
+
+def _row(slot: Slot, count: int) -> list[int]:
+    """The first blocks of a slot, 0 for those that it does not have."""
+    return (slot.blocks + [0] * count)[:count]
+
+
+def _occurred(slot: Slot, vocabulary: int) -> np.ndarray:
+    """(1, V) how often each id is among the drawn ones, and whether it is in the prompt."""
+    occurred_V = np.bincount(slot.result.ids, minlength=vocabulary).astype(np.int32)
+    occurred_V[list(slot.request.ids)] += IN_PROMPT
+    return occurred_V[None]
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:

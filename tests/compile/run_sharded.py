@@ -10,23 +10,26 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 
 from compile.build import build
 from model.bundle.opening import read_bundle
+from model.bundle.plan import is_cache
 from model.bundle.spec import BundleSpec
 from model.serving.engine import Engine
 from model.serving.overlap import OverlappedEngine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
+from model.serving.slots import Slot
 from tests import executables
 from tests.compile.tiny import spec
 from tests.model.ahead import ids_ahead
 
-RANKS = 8
+RANKS, K = 8, 2
 BUNDLES: dict[str, dict[str, Any]] = {
     "one": {"tp": 1, "k": 1, "batch": 1},
     "two": {"tp": 2},
@@ -63,9 +66,28 @@ def _shards(array: Any) -> list[np.ndarray]:
 
 
 def run(folder: Path, name: str, graphs: Graphs) -> dict[str, Any]:
-    results = Engine(graphs, shape_of(graphs.bundle)).run(requests())
-    np.savez(folder / f"{name}.npz", **{n: np.stack(_shards(a)) for n, a in graphs._state.items()})
+    engine, held = Engine(graphs, shape_of(graphs.bundle)), dict[int, list[int]]()
+    seat = engine.slots.seat
+
+    def noted(*given: Any) -> Slot:
+        slot = seat(*given)
+        held[slot.index] = list(slot.blocks)
+        return slot
+
+    with mock.patch.object(engine.slots, "seat", noted):
+        results = engine.run(requests())
+    state = {n: np.stack(_shards(a)) for n, a in graphs._state.items()}
+    if graphs.bundle.spec.paged:
+        state = {n: in_slots(a, held) if is_cache(n) else a for n, a in state.items()}
+    np.savez(folder / f"{name}.npz", **state)
     return {"ids": [r.ids for r in results], "steps": [r.steps for r in results], "reason": results[-1].reason}
+
+
+def in_slots(pool: np.ndarray, held: dict[int, list[int]]) -> np.ndarray:
+    """(ranks, B, G, S, D) the blocks of each slot side by side; block 0, of zeros, where it has none."""
+    longest = max(map(len, held.values()))
+    tables = [held[slot] + [0] * (longest - len(held[slot])) for slot in sorted(held)]
+    return np.stack([np.concatenate([pool[:, block] for block in table], 2) for table in tables], 1)
 
 
 def main(folder: Path) -> None:
@@ -76,7 +98,7 @@ def main(folder: Path) -> None:
     BundleSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
     found = {}
     for name, changes in BUNDLES.items():
-        sizes = {"tp": RANKS, "max_len": 512, "k": 2} | changes
+        sizes = {"tp": RANKS, "max_len": 512, "k": K} | changes
         graphs = Graphs(read_bundle(build(spec(folder, name, **sizes))))
         found[name] = run(folder, name, graphs)
         if name == "both":

@@ -26,8 +26,8 @@ def test_full_pair_at_tp_32() -> None:
     # and each model's int32 number of the rank
     assert plan.weight_bytes == 2 * (target + draft) + 2 * 4
     # and an id of each of the four sequences
-    assert plan.cache_bytes == 2 * 2 * 4 * 1024 * 128 * (64 + 28) + 4 * 4
-    assert {g.key.bucket for g in plan.graphs} == {32, 64, 128, 256, 512, 1024}
+    assert plan.cache_bytes == 2 * 2 * 33 * 128 * 128 * (64 + 28) + 4 * 4
+    assert {g.key.bucket for g in plan.graphs} == {128, 256, 512, 1024}
     fused = plan.by_key[GraphKey(Stage.STEP, 7, 128)]
     assert fused.collectives == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 7 + 1 + 7}
 
@@ -82,8 +82,10 @@ def test_bytes_of_a_rank_are_those_of_arithmetic(name: str, tp: int, capsys: pyt
     weights, cached = (sum(n) for n in zip(_numbers(target, tp), _numbers(draft, tp), strict=True))
     stored = _bytes(fused["weights"])
     assert stored["bfloat16"] == 2 * weights
-    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": 2 * 3 * 512 * cached + 3 * 4}
-    assert _bytes(fused["state"]) == {"bfloat16": 2 * 3 * 512 * cached, "int32": 3 * 4}
+    # blocks of 128 positions: four for each of three sequences, and one for none
+    pools = 2 * (1 + 3 * 4) * 128 * cached
+    assert printed["bytes_per_rank"] == {"weights": sum(stored.values()), "caches": pools + 3 * 4}
+    assert _bytes(fused["state"]) == {"bfloat16": pools, "int32": 3 * 4}
 
 
 def test_a_plan_for_people_names_padded_heads(capsys: pytest.CaptureFixture[str]) -> None:

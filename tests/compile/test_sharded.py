@@ -15,10 +15,12 @@ from safetensors.numpy import load_file
 from model.bundle.opening import damage, read_bundle
 from model.bundle.spec import BundleSpec
 from model.bundle.weights import shard_file
-from tests.compile.run_sharded import RANKS
+from tests.compile.run_sharded import RANKS, K, requests
 from tests.compile.tiny import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
+# ids of each slot whose rows every run has written
+KNOWN = [len(request.ids) for request in requests()]
 OF_HEAD = ("draft_model.lm_head.weight", "draft_model.rank_util.rank")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
 
@@ -37,6 +39,15 @@ class Found:
     def caches(self, name: str) -> dict[str, np.ndarray]:
         """(ranks, B, G, S, D) by name."""
         return dict(np.load(self.folder / f"{name}.npz"))
+
+
+def same(one_BGSD: np.ndarray, other_BGSD: np.ndarray) -> bool:
+    """Whether two caches of a rank are equal where the prompts are, but for the first rows.
+
+    A slot in one piece that has become idle gets the rows of an empty sequence there.
+    """
+    pairs = zip(one_BGSD, other_BGSD, KNOWN, strict=False)
+    return all(np.array_equal(a[:, K + 1 : known], b[:, K + 1 : known]) for a, b, known in pairs)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +79,8 @@ def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
     assert len(names) == 2
     for name in names:
         for rank in range(RANKS):
-            assert np.array_equal(grouped[name][rank], alone[name][rank % 2])
-            assert not np.array_equal(rotated[name][rank], alone[name][rank % 2]), "a wrong shard must show"
+            assert same(grouped[name][rank], alone[name][rank % 2])
+            assert not same(rotated[name][rank], alone[name][rank % 2]), "a wrong shard must show"
     # what is emitted is the target's whatever the draft; how many steps it takes is not
     assert found["draft rotated"]["ids"] == found["one"]["ids"]
     assert found["sliced"]["steps"] == found["two"]["steps"]
@@ -86,7 +97,7 @@ def test_slices_hold_the_first_layers_cache_between_them(
         for rank in range(RANKS):
             first = rank // slices * slices
             tiles = [parts[which][first + t % slices][:, :, t // slices * 128 :][:, :, :128] for t in range(4)]
-            assert np.array_equal(np.concatenate(tiles, 2), whole[which][rank % ranks // slices])
+            assert same(np.concatenate(tiles, 2), whole[which][rank % ranks // slices])
 
 
 def test_slices_in_another_order_of_ownership_are_noticed(found: Found) -> None:

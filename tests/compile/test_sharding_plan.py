@@ -48,8 +48,9 @@ def test_full_pair_with_the_draft_on_four_ranks(planned_with: Callable[..., Any]
     layer = 2 * 2048 * 512 + 2 * 2048 * 256 + 3 * 2048 * 1536 + 2 * 2048 + 2 * 128
     draft = 28 * layer + 151936 * 512 + 4748 * 2048 + 2048
     assert planned["bytes_per_rank"]["weights"] == 2 * (target + draft) + 2 * 4
-    # keys and values, bf16, batch 4, 1024 positions, D 128: one kv head of the target, two of the draft, and ids
-    assert planned["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 1024 * 128 * (64 + 2 * 28) + 4 * 4
+    # keys and values, bf16, 33 blocks of 128 for 4 sequences of 1024, D 128: one kv head of the target, two of the
+    # draft, and ids
+    assert planned["bytes_per_rank"]["caches"] == 2 * 2 * 33 * 128 * 128 * (64 + 2 * 28) + 4 * 4
     assert _fused(planned) == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 1 + 7 + 7}
 
 
@@ -66,7 +67,7 @@ def test_full_pair_with_slices_of_the_sequence(planned_with: Callable[..., Any])
     assert planned["bytes_per_rank"]["weights"] == default["bytes_per_rank"]["weights"]
     # four ranks share a kv head of either model: 256 positions each
     assert planned["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 256 * 128 * (64 + 28) + 4 * 4
-    assert default["bytes_per_rank"]["caches"] == 2 * 2 * 4 * 1024 * 128 * (64 + 28) + 4 * 4
+    assert default["bytes_per_rank"]["caches"] == 2 * 2 * 33 * 128 * 128 * (64 + 28) + 4 * 4
     fused = _fused(planned)
     # a gather of queries and one of parts in every layer of every pass
     assert fused == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 1 + 7 + 7 + 2 * (64 + 7 * 28)}

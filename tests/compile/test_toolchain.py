@@ -134,7 +134,7 @@ def test_three_graphs_of_a_bucket_have_a_tag_of_nxdi_s() -> None:
     of_pair = BuildSpec(k="3,7", max_len=128).bundle
     tagged = {g.key: tag for g in make_plan(of_pair).graphs if (tag := nxdi_tag(g.key, of_pair))}
     assert tagged == {
-        GraphKey(Stage.PREFILL, 7, 128): PREFILL,
+        GraphKey(Stage.PREFILL, 7, 128, rows=128): PREFILL,
         GraphKey(Stage.STEP, 7, 128): FUSED,
         GraphKey(Stage.STEP, 0, 128): DECODE,
     }
@@ -370,7 +370,7 @@ def test_a_saved_model_is_loaded_with_its_weights(tmp_path: Path, monkeypatch: p
 def _append(ops: Any, positions: list[list[int]]) -> torch.Tensor:
     cache, new = torch.arange(48.0).reshape(2, 1, 6, 4), -torch.arange(1.0, 25).reshape(2, 1, 3, 4)
     at = torch.tensor(positions, dtype=torch.int32)
-    return ops.append(cache, new, torch.tensor([1, 0], dtype=torch.int32), at)
+    return ops.append(cache, new, torch.tensor([[1], [0]], dtype=torch.int32), at)
 
 
 @pytest.mark.parametrize("positions", [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[6, 7, 8], [5, 6, 7]]])

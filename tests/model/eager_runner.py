@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from model.speculative import Pair
 
 
 class Eager:
-    """Prefills and steps of one pair; `kept` is the drafter's empty state, `keys` the graphs that would have run."""
+    """Prefills and steps of one pair; `kept` is the drafter's empty state, `keys` the graphs that would have run.
+
+    Caches are `batch` slots of a length, or a pool of so many blocks.
+    """
 
     def __init__(self, pair: Pair, kept: tuple[Tensor, ...], batch: int, length: int) -> None:
         draft = () if pair.draft_model is None else self._caches(pair.draft_model, batch, length)
@@ -31,7 +35,7 @@ class Eager:
     @torch.no_grad()
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         self.keys.append(key)
-        tensors = StepInputs(*(torch.from_numpy(np.array(x)) if x is not None else None for x in inputs))
+        tensors = StepInputs(*(torch.from_numpy(np.asarray(x).copy()) if x is not None else None for x in inputs))
         stage = self.pair.prefill if key.is_prefill else self.pair.step
         out = stage(key.k, tensors, tensors.sampling(key.filters), self.state, self.caches)
         self.state, self.caches = out.draft_state, list(out.target_caches)
@@ -40,6 +44,6 @@ class Eager:
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         raise AssertionError("no step here is in halves")
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
         for tensor in (*self.state.kept, *(t for cache in (*self.caches, *self.state.caches) for t in cache)):
             tensor[slot] = 0

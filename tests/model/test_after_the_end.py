@@ -48,7 +48,7 @@ class Scored(Synthetic):
             scores = np.pad(scores, ((0, 0), (int(first[0]) - 1, 0), (0, 0)))
         return out._replace(accepted=accepted, scores=scores)
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
         self.cleared += (slot,)
 
 

@@ -135,12 +135,12 @@ def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
     numbers = [engine.add(_request(1, 30))]
     events = engine.step()
     engine.begin()
-    numbers += [engine.add(_request(seed, 9)) for seed in (2, 3, 4)]
-    engine.admit()
-    # the step that ran, and the two prompts that a slot was free for
+    for seed in (2, 3):
+        numbers.append(engine.place(_request(seed, 9)))
+        engine.fill(numbers[-1], 3)
     assert _stages(engine)[-2:] == [Stage.PREFILL] * 2
     told = [engine.step() for _ in range(3)]
-    assert [[e.number for e in some] for some in told] == [[n] for n in numbers[:3]]
+    assert [[e.number for e in some] for some in told] == [[n] for n in numbers]
     assert not engine.begun
     events += [*itertools.chain(*told), *_drain(engine)]
     for seed, number in enumerate(numbers, 1):
@@ -149,8 +149,7 @@ def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
 
 def test_no_step_follows_a_prompt() -> None:
     engine = _engine()
-    engine.add(_request(1, 40))
-    engine.admit()
+    engine.fill(engine.place(_request(1, 40)), 3)
     assert not _follows(engine)
 
 
@@ -164,10 +163,43 @@ def test_a_begun_step_of_nobody_is_forgotten() -> None:
     assert {e.number for e in _drain(engine)} == {left}
 
 
+def test_a_request_that_is_placed_again_ends_where_it_would_have() -> None:
+    """Its limit counts the ids that it drew before."""
+    request, engine = _request(1, 30), _engine()
+    (alone,) = _engine().run([request])
+    drawn = list[int]()
+    for _ in range(4):
+        number = engine.place(request, ids=drawn)
+        engine.fill(number, 3 + len(drawn))
+        new = [*engine.step(), *engine.step()]
+        engine.begin()
+        engine.follow()
+        assert engine.preempt(number) == [*drawn, *_ids(new, number)]
+        assert not engine.begun, "the steps of which no id is read"
+        drawn += _ids(new, number)
+    number = engine.place(request, ids=drawn)
+    engine.fill(number, 3 + len(drawn))
+    events = _drain(engine)
+    result = events[-1].result
+    assert result
+    assert (result.reason, result.ids) == ("length", alone.ids) == (alone.reason, [*drawn, *_ids(events, number)])
+
+
+def test_behind_a_lost_place_a_step_begins_early() -> None:
+    """Its request waits for what the others free."""
+    engine = _engine()
+    for seed in (1, 2):
+        number = engine.place(_request(seed, 40))
+        engine.fill(number, 3)
+        engine.step()
+    engine.preempt(number)
+    engine.begin()
+    assert engine.begun
+
+
 def test_with_masks_a_step_begins_when_they_are_there() -> None:
     engine = _engine()
-    engine.add(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32)))
-    engine.admit()
+    engine.fill(engine.place(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32))), 3)
     engine.step()
     engine.begin()
     assert not engine.begun
@@ -267,7 +299,7 @@ def test_no_step_follows_where_the_host_drafts_or_the_seats_change() -> None:
     waiting.add(_request(2))
     assert not _follows(waiting)
     left = _running()
-    left.slots.seat(9, _request(2, 40))
+    left.slots.seat(9, _request(2, 40)).position = 3
     assert not _follows(left)
 
 

@@ -92,7 +92,7 @@ class Table(nn.Module):
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
         """The logits of each row, as hidden states; a mask is id 0, seen by the masks after it."""
         written = EAGER.append(
-            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN)), placement.positions_BN
+            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN))[:, None], placement.positions_BN
         )
         text_BS = written[:, 0, :, 0].long()
         x_BNV = torch.stack([self._after(text_BS, p_B) for p_B in placement.positions_BN.T], 1)

@@ -98,10 +98,11 @@ def test_a_slot_that_is_not_cleared_poisons_the_next_request(held: Graphs, monke
     asked = [poison] * slots + [after] * slots
     assert [r.reason for r in _run(held, *asked)] == ["error"] * slots + ["length"] * slots
     with monkeypatch.context() as left:
-        left.setattr(Graphs, "clear", lambda self, slot: None)
+        left.setattr(Graphs, "clear", lambda self, slot, blocks: None)
         assert [r.reason for r in _run(held, *asked)] == ["error"] * 2 * slots
     for slot in range(slots):
-        held.clear(slot)
+        # each request had one block, from 1 on
+        held.clear(slot, [1 + slot])
     assert [r.reason for r in _run(held, *[after] * slots)] == ["length"] * slots
 
 

@@ -107,14 +107,15 @@ class Watched:
     """A runner that holds every run's bucket: each row sees the key of its own position, in the smallest there is."""
 
     def __init__(self, inner: Graphs, shape: Shape) -> None:
-        self.inner, self.buckets, self.short_prompts = inner, shape.buckets, shape.short_prompts
+        self.inner, self.shape = inner, shape
         self.edges: set[tuple[str, int]] = set()
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Run it, if its bucket is right."""
         # a prompt's rows beyond the mask are padding
         positions = inputs.attention_mask.sum() if key.is_prefill else inputs.position_ids.max() + key.k + 1
-        buckets = (*(self.short_prompts if key.is_prefill else ()), *self.buckets)
+        of_rows = [keys for rows, keys in self.shape.prompts if rows == key.rows]
+        buckets = of_rows if key.is_prefill else self.shape.buckets
         assert key.bucket == next((b for b in buckets if positions <= b), buckets[-1]), (key, positions)
         self.edges.add((key.stage, int(positions)))
         return self.inner.run(key, inputs)
@@ -127,7 +128,7 @@ def test_every_row_is_inside_of_the_smallest_bucket(family: Path, speculative: b
     shape = shape_of(g.bundle)
     watched, rows = Watched(g, shape), shape.rows if speculative else 1
     edge = shape.buckets[0]
-    edges = [n + beyond for n in (*shape.short_prompts, edge) for beyond in (-1, 0, 1)]
+    edges = [n + beyond for n in sorted({rows for rows, _ in shape.prompts} | {edge}) for beyond in (-1, 0, 1)]
     for length in (*edges, edge - rows, edge - rows + 1):
         Engine(watched, shape, speculative).run([Request(tuple(n % 64 for n in range(length)), max_new_tokens=3)])
     stages = {stage for stage, _ in watched.edges}

@@ -1,4 +1,4 @@
-"""What is said quicker for XLA's CPU: which operations, which are left alone; their bits are in test_prefixes.py."""
+"""What is said quicker for XLA's CPU: which operations, which are left alone; test_quicker_bits.py has their bits."""
 
 from __future__ import annotations
 

@@ -178,4 +178,4 @@ def test_attention_of_a_prompt_and_of_rows(dtype: torch.dtype) -> None:
         assert (outs[0] - outs[1]).abs().max() <= 8 * torch.finfo(dtype).eps * outs[0].abs().max()
     assert torch.equal(caches[1].k.transpose(2, 3)[:, :, :256], caches[0].k)
     assert torch.equal(caches[1].v[:, :, :256], caches[0].v)
-    assert REFERENCE.layout == PLAIN
+    assert REFERENCE.layout._replace(block=0) == PLAIN

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.llm import LLM
 from model.serving.request import Params
@@ -27,6 +27,8 @@ from tests.serve.server import Server, served
 _CLIENTS = 8
 # ids of the demo pair are below it
 _VOCABULARY = 2048
+# beginnings of prompts that requests share
+_TEXTS = 4
 _WORDS = ("the", "and", "one", "10", "return", "is", ",", "a")
 _GOOD = {"answered", "left", "gave up", "refused"}
 _BAD = (
@@ -34,7 +36,7 @@ _BAD = (
     {"presence_penalty": 3.0},
     {"logit_bias": {"9999": 1}},
     {"prompt": [9999]},
-    {"prompt": [5] * 300},
+    {"prompt": [5] * 2000},
     {"seed": -3},
     {"top_p": 0},
     {"extra_body": {"min_tokens": 900}},
@@ -47,12 +49,19 @@ _FIELDS = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalt
 _EXTRA = ("top_k", "min_p", "repetition_penalty", "allowed_token_ids", "bad_words", "min_tokens")
 
 
-def random_request(number: int, longest: int) -> dict[str, Any]:
+class Limits(NamedTuple):
+    """The most new tokens of a request, and the most ids that a prompt shares with others."""
+
+    longest: int
+    shared: int = 0
+
+
+def random_request(number: int, limits: Limits) -> dict[str, Any]:
     """The request of a number: its kind, what is asked, and the same as `Params`; the same in every run."""
-    rng = random.Random(number)
+    rng, longest = random.Random(number), limits.longest
     kind = rng.choices(["whole", "stream", "left", "gave up", "bad"], [53, 20, 11, 4, 12])[0]
     length = rng.randint(1, longest)
-    return {
+    request = {
         "kind": kind,
         "prompt": rng.choice(PROMPTS)[: rng.randint(1, 120)],
         "params": _random_params(rng, length),
@@ -60,6 +69,11 @@ def random_request(number: int, longest: int) -> dict[str, Any]:
         "logprobs": rng.choice([None, None, None, 0, 5, 20]),
         "bad": rng.choice(_BAD),
     }
+    if limits.shared and rng.random() < 0.5:
+        text = random.Random(rng.randrange(_TEXTS)).choices(range(_VOCABULARY), k=limits.shared)
+        own = rng.choices(range(_VOCABULARY), k=rng.choice((1, 20)))
+        request["prompt"] = text[: rng.randint(1, limits.shared)] + own
+    return request
 
 
 def _random_params(rng: random.Random, length: int) -> Params:
@@ -85,21 +99,21 @@ def _random_params(rng: random.Random, length: int) -> Params:
 class Soak:
     """Random requests against one server, by several clients."""
 
-    def __init__(self, server: Server, longest: int) -> None:
+    def __init__(self, server: Server, limits: Limits) -> None:
         # vendor seam: comes with vLLM
         import openai  # noqa: PLC0415
 
         self.refusal, self.gave_up = openai.BadRequestError, openai.APITimeoutError
         self.client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
         self.name = self.client.models.list().data[0].id
-        self.longest = longest
+        self.limits = limits
         self.outcomes: Counter[str] = Counter()
         self.answers: dict[int, list[int]] = {}
         self._lock = threading.Lock()
 
     def ask(self, number: int) -> None:
         """Send a request; an answer of the wrong kind is counted, never raised."""
-        asked = random_request(number, self.longest)
+        asked = random_request(number, self.limits)
         try:
             outcome = self._ask(number, asked)
         except self.refusal:
@@ -138,10 +152,10 @@ class Soak:
         return "answered"
 
 
-def diverged(llm: LLM, answers: dict[int, list[int]], longest: int) -> list[int]:
+def diverged(llm: LLM, answers: dict[int, list[int]], limits: Limits) -> list[int]:
     """The numbers of the requests whose ids are not those of the target alone, offline, equal lengths together."""
     numbers = []
-    asked = {number: random_request(number, longest) for number in answers}
+    asked = {number: random_request(number, limits) for number in answers}
     for length in sorted({request["length"] for request in asked.values()}):
         same = [number for number, request in asked.items() if request["length"] == length]
         prompts, params = [asked[n]["prompt"] for n in same], [asked[n]["params"] for n in same]
@@ -150,10 +164,10 @@ def diverged(llm: LLM, answers: dict[int, list[int]], longest: int) -> list[int]
     return numbers
 
 
-def asked_for(numbers: Iterable[int], longest: int) -> dict[str, int]:
+def asked_for(numbers: Iterable[int], limits: Limits) -> dict[str, int]:
     """How many of these requests had each parameter that is not at its default."""
     counts: Counter[str] = Counter()
-    for request in (random_request(number, longest) for number in numbers):
+    for request in (random_request(number, limits) for number in numbers):
         params, default = request["params"], Params()
         counts.update(f.name for f in fields(params) if getattr(params, f.name) != getattr(default, f.name))
         counts["logprobs"] += request["logprobs"] is not None
@@ -183,9 +197,9 @@ def _gauge(server: Server, metric: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in server.get("/metrics").splitlines() if line.startswith(metric))
 
 
-def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) -> dict[str, Any]:
+def soak(server: Server, bundle: Path, requests: int, limits: Limits, pid: int) -> dict[str, Any]:
     """Send requests 0 to N-1 and say what came of them."""
-    run, begin, memory = Soak(server, longest), time.monotonic(), {}
+    run, begin, memory = Soak(server, limits), time.monotonic(), {}
     with ThreadPoolExecutor(_CLIENTS) as pool:
         # memory after the first tenth is what later ones are held against
         for part in range(10):
@@ -197,15 +211,16 @@ def soak(server: Server, bundle: Path, requests: int, longest: int, pid: int) ->
     seconds = time.monotonic() - begin
     time.sleep(1)
     at_end = {f"{state}_at_end": _gauge(server, f"vllm:num_requests_{state}{{") for state in ("running", "waiting")}
+    at_end |= {name: _gauge(server, f"vllm:{name}") for name in ("prefix_cache_hits_total", "num_preemptions_total")}
     with LLM(bundle) as llm:
-        different = diverged(llm, run.answers, longest)
+        different = diverged(llm, run.answers, limits)
     return {
         "requests": requests,
-        "longest": longest,
+        "limits": limits._asdict(),
         "wall_s": round(seconds, 1),
         "outcomes": dict(run.outcomes),
         "ids": sum(map(len, run.answers.values())),
-        "answered_that_asked": asked_for(run.answers, longest),
+        "answered_that_asked": asked_for(run.answers, limits),
         "diverged": different,
         **at_end,
         "rss_mb": memory,
@@ -218,13 +233,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--bundle", type=Path, required=True, help="folder of the demo bundle")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--longest", type=int, default=90, help="most new tokens that a request asks for")
+    parser.add_argument("--shared", type=int, default=0, help="most ids of a prompt that others begin with too")
     parser.add_argument("--pid", type=int, default=0, help="the process of a server that runs already")
     options = parser.parse_args(arguments)
     folder = options.bundle.with_name("soak-log")
     folder.mkdir(exist_ok=True)
     with served(options.bundle, folder) as server:
         pid = server.process.pid if server.process else options.pid
-        report = soak(server, options.bundle, options.requests, options.longest, pid)
+        report = soak(server, options.bundle, options.requests, Limits(options.longest, options.shared), pid)
     print(json.dumps(report))
     if report["diverged"] or report["running_at_end"] or report["waiting_at_end"]:
         raise SystemExit(1)

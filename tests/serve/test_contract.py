@@ -112,6 +112,8 @@ def test_the_scheduler_admits_and_passes_over_requests_by_the_fields_that_ours_s
     source = inspect.getsource(Scheduler.schedule)
     assert "if self.current_step < request.next_decode_eligible_step:" in source
     assert "if num_running >= self.max_num_active_reqs:" in source
+    assert "preempted_req = self.running[-1]" in source
+    assert "request.is_prefill_chunk = " in inspect.getsource(Scheduler._update_after_schedule)
     # a step of speculation is held by nobody else
     assert "next_decode_eligible_step" not in inspect.getsource(Scheduler.update_from_output)
 

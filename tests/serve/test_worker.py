@@ -24,6 +24,7 @@ def worker() -> Any:
     made.engine = SimpleNamespace(cancel=cancelled.append, cancelled=cancelled, speculative=True, begun=True)  # type: ignore[assignment]
     made.shape = SimpleNamespace(k=3)  # type: ignore[assignment]
     made.numbers, made.masked, made.failed = {"a": 0, "b": 1, "c": 2}, {}, set()
+    made.requests, made.drawn = dict.fromkeys("abc", ((1,), None)), {}
     return made
 
 
@@ -60,48 +61,110 @@ def test_the_scheduler_ends_what_the_worker_names(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     scheduler = BundleScheduler.__new__(BundleScheduler)
-    scheduler.grammar_compile_error_reqs = {"x"}
+    scheduler.grammar_compile_error_reqs, scheduler.requests = {"x"}, {}
     scheduler.update_from_output(None, StepOutput(["b"], {"b": 0}, [[]], failed={"b"}))
     assert ended == [{"x", "b"}]
 
 
+class Calls:
+    """A scheduler of ours over one of vLLM's that admits what waits first, if it may: what the latter saw."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *running: Any) -> None:
+        from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+
+        from serve.scheduler import BundleScheduler  # noqa: PLC0415
+
+        # the most requests that may run, and whether those that run were passed over
+        self.seen = list[tuple[int, bool]]()
+        self.admits = False
+        calls = self
+
+        def schedule(self: Any, throttle_prefills: bool = False) -> Any:
+            self.current_step += 1
+            held = {self.current_step < request.next_decode_eligible_step for request in self.running}
+            calls.seen.append((self.max_num_active_reqs, held == {True}))
+            return SimpleNamespace(
+                scheduled_new_reqs=self.waiting if calls.admits else [],
+                scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+            )
+
+        patch.setattr(Scheduler, "schedule", schedule)
+        patch.setattr(Scheduler, "update_from_output", lambda *_: None)
+        self.scheduler = BundleScheduler.__new__(BundleScheduler)
+        self.scheduler.grammar_compile_error_reqs, self.scheduler.requests = set(), {}
+        self.scheduler.max_num_active_reqs, self.scheduler.current_step = 4, 0
+        self.scheduler.running = list(running)
+
+    def call(self, *waiting: str, begun: bool = False, admits: bool = True) -> tuple[int, bool]:
+        """What vLLM's scheduler sees behind a call's output with requests of these states in its queue."""
+        from vllm.v1.request import RequestStatus  # noqa: PLC0415
+
+        from serve.scheduler import StepOutput  # noqa: PLC0415
+
+        self.scheduler.update_from_output(None, StepOutput([], {}, begun=begun))
+        self.scheduler.waiting = [SimpleNamespace(status=RequestStatus[state]) for state in waiting]
+        self.admits = admits
+        self.scheduler.schedule()
+        assert self.scheduler.max_num_active_reqs == 4
+        return self.seen[-1]
+
+
+def _running(chunks: bool = False) -> Any:
+    return SimpleNamespace(next_decode_eligible_step=0, is_prefill_chunk=chunks)
+
+
+NEW, LOST, COMPILES = "WAITING", "PREEMPTED", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
+
+
 def test_a_new_request_comes_alone_unless_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-    from vllm.v1.request import RequestStatus  # noqa: PLC0415
+    calls = Calls(monkeypatch, _running())
+    assert calls.call(NEW, NEW) == (2, True)
+    assert calls.call(NEW, begun=True) == (2, False)
+    assert calls.call() == (4, False)
+    assert calls.call(COMPILES) == (4, False)
+    assert calls.call(LOST) == (2, True)
 
-    from serve.scheduler import BundleScheduler, StepOutput  # noqa: PLC0415
 
-    seen = list[tuple[int, bool]]()
-    runs, new = SimpleNamespace(next_decode_eligible_step=0), SimpleNamespace(status=RequestStatus.WAITING)
-    compiles = SimpleNamespace(status=RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+def test_those_that_run_go_on_until_a_request_has_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state in (NEW, LOST):
+        calls = Calls(monkeypatch, _running())
+        assert calls.call(state, admits=False) == (2, True)
+        assert [calls.call(state, admits=False) for _ in range(3)] == [(2, False)] * 3
+        assert calls.call(state) == (2, False)
+        assert calls.call(state) == (2, True)
 
-    def schedule(self: Any, throttle_prefills: bool = False) -> Any:
-        self.current_step += 1
-        held = self.current_step < runs.next_decode_eligible_step
-        seen.append((self.max_num_active_reqs, held))
-        return SimpleNamespace(num_scheduled_tokens={} if scarce and held else {"a": 1})
 
-    monkeypatch.setattr(Scheduler, "schedule", schedule)
-    monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: None)
-    scheduler = BundleScheduler.__new__(BundleScheduler)
-    scheduler.grammar_compile_error_reqs = set()
-    scheduler.max_num_active_reqs, scheduler.current_step, scheduler.running = 4, 0, [runs]
-    scarce = False
-    for waiting, begun in (([new, new], False), ([new], True), ([], False), ([compiles], False)):
-        scheduler.update_from_output(None, StepOutput([], {}, begun=begun))
-        scheduler.waiting = waiting
-        scheduler.schedule()
-    assert seen == [(2, True), (2, False), (4, False), (4, False)]
-    assert scheduler.max_num_active_reqs == 4
-    # no block is free: those that run go on, and free one
-    seen.clear()
-    scheduler.waiting, scarce = [new], True
-    scheduler.schedule()
-    scheduler.schedule()
-    assert seen == [(2, True), (2, False)]
-    # new requests that end with their first id do not hold the others for ever
-    seen.clear()
-    scheduler._stuck, scarce, scheduler._passed_over = False, False, 0
-    for _ in range(6):
-        scheduler.schedule()
-    assert [held for _, held in seen] == [True] * 4 + [False, True]
+def test_a_prompt_with_chunks_left_is_not_passed_over_and_takes_what_steps_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunks, steps = _running(chunks=True), _running()
+    calls = Calls(monkeypatch, chunks, steps)
+    assert calls.call(NEW) == (3, False)
+    assert calls.scheduler.running == [steps, chunks]
+    chunks.is_prefill_chunk = False
+    assert calls.call(NEW) == (3, True)
+
+
+def test_requests_that_end_with_their_first_id_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, _running())
+    assert [calls.call(NEW)[1] for _ in range(10)] == [True] * 4 + [False] + [True] * 4 + [False]
+
+
+def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> None:
+    """One that comes alone, or comes back, is scheduled without the others, whose ids would be lost."""
+    begun, filling = list[bool](), {2}
+    worker.engine = SimpleNamespace(
+        begun=False, filling=filling.__contains__, begin=lambda masks=False: begun.append(masks), follow=lambda: None
+    )
+    worker.shape, worker.dead_ends, worker.metrics = (
+        SimpleNamespace(block=0),
+        set(),
+        SimpleNamespace(begin=lambda: None),
+    )
+    worker._pieces = lambda _: {}
+    worker._output = worker._uncount = lambda *_: None
+    for names, steps in ((("x",), 0), (("c",), 0), (("c", "a"), 1), ((), 0)):
+        begun.clear()
+        cached = SimpleNamespace(req_ids=list(names), new_block_ids=[None] * len(names))
+        worker._serve(SimpleNamespace(scheduled_cached_reqs=cached))
+        assert begun.count(True) == steps

@@ -1,0 +1,172 @@
+"""Caches of blocks: ids and acceptance are those of slots in one piece, whatever the chunks, blocks and neighbours, and
+whether the beginning of a prompt was there or the request has lost its place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from model.cache import Cache
+from model.drafters import Drafter
+from model.ops import EAGER
+from model.serving.engine import Engine
+from model.serving.overlap import OverlappedEngine
+from model.serving.request import Chunk, Params, Request, Shape
+from model.speculative import Pair
+from tests.model.eager_runner import Eager
+from tests.model.outer import BLOCK, Outer
+from tests.model.test_acceptance import BATCH, DRAFTERS, K, V
+
+LENGTH = 4 * BLOCK
+PROMPTS = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (max(rows, BLOCK), LENGTH))
+# enough for one request and a half
+POOL = 8
+
+
+def _made(drafter: str, blocks: int) -> tuple[Eager, Shape]:
+    """A runner on a pool of blocks."""
+    target, drafting, kept = DRAFTERS[drafter]()
+    target.taps = drafting.taps
+    pair, last = Pair(target, drafting, EAGER, LENGTH), K * (drafter == "parallel")
+    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, prompts=PROMPTS, block=BLOCK, pool=blocks, kept=last)
+    return Eager(pair, kept, blocks, BLOCK), shape
+
+
+def _requests(count: int, seed: int) -> list[Request]:
+    """Prompts of which many begin alike, up to an end inside of a block or at its edge."""
+    rng = random.Random(seed)
+    texts = [tuple(rng.randrange(1, V) for _ in range(LENGTH)) for _ in range(2)]
+    requests = []
+    for n in range(count):
+        begin = rng.choice(texts)[: rng.choice((1, 60, BLOCK - 1, BLOCK, BLOCK + 1, 200, 2 * BLOCK, 300))]
+        ids = (*begin, *(rng.randrange(1, V) for _ in range(rng.choice((0, 1, 20)))))
+        requests.append(Request(ids, Params(0.9 * (n % 2), seed=n), rng.randint(1, 60)))
+    return requests
+
+
+def _expected(drafter: str, requests: list[Request]) -> list[list[int]]:
+    """The ids by the target alone, on slots of one piece."""
+    target, *_ = DRAFTERS[drafter]()
+    runner = Eager(Pair(target, Drafter(), EAGER), (), BATCH, LENGTH)
+    engine = Engine(runner, Shape((), BATCH, LENGTH, (BLOCK, LENGTH), V))
+    return [r.ids for r in engine.run(requests)]
+
+
+def _outer(drafter: str, requests: list[Request], seed: int, **more: Any) -> Outer:
+    runner, shape = _made(drafter, POOL)
+    engine = OverlappedEngine(runner, shape, owns_blocks=False)
+    return Outer(engine, requests, POOL, random.Random(seed), **more)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_blocks_pieces_hits_and_preemption_do_not_show(drafter: str) -> None:
+    requests = _requests(24, 1)
+    outer = _outer(drafter, requests, 2)
+    assert outer.run() == _expected(drafter, requests)
+    assert min(outer.hits, outer.preempted, outer.evicted) > 3
+    assert outer.pieces > len(requests) + outer.preempted
+
+
+def test_a_chain_has_every_draft_accepted_behind_shared_blocks() -> None:
+    """Its draft is the target itself, so a row of its cache that is wrong or missing shows."""
+    outer = _outer("chain", _requests(16, 3), 4)
+    outer.run()
+    drafted, accepted = outer.drafts
+    assert outer.hits > 3
+    assert accepted == drafted > 0
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_an_engine_with_blocks_of_its_own(drafter: str) -> None:
+    """Prompts wait for blocks, and run in chunks with steps between them."""
+    requests = _requests(12, 5)
+    runner, shape = _made(drafter, POOL)
+    engine = Engine(runner, shape)
+    assert [r.ids for r in engine.run(requests)] == _expected(drafter, requests)
+    assert {key.rows for key in runner.keys if key.is_prefill} == {rows for rows, _ in PROMPTS}
+    assert engine.blocks is not None
+    assert engine.blocks.take(POOL - 1) is not None
+
+
+def test_a_step_runs_between_the_chunks_of_a_prompt() -> None:
+    runner, shape = _made("chain", 2 * POOL)
+    engine = Engine(runner, shape)
+    engine.add(Request((5, 9), max_new_tokens=60))
+    engine.step()
+    engine.add(Request((3,) * 400, max_new_tokens=2))
+    for _ in range(5):
+        engine.step()
+    assert [key.is_prefill for key in runner.keys] == [True, True, False, True, False, False]
+
+
+CHUNKS = {
+    # first, length -> first, size, rows, keys
+    (0, 1): (0, 1, 16, 128),
+    (0, 128): (0, 128, 128, 128),
+    (0, 129): (0, 129, 256, 512),
+    (0, 110): (0, 110, 128, 128),
+    (0, 60): (0, 32, 32, 128),
+    (128, 400): (128, 256, 256, 512),
+    (384, 400): (384, 16, 16, 512),
+}
+
+
+@pytest.mark.parametrize(("ids", "expected"), CHUNKS.items())
+def test_a_chunk_is_filled_by_more_than_half(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
+    prompts = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (BLOCK, LENGTH) if rows <= keys)
+    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, prompts=prompts, block=BLOCK, pool=9)
+    assert shape.chunk(*ids) == Chunk(*expected)
+
+
+def _freed_too_early(outer: Outer) -> None:
+    """A block of a running request is free again."""
+    admit = outer._admit
+
+    def wrong() -> None:
+        admit()
+        for request in outer.running.values():
+            outer.free[request.blocks[0]] = None
+
+    outer._admit = wrong  # type: ignore[method-assign]
+
+
+def _border_off_by_one(outer: Outer) -> None:
+    """The second chunk of a prompt begins one id late."""
+    engine, chunk = outer.engine, outer.engine._chunk
+
+    def wrong(slot: Any, length: int) -> Any:
+        slot.cached += 0 < slot.cached < length - 1
+        return chunk(slot, length)
+
+    engine._chunk = wrong  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fault", [_freed_too_early, _border_off_by_one])
+def test_a_planted_fault_changes_ids(fault: Callable[[Outer], None]) -> None:
+    requests = _requests(24, 1)
+    outer = _outer("chain", requests, 2)
+    fault(outer)
+    assert outer.run() != _expected("chain", requests)
+
+
+def test_a_stale_block_of_the_draft_is_seen_in_its_acceptance() -> None:
+    """The draft's blocks are lost where a prompt's beginning is found: its ids stay, its drafts do not."""
+    requests = _requests(16, 3)
+    outer = _outer("chain", requests, 4)
+    place, runner = outer.engine.place, outer.engine.runner
+
+    def stale(request: Request, blocks: Any = (), cached: int = 0, ids: Any = ()) -> int:
+        held = list(blocks)[: cached // BLOCK]
+        state = runner.state  # type: ignore[attr-defined]
+        caches = [Cache(*(t.index_fill(0, torch.tensor(held, dtype=torch.long), 0.0) for t in c)) for c in state.caches]
+        runner.state = state._replace(caches=caches)  # type: ignore[attr-defined]
+        return place(request, blocks, cached, ids)
+
+    with mock.patch.object(outer.engine, "place", stale):
+        assert outer.run() == _expected("chain", requests)
+    assert outer.drafts[1] < outer.drafts[0]

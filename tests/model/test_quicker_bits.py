@@ -1,0 +1,83 @@
+"""What the runtime changes of a graph on a CPU: every output and every row of every cache has the bits of the graph as
+the bundle has it, with nothing said quicker; and a chunk's rows have the bits of any other chunk's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from model.bundle.opening import Bundle
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey
+from model.serving import quicker
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
+from model.serving.runtime import Graphs
+from tests.model.family import graphs
+
+
+class Recorder(Graphs):
+    """Graphs that remember the keys of what they ran, said quicker or plain."""
+
+    def __init__(self, bundle: Bundle, quick: bool) -> None:
+        super().__init__(bundle)
+        self.quick, self.keys = quick, list[GraphKey]()
+
+    def _executable(self, key: GraphKey) -> Any:
+        with contextlib.nullcontext() if self.quick else mock.patch.object(quicker, "rewrite"):
+            return super()._executable(key)
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        self.keys.append(key)
+        return super().run(key, inputs)
+
+
+@pytest.fixture(scope="module")
+def both(family: Path) -> tuple[Recorder, Recorder]:
+    """The same bundle said quicker, and plain."""
+    bundle = graphs(family, max_len=256).bundle
+    return Recorder(bundle, True), Recorder(bundle, False)
+
+
+def _prompt(number: int) -> tuple[int, ...]:
+    """Of 12 to 32 ids."""
+    return tuple((7 * number + 5 * n * n) % 64 for n in range(12 + 3 * number % 21))
+
+
+def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder]) -> None:
+    """Short answers beside long ones: the bucket grows with the long ones and shrinks when they have left."""
+    lengths = (150, 140, 150, 140, 8, 8, 8, 8, 150, 8, 8, 8)
+    ids: list[list[list[int]]] = []
+    for g in both:
+        asked = [Request(_prompt(i), Params(0.8 * (i % 2), seed=i), n) for i, n in enumerate(lengths)]
+        ids.append([r.ids for r in Engine(g, shape_of(g.bundle)).run(asked)])
+        changes = [b.bucket for a, b in itertools.pairwise(g.keys) if a.bucket != b.bucket]
+        # it grew and shrank again, more than once
+        assert min(changes.count(128), changes.count(256)) > 1
+    assert ids[0] == ids[1]
+    _same_states(both)
+
+
+def test_a_short_chunk_has_the_bits_of_a_long_one(both: tuple[Recorder, Recorder]) -> None:
+    """Prompts of up to 32 ids by their own graph, by that of 64 rows, and by the one of a whole tile: more padding."""
+    asked = [Request(_prompt(i), Params(0.8 * (i % 2), seed=i), 20) for i in range(8)]
+    ids: list[list[list[int]]] = []
+    for g, rows in ((both[0], 64), (both[0], 32), (both[1], 128)):
+        g.keys.clear()
+        prompts = tuple(p for p in shape_of(g.bundle).prompts if p[0] == rows)
+        ids.append([r.ids for r in Engine(g, dataclasses.replace(shape_of(g.bundle), prompts=prompts)).run(asked)])
+        assert [key.rows for key in g.keys if key.is_prefill] == [rows] * len(asked)
+    assert ids[0] == ids[1] == ids[2]
+
+
+def _same_states(both: tuple[Recorder, Recorder]) -> None:
+    for name, state in both[0]._state.items():
+        assert np.array_equal(np.asarray(state), np.asarray(both[1]._state[name])), name
