@@ -74,8 +74,8 @@ _OF_REQUEST, _OF_ALL = 1 - 1 / 16, 1 - 1 / 64
 _PRIOR = 8.0
 # another k has to be better by this much: below it lies the noise of the clock
 _BETTER = 1.04
-# the share of time that may go to trials of another k, how many of them may be saved up, the steps of one, and the least
-# that a step of it is taken to waste
+# the share of time that may go to trials of another k, how many of them may be saved up, the steps of one, and the
+# least that a step of it is taken to waste
 _TRIALS, _SAVED, _STEPS, _LEAST_PRICE = 0.02, 2.0, 24, 0.25
 # how much of a new measurement goes into the time of a k, how far it may be from the last one, and steps behind a
 # change of k that are measured
