@@ -32,7 +32,7 @@ SHORT_PROMPTS = (32, 64)
 # rows of the prompts' graphs, as far as the length reaches
 CHUNKS = (*SHORT_PROMPTS, 128, 512, 2048)
 # a graph of a prompt may read so many times the keys that are there
-_KEYS_STEP = 16
+_KEYS_STEP = 4
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 
 
@@ -115,7 +115,7 @@ class BundleSpec:
         """Rows and keys of each graph of prompts.
 
         A chunk has a graph for a prompt's beginning, which attends its own rows, one for the whole length, and between
-        them one for each 16 times as many keys that are less than half of the length.
+        them one for each 4 times as many keys, up to half of the length.
         """
         if not self.paged:
             return tuple((rows, max(rows, KEY_TILE)) for rows in (*self.short_prompts, *self.buckets))
@@ -124,7 +124,7 @@ class BundleSpec:
 
     def _keys_of(self, rows: int) -> list[int]:
         keys = [max(rows, KEY_TILE)]
-        while keys[-1] * _KEYS_STEP * 2 < self.max_len:
+        while keys[-1] * _KEYS_STEP * 2 <= self.max_len:
             keys.append(keys[-1] * _KEYS_STEP)
         return sorted({*keys, self.max_len})
 
