@@ -31,8 +31,6 @@ from model.errors import run_cli
 from model.progress import each
 from model.serving.request import Params
 
-# requests of a client in a burst of one, of few and of many clients
-_LEAST = 4
 Rows = list[dict[str, Any]]
 
 
@@ -53,7 +51,8 @@ def measure(endpoints: dict[str, Endpoint], options: argparse.Namespace) -> Rows
     rows = []
     for (tier, clients), number in each(list(itertools.product(cases, range(options.rounds + 1))), "rounds"):
         own = [p for p in prompts if p.tier == tier]
-        asked = rng.choices(own, k=max(clients, _LEAST))
+        # several of each client: at the end of a burst slots stay empty
+        asked = rng.choices(own, k=min(4 * clients, 2 * clients + 8))
         found = {
             name: burst(endpoints[name], asked, clients, options.tokens)
             for name in rng.sample(list(endpoints), len(endpoints))
