@@ -53,7 +53,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "kv_shard": spec.kv_shard, "batch": spec.batch, "max_len": spec.max_len,
         "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels, "graphs": len(bundle.graphs),
         "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
-        "compiled kernels": manifest.compiler.kernels,
+        "kernels in": manifest.compiler.kernels,
         "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
         "versions": manifest.versions, "commit": manifest.commit,
         "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
