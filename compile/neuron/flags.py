@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from model.nki.launches import LNC as LNC
+from model.nki import launches
 
 if TYPE_CHECKING:
     from model.bundle.spec import BundleSpec
 
 PREFILL, FUSED, DECODE = "context_encoding_model", "fused_speculation_model", "token_generation_model"
 TARGET, NXDI = "trn2", "nxdi"
+# logical cores of two physical ones; neuron_config.json's logical_nc_config
+LNC: Final = launches.LNC
 # source: NxDI 0.9, models/model_wrapper.py, as it prints them for these tags without kernels switched on, blank for
 # blank
 _ALL = "--auto-cast=none --model-type=transformer  "
