@@ -20,7 +20,7 @@ from compile.bundle.remote import free_space
 from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graph
 from compile.neuron import config as neuron_config
-from compile.neuron.files import compiled
+from compile.neuron.files import compiled, kernel_files
 from compile.recipes import TRACED_WITH, graph_recipe
 from compile.report import changes, plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
@@ -72,7 +72,7 @@ def build_and_count(spec: BuildSpec) -> Built:
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
         files = _files(plan, cutter, checkpoints)
         graphs = [f for f in files if f.name.startswith("hlo/")]
-        of_sdk, compiler = compiled(plan, staging.folder, graphs, spec.recipe.toolchain, spec.recipe.compiler_flags)
+        of_sdk, compiler = compiled(plan, staging.folder, graphs, spec.recipe)
         files += of_sdk
         task.total = len(files)
         finished = {f.name: staging.finished(f) for f in files}
@@ -87,6 +87,8 @@ def build_and_count(spec: BuildSpec) -> Built:
                 task.at(f"making {file.name}")
                 records[file.name] = staging.make(file)
                 task.advance()
+        for file in kernel_files(staging, files):
+            records[file.name] = staging.finished(file) or staging.make(file)
         staging.finish(manifest_json(plan, records, compiler, versions(), commit(digits=40)), set(records))
     return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
 
@@ -149,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _say_what_is_replaced(spec)
     built = guarded(lambda: build_and_count(spec), spec.out)
     path, cost = built.path, built.cost()
+    if why := read_bundle(path, key="").manifest.without_kernels:
+        print(f"{path} runs on no Trainium: {why}", file=sys.stderr)
     print(f"{built.made} files made, {built.kept} kept; {built.seconds:.1f} s wall, "
           f"peak memory {cost['peak_bytes'] / 1e9:.2f} GB", file=sys.stderr)  # fmt: skip
     print(json.dumps({"bundle": str(path), "cost": cost} | plan_as_json(plan)) if spec.json else path)

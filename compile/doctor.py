@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compile.neuron.specialise import lost_kernels
+from compile.serve_command import routes
 from model.bundle.contract import violations
 from model.bundle.opening import Bundle, damage, read_bundle
 from model.bundle.shards import shard_fault
@@ -25,6 +28,8 @@ def findings(bundle: Bundle) -> list[str]:
         if name in graphs:
             return [f"{name}: {clause}" for clause in violations(graphs[name], content, spec)]
         clause = ""
+        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
+            return [f"{name}: {c}" for c in lost_kernels(bytes(content), bundle.files)]
         if name in ranks:
             clause = shard_fault(content, bundle.plan, ranks[name])
         elif name == TOKENIZER:
@@ -48,6 +53,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "kv_shard": spec.kv_shard, "batch": spec.batch, "max_len": spec.max_len,
         "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels, "graphs": len(bundle.graphs),
         "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
+        "kernels in": manifest.compiler.kernels,
         "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
         "versions": manifest.versions, "commit": manifest.commit,
         "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
@@ -64,10 +70,18 @@ def verify(path: str | Path) -> dict[str, Any]:
     return about
 
 
-def _verdict(bundle: Bundle) -> str:
-    if bundle.manifest.compiler.neff == "none":
-        return "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
-    return "this bundle is whole and can generate here; compile.serve_command says how it is loaded on Trainium"
+# how a bundle runs on Trainium, the shortest way first, by the engines of compile.serve_command
+_WAYS = {
+    "plugin": "vllm serve with our plugin, on the SDK's plugin for PJRT",
+    "v0": "NxDI in vLLM's V0 engine, SDK 2.26",
+    "v1": "NxDI in vLLM's V1 engine, SDK 2.31",
+}
+
+
+def _verdict(bundle: Bundle) -> Iterator[str]:
+    yield "this bundle is whole and can generate here"
+    for engine, why in routes(bundle).items():
+        yield f"on Trainium by {_WAYS[engine]}: {f'no, {why}' if why else f'compile.serve_command --engine {engine}'}"
 
 
 def main(arguments: list[str]) -> None:
@@ -79,12 +93,16 @@ def main(arguments: list[str]) -> None:
     bundle = read_bundle(options.bundle)
     about, found = summary(bundle), findings(bundle)
     if options.json:
-        print(json.dumps(about | {"generates": not found, "findings": found}, indent=1))
+        print(
+            json.dumps(
+                about | {"generates": not found, "findings": found, "routes": {} if found else routes(bundle)}, indent=1
+            )
+        )
     else:
         for key, value in about.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             print(f"{key + ':':<12}{shown}")
-        print("\n".join(f"CANNOT GENERATE: {sentence}" for sentence in found) or _verdict(bundle))
+        print("\n".join(f"CANNOT GENERATE: {sentence}" for sentence in found) or "\n".join(_verdict(bundle)))
     if found:
         raise SystemExit(1)
 

@@ -17,8 +17,9 @@ from model.bundle.manifest import canonical_hash, sha256_of
 ROOT = Path(__file__).resolve().parent.parent
 # code that runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
-    "compile/graph", "model/asks.py", "model/attention.py", "model/backing.py", "model/bundle/hlo.py", "model/cache.py",
-    "model/config.py", "model/drafters", "model/dtypes.py", "model/filters.py", "model/fused_layer.py",
+    "compile/graph", "model/asks.py", "model/attention.py", "model/backing.py", "model/bundle/border.py",
+    "model/bundle/hlo.py", "model/cache.py", "model/config.py", "model/drafters", "model/dtypes.py", "model/filters.py",
+    "model/fused_layer.py",
     "model/graph_io.py", "model/halves.py", "model/kernels.py", "model/nki/backing.py", "model/nki/custom_calls.py",
     "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py", "model/ops.py", "model/packing.py",
     "model/pages.py", "model/parallel.py", "model/qwen3.py", "model/rank_model.py", "model/rope.py",

@@ -1,8 +1,10 @@
 """`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle on Trainium.
 
-Flags and variables are those of the NxDI loaders of vLLM's V0 engine and, for a target alone, of its V1 engine.
-They compare nothing that they load with their flags, and recompile for hours when they find no artifact: such
-faults are refused here. Their engines run one k: of a bundle with several, the largest.
+By default our own plugin runs the bundle's graphs through the SDK's plugin for PJRT: it needs neither NEFFs nor
+model.pt. The other engines are those of NxDI, which has no support on trn2 from SDK 2.34 on: flags and variables of its
+loaders in vLLM's V0 engine and, for a target alone, in its V1 engine. They compare nothing
+that they load with their flags, and recompile for hours when they find no artifact: such faults are refused here. These
+engines run one k: of a bundle with several, the largest.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from model.bundle.opening import Bundle, read_bundle
 from model.bundle.shards import shard_header
 from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
+from model.nki.launches import LNC
 
 MODEL, CONFIG = "model.pt", "neuron_config.json"
+_NOT = "cannot be loaded on Trainium"
 # why an engine cannot load a pair's bundle; empty where it can
 ENGINES = {
+    "plugin": "",
     "v0": "",
     "v1": "it refuses the method draft_model, and under the method eagle a request at its longest ends the engine",
 }
@@ -109,13 +114,47 @@ def neuron_fields(tp: int, batch: int, max_len: int, k: int, lnc: int) -> dict[s
     }  # fmt: skip
 
 
+def plugin_command(bundle: Bundle, port: int) -> tuple[dict[str, str], list[str]]:
+    """Environment and process of our plugin's server; a second plugin for Neuron in one environment stays out."""
+    environment = {"VLLM_PLUGINS": "trnspec", "NEURON_LOGICAL_NC_CONFIG": str(LNC), "HF_HUB_OFFLINE": "1"}
+    options = json.dumps({"platform": "neuron"})
+    return environment, [
+        "vllm",
+        "serve",
+        str(bundle.path.resolve()),
+        "--port",
+        str(port),
+        "--additional-config",
+        options,
+    ]
+
+
+def routes(bundle: Bundle) -> dict[str, str]:
+    """Each way to run a whole bundle on Trainium, the shortest first, and why this one cannot; empty where it can."""
+    found = {}
+    for engine in ENGINES:
+        try:
+            check_loadable(bundle, engine)
+            found[engine] = ""
+        except UserError as error:
+            found[engine] = str(error).removeprefix(f"{bundle.path} {_NOT}: ")
+    return found
+
+
 def _refused(bundle: Bundle, why: str) -> UserError:
-    return UserError(f"{bundle.path} cannot be loaded on Trainium: {why}")
+    return UserError(f"{bundle.path} {_NOT}: {why}")
 
 
 def check_loadable(bundle: Bundle, engine: str) -> int:
     """The bundle's cores per logical core; UserError says in one sentence why no engine on Trainium can load it."""
     spec, compiler = bundle.spec, bundle.manifest.compiler
+    if why := bundle.manifest.without_kernels:
+        raise _refused(bundle, why)
+    if engine == "plugin":
+        if spec.kernels != "reference":
+            raise _refused(bundle, "PJRT runs no NKI kernels; build it with --kernels reference, or run its NEFFs")
+        _check_files(bundle)
+        return LNC
     if ENGINES[engine] and spec.k:
         raise UserError(f"the {engine} engine cannot load a bundle with a draft model: {ENGINES[engine]}; use v0")
     if spec.host_drafts:
@@ -192,12 +231,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("bundle", type=Path, help="folder of the bundle, on the server's machine")
     parser.add_argument("--target", help="folder of the target's checkpoint (default: /models/ and its name)")
     parser.add_argument("--draft", help="folder of the draft's checkpoint (default: /models/ and its name)")
-    parser.add_argument("--engine", choices=ENGINES, default="v0", help="vLLM's engine (default: v0)")
+    parser.add_argument("--engine", choices=ENGINES, default="plugin", help="whose engine (default: our plugin's)")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
     lnc, spec = check_loadable(bundle, options.engine), bundle.spec
+    if options.engine == "plugin":
+        _say(*plugin_command(bundle, options.port), options.json)
+        return
     if len(spec.ks) > 1:
         listed = ", ".join(map(str, (0, *spec.ks)))
         print(f"{MODEL} drafts {spec.k}: NxDI takes one k of this bundle's {listed}", file=sys.stderr)
@@ -209,7 +251,11 @@ def main(arguments: list[str]) -> None:
     environment = engine_environment(str(bundle.path.resolve()), lnc, v1)
     asked = engine_arguments(served)
     command = engine_command(arguments_of_v1(asked) if v1 else asked, names[0], options.port)
-    if options.json:
+    _say(environment, command, options.json)
+
+
+def _say(environment: dict[str, str], command: list[str], as_json: bool) -> None:
+    if as_json:
         print(json.dumps({"environment": environment, "command": command}, indent=1))
     else:
         print(" \\\n".join([*(f"{k}={shlex.quote(v)}" for k, v in environment.items()), shlex.join(command)]))

@@ -26,12 +26,13 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Rare fields of a build, a JSON object in the file of --recipe; `compiler_flags` is a line or {NxDI's tag: line}.
+    """Rare fields of a build, a JSON object in the file of --recipe.
 
     `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `kv_shard` sequence: the ranks that share a
     kv head hold a slice of its positions each. `blocks`: those of a pool of caches, by default as many as the batch may
     need. `chunks`: rows of the prompts' graphs, powers of two. `toolchain`: auto takes the installed SDK, cpu makes HLO
-    alone, neuron fails without the SDK.
+    alone, neuron fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's tag: line}.
+    `compiler_input`: the form in which neuronx-cc gets a graph.
     """
 
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
@@ -40,6 +41,7 @@ class Recipe:
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
     toolchain: Literal["auto", "cpu", "neuron"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
+    compiler_input: Literal["hlo", "stablehlo"] = "hlo"
 
 
 _PLAIN = Recipe()
@@ -67,7 +69,7 @@ class BuildSpec:
         default=_PLAIN,
         metadata={
             "help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, blocks, chunks, toolchain, "
-            "compiler_flags"
+            "compiler_flags, compiler_input"
         },
     )
     dry_run: bool = _flag(False, "print the plan and build nothing")

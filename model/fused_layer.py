@@ -110,8 +110,8 @@ class FusedLayer(Layer):
             return attended, cache
         x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights, turns = (half.qkv_packed, half.out_packed), tuple(angles)
-        arguments = (x_RE, norms, weights, turns, tuple(cache), placement.positions_BN, norm.eps)
+        weights = (half.qkv_packed, half.out_packed)
+        arguments = (x_RE, *norms, *weights, *angles, *cache, placement.positions_BN, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
 

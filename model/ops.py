@@ -81,3 +81,28 @@ def first_argmax(scores_RV: Tensor) -> Tensor:
 def iota(count: int, like: Tensor) -> Tensor:
     """0 .. count - 1, int32, on a tensor's device."""
     return torch.arange(count, dtype=torch.int32, device=like.device)
+
+
+def rows_inside(
+    cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows (B, N, G, D) of an append, their slots and their positions (B, N), every one of them inside of [0, S).
+
+    A row outside is its sequence's first row inside once more; where none is inside, all are what is at 0. So the same
+    bits are written, twice or more, and nothing is outside: a device may end a run there instead of dropping the row.
+    """
+    count, slots_BN = positions_BN.shape[1], slots_BN.expand_as(positions_BN)
+    sequence_B1, row_N = iota(len(positions_BN), positions_BN)[:, None], iota(count, positions_BN)
+    inside_BN = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[2])
+    first_B1 = torch.where(inside_BN, row_N, count).amin(1, keepdim=True).to(torch.int32)
+    some_B1, first_B1 = first_B1 < count, first_B1.clamp(max=count - 1)
+    first_slot_B1, first_place_B1 = (t[sequence_B1, first_B1] for t in (slots_BN, positions_BN))
+    first_place_B1 = torch.where(some_B1, first_place_B1, 0)
+    new_BNGD = new_BGND.transpose(1, 2)
+    held_B1GD = cache_BGSD.transpose(1, 2)[first_slot_B1, first_place_B1]
+    first_B1GD = torch.where(some_B1[..., None, None], new_BNGD[sequence_B1, first_B1], held_B1GD)
+    return (
+        torch.where(inside_BN[..., None, None], new_BNGD, first_B1GD),
+        torch.where(inside_BN, slots_BN, first_slot_B1),
+        torch.where(inside_BN, positions_BN, first_place_B1),
+    )

@@ -45,7 +45,7 @@ def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
     count = d.batch * d.slots // length
     pages = normal((count, d.kv_heads, length, d.dim), d.itemsize)
     table = np.random.default_rng(0).permutation(count).astype(np.int32).reshape(d.batch, -1)
-    return q, (k_new, v_new), pages, pages.copy(), positions, table
+    return q, k_new, v_new, pages, pages.copy(), positions, table
 
 
 def tree_arguments(d: AttentionDims) -> tuple[Any, ...]:

@@ -92,7 +92,7 @@ def attention_arguments(shard: Shard) -> tuple[Any, ...]:
     rows = place(np.tile(chain, (d.batch, 1)), d.dim)
     # random numbers need no order: pack_out would only permute the inputs of the output projection
     weights = (qkv * hidden**-0.5).astype(qkv.dtype), packed(d.heads * d.dim, hidden)
-    return normal((shard.rows, hidden), BF16), norms, weights, (rows.cos, rows.sin), cache, rows.positions
+    return normal((shard.rows, hidden), BF16), *norms, *weights, rows.cos, rows.sin, *cache, rows.positions
 
 
 def attention_case(shard: Shard, lnc: int = 1) -> Case:

@@ -114,6 +114,10 @@ class Staging:
         if self.sources.exists():
             _link(self.sources, self.folder / RECORDS / SOURCES)
 
+    def path(self, name: str) -> Path:
+        """Where a finished file is."""
+        return self._kept.get(name, self.folder) / name
+
     def make(self, file: StagedFile) -> File:
         """Make a file; it appears under its name only when it is complete."""
         self._changed = True
@@ -220,8 +224,8 @@ def _drop_strangers(folder: Path, names: set[str]) -> None:
     if "model.pt" not in names:
         (folder / "model.pt").unlink(missing_ok=True)
     for below in FOLDERS:
-        for file in (folder / below).glob("*"):
-            if f"{below}/{file.name}" not in names:
+        for file in (folder / below).rglob("*"):
+            if file.relative_to(folder).as_posix() not in names and (file.is_symlink() or not file.is_dir()):
                 file.unlink()
 
 

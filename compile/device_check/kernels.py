@@ -1,7 +1,7 @@
 """Each kernel on a small case against its law in fp64: the cases of the device check and of its test.
 
-A case takes `run`, which makes a launched kernel callable (the identity on a device), and returns each result with its
-expected value and its bound.
+A case takes `run`, which makes a launched kernel callable (the identity on a device), launches on the cores of a build,
+and returns each result with its expected value and its bound.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from model.nki.launches import LNC
 from nki_kernels.attention import law as attention_law
 from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.attention.merge import merge_attention_kernel
@@ -62,7 +63,7 @@ def attention(run: Run) -> list[Compared]:
     """A chain of 3 rows in two sequences of 2 x 2 heads over 300 slots."""
     q, k_new, v_new, keys, values = _normal(1, (2, 4, 3, 64), *((2, 2, 3, 64),) * 2, *((2, 2, 300, 64),) * 2)
     positions, cache = _positions([40, 257], 3), (keys.swapaxes(2, 3).copy(), values.copy())
-    out, lse = verify_attention(q, (k_new, v_new), cache, Candidates(positions), with_lse=True, run=run)
+    out, lse = verify_attention(q, (k_new, v_new), cache, Candidates(positions), with_lse=True, lnc=LNC, run=run)
     written = _wide((keys, values))
     expected = attention_law.verify_attention(q.astype(np.float64), _wide((k_new, v_new)), written, positions)
     return [
@@ -80,7 +81,7 @@ def paged_attention(run: Run) -> list[Compared]:
     whole = [p[table].swapaxes(1, 2).reshape(2, 2, 256, 64).astype(np.float64) for p in (pages, values)]
     positions = _positions([40, 200], 3)
     out = verify_attention(
-        q, (k_new, v_new), (pages.copy(), values.copy()), Candidates(positions, None, table), run=run
+        q, (k_new, v_new), (pages.copy(), values.copy()), Candidates(positions, None, table), lnc=LNC, run=run
     )
     law_of = attention_law.verify_attention(
         q.astype(np.float64), _wide((k_new, v_new)), (whole[0], whole[1]), positions
@@ -91,7 +92,7 @@ def paged_attention(run: Run) -> list[Compared]:
 def merge(run: Run) -> list[Compared]:
     """Three shards of 131 rows."""
     part, lse = _normal(3, (3, 131, 64), (3, 131), size=4)
-    found = run(merge_attention_kernel[1])(part, lse)
+    found = run(merge_attention_kernel[LNC])(part, lse)
     expected = attention_law.merge_attention(part.astype(np.float64), lse.astype(np.float64))
     return [Compared(n, f, e, _SUMS) for n, f, e in zip(("out", "lse"), found, expected, strict=True)]
 
@@ -100,7 +101,7 @@ def mlp(run: Run) -> list[Compared]:
     """Three rows of 256 over 192."""
     (x,), (gate, up), (down,) = _normal(4, (3, 256)), _normal(5, *((192, 256),) * 2, size=0.06), _normal(6, (256, 192))
     gamma = np.ones(256, np.float32)
-    out = decode_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), run=run)
+    out = decode_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), lnc=LNC, run=run)
     return [Compared("out", out, layer_law.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS)]
 
 
@@ -111,7 +112,7 @@ def attention_half(run: Run) -> list[Compared]:
     norms = [np.ones(n, np.float32) for n in (256, 128, 128)]
     rows = place(_positions([30, 77], 2), 128)
     packed = AttentionWeights(*norms, pack_qkv(w[0], w[1], w[2], 128), pack_out(w[3], 128))
-    out = decode_attention(x, packed, (keys.swapaxes(2, 3).copy(), values.copy()), rows, run=run)
+    out = decode_attention(x, packed, (keys.swapaxes(2, 3).copy(), values.copy()), rows, lnc=LNC, run=run)
     angles = _wide((rows.cos, rows.sin))
     expected = layer_law.decode_attention(
         x.astype(np.float64), _wide(norms), _wide(w), angles, _wide((keys, values)), rows.positions
@@ -123,7 +124,7 @@ def noise(run: Run) -> list[Compared]:
     """Noise of two seeds."""
     seeds = np.array([[1, -2], [7, 1 << 30]], np.int32)
     positions, start = np.array([[3], [100000]], np.int32), np.array([[9]], np.int32)
-    out = sampling_host.gumbel_noise(seeds, positions, start, 333, run=run)
+    out = sampling_host.gumbel_noise(seeds, positions, start, 333, lnc=LNC, run=run)
     keys = [(int(low) & 0xFFFFFFFF, int(high) & 0xFFFFFFFF) for low, high in seeds]
     expected = [law.gumbel_noise(key, p, range(9, 342)) for key, p in zip(keys, (3, 100000), strict=True)]
     return [Compared("noise", out, expected, _SUMS)]
@@ -135,15 +136,15 @@ def sample(run: Run) -> list[Compared]:
     temperature = np.array([[0], [0.7], [1.3]], np.float32)
     floor = np.array([[NO_FLOOR], [NO_FLOOR], [4]], np.float32)
     shard = Shard(logits, np.zeros((1, 1), np.int32))
-    ids = sampling_host.coupled_sample(shard, gumbels, temperature, floor, run=run)[1]
+    values, ids = sampling_host.coupled_sample(shard, gumbels, temperature, floor, lnc=LNC, run=run)
     kept = np.where(logits >= floor, logits.astype(np.float64), -np.inf)
     perturbed = [kept[0], kept[1] / 0.7 + gumbels[1], kept[2] / 1.3 + gumbels[2]]
     ones, limits = np.ones((3, 1), np.float32), _normal(11, (3, 5))[0]
-    above = sampling_host.weights_above(logits, (ones, -9 * ones), floor, limits, run=run)[0]
+    above = sampling_host.weights_above(logits, (ones, -9 * ones), floor, limits, lnc=LNC, run=run).sum(0)
     weights = np.exp(logits.astype(np.float64) - 9) * (logits >= floor)
     summed = np.stack([(weights * (logits > limits[:, j : j + 1])).sum(1) for j in range(5)])
     return [
-        Compared("drawn ids", ids[0], [int(p.argmax()) for p in perturbed], _EXACT),
+        Compared("drawn ids", ids[values.argmax(0), range(3)], [int(p.argmax()) for p in perturbed], _EXACT),
         Compared("weights above", above, summed, _SUMS),
     ]
 
@@ -154,7 +155,7 @@ def accept(run: Run) -> list[Compared]:
     drafts = np.array([[9, 6, 7], [5, 6, 1], [5, 6, 7], [5, 6, 7]], np.int32)
     limits = np.array([[3], [3], [3], [1]], np.int32)
     proposal = Proposal(drafts, np.full((4, 1), 10, np.int32), limits)
-    found = sampling_host.accept_drafts(np.zeros((1, 4, 4), np.float32), drawn[None], proposal, run=run)
+    found = sampling_host.accept_drafts(np.zeros((1, 4, 4), np.float32), drawn[None], proposal, lnc=LNC, run=run)
     rows = [law.accept_drafts(list(d), list(t), int(m[0])) for d, t, m in zip(drafts, drawn, limits, strict=True)]
     padded = [[*row, *[-1] * (4 - len(row))] for row in rows]
     counts = np.array([[len(row)] for row in rows])

@@ -118,9 +118,6 @@ QUESTIONS = (
              "26 B/ns per engine, 9 ns per row", how="profile, bytes per time"),
     Question("model/on_device", "does torch see what a kernel writes to a cache that it takes but does not return",
              "in place; if not, the kernels return the caches too", step="requests, kernels"),
-    Question("compile/custom_call", "does neuronx-cc take a custom call of this name whose configuration is not the "
-             "vendor's", "no: on a device the kernels are called from torch", how="compile a bundle built with "
-             "`--kernels nki`"),
     Question("gumbel_noise, coupled_sample", "does the device read a uint16 view of a uint32 tile, and a run-time "
              "offset of an activation's input, as nkisim does", "low half first, offset in elements",
              how="`tests/nki_kernels/sampling/test_noise.py` on the device", step="kernel gumbel_noise"),
@@ -165,10 +162,18 @@ QUESTIONS = (
              "there for every bucket", "as its source says; a missing log is one line in its place", step="model"),
     Question("toolchain", "does a kernel's in-place write to a cache reach the tensor that it took, inside a traced "
              "graph", "the tensor that it took is returned", step="requests, kernels"),
-    Question("toolchain", "may a graph of two cores (`--lnc=2`) hold a launch on one", "yes", step="model, kernels"),
-    Question("compile.neuron.module", "does the compiler drop the copy of a cache that is longer by one slot, which "
-             "takes the dropped rows", "a scatter that never writes outside, and the copy",
-             how="profile a fused graph: bytes moved against `bytes_per_rank`"),
+    Question("kernels", "does nki trace a kernel on two cores with `program_ndim()` above 0, without a grid",
+             "launched as kernel[2]; if it is 0, both cores do all of it", how="print it while specialising"),
+    Question("kernels", "does nki's private seam give a kernel that returns its caches the aliases that its call "
+             "declares",
+             "caches are returned and aliased; a build compares both", how="build with `--kernels nki` beside nki"),
+    Question("kernels", "does neuronx-cc find a kernel's IR below its working folder after it was moved there",
+             "`<digest>/<file>`, as NCC_EVRF059 says", how="build with `--kernels nki` beside nki"),
+    Question("hlo", "do a NEFF's tensors have the names of the attributes `neff_input_names` and "
+             "`neff_output_names`, and does the compiler keep `.must_alias_input`", "names as nkipy writes them",
+             how="read `input_tensors_info` of a NEFF with nrtpy"),
+    Question("toolchain", "does neuronx-cc compile the StableHLO twin, and in which time", "HLO is the input",
+             how="build with the recipe `{\"compiler_input\": \"stablehlo\"}`"),
     Question("compile.neuron.module", "does the compiler take int64 indices and shifts of int32 tensors",
              "torch_xla lowers both; `view(dtype)` is not used", step="requests"),
     Question("compile.neuron.module", "does NxDI start a model whose shards hold no "
@@ -178,12 +183,8 @@ QUESTIONS = (
              "or copy them (2 GB a rank for 32B at tp 32: some 12 ms by arithmetic at 360 GB/s)",
              "one copy of the weights, packed for the steps", how="profile a prefill graph with `--kernels nki` "
              "against the reference"),
-    Question("compile.neuron.module", "may a step return the counts of prompts as it got them, aliased to their "
-             "parameter", "the parameter itself is the result", how="its last request uses a slot that was used "
-             "before", step="requests"),
-    Question("compile.graph.trace", "does a scatter beyond a cache's end, which JAX drops, end the run (the SDK's "
-             "notes: \"can result in runtime errors\")", "JAX's `drop`", how="a request to the context's end",
-             step="graphs"),
+    Question("compile.graph.trace", "may a scatter write one place twice with the same bits, as a row beyond a cache "
+             "does now", "yes: nothing is written outside", how="a request to the context's end", step="graphs"),
     Question("pjrt", "does the plugin compile our StableHLO and run it with caches donated", "yes, as a CPU's does",
              step="pjrt"),
     Question("compile.neuron.module", "does NxDI's host take one result (B,) a step from the model of a target alone, "

@@ -22,7 +22,7 @@ from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
 from compile.neuron import config
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import FUSED, PREFILL, flags_of
+from compile.neuron.flags import FUSED, LNC, PREFILL, flags_of
 from compile.neuron.sdk import Level, nxdi_graphs
 from compile.spec import BuildSpec, Recipe
 from model.bundle.opening import open_bundle
@@ -53,7 +53,7 @@ def kernel(name: str, work: Path) -> dict[str, Any]:
     """One kernel's case on the device; UserError names each result beyond its bound, with its error."""
     if getattr(sys.modules.get("nki"), "__nkisim__", False):
         raise UserError("nki is nkisim here, which measures no device; install nki from AWS's package index")
-    os.environ[_LNC_VARIABLE] = "1"
+    os.environ[_LNC_VARIABLE] = str(LNC)
     results = CASES[name](lambda launched: launched)
     wrong = [f"{r.what} is off by {r.error:.3g}, the bound is {r.bound:.3g}" for r in results if not r.error <= r.bound]
     if wrong:

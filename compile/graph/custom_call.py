@@ -1,7 +1,7 @@
 """Launches of NKI kernels in a graph: one custom call each, by the name that Trainium's compiler knows.
 
-The call's configuration is the launch as text (`model/nki/launches.py`), which the CPU runtime reads to serve it. The
-vendor's frameworks write a different configuration, with the compiled kernel inside; see docs/device_checks.md.
+The call's configuration is the launch as text (`model/nki/launches.py`), which the CPU runtime reads to serve it. For a
+device `compile/neuron/specialise.py` puts the vendor's in its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor
         given = [Result(tuple(x.shape), str(x.dtype)) for x in operands]
         made = [jax.ShapeDtypeStruct(r.shape, jnp.dtype(r.dtype)) for r in launch.outputs(given)]
         text = to_text(launch, given)
-        run = jax.ffi.ffi_call(TARGET, made, custom_call_api_version=API_VERSION, legacy_backend_config=text)
+        # what the kernel writes in place is the operand and the result
+        aliases = {number: len(launch.results) + at for at, number in enumerate(launch.changed)}
+        run = jax.ffi.ffi_call(
+            TARGET, made, custom_call_api_version=API_VERSION, legacy_backend_config=text, input_output_aliases=aliases
+        )
         return tuple(run(*operands))
 
     return tuple(interop.call_jax(call, *tensors))

@@ -18,12 +18,12 @@ from compile.graph import collectives
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.pair import grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
-from model.bundle import hlo
+from model.bundle import border, hlo
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.spec import BundleSpec
 from model.graph_io import Outputs, StepInputs
 from model.nki.backing import backing_of
-from model.ops import Ops, State
+from model.ops import Ops, State, rows_inside
 
 
 class TracedOps(Ops):
@@ -55,13 +55,12 @@ class TracedOps(Ops):
     def append(
         self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
     ) -> Tensor:
-        def write(cache: jax.Array, new: jax.Array, slots: jax.Array, positions: jax.Array) -> jax.Array:
-            # a negative index would count from the end: send it past the end, where it is dropped
-            positions = jnp.where(positions < 0, cache.shape[axis], positions)
-            places = (slots, *(slice(None),) * (axis - 1), positions)
-            return cache.at[places].set(new.swapaxes(1, 2), mode="drop")
+        def write(cache: jax.Array, rows: jax.Array, slots: jax.Array, places: jax.Array) -> jax.Array:
+            at = (slots, *(slice(None),) * (axis - 1), places)
+            return cache.at[at].set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
 
-        return interop.call_jax(write, cache_BGSD, new_BGND, slots_BN, positions_BN)
+        inside = rows_inside(cache_BGSD.movedim(axis, 2), new_BGND, slots_BN, positions_BN)
+        return interop.call_jax(write, cache_BGSD, *inside)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.ranks == 1:
@@ -102,7 +101,7 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     run.__name__ = graph.key.name
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
     module: Any = lowered.compiler_ir("hlo")
-    return hlo.canonical(module.as_serialized_hlo_module_proto())
+    return border.named(hlo.canonical(module.as_serialized_hlo_module_proto()), graph)
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from compile.bundle.staging import StagedFile, staged
-from compile.neuron.files import compiled
+from compile.neuron.files import compiled, kernel_files
+from compile.spec import Recipe
 from model.bundle.manifest import manifest_json
 from model.bundle.opening import Bundle, read_bundle
 from model.errors import run_cli
@@ -20,13 +21,15 @@ def extend(bundle: Bundle) -> None:
     """Add model.pt, or NEFFs where the compiler is alone; the bundle is served as it was until all are made."""
     with staged(bundle.path) as staging:
         graphs = [_as_is(g.file, bundle.files[g.file].recipe) for g in bundle.graphs]
-        files, compiler = compiled(bundle.plan, staging.folder, graphs, "neuron", {})
+        files, compiler = compiled(bundle.plan, staging.folder, graphs, Recipe(toolchain="neuron"))
         records = dict(bundle.files)
         for name in records.keys() - {f.name for f in files}:
             staging.keep(name, records[name])
         if [f for f in files if not staging.finished(f)]:
             staging.begin()
         for file in files:
+            records[file.name] = staging.finished(file) or staging.make(file)
+        for file in kernel_files(staging, files):
             records[file.name] = staging.finished(file) or staging.make(file)
         manifest = bundle.manifest
         content = manifest_json(bundle.plan, records, compiler, manifest.versions, manifest.commit)

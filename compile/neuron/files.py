@@ -1,4 +1,4 @@
-"""The SDK's files in a bundle: NEFF files or model.pt, the compiler's logs and HLO, flags and versions.
+"""The SDK's files in a bundle: NEFF files or model.pt, kernels, the compiler's logs and HLO, flags and versions.
 
 Everything is made on the local disk, in `.build/neuron`; the files that are kept move into the bundle.
 """
@@ -8,21 +8,25 @@ from __future__ import annotations
 import functools
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from compile.bundle.staging import StagedFile
-from compile.neuron import sdk
+from compile.bundle.staging import StagedFile, Staging
+from compile.neuron import sdk, specialise
 from compile.neuron.flags import LNC, TARGET, flag_tag, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_graphs, nxdi_tags
+from compile.neuron.specialise import KERNELS_FOLDER
 from compile.recipes import sources
+from compile.spec import Recipe
 from model.bundle.manifest import Compiler, canonical_hash
 from model.bundle.plan import BundlePlan
 from model.errors import UserError
 
 MODEL: Final = "model.pt"
+# code that becomes the IR of kernels
+_SPECIALISED_BY = ("nki_kernels", "compile/neuron/specialise.py", "model/nki/table.py")
 # code that runs while the module of model.pt is traced, beside the code that makes the graphs of the plan
 _TRACED_BY = ("compile/neuron/module.py", "compile/neuron/sdk.py")
 
@@ -37,13 +41,13 @@ def chosen(name: str, kernels: str) -> Found:
 
 
 def compiled(
-    plan: BundlePlan, folder: Path, graphs: list[StagedFile], toolchain: str, compiler_flags: Mapping[str, str]
+    plan: BundlePlan, folder: Path, graphs: list[StagedFile], recipe: Recipe
 ) -> tuple[list[StagedFile], Compiler]:
     """The artifacts that the SDK adds to those of the graphs in a folder, and the manifest's entry for it."""
-    found = chosen(toolchain, plan.spec.kernels)
-    if found.level is Level.NONE:
+    found = chosen(recipe.toolchain, plan.spec.kernels)
+    if found.level is Level.NONE or _without_kernels(plan, found, recipe.toolchain):
         return [], Compiler()
-    flags, alone = flags_of(compiler_flags), found.level is Level.COMPILER
+    flags, alone = flags_of(recipe.compiler_flags, found.versions[sdk.COMPILER]), found.level is Level.COMPILER
     tags = sorted({flag_tag(g.key) for g in plan.graphs}) if alone else sorted(nxdi_tags(plan))
     of_graphs = sorted((g.name, g.recipe) for g in graphs)
     if not alone and plan.spec.pool < replace(plan.spec, blocks=0).pool:
@@ -53,14 +57,14 @@ def compiled(
         )
     if alone:
         print(f"this bundle gets NEFFs and no {MODEL}: {found.why_no_model}", file=sys.stderr)
-        artifacts = _neffs(plan, folder, dict(of_graphs), flags, found)
+        artifacts = _neffs(plan, folder, (dict(of_graphs), recipe.compiler_input), flags, found)
     else:
-        recipe = [found.versions, {t: flags[t] for t in tags}, of_graphs, sources(_TRACED_BY)]
-        artifacts = _model(plan, folder, canonical_hash(recipe), flags)
-    used = {t: flags[t] for t in tags}
+        inputs = [found.versions, {t: flags[t] for t in tags}, of_graphs, sources(_TRACED_BY)]
+        artifacts = _model(plan, folder, canonical_hash(inputs), flags)
+    used, calls = {t: flags[t] for t in tags}, plan.spec.kernels != "reference"
     if alone:
-        return artifacts, Compiler("compiler", "neff", TARGET, LNC, used, found.versions)
-    return artifacts, Compiler("full", MODEL, TARGET, LNC, used, found.versions)
+        return artifacts, Compiler("compiler", "neff", TARGET, LNC, used, found.versions, "bir" if calls else "none")
+    return artifacts, Compiler("full", MODEL, TARGET, LNC, used, found.versions, MODEL if calls else "none")
 
 
 def _work(folder: Path) -> Path:
@@ -68,28 +72,65 @@ def _work(folder: Path) -> Path:
 
 
 def _neffs(
-    plan: BundlePlan, folder: Path, recipes: dict[str, str], flags: dict[str, str], found: Found
+    plan: BundlePlan, folder: Path, graphs: tuple[dict[str, str], str], flags: dict[str, str], found: Found
 ) -> list[StagedFile]:
-    if plan.spec.kernels != "reference":
-        raise UserError(
-            f"--kernels {plan.spec.kernels} needs the whole Neuron SDK and this machine has {sdk.COMPILER} alone, "
-            f"which cannot read our calls of kernels ({found.why_no_model}); use --kernels reference, the toolchain "
-            "cpu, or install it"
-        )
-    made = []
+    recipes, form = graphs
+    made, calls = list[StagedFile](), plan.spec.kernels != "reference"
+    kernels, code = _work(folder) / KERNELS_FOLDER, sources(_SPECIALISED_BY) if calls else {}
     for graph in plan.graphs:
-        name, line = graph.key.name, flags[flag_tag(graph.key)]
+        name, line, source = graph.key.name, flags[flag_tag(graph.key)], folder / graph.file
         log = _work(folder) / name / "log-neuron-cc.txt"
-        recipe = canonical_hash([recipes[graph.file], line, found.versions])
+        recipe = canonical_hash([recipes[graph.file], line, found.versions, code, form])
+        if calls:
+            made.append(
+                StagedFile(f"{KERNELS_FOLDER}/{name}.hlo.pb", recipe, functools.partial(_specialised, source, kernels))
+            )
+            source = folder / made[-1].name
         made += [
-            StagedFile(f"neff/{name}.neff", recipe, functools.partial(_neff, folder / graph.file, log, line)),
+            StagedFile(f"neff/{name}.neff", recipe, functools.partial(_neff, source, form, log, line, kernels)),
             StagedFile(f"logs/{name}.txt", recipe, _copy_of(log)),
         ]
     return made
 
 
-def _neff(hlo: Path, log: Path, flags: str, neff: Path) -> None:
-    sdk.compile_hlo(hlo, neff, log, flags)
+def _specialised(hlo: Path, kernels: Path, out: Path) -> None:
+    out.write_bytes(specialise.specialised(hlo.read_bytes(), kernels))
+
+
+def _neff(hlo: Path, form: str, log: Path, flags: str, kernels: Path, neff: Path) -> None:
+    if form == "stablehlo":
+        # a machine of the SDK need not have jax
+        from compile.graph.twin import stablehlo  # noqa: PLC0415
+
+        source, hlo = hlo, log.with_name(f"{hlo.name}.mlir")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        hlo.write_text(stablehlo(source.read_bytes()), encoding="utf-8")
+    # the compiler finds kernels below the folder that it runs in
+    sdk.compile_hlo(hlo, neff, log, flags, kernels if kernels.is_dir() else log.parent)
+
+
+def kernel_files(staging: Staging, files: Iterable[StagedFile]) -> list[StagedFile]:
+    """The IR of kernels that the specialised graphs among the finished files of a build call."""
+    graphs = [staging.path(f.name) for f in files if f.name.startswith(f"{KERNELS_FOLDER}/")]
+    names = sorted({name for graph in graphs for name in specialise.binaries(graph.read_bytes())})
+    work = _work(staging.folder) / KERNELS_FOLDER
+    return [StagedFile(f"{KERNELS_FOLDER}/{n}", canonical_hash(n), functools.partial(_ir, work / n)) for n in names]
+
+
+def _ir(source: Path, path: Path) -> None:
+    shutil.copyfile(source, path)
+
+
+def _without_kernels(plan: BundlePlan, found: Found, toolchain: str) -> bool:
+    """Whether graphs call kernels and only the compiler is here; UserError if the SDK was asked for."""
+    if plan.spec.kernels == "reference" or found.level is Level.FULL or specialise.here():
+        return False
+    if toolchain == "neuron":
+        why = f"its graphs call NKI kernels and this machine has {sdk.COMPILER} without nki"
+        raise UserError(
+            f"this bundle gets no NEFFs: {why}; install nki from AWS's package index, or use --kernels reference"
+        )
+    return True
 
 
 def _copy_of(source: Path) -> Callable[[Path], None]:

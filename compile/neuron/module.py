@@ -22,7 +22,7 @@ from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.plan import BundlePlan
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
-from model.ops import Ops
+from model.ops import Ops, rows_inside
 
 Collective = Callable[[Tensor], Tensor]
 # prompts that each cache slot has had
@@ -45,15 +45,11 @@ class StaticOps(Ops):
     def append(
         self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
     ) -> Tensor:
-        cache_BGSD, length = cache_BGSD.movedim(axis, 2), cache_BGSD.shape[axis]
-        inside = (positions_BN >= 0) & (positions_BN < length)
-        # an extra slot takes the rows that are dropped
-        places_BN = torch.where(inside, positions_BN, length).long()
-        padded = torch.nn.functional.pad(cache_BGSD, (0, 0, 0, 1))
-        slots_BN = slots_BN.long().expand_as(places_BN)
+        cache_BGSD = cache_BGSD.movedim(axis, 2)
+        rows_BNGD, *places = rows_inside(cache_BGSD, new_BGND, slots_BN, positions_BN)
         # the indexed axes come first: (B, N, G, D)
-        padded = padded.transpose(1, 2).index_put((slots_BN, places_BN), new_BGND.transpose(1, 2))
-        return padded.transpose(1, 2)[:, :, :length].movedim(2, axis)
+        written = cache_BGSD.transpose(1, 2).index_put([p.long() for p in places], rows_BNGD)
+        return written.transpose(1, 2).movedim(2, axis)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else self.within(self.ranks)[0](x)
@@ -105,7 +101,8 @@ class StepModule(nn.Module):
         # the two that no graph of ours needs stay inputs: routing goes by the whole list of shapes
         unused = 0 * (hidden.to(torch.int32) + adapter_ids)
         slots = seq_ids + unused
-        counts = given[REQUEST_COUNTS]
+        # the compiler takes no parameter as a result
+        counts = given[REQUEST_COUNTS] + 0
         if self.graph.key.is_prefill:
             counts = counts + (torch.arange(counts.shape[0], dtype=torch.int32, device=slots.device) == slots)
         seeds = torch.stack([slots, counts.index_select(0, slots)], -1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import importlib.metadata
+import os
 import shlex
 import shutil
 import subprocess
@@ -150,13 +151,15 @@ def compile_command(hlo: Path, neff: Path, log: Path, flags: str) -> list[str]:
     ]  # fmt: skip
 
 
-def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str) -> None:
-    """Compile an HLO proto with neuronx-cc; UserError gives the end of its output when it refuses."""
+def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path | None = None) -> None:
+    """Compile an HLO proto with neuronx-cc, run in a folder, by default the log's, where it leaves files.
+
+    UserError gives the end of its output when it refuses.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    # the compiler leaves files where it runs
     done = subprocess.run(
         compile_command(hlo.absolute(), neff.absolute(), log.absolute(), flags),
-        cwd=log.parent, capture_output=True, text=True, check=False,
+        cwd=folder or log.parent, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode or not neff.is_file():
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
@@ -186,6 +189,8 @@ def build_model(plan: BundlePlan, out: Path, work: Path, flags: dict[str, str]) 
     # vendor seam
     vendor: Any = importlib.import_module("neuronx_distributed.trace.model_builder")
     tp = plan.spec.tp
+    # kernels are traced for as many cores as the graph is compiled for
+    os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(LNC)
     builder = vendor.ModelBuilder(
         router=None, tp_degree=tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=tp, world_size=tp,
         compiler_workdir=str(work), logical_nc_config=LNC,

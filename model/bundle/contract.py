@@ -11,23 +11,21 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from model.bundle import hlo
+from model.bundle import border, hlo
 from model.bundle.graph_spec import GraphSpec, TensorSpec
+from model.bundle.refusals import ELEMENT, of_instruction, tensor
 from model.bundle.spec import BundleSpec
 from model.graph_key import Stage
-from model.nki.launches import API_VERSION, TARGET, from_text
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
-# source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
-_ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
-_S32, _S64, _TUPLE = 4, 5, 13
-_INTEGERS = ("pred", "int32", "uint32")
+_S32, _S64 = 4, 5
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # rounds of a loop: the searches of the filters have at most 32
 MAX_TRIPS = 1024
@@ -35,23 +33,20 @@ MAX_TRIPS = 1024
 MAX_EXECUTED = 1 << 26
 _DRAFT = "draft_model."
 Groups = tuple[tuple[int, ...], ...]
-# source: the limits that the Neuron SDK states for graphs of JAX and torch_xla
-# (frameworks/jax/setup/jax-neuronx-known-issues.rst, aws-neuron/aws-neuron-sdk)
-UNSUPPORTED = frozenset((
-    "conditional", "reduce-precision", "rng", "rng-bit-generator", "infeed", "outfeed", "send", "recv", "send-done",
-    "recv-done", "complex", "real", "imag", "fft",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Parameters and results in order as (shape, dtype); result -> parameter of each alias; how often each
-    collective runs with which groups; parameters that nothing reads; bytes of the largest constant; how often each
-    opcode is written; those that Trainium's compiler does not take."""
+    """Parameters and results in order as (name, shape, dtype); result -> parameter of each alias, and whether all must
+    be; results that are a parameter or another result; how often each collective runs with which groups;
+    parameters that nothing reads; bytes of the largest constant; how often each opcode is written; those that
+    Trainium's compiler does not take."""
 
     parameters: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
     aliases: dict[int, int]
+    must_alias: bool
+    shared: tuple[int, ...]
     collectives: Counter[tuple[str, Groups]]
     unread: frozenset[int]
     largest_constant: int
@@ -66,15 +61,18 @@ def declared(proto: bytes) -> Declared:
     entry = walk.bodies[module.entry_computation_id]
     parameters = sorted((i for i in entry.values() if i.opcode == "parameter"), key=lambda i: i.parameter_number)
     root = entry[walk.roots[module.entry_computation_id]]
+    names, results = border.output_names(root), list(root.operand_ids)
     constants = [i.shape for body in walk.bodies.values() for i in body.values() if i.opcode == "constant"]
     read = walk.read(module.entry_computation_id)
     return Declared(
-        tuple(_tensor(p.metadata.op_name, p.shape) for p in parameters),
-        tuple(_tensor("", shape) for shape in root.shape.tuple_shapes),
+        tuple(tensor(border.input_name(p), p.shape) for p in parameters),
+        tuple(tensor(name or "", shape) for name, shape in zip_longest(names, root.shape.tuple_shapes) if shape),
         {
             (e.output_shape_index[0] if e.output_shape_index else 0): e.parameter_number
             for e in module.input_output_alias.entries
         },
+        all(e.kind == border.MUST_ALIAS for e in module.input_output_alias.entries),
+        tuple(at for at, i in enumerate(results) if entry[i].opcode == "parameter" or i in results[:at]),
         Counter(dict(walk.collectives(module.entry_computation_id))),
         frozenset(p.parameter_number for p in parameters) - read,
         max((_bytes(shape) for shape in constants), default=0),
@@ -83,13 +81,8 @@ def declared(proto: bytes) -> Declared:
     )
 
 
-def _tensor(name: str, shape: Any) -> TensorSpec:
-    kind = _ELEMENT.get(shape.element_type, (f"element type {shape.element_type}", 0))[0]
-    return TensorSpec(name, tuple(shape.dimensions), kind)
-
-
 def _bytes(shape: Any) -> int:
-    return math.prod(shape.dimensions) * _ELEMENT.get(shape.element_type, ("", 8))[1]
+    return math.prod(shape.dimensions) * ELEMENT.get(shape.element_type, ("", 8))[1]
 
 
 class _Walk:
@@ -123,23 +116,13 @@ class _Walk:
         """The names of the operations that no compiler of the SDK takes."""
         for computation, body in self.bodies.items():
             for instruction in body.values():
-                if instruction.opcode in UNSUPPORTED:
-                    yield instruction.opcode
-                elif instruction.opcode == "reduce" and len(instruction.operand_ids) > 2:
-                    yield "reduce of several operands"
-                elif (
-                    instruction.opcode == "dot"
-                    and _ELEMENT.get(instruction.shape.element_type, ("int",))[0] in _INTEGERS
-                ):
-                    yield "dot of integers"
-                elif instruction.opcode == "while":
+                yield from of_instruction(instruction, body, self.bodies, self.roots)
+                if instruction.opcode == "while":
                     try:
                         if (trips := self._trips(computation, instruction)) > MAX_TRIPS:
                             yield f"while of {trips} rounds"
                     except ValueError:
                         yield "while of unknown length"
-                elif instruction.opcode == "custom-call":
-                    yield from _odd_call(instruction, [body[i] for i in instruction.operand_ids])
 
     def too_long(self, computation: int) -> Iterator[str]:
         """Whether an execution would run too long for any graph of ours."""
@@ -179,27 +162,6 @@ class _Walk:
             for at, operand in enumerate(instruction.operand_ids):
                 if operand in numbers and (called is None or at in called):
                     yield numbers[operand]
-
-
-def _odd_call(call: Any, operands: list[Any]) -> Iterator[str]:
-    """The faults of a custom call: the CPU trusts its text for the memory of operands and results."""
-    if call.custom_call_target != TARGET:
-        yield f"call of {call.custom_call_target or 'nothing'}"
-        return
-    try:
-        launch, given = from_text(call.backend_config.decode())
-        told = [given, launch.outputs(given)]
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        yield "kernel call whose text is no launch"
-        return
-    # one result comes as its memory, several as a list of addresses; a different version gives no text
-    several = call.shape.element_type == _TUPLE
-    shapes = list(call.shape.tuple_shapes) if several else [call.shape]
-    if several != (len(told[1]) > 1) or call.custom_call_api_version != API_VERSION:
-        yield f"call of {launch.kernel} in a form that no build writes"
-    passed = [[_tensor("", o.shape) for o in operands], [_tensor("", s) for s in shapes]]
-    if [[TensorSpec("", *result) for result in side] for side in told] != passed:
-        yield f"call of {launch.kernel} whose text has other shapes than its operands"
 
 
 def _groups(instruction: Any) -> Groups:
@@ -247,15 +209,22 @@ def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> 
 
 
 def _interface(graph: GraphSpec, found: Declared) -> Iterator[str]:
-    groups = {"weights": graph.weights, "inputs": graph.inputs, "state": graph.state}
-    wanted = [TensorSpec(f"{group}[{i}]", t.shape, t.dtype) for group, ts in groups.items() for i, t in enumerate(ts)]
-    results = [TensorSpec("", t.shape, t.dtype) for t in graph.outputs + graph.state]
+    wanted = _renamed((*graph.weights, *graph.inputs, *graph.state), border.parameter_names(graph))
+    results = _renamed(graph.outputs + graph.state, border.result_names(graph))
     first_state = len(graph.weights) + len(graph.inputs)
     aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
     yield from _differences("parameter", found.parameters, wanted)
     yield from _differences("result", found.results, results)
     if found.aliases != aliases:
         yield f"its aliases, result to parameter, are {found.aliases}, expected {aliases}"
+    if not found.must_alias:
+        yield "its aliases may be dropped, and state stays in one place"
+    for at in found.shared:
+        yield f"result {at} is a parameter or another result, and no copy of it"
+
+
+def _renamed(tensors: tuple[TensorSpec, ...], names: list[str]) -> list[TensorSpec]:
+    return [replace(t, name=name) for t, name in zip(tensors, names, strict=True)]
 
 
 def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
@@ -270,10 +239,10 @@ def _collectives(graph: GraphSpec, found: Declared, tp: int) -> Iterator[str]:
 
 
 def _folded(graph: GraphSpec, found: Declared, spec: BundleSpec) -> Iterator[str]:
-    for at, tensor in enumerate(graph.weights):
+    for at, weight in enumerate(graph.weights):
         # a parameter that is not a `.weight`, such as a rank, may be for the loader alone
-        if at in found.unread and tensor.name.endswith(".weight") and not _may_be_unread(graph, tensor.name, spec):
-            yield f"nothing reads {tensor.name}"
+        if at in found.unread and weight.name.endswith(".weight") and not _may_be_unread(graph, weight.name, spec):
+            yield f"nothing reads {weight.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
 

@@ -20,11 +20,18 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
     "Frames": [],
     "Shape": [("element_type", 2, "int64"), ("dimensions", 3, "int64s"), ("tuple_shapes", 4, "Shape")],
     "Literal": [("s32s", 4, "int64s"), ("s64s", 5, "int64s")],
+    "Entry": [("key", 1, "string"), ("value", 2, "string")],
+    "Attributes": [("map", 1, "Entry")],
+    "Program": [("result", 2, "Shape"), ("parameter_names", 3, "strings")],
+    # of a gather and of a scatter: the operand's axes that an index vector gives, and the axis of such vectors
+    "Indexed": [("axes", 3, "int64s"), ("index_vector_dim", 4, "int64")],
+    "OutputAlias": [("output_shape_index", 1, "int64s"), ("operand_index", 2, "int64")],
     "ReplicaGroup": [("replica_ids", 1, "int64s")],
     "Devices": [("replica_groups", 1, "ReplicaGroup")],
     "Alias": [
         ("output_shape_index", 1, "int64s"),
         ("parameter_number", 2, "int64"),
+        ("kind", 4, "int64"),
     ],
     "Aliases": [("entries", 1, "Alias")],
     "Metadata": [
@@ -41,20 +48,27 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
         ("literal", 8, "Literal"),
         ("parameter_number", 9, "int64"),
         ("tuple_index", 13, "int64"),
+        ("dimensions", 14, "int64s"),
+        ("gather_dimension_numbers", 33, "Indexed"),
+        ("gather_slice_sizes", 34, "int64s"),
         ("id", 35, "int64"),
         ("operand_ids", 36, "int64s"),
         ("control_predecessor_ids", 37, "int64s"),
         ("called_computation_ids", 38, "int64s"),
+        ("scatter_dimension_numbers", 48, "Indexed"),
         ("replica_groups", 49, "ReplicaGroup"),
         ("custom_call_target", 28, "string"),
         ("backend_config", 43, "bytes"),
         ("comparison_direction", 63, "string"),
+        ("frontend_attributes", 68, "Attributes"),
+        ("output_operand_aliasing", 74, "OutputAlias"),
         ("custom_call_api_version", 77, "int64"),
         ("collective_device_list", 87, "Devices"),
     ],
     "Computation": [
         ("name", 1, "string"),
         ("instructions", 2, "Instruction"),
+        ("program_shape", 4, "Program"),
         ("id", 5, "int64"),
         ("root_id", 6, "int64"),
     ],
@@ -62,6 +76,7 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
         ("name", 1, "string"),
         ("entry_computation_name", 2, "string"),
         ("computations", 3, "Computation"),
+        ("host_program_shape", 4, "Program"),
         ("id", 5, "int64"),
         ("entry_computation_id", 6, "int64"),
         ("input_output_alias", 8, "Aliases"),
@@ -71,7 +86,7 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
 
 _SOURCE_PLACE = ("source_file", "source_line", "stack_frame_id")
 # messages that a field holds once; ShapeProto is both, by the field's name
-_SINGLE = ("Aliases", "Metadata", "Frames", "Literal", "Devices")
+_SINGLE = ("Aliases", "Metadata", "Frames", "Literal", "Devices", "Attributes", "Program", "Indexed")
 
 
 def _message_classes() -> dict[str, Any]:
@@ -82,14 +97,14 @@ def _message_classes() -> dict[str, Any]:
             field = described.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
             if kind in ("int64", "int64s"):
                 field.type = _Field.TYPE_INT64
-            elif kind == "string":
+            elif kind in ("string", "strings"):
                 field.type = _Field.TYPE_STRING
             elif kind == "bytes":
                 field.type = _Field.TYPE_BYTES
             else:
                 field.type, field.type_name = _Field.TYPE_MESSAGE, f".hlo_ids.{kind}"
-            once = kind in _SINGLE or name == "shape"
-            if kind == "int64s" or (field.type == _Field.TYPE_MESSAGE and not once):
+            once = kind in _SINGLE or name in ("shape", "result")
+            if kind in ("int64s", "strings") or (field.type == _Field.TYPE_MESSAGE and not once):
                 field.label = _Field.LABEL_REPEATED
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -102,6 +117,11 @@ _CLASSES = _message_classes()
 def parse(proto: bytes) -> Any:
     """The module of a serialized HloModuleProto, as far as its fields are described here."""
     return _CLASSES["Module"].FromString(proto)
+
+
+def entry(module: Any) -> Any:
+    """The computation of a module that runs."""
+    return next(c for c in module.computations if c.id == module.entry_computation_id)
 
 
 def canonical(proto: bytes) -> bytes:

@@ -25,7 +25,7 @@ FORMAT = "trnspec-bundle"
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 # all that a build writes, and all that a manifest may list
-FOLDERS = ("hlo", "neff", "logs", "weights", "tokenizer")
+FOLDERS = ("hlo", "neff", "kernels", "logs", "weights", "tokenizer")
 _FILES = ("neuron_config.json", "model.pt")
 # the largest manifest that is read
 MANIFEST_BYTES = 16 << 20
@@ -48,7 +48,11 @@ class File:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (for NxDI's loader)."""
+    """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (for NxDI's loader).
+
+    `kernels` says where a device finds the NKI kernels that the graphs call: nowhere, as IR beside the NEFFs, or in
+    model.pt.
+    """
 
     toolchain: Literal["cpu", "compiler", "full"] = "cpu"
     neff: Literal["none", "neff", "model.pt"] = "none"
@@ -56,6 +60,7 @@ class Compiler:
     lnc: Literal[0, 1, 2] = 0
     flags: Annotated[dict[str, str], Length(0, 8)] = dataclasses.field(default_factory=dict)
     versions: _Names = dataclasses.field(default_factory=dict)
+    kernels: Literal["none", "bir", "model.pt"] = "none"
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,16 @@ class Manifest:
     def has_weights(self) -> bool:
         """Whether every rank has its weights."""
         return shard_file(0) in self.files
+
+    @property
+    def without_kernels(self) -> str:
+        """Why no device can run the graphs, if they call kernels that were compiled for none; else empty."""
+        if self.spec.kernels == "reference" or self.compiler.kernels != "none":
+            return ""
+        return (
+            "its graphs call NKI kernels that were compiled for no device (kernels: none); build it on a machine with "
+            "neuronx-cc and nki, or with --kernels reference"
+        )
 
     def title(self, role: str) -> str:
         """A model's name for people, with its size where the name is a folder's, which may be any word."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from model.cache import Cache, Placement
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
-from model.nki.launches import Argument, Launch, Launcher, Result, numbered
+from model.nki.launches import LNC, Argument, Launch, Launcher, Result, numbered
 from model.ops import Ops
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
@@ -63,10 +63,10 @@ class NkiKernels(Kernels):
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
             rows = (logits_RV[part], draw.noise_RV[part], draw.temperature_R[part, None], floor[part, None])
-            shape = (1, rows[0].shape[0])
+            shape = (LNC, rows[0].shape[0])
             results = (Result(shape, "float32"), Result(shape, "int32"))
             values, ids = self.run("coupled_sample", (*rows, draw.start_11), *results)
-            parts.append(torch.cat((values, ids.float())))
+            parts.append(_of_cores(values, ids.float()))
         # a collective for both: ids are exact in fp32
         best = _of_shards(ops, _marked(torch.cat(parts, 1), best_R))
         return Draws(best[:, 0], best[:, 1].to(torch.int32))
@@ -95,8 +95,9 @@ class NkiKernels(Kernels):
         for first in range(0, logits_RV.shape[0], SUM_ROWS):
             part = slice(first, first + SUM_ROWS)
             columns = (t[part, None] for t in (scale_R, bias_R, floor_R))
-            result = Result((1, thresholds_RJ.shape[1], logits_RV[part].shape[0]), "float32")
-            parts.append(self.run("weights_above", (logits_RV[part], *columns, thresholds_RJ[part]), result)[0][0].T)
+            result = Result((LNC, thresholds_RJ.shape[1], logits_RV[part].shape[0]), "float32")
+            (sums,) = self.run("weights_above", (logits_RV[part], *columns, thresholds_RJ[part]), result)
+            parts.append(sums.sum(0).T)
         return torch.cat(parts)
 
     def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,6 +133,12 @@ class NkiKernels(Kernels):
         result = Result(tuple(q_BHND.shape), str(q_BHND.dtype).removeprefix("torch."))
         out, k, v = self.run("verify_attention", (q_BHND, *new, *cache, positions_BN), result, changed=(3, 4))
         return out, Cache(k, v)
+
+
+def _of_cores(values_LR: Tensor, ids_LR: Tensor) -> Tensor:
+    """(2, R): the best value of the cores, each of which drew from its own part of the ids, and its smallest id."""
+    first_R = values_LR[0] >= values_LR[-1]
+    return torch.stack([torch.where(first_R, drawn[0], drawn[-1]) for drawn in (values_LR, ids_LR)])
 
 
 def _marked(drawn_2R: Tensor, best_R: Tensor) -> Tensor:

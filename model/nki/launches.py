@@ -1,7 +1,8 @@
 """Launches of NKI kernels as values; `model/nki/simulated.py` serves them on the CPU.
 
 A launch names a kernel and its arguments; tensors among them are numbered, so that it can travel through a graph
-as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
+as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors. The vendor's
+frameworks count tensors at the top level of a kernel's arguments alone: none of ours takes a tuple.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +18,9 @@ from torch import Tensor
 TARGET = "AwsNeuronCustomNativeKernel"
 # the version whose calls get their configuration as text
 API_VERSION = 3
-Argument = Tensor | int | float | str | None | tuple["Argument", ...]
+# cores of a launch: one number for all kernels of a graph and for its compiler, which refuses a mixture (NCC_EVRF066)
+LNC: Final = 2
+Argument = Tensor | int | float | None
 
 
 class Result(NamedTuple):
@@ -29,12 +32,13 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel on one core: arguments in order, "#i" for tensor i, tuples as lists; `changed` are written."""
+    """One kernel on `lnc` cores: arguments in order, "#i" for tensor i; `changed` are the tensors that it writes."""
 
     kernel: str
     arguments: list[Any]
     results: tuple[Result, ...]
     changed: tuple[int, ...] = ()
+    lnc: int = LNC
 
     def outputs(self, operands: Sequence[Result]) -> list[Result]:
         """Everything that the launch returns."""
@@ -52,6 +56,7 @@ def to_text(launch: Launch, operands: Sequence[Result]) -> str:
             "arguments": launch.arguments,
             "results": launch.results,
             "changed": launch.changed,
+            "lnc": launch.lnc,
             "operands": list(operands),
         }
     )
@@ -61,26 +66,20 @@ def from_text(text: str) -> tuple[Launch, list[Result]]:
     """Read the text of `to_text`."""
     read = json.loads(text)
     results, operands = ([Result(tuple(s), d) for s, d in read[name]] for name in ("results", "operands"))
-    return Launch(read["kernel"], read["arguments"], tuple(results), tuple(read["changed"])), operands
+    return Launch(read["kernel"], read["arguments"], tuple(results), tuple(read["changed"]), read["lnc"]), operands
 
 
 def numbered(arguments: Sequence[Argument]) -> tuple[list[Any], tuple[Tensor, ...]]:
     """Arguments with "#i" for their tensors, and the tensors in order."""
     tensors: list[Tensor] = []
-
-    def name(argument: Argument) -> Any:
-        if isinstance(argument, tuple):
-            return [name(a) for a in argument]
-        if not isinstance(argument, Tensor):
-            return argument
-        tensors.append(argument)
-        return f"#{len(tensors) - 1}"
-
-    return [name(a) for a in arguments], tuple(tensors)
+    plain: list[Any] = []
+    for argument in arguments:
+        assert not isinstance(argument, tuple), "a kernel takes its tensors one by one"
+        plain.append(f"#{len(tensors)}" if isinstance(argument, Tensor) else argument)
+        tensors += [argument] if isinstance(argument, Tensor) else []
+    return plain, tuple(tensors)
 
 
-def filled(arguments: Any, arrays: Sequence[Any]) -> Any:
-    """The arguments of `numbered` with arrays in their places and lists as tuples again."""
-    if isinstance(arguments, list):
-        return tuple(filled(a, arrays) for a in arguments)
-    return arrays[int(arguments[1:])] if isinstance(arguments, str) else arguments
+def filled(arguments: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The arguments of `numbered` with arrays in their places."""
+    return [arrays[int(a[1:])] if isinstance(a, str) else a for a in arguments]

@@ -16,7 +16,7 @@ from model.nki.table import KERNELS
 
 
 def launch_on_device(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The results of a launch on a NeuronCore, and the tensors that it changed.
+    """The results of a launch on one logical NeuronCore, and the tensors that it changed.
 
     Raises:
         UserError: `nki` is the simulator: this machine has no NeuronCore to launch on.
@@ -26,6 +26,6 @@ def launch_on_device(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tenso
             "nki is the simulator, a device launch needs the vendor's: run on a trn2 machine with the Neuron SDK, "
             "or let model.nki.simulated serve the launch"
         )
-    found = KERNELS[launch.kernel][1](*filled(launch.arguments, tensors))
+    found = KERNELS[launch.kernel][launch.lnc](*filled(launch.arguments, tensors))
     results = found if isinstance(found, tuple) else (found,)
     return (*results, *(tensors[i] for i in launch.changed))

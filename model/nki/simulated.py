@@ -19,7 +19,7 @@ def simulate(launch: Launch, operands: Sequence[Any]) -> list[Any]:
     """Serve a launch on numpy arrays, which stay as they are, through nkisim."""
     arrays = [a.copy() if i in launch.changed else a for i, a in enumerate(operands)]
     arguments = filled(launch.arguments, arrays)
-    found = nkisim.simulate(KERNELS[launch.kernel])(*arguments)
+    found = nkisim.simulate(KERNELS[launch.kernel][launch.lnc])(*arguments)
     results = found if isinstance(found, tuple) else (found,)
     return [*results, *(arrays[i] for i in launch.changed)]
 

@@ -37,6 +37,9 @@ class Graphs:
         self.bundle, self.tp = bundle, bundle.spec.tp
         if not bundle.manifest.has_weights:
             raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
+        if platform != "cpu" and bundle.spec.kernels != "reference":
+            why = bundle.manifest.without_kernels or "PJRT runs no NKI kernels; build it with --kernels reference"
+            raise UserError(f"{bundle.path} cannot run on {platform}: {why}")
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))

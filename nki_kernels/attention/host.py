@@ -59,7 +59,7 @@ def verify_attention(
     if candidates.block_table is None:
         arguments = (q, *new, *cache, candidates.positions, candidates.ancestors, with_lse)
         return run(verify_attention_kernel[lnc])(*arguments)
-    arguments = (q, new, *cache, candidates.positions, candidates.block_table, candidates.ancestors, with_lse)
+    arguments = (q, *new, *cache, candidates.positions, candidates.block_table, candidates.ancestors, with_lse)
     return run(verify_attention_paged_kernel[lnc])(*arguments)
 
 

@@ -112,8 +112,10 @@ def places_inside(runs, t):
 
 
 @nki.jit
-def verify_attention_paged_kernel(q, new, k_pages, v_pages, positions, block_table, ancestors=None, with_lse=False):
-    """Append the new rows (k_new, v_new) to their pages, then attend; outputs as verify_attention_kernel's.
+def verify_attention_paged_kernel(
+    q, k_new, v_new, k_pages, v_pages, positions, block_table, ancestors=None, with_lse=False
+):
+    """Append the new rows to their pages, then attend; outputs as verify_attention_kernel's.
 
     k_pages and v_pages (blocks, G, L, D), block_table (B, S / L) int32. The pages change in place.
     """
@@ -122,7 +124,7 @@ def verify_attention_paged_kernel(q, new, k_pages, v_pages, positions, block_tab
     first, last = groups_of_core(t)
     if first < last:
         slots_1B = first_slots(positions)
-        append_pages(new, (k_pages, v_pages), positions, block_table, t, (first, last))
+        append_pages((k_new, v_new), (k_pages, v_pages), positions, block_table, t, (first, last))
         cache = Pages(k_pages, v_pages, block_table, t)
         launch = Launch(t, cache, (positions, ancestors, slots_1B), (out, lse))
         attend(launch, plan(q, t, first, last))

@@ -72,12 +72,13 @@ class Heads(nl.NKIObject):
 
 
 @nki.jit
-def decode_attention_kernel(x, norms, weights, angles, cache, positions, eps=1e-6):
-    """out (R, E) from x (R, E), norms (gamma (E,), of k (D,), of q (D,)), weights (qkv, out), angles (cos, sin).
+def decode_attention_kernel(x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_cache, v_cache, positions, eps=1e-6):
+    """out (R, E) from x (R, E), gamma (E,), k_norm and q_norm (D,), packed weights, cos and sin (B, N, D / 2).
 
-    positions (B, N) int32; positions[b, 0] + N <= S. The cache (keys, values) changes in place.
+    positions (B, N) int32; positions[b, 0] + N <= S. The caches change in place.
     """
-    batch, kv, length, dim = cache[1].shape
+    weights = (qkv, out_weight)
+    batch, kv, length, dim = v_cache.shape
     heads, candidates = weights[1].shape[1] // dim, positions.shape[1]
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     division = Division(weights, batch)
@@ -85,15 +86,15 @@ def decode_attention_kernel(x, norms, weights, angles, cache, positions, eps=1e-
     if made[0] < made[1]:
         warm_up(nl.exp)
         first, count = made[0] * candidates, (made[1] - made[0]) * candidates
-        rows, rotary = Normed(x, norms[0], eps, first, count), Rotary(angles, first, count)
+        rows, rotary = Normed(x, gamma, eps, first, count), Rotary((cos, sin), first, count)
         shape = (batch, heads, candidates, dim)
         handed = Handed(division, shape, kv, x.dtype)
-        stream = Heads(weights[0], handed, rows, (Norm(norms[1], rotary), Norm(norms[2], rotary)))
+        stream = Heads(weights[0], handed, rows, (Norm(k_norm, rotary), Norm(q_norm, rotary)))
         stream.stream.fill()
         blocks = division.blocks(weights[1], division.shares_output)
         output = Stream(pieces(weights[1], blocks, tail=True))
         t, slots_1B = tiling(shape, kv, length), first_slots(positions)
-        launch = Launch(t, Cache(cache[0], cache[1], slots_1B, t), (positions, None, slots_1B), (None, None))
+        launch = Launch(t, Cache(k_cache, v_cache, slots_1B, t), (positions, None, slots_1B), (None, None))
         chunks = chunks_of(t, own[0] * kv, own[1] * kv)
         if len(chunks) > 0:
             request(chunks[0], launch)
@@ -104,7 +105,7 @@ def decode_attention_kernel(x, norms, weights, angles, cache, positions, eps=1e-
         if len(chunks) > 0:
             launch.cache.hold_new_keys(handed.keys(), own[0] * kv)
             output.fill()
-            append_values(cache[1], handed.of_own(0, kv), positions, own)
+            append_values(v_cache, handed.of_own(0, kv), positions, own)
             attend(launch, chunks, turn, handed)
         attended_DHR, start = handed.collect(), own[0] * candidates
         if division.shares_output:

@@ -71,7 +71,7 @@ def decode_attention(
     check_lnc(lnc)
     norms, packed = (weights.gamma, weights.k_norm, weights.q_norm), (weights.qkv, weights.out)
     flat, kernel = x.reshape(-1, x.shape[-1]), decode_attention_kernel[lnc]
-    return run(kernel)(flat, norms, packed, (rows.cos, rows.sin), cache, rows.positions, eps).reshape(x.shape)
+    return run(kernel)(flat, *norms, *packed, rows.cos, rows.sin, *cache, rows.positions, eps).reshape(x.shape)
 
 
 def check(x: Any, weights: AttentionWeights, cache: tuple[Any, Any], rows: Place) -> None:

@@ -6,7 +6,7 @@ accepted[b, n] = drawn[b, n] for n < count[b], else -1;  next = drawn[b, count -
 
 Layouts: values (M, B, N) fp32 and ids (M, B, N) int32 of M shards in ascending order of ids, drafts (B, N - 1),
 positions and limits (B, 1) int32; accepted (B, N), counts, next ids and next positions (B, 1) int32. M <= 128.
-Without drafts, N = 1, it merges the draws of one position: the draft's own.
+Without drafts, N = 1, it merges the draws of one position: the draft's own. A second core has nothing to do.
 Cost: a few kilobytes; latency is all.
 """
 
@@ -15,7 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.sampling.best import smallest_best
-from nki_kernels.tiles import P, absent, move
+from nki_kernels.tiles import P, absent, move, this_core
 
 
 def one_row(source, shape):
@@ -99,38 +99,43 @@ def emitted(drawn_1BN, count_1B1, index_1BN):
     return kept_1BN, next_1B1
 
 
-def out(row, columns):
-    """An fp32 row of integers on one partition as an int32 output (B, columns)."""
-    batch = row.shape[1]
+def out(target, row):
+    """An fp32 row of integers on one partition to an int32 output (B, columns)."""
+    count = target.shape[0] * target.shape[1]
     whole = nl.ndarray(row.shape, dtype=nl.int32)
-    target = nl.ndarray((batch, columns), dtype=nl.int32, buffer=nl.shared_hbm)
     nisa.tensor_copy(dst=whole, src=row)
-    move(target.ap([[batch * columns, 1], [1, batch * columns]], offset=0), whole)
-    return target
+    move(target.ap([[count, 1], [1, count]], offset=0), whole)
 
 
-def finish(tokens_1BN, count_1B1, index_1BN, positions):
-    """The outputs of a step from the tokens of all rows and how many are emitted."""
-    _, batch, candidates = tokens_1BN.shape
+def finish(outputs, tokens_1BN, count_1B1, index_1BN, positions):
+    """Write the outputs of a step from the tokens of all rows and how many are emitted."""
+    batch = tokens_1BN.shape[1]
     reached_1B1 = nl.ndarray((1, batch, 1), nl.float32)
     accepted_1BN, next_1B1 = emitted(tokens_1BN, count_1B1, index_1BN)
     nisa.tensor_tensor(dst=reached_1B1, data1=one_row(positions, (1, batch, 1)), data2=count_1B1, op=nl.add)
-    return out(accepted_1BN, candidates), out(count_1B1, 1), out(next_1B1, 1), out(reached_1B1, 1)
+    rows = (accepted_1BN, count_1B1, next_1B1, reached_1B1)
+    for i in range(len(rows)):
+        out(outputs[i], rows[i])
 
 
 @nki.jit
 def accept_drafts_kernel(values, ids, drafts, positions, limits):
     """accepted (B, N), counts (B, 1), next ids (B, 1), next positions (B, 1); drafts and limits None for N = 1."""
     shards, batch, candidates = values.shape
-    rows, index_1BN = batch * candidates, indices(batch, candidates)
-    both, shape = (shards, rows), (1, batch, candidates)
-    drawn_1BN = merged(values.reshape(both), ids.reshape(both), rows).reshape(shape)
-    if not absent(drafts):
-        passed_1BK = nl.ndarray((1, batch, candidates - 1), nl.float32)
-        drafts_1BK = one_row(drafts, (1, batch, candidates - 1))
-        nisa.tensor_tensor(dst=passed_1BK, data1=drafts_1BK, data2=drawn_1BN[:, :, 0 : candidates - 1], op=nl.equal)
-        count_1B1 = emitted_count(passed_1BK, index_1BN, limits)
-    else:
-        count_1B1 = nl.ndarray((1, batch, 1), nl.float32)
-        nisa.memset(dst=count_1B1, value=1.0)
-    return finish(drawn_1BN, count_1B1, index_1BN, positions)
+    outputs = []
+    for columns in (candidates, 1, 1, 1):
+        outputs.append(nl.ndarray((batch, columns), dtype=nl.int32, buffer=nl.shared_hbm))
+    if this_core()[0] == 0:
+        rows, index_1BN = batch * candidates, indices(batch, candidates)
+        both, shape = (shards, rows), (1, batch, candidates)
+        drawn_1BN = merged(values.reshape(both), ids.reshape(both), rows).reshape(shape)
+        if not absent(drafts):
+            passed_1BK = nl.ndarray((1, batch, candidates - 1), nl.float32)
+            drafts_1BK = one_row(drafts, (1, batch, candidates - 1))
+            nisa.tensor_tensor(dst=passed_1BK, data1=drafts_1BK, data2=drawn_1BN[:, :, 0 : candidates - 1], op=nl.equal)
+            count_1B1 = emitted_count(passed_1BK, index_1BN, limits)
+        else:
+            count_1B1 = nl.ndarray((1, batch, 1), nl.float32)
+            nisa.memset(dst=count_1B1, value=1.0)
+        finish(outputs, drawn_1BN, count_1B1, index_1BN, positions)
+    return outputs[0], outputs[1], outputs[2], outputs[3]

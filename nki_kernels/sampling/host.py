@@ -88,10 +88,10 @@ def weights_above(
     return run(weights_above_kernel[_cores(lnc)])(logits, *weigh, floor, thresholds)
 
 
-def accept_drafts(values: Any, ids: Any, proposal: Proposal, *, run: Run = nki.simulate) -> Any:
+def accept_drafts(values: Any, ids: Any, proposal: Proposal, *, lnc: int = 1, run: Run = nki.simulate) -> Any:
     """accepted (B, N), counts, next ids, next positions (B, 1) of draws (M, B, N) of M shards; no drafts for N = 1."""
     _check_draws(values, ids, proposal)
-    return run(accept_drafts_kernel[1])(values, ids, *proposal)
+    return run(accept_drafts_kernel[_cores(lnc)])(values, ids, *proposal)
 
 
 def _check(name: str, value: Any, shape: tuple[int, ...], kinds: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 COMPILER = """#!{python}
-import argparse, pathlib, sys
+import argparse, base64, json, pathlib, re, sys
 if sys.argv[1:] == ["--version"]:
     sys.exit(print("NeuronX Compiler version 2.0-fake"))
 p = argparse.ArgumentParser(allow_abbrev=False)
@@ -30,6 +30,8 @@ p.add_argument("--lnc", type=int, choices=[1, 2])
 p.add_argument("-O", dest="level", choices=["1", "2", "3"])
 p.add_argument("--auto-cast", choices=["none", "matmult", "all"])
 p.add_argument("--model-type", choices=["generic", "transformer"])
+p.add_argument("--native-int64", choices=["enabled", "disabled"])
+p.add_argument("--implicit-integer-downcast", choices=["none", "all"])
 for name in ("--tensorizer-options", "--internal-hlo2tensorizer-options", "--logfile", "--verbose"):
     p.add_argument(name)
 o = p.parse_args()
@@ -37,6 +39,10 @@ pathlib.Path(o.logfile).write_text(" ".join(sys.argv[1:]))
 hlo = pathlib.Path(o.hlo).read_bytes()
 if {fails!r} in o.hlo:
     sys.exit("[F137] the graph is too large")
+for call in re.findall(rb"eyJ[A-Za-z0-9+/]{{99,}}=*", hlo):
+    binary = json.loads(base64.b64decode(call))["klir_binary"]["binary"]
+    if not pathlib.Path(binary).is_file():
+        sys.exit(f"[NCC_EVRF059] Kernel file {{binary!r}} does not exist on the host")
 pathlib.Path(o.output).write_bytes(b"NEFF" + hlo[:64])
 """
 

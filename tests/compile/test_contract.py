@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +17,17 @@ from torch import Tensor, nn
 from compile.build import build
 from compile.doctor import main as doctor
 from compile.graph import collectives
+from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import lower_graph
 from model import qwen3
-from model.bundle import hlo
+from model.bundle import border, hlo
 from model.bundle.contract import CONSTANT_BYTES, declared, violations
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.opening import read_bundle
 from model.bundle.plan import BundlePlan, make_plan
 from model.graph_key import GraphKey, Stage
+from model.nki.launches import Launch, Result
 from model.parallel import Embedding
 from tests.compile.tiny import relist, spec, write_model
 
@@ -115,7 +118,7 @@ def _one_rank_s_groups(module: Any) -> None:
 
 MUTATIONS: dict[Callable[[Any], None], str] = {
     _swap_parameters: "parameter ",
-    _swap_results: "result 0 is  int32 (2, 128), expected  int32 (2, 4)",
+    _swap_results: "result 0 is accepted_tokens int32 (2, 128), expected accepted_tokens int32 (2, 4)",
     _alias_an_input: "its aliases",
     lambda module: module.input_output_alias.entries.pop(): "its aliases",
     _cross_aliases: "its aliases",
@@ -165,6 +168,16 @@ def _proto(function: Callable[..., Any], *arguments: Any) -> bytes:
     return hlo.canonical(module.as_serialized_hlo_module_proto())
 
 
+def _scattered(x: jax.Array, at: jax.Array) -> jax.Array:
+    numbers = jax.lax.ScatterDimensionNumbers((), (0,), (0,))
+    return jax.lax.scatter(x, at[:, None], jnp.ones(at.shape), numbers, mode="promise_in_bounds")
+
+
+def _gathered(x: jax.Array, at: jax.Array) -> jax.Array:
+    numbers = jax.lax.GatherDimensionNumbers((), (0,), (0,))
+    return jax.lax.gather(x, at[:, None], numbers, (1,), mode="promise_in_bounds")
+
+
 def _summed(x: jax.Array) -> jax.Array:
     return jax.jit(lambda y: collectives.all_reduce(y, 4, 4))(x)
 
@@ -190,7 +203,12 @@ REFUSED: dict[str, Callable[[jax.Array], Any]] = {
     "while of unknown length": lambda x: jax.lax.while_loop(lambda z: z[0] < 9, lambda z: z + 1, x),
     "reduce of several operands": jnp.argmax,
     "reduce-precision": lambda x: jax.lax.reduce_precision(x, 5, 10),
-    "dot of integers": lambda x: jnp.dot(x.astype(jnp.int32), x.astype(jnp.int32)),
+    "dot of integers (NCC_EVRF035)": lambda x: jnp.dot(x.astype(jnp.int32), x.astype(jnp.int32)),
+    # four rows of three, as the pages of the codes have it
+    "scatter outside of its operand (NCC_EVRF031)": lambda x: _scattered(x, jax.lax.iota(jnp.int32, 4)),
+    "gather outside of its operand (NCC_EVRF056)": lambda x: _gathered(x, jax.lax.iota(jnp.int32, 4)),
+    "scatter that computes with integers (NCC_EVRF060)": lambda x: x.astype(jnp.int32).at[jnp.argsort(x)].add(1),
+    "all-reduce of integers (NCC_EVRF061)": lambda x: collectives.all_reduce(x.astype(jnp.int32), 2, 2),
 }
 
 
@@ -200,6 +218,105 @@ def test_what_the_sdk_does_not_take_is_refused(base: Path, what: str) -> None:
     assert what in declared(proto).refused
     plan, graph, _ = _fused(base)
     assert f"it holds a {what}, which the Neuron SDK does not take" in violations(graph, proto, plan.spec)
+
+
+def _as_reduce_scatter(module: Any) -> None:
+    next(i for i in _all(module) if i.opcode == "all-reduce").opcode = "reduce-scatter"
+
+
+def _as_int64(module: Any) -> None:
+    next(i for i in _all(module) if i.opcode == "power").shape.element_type = 5
+
+
+def _on_one_core(module: Any) -> None:
+    call = next(i for i in _all(module) if i.custom_call_target)
+    call.backend_config = call.backend_config.replace(b'"lnc": 2', b'"lnc": 1')
+
+
+def _of_a_file_elsewhere(module: Any) -> None:
+    next(i for i in _all(module) if i.custom_call_target).backend_config = b"eyJrbGlyX2JpbmFyeSI6ICJnb25lIn0="
+
+
+def _not_in_place(module: Any) -> None:
+    del next(i for i in _all(module) if i.output_operand_aliasing).output_operand_aliasing[:]
+
+
+# refusals of graphs that jax does not write, or not without a device: an edit of one that it does
+EDITED: dict[Callable[[Any], None], str] = {
+    _as_reduce_scatter: "reduce-scatter of integers (NCC_EVRF063)",
+    _as_int64: "power of int64 (NCC_EVRF062)",
+    _on_one_core: "call of verify_attention on 1 cores in a graph of 2 (NCC_EVRF066)",
+    _of_a_file_elsewhere: "kernel call whose text is no launch (NCC_EVRF059)",
+    _not_in_place: "call of verify_attention that does not say what it writes in place",
+}
+
+
+def _all(module: Any) -> list[Any]:
+    return [i for c in module.computations for i in c.instructions]
+
+
+def _calling(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    launch = Launch("verify_attention", [f"#{i}" for i in range(6)], (Result((1, 1, 1, 64), "float32"),), (3, 4))
+    return launch_in_graph(launch, (q, *others))
+
+
+@pytest.mark.parametrize(("edit", "said"), EDITED.items(), ids=lambda v: getattr(v, "__name__", ""))
+def test_what_no_build_writes_is_refused_by_its_code(edit: Callable[[Any], None], said: str) -> None:
+    rows, cache = jnp.ones((1, 1, 1, 64)), jnp.ones((1, 1, 64, 64))
+    functions: tuple[Callable[..., Any], ...] = (
+        lambda x: collectives.all_reduce(x.astype(jnp.int32), 2, 2),
+        lambda x: jnp.power(x, x + 1),
+        lambda x: interop.call_torch(_calling, rows, rows, rows, cache, cache, jnp.zeros((1, 1), jnp.int32)),
+    )
+    found = list[str]()
+    for function in functions:
+        module = hlo.parse(_proto(function, jnp.ones(4)))
+        assert not {said} & set(declared(module.SerializeToString()).refused)
+        with contextlib.suppress(StopIteration):
+            edit(module)
+            found += declared(module.SerializeToString()).refused
+    assert said in found
+
+
+def test_the_border_is_named_as_the_plan_names_it(base: Path) -> None:
+    """What a device's runtime knows tensors by; state must be aliased, and a result is never a parameter itself."""
+    plan, graph, proto = _fused(base)
+    module = hlo.parse(proto)
+    entry = hlo.entry(module)
+    parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+    inputs, state = [t.name for t in (*graph.weights, *graph.inputs)], [t.name for t in graph.state]
+    names = [*inputs, *(f"{name}.must_alias_input" for name in state)]
+    assert [p.name for p in parameters] == [border.input_name(p) for p in parameters] == names
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    assert border.output_names(root) == [*(t.name for t in graph.outputs), *state]
+    assert {alias.kind for alias in module.input_output_alias.entries} == {border.MUST_ALIAS}
+    for mutation, said in {
+        _rename: "parameter 0 is x ",
+        _may_alias: "its aliases",
+        _pass_through: "result 4 is a par",
+    }.items():
+        edited = hlo.parse(proto)
+        mutation(edited)
+        found = violations(graph, edited.SerializeToString(), plan.spec)
+        assert [s for s in found if s.startswith(said)], found
+
+
+def _rename(module: Any) -> None:
+    first = next(i for i in hlo.entry(module).instructions if i.parameter_number == 0 and i.opcode == "parameter")
+    first.frontend_attributes.map[0].value = "x"
+
+
+def _may_alias(module: Any) -> None:
+    module.input_output_alias.entries[0].kind = 1
+
+
+def _pass_through(module: Any) -> None:
+    entry = hlo.entry(module)
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    number = module.input_output_alias.entries[0].parameter_number
+    root.operand_ids[4] = next(
+        i.id for i in entry.instructions if i.opcode == "parameter" and i.parameter_number == number
+    )
 
 
 def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,3 +333,11 @@ def test_the_doctor_reads_the_graphs_too(base: Path, tmp_path: Path, capsys: pyt
     with pytest.raises(SystemExit):
         doctor([str(out)])
     assert f"CANNOT GENERATE: {graph.file}: its aliases" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_an_index_that_stays_inside_is_taken(rows: int) -> None:
+    """A row of each place, and one more."""
+    for function in (_scattered, _gathered):
+        proto = _proto(lambda x, f=function: f(x, jax.lax.iota(jnp.int32, rows)), jnp.ones(3))  # type: ignore[misc]
+        assert bool(declared(proto).refused) == (rows == 4)

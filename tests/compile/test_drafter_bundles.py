@@ -35,4 +35,4 @@ def test_who_reads_a_bundle_knows_its_drafter(drafter: str, family: Path, capsys
     for graph in bundle.graphs:
         assert not violations(graph, (bundle.path / graph.file).read_bytes(), bundle.spec)
     with pytest.raises(UserError, match=f"cannot be loaded on Trainium: {REFUSED[drafter]}"):
-        serve_command([str(bundle.path)])
+        serve_command([str(bundle.path), "--engine", "v0"])

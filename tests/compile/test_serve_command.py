@@ -12,16 +12,18 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
-from compile.serve_command import _LAYOUT_SWITCHES, Served, engine_arguments, neuron_fields
+from compile.serve_command import _LAYOUT_SWITCHES, Served, engine_arguments, neuron_fields, routes
 from compile.serve_command import main as serve_command
 from model.bundle.opening import read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
+from model.nki.launches import LNC
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import forge, relist, spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+V0 = ("--engine", "v0")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def full(base: Path, tmp_path: Path) -> Path:
 
 
 def _json(bundle: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
-    serve_command([str(bundle), "--json", *more])
+    serve_command([str(bundle), "--json", *V0, *more])
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
     return printed
 
@@ -65,7 +67,7 @@ def test_command_and_environment(full: Path, capsys: pytest.CaptureFixture[str])
     }
     neuron = json.loads(named["--override-neuron-config"])
     assert neuron == {"save_sharded_checkpoint": True, "enable_fused_speculation": True}
-    serve_command([str(full)])
+    serve_command([str(full), *V0])
     text = capsys.readouterr().out
     assert text.startswith("VLLM_USE_V1=0 \\\n")
     assert "eagle" not in text
@@ -83,24 +85,36 @@ def test_no_sequence_of_the_engine_meets_the_end_of_the_cache(k: int) -> None:
 def test_generating_here_and_being_loaded_there_have_two_words(base: Path, full: Path, capsys: Any) -> None:
     """A bundle of a machine without the SDK does the one and not the other; a damaged one does neither."""
     doctor([str(base / "none")])
-    verdict = capsys.readouterr().out.splitlines()[-1]
-    assert verdict == "this bundle is whole and can generate here; it cannot be loaded on Trainium (neff: none)"
+    *_, verdict, plugin, v0, v1 = capsys.readouterr().out.splitlines()
+    assert verdict == "this bundle is whole and can generate here"
+    assert plugin.endswith("PJRT: compile.serve_command --engine plugin")
+    assert "V0 engine, SDK 2.26: no, it was built without the Neuron SDK (neff: none) and has no model.pt" in v0
+    assert "V1 engine, SDK 2.31: no, the v1 engine cannot load a bundle with a draft model" in v1
     none = r"none cannot be loaded on Trainium: it was built without the Neuron SDK \(neff: none\) and has no model.pt"
     with pytest.raises(UserError, match=none):
-        serve_command([str(base / "none")])
+        serve_command([str(base / "none"), *V0])
     doctor([str(full)])
-    assert "can generate here; compile.serve_command says how it is loaded on Trainium" in capsys.readouterr().out
+    assert "V0 engine, SDK 2.26: compile.serve_command --engine v0\n" in capsys.readouterr().out
     (full / shard_file(1)).unlink()
     with pytest.raises(SystemExit):
         doctor([str(full)])
     assert "\nCANNOT GENERATE: weights/tp1" in capsys.readouterr().out
     with pytest.raises(UserError, match="full cannot be loaded on Trainium: weights/tp1"):
-        serve_command([str(full)])
+        serve_command([str(full), *V0])
 
 
 def test_without_a_neff_it_says_why(base: Path) -> None:
     with pytest.raises(UserError, match=r"compiled by neuronx-cc alone and has no model\.pt"):
-        serve_command([str(base / "neffs")])
+        serve_command([str(base / "neffs"), *V0])
+
+
+def test_our_plugin_comes_first_and_needs_no_neff(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    serve_command([str(base / "none"), "--port", "7000"])
+    assert capsys.readouterr().out == (
+        f"VLLM_PLUGINS=trnspec \\\nNEURON_LOGICAL_NC_CONFIG={LNC} \\\nHF_HUB_OFFLINE=1 \\\n"
+        f'vllm serve {base / "none"} --port 7000 --additional-config \'{{"platform": "neuron"}}\'\n'
+    )
+    assert list(routes(read_bundle(base / "full")).values())[:2] == ["", ""]
 
 
 def test_an_engine_that_takes_no_plain_draft_is_refused(full: Path) -> None:
@@ -123,11 +137,11 @@ def test_every_size_and_every_switch_is_compared_for_target_and_draft(full: Path
             kept = (full / "neuron_config.json").read_bytes()
             _edit_config(full, lambda c, of=of, name=name: of(c).update({name: 77}))  # type: ignore[misc]
             with pytest.raises(UserError, match=f"has {name} 77.* and the bundle was built for .*; build it again"):
-                serve_command([str(full)])
+                serve_command([str(full), *V0])
             (full / "neuron_config.json").write_bytes(kept)
     _edit_config(full, lambda c: c.update(fused_spec_config=None))
     with pytest.raises(UserError, match="has no draft and its k is 3"):
-        serve_command([str(full)])
+        serve_command([str(full), *V0])
 
 
 def test_shards_of_another_build_are_refused(base: Path, full: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +150,7 @@ def test_shards_of_another_build_are_refused(base: Path, full: Path, capsys: pyt
     for shard in (full / "weights").iterdir():
         shutil.copyfile(made / "weights" / shard.name, shard)
         relist(full, f"weights/{shard.name}")
-    for refuse in (lambda: serve_command([str(full)]), lambda: Graphs(read_bundle(full))):
+    for refuse in (lambda: serve_command([str(full), *V0]), lambda: Graphs(read_bundle(full))):
         with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, rank or layout"):
             refuse()
     with pytest.raises(SystemExit):
@@ -161,13 +175,13 @@ def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:
     config.write_text("{", encoding="utf-8")
     relist(full, config.name)
     with pytest.raises(UserError, match=r"neuron_config.json cannot be read \(JSONDecodeError\)"):
-        serve_command([str(full)])
+        serve_command([str(full), *V0])
     config.write_bytes(kept)
     relist(full, config.name)
     shard = "weights/tp1_sharded_checkpoint.safetensors"
     (full / shard).write_bytes((full / shard).read_bytes()[:-1])
     with pytest.raises(UserError, match=f"{shard} is missing or cut short"):
-        serve_command([str(full)])
+        serve_command([str(full), *V0])
     forge(full, lambda manifest: manifest["files"].pop(shard))
     with pytest.raises(UserError, match=f"files lacks {shard}"):
-        serve_command([str(full)])
+        serve_command([str(full), *V0])

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -17,13 +19,16 @@ from safetensors.torch import load_file
 
 from compile.build import build
 from compile.doctor import main as doctor
+from compile.graph.torchax_seam import interop
+from compile.graph.trace import TracedOps
 from compile.neuron import config as neuron_config
 from compile.neuron import sdk as toolchain
 from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import DECODE, DEFAULT_FLAGS, FUSED, LNC, PREFILL, flags_of, nxdi_tag
+from compile.neuron.flags import DECODE, DEFAULT_FLAGS, FUSED, LNC, NXDI_FLAGS, PREFILL, flags_of, nxdi_tag
 from compile.neuron.module import StaticOps
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
-from compile.spec import BuildSpec
+from compile.spec import BuildSpec, read_recipe
+from model.bundle import hlo
 from model.bundle.manifest import Compiler
 from model.bundle.opening import damage, read_bundle
 from model.bundle.plan import make_plan
@@ -34,6 +39,7 @@ from model.graph_key import GraphKey, Stage
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
+from model.serving import pjrt
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
@@ -109,8 +115,28 @@ OF_A_STEP = (
 )
 
 
-def test_the_default_flags_are_nxdi_s_to_the_blank() -> None:
-    assert DEFAULT_FLAGS == {PREFILL: OF_A_PROMPT, FUSED: OF_A_STEP, DECODE: OF_A_STEP}
+def test_nxdi_s_flags_are_its_own_to_the_blank_and_by_choice() -> None:
+    assert NXDI_FLAGS == {PREFILL: OF_A_PROMPT, FUSED: OF_A_STEP, DECODE: OF_A_STEP}
+    assert read_recipe('{"compiler_flags": "nxdi"}').compiler_flags == dict.fromkeys(NXDI_FLAGS, "nxdi")
+    assert flags_of(dict.fromkeys(NXDI_FLAGS, "nxdi")) == NXDI_FLAGS
+
+
+def test_the_default_flags_are_documented_ones() -> None:
+    """Those of the reference guide of SDK 2.32; the rules for integers where the compiler knows them."""
+    line = "--model-type transformer --auto-cast none --lnc 2 -O2"
+    assert set(DEFAULT_FLAGS.values()) == {line}
+    assert flags_of({}, "2.26.6360.0+abc") == flags_of({}, "(unknown version)") == DEFAULT_FLAGS
+    for version in ("2.27.5334.0", "2.28.7631.0+f4"):
+        assert set(flags_of({}, version).values()) == {
+            f"{line} --native-int64=disabled --implicit-integer-downcast=none"
+        }
+    assert flags_of({FUSED: "-O1"}, "2.28.7631.0")[FUSED] == "-O1"
+
+
+@pytest.mark.parametrize("flag", ["--lnc=1", "--lnc 1", "--logical-nc-config 1", "-lnc 1"])
+def test_flags_for_other_cores_than_the_kernels_are_refused(flag: str) -> None:
+    with pytest.raises(UserError, match=f"for 1 cores and its kernels have {LNC}, which the compiler r.*EVRF066"):
+        flags_of({PREFILL: f"-O3 {flag}"})
 
 
 def test_no_other_file_imports_the_sdk() -> None:
@@ -162,7 +188,7 @@ def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pyte
         assert (out / f"neff/{graph.key.name}.neff").read_bytes()[:4] == b"NEFF"
         log = (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
         assert "--target=trn2" in log
-        assert "--tensorizer-options=--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=" in log
+        assert "--model-type transformer --auto-cast none --lnc 2 -O2" in log
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.neff")}
     build(spec(base, "neffs", **SMALL, compiler_flags={FUSED: "--lnc=2 -O3"}))
     changed = [p.name for p, time in before.items() if p.stat().st_mtime_ns != time]
@@ -199,11 +225,6 @@ def test_flags_that_the_compiler_does_not_know_end_the_build(base: Path, compile
         build(spec(base, "unknown", **SMALL, compiler_flags=dict.fromkeys(DEFAULT_FLAGS, "--lncc=2")))
 
 
-def test_kernels_need_the_whole_sdk(base: Path, compiler: Path) -> None:
-    with pytest.raises(UserError, match="--kernels nki needs the whole Neuron SDK"):
-        build(spec(base, "kernels", **SMALL, kernels="nki"))
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sdk.install(monkeypatch)
@@ -222,10 +243,10 @@ def test_the_whole_sdk_makes_a_model(base: Path, compiler: Path, monkeypatch: py
     assert [t.dtype for t in builder.added[FUSED]["inputs"][0]] == [torch.int32] * 4 + [torch.float32] + [
         torch.int32
     ] * 2
-    other = {PREFILL: "-O3 --lnc=1"}
+    other = {PREFILL: "-O3 --lnc=2"}
     again = read_bundle(build(spec(base, "model", max_len=256, compiler_flags=other)))
-    assert again.manifest.compiler.flags == {PREFILL: "-O3 --lnc=1", FUSED: OF_A_STEP}
-    assert fake_sdk.ModelBuilder.built[-1].added[PREFILL]["flags"] == "-O3 --lnc=1"
+    assert again.manifest.compiler.flags == {PREFILL: "-O3 --lnc=2", FUSED: DEFAULT_FLAGS[FUSED]}
+    assert fake_sdk.ModelBuilder.built[-1].added[PREFILL]["flags"] == "-O3 --lnc=2"
     # the target alone has the fused step's input shapes, which the real builder would route to one of them
     monkeypatch.setattr(toolchain, "NXDI_TAGS", (FUSED, DECODE))
     with pytest.raises(AssertionError, match="two tags have one list of input shapes"):
@@ -373,7 +394,41 @@ def _append(ops: Any, positions: list[list[int]]) -> torch.Tensor:
     return ops.append(cache, new, torch.tensor([[1], [0]], dtype=torch.int32), at)
 
 
-@pytest.mark.parametrize("positions", [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[6, 7, 8], [5, 6, 7]]])
-def test_append_with_static_shapes_drops_the_same_rows(positions: list[list[int]]) -> None:
+POSITIONS = [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[6, 7, 8], [5, 6, 7]], [[-3, -2, -1], [7, 2, -1]]]
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("axis", [2, 3])
+def test_append_writes_the_same_bits_and_nothing_outside_on_every_route(positions: list[list[int]], axis: int) -> None:
+    """Beyond a cache the eager one drops a row; a scatter of a device may end the run there."""
     same: Callable[[torch.Tensor], torch.Tensor] = fake_sdk.same
-    assert torch.equal(_append(StaticOps(lambda ranks: (same, same)), positions), _append(EAGER, positions))
+    cache, new = torch.arange(48.0).reshape(2, 1, 6, 4), -torch.arange(1.0, 25).reshape(2, 1, 3, 4)
+    at, slots = torch.tensor(positions, dtype=torch.int32), torch.tensor([[1], [0]], dtype=torch.int32)
+    kept = cache.movedim(2, axis).contiguous()
+    expected = EAGER.append(kept, new, slots, at, axis)
+    assert torch.equal(StaticOps(lambda ranks: (same, same)).append(kept, new, slots, at, axis), expected)
+
+    def traced(*given: torch.Tensor) -> torch.Tensor:
+        return TracedOps(1).append(*given, axis)  # type: ignore[arg-type]
+
+    arguments = [jnp.asarray(t.numpy()) for t in (kept, new, slots, at)]
+    lowered: Any = jax.jit(lambda *a: interop.call_torch(traced, *a)).lower(*arguments)
+    assert np.array_equal(lowered.compile()(*arguments), expected.numpy())
+    module = hlo.parse(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    places = _indices_of_the_scatter(module, [np.asarray(a) for a in arguments])
+    limits = [kept.shape[0], kept.shape[axis]]
+    assert (places >= 0).all()
+    assert (places < limits).all(), "a row is written outside of the cache"
+
+
+def _indices_of_the_scatter(module: Any, arguments: list[Any]) -> Any:
+    """(rows, 2): what a graph's one scatter gets as its indices, by a run of the graph that returns them."""
+    ((computation, scatter),) = [(c, i) for c in module.computations for i in c.instructions if i.opcode == "scatter"]
+    assert computation.id == module.entry_computation_id, "the scatter is in a function that was not inlined"
+    indices = next(i for i in computation.instructions if i.id == scatter.operand_ids[1])
+    computation.root_id = indices.id
+    for shape in (computation.program_shape, module.host_program_shape):
+        shape.result.CopyFrom(indices.shape)
+    executable = pjrt.compile_hlo(module.SerializeToString(), pjrt.devices_of("cpu", 1))
+    placed = [jax.device_put(a, pjrt.devices_of("cpu", 1)[0]) for a in arguments]
+    return np.asarray(executable.execute_sharded(placed).disassemble_into_single_device_arrays()[0][0]).reshape(-1, 2)

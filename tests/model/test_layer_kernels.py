@@ -17,7 +17,7 @@ from model.config import PRESETS
 from model.errors import UserError
 from model.nki import simulated
 from model.nki.backing import backing_of
-from model.nki.launches import Launch, Result
+from model.nki.launches import LNC, Launch, Result
 from model.nki.on_device import launch_on_device
 from model.nki.table import KERNELS
 from model.packing import fused_packing
@@ -127,10 +127,11 @@ def test_a_device_launch_gives_the_kernel_its_tensors(monkeypatch: pytest.Monkey
         return arguments[0] + 1
 
     monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))
-    monkeypatch.setitem(KERNELS, "gumbel_noise", {1: kernel})
+    monkeypatch.setitem(KERNELS, "gumbel_noise", {LNC: kernel})
     x, y = torch.zeros(2), torch.ones(3)
-    out = launch_on_device(Launch("gumbel_noise", ["#0", ["#1", 5]], (Result((2,), "float32"),), (1,)), (x, y))
+    out = launch_on_device(Launch("gumbel_noise", ["#0", "#1", 5], (Result((2,), "float32"),), (1,)), (x, y))
     assert torch.equal(out[0], x + 1)
     assert out[1] is y
     assert seen[0] is x
-    assert seen[1] == (y, 5)
+    assert seen[1] is y
+    assert seen[2:] == [5]

@@ -113,7 +113,7 @@ def test_a_failure_inside_a_call_is_one_sentence(folder: Path, monkeypatch: pyte
 
 
 def test_a_launch_survives_as_text() -> None:
-    launch = Launch("gumbel_noise", ["#0", ["#1", ["#2"]], 17, None, 0.5], (Result((2, 3), "float32"),), (1,))
+    launch = Launch("gumbel_noise", ["#0", "#1", "#2", 17, None, 0.5], (Result((2, 3), "float32"),), (1,))
     operands = [Result((1, 2), "int32"), Result((4,), "bfloat16")]
     assert from_text(to_text(launch, operands)) == (launch, operands)
 

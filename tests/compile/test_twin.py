@@ -1,0 +1,50 @@
+"""The StableHLO twin of a graph: it gives the graph's ids, and the compiler gets it on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
+
+from compile.build import build
+from compile.graph.twin import stablehlo
+from model.bundle import hlo
+from model.bundle.contract import declared
+from model.bundle.opening import read_bundle
+from model.serving import runtime
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
+from model.serving.runtime import Graphs
+from tests.compile import fake_sdk
+from tests.compile.tiny import spec
+
+# the last one ends with the context
+REQUESTS = [Request((5, 9, 2, 7), Params(0.8, seed=3), 9), Request((6, 2, 1) * 36, Params(), 40)]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_it_gives_the_graph_s_ids(base: Path, tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = read_bundle(build(spec(base, f"twin{tp}", tp=tp)))
+    expected = [r.ids for r in Engine(Graphs(bundle), shape_of(bundle)).run(REQUESTS)]
+    twins = Graphs(bundle)
+    # jaxlib drops the names of parameters
+    monkeypatch.setattr(runtime, "violations", lambda *_: [])
+    for key, proto in twins._protos.items():
+        text = stablehlo(proto)
+        back = hlo.canonical(_jaxlib.mlir.mlir_module_to_xla_computation(text).as_serialized_hlo_module_proto())
+        assert declared(back).collectives == declared(proto).collectives
+        assert declared(back).aliases == declared(proto).aliases
+        twins._protos[key] = back
+    assert [r.ids for r in Engine(twins, shape_of(bundle)).run(REQUESTS)] == expected
+
+
+def test_the_compiler_gets_it_on_request(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_sdk.write_compiler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    out = build(spec(base, "stablehlo", k=0, batch=1, compiler_input="stablehlo"))
+    for graph in read_bundle(out).graphs:
+        assert f"{graph.key.name}.hlo.pb.mlir" in (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
+        (text,) = (out / ".build" / "neuron" / graph.key.name).glob("*.mlir")
+        assert "must_alias" in text.read_text(encoding="utf-8")
