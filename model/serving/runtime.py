@@ -37,6 +37,8 @@ class Graphs:
         self.bundle, self.tp = bundle, bundle.spec.tp
         if not bundle.manifest.has_weights:
             raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
+        if platform != "cpu":
+            pjrt.take_lnc(bundle.manifest.compiler)
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
@@ -130,7 +132,9 @@ class Graphs:
                 custom_calls.register()
             if self._platform == "cpu":
                 memory_maps.check_room()
-            self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph)
+            else:
+                pjrt.take_flags(self.bundle.manifest.compiler, key)
+            self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph, self._platform)
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
