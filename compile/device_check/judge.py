@@ -28,6 +28,8 @@ from model.sampling import gumbel
 
 # how much further from the exact logits a device may be than a CPU in the same dtype: tests/close.py has the same rule
 _FURTHER = 2
+# how far apart the noise of two engines may be: some units in the last place of its largest number, 16
+_NOISE = 2.0**-16
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Judge:
 
     The tolerance of a difference of two logits: each may be off by `_FURTHER` times the largest error of the CPU's
     own logits in bf16, measured on the ids that are judged. A build in fp32 gets it times the ratio of the unit
-    roundoffs and, since its sums may have any order, the square root of the longest one's terms.
+    roundoffs and, since its sums may have any order, the square root of the longest one's terms. Noise, which
+    is fp32 everywhere, adds its own.
     """
 
     def __init__(self, folder: Path, dtype: str) -> None:
@@ -72,6 +75,7 @@ class Judge:
         known, first = [*prompt, *ids[:-1]], len(prompt) - 1
         exact, rounded = (self._logits(model, known)[first:] for model in (self._exact, self._rounded))
         tolerance = 2 * _FURTHER * self._scale * float((exact - rounded).abs().max())
+        tolerance += _NOISE * drawing.temperature
         self.tolerance = max(self.tolerance, tolerance)
         positions = torch.arange(len(prompt), len(prompt) + len(ids))
         short = _short(exact, drawing, positions, torch.tensor(ids), tolerance)
@@ -81,8 +85,8 @@ class Judge:
             return ""
         at = wrong[0]
         return (
-            f"id {at} of {len(ids)}, at position {int(positions[at])}, is {ids[at]}, whose logit is {float(short[at]):.3g} "
-            f"short of the drawn one's; {tolerance:.3g} would be a near tie"
+            f"id {at} of {len(ids)}, at position {int(positions[at])}, is {ids[at]}, whose logit is "
+            f"{float(short[at]):.3g} short of the drawn one's; {tolerance:.3g} would be a near tie"
         )
 
     def _logits(self, model: Qwen3, ids: Sequence[int]) -> Tensor:

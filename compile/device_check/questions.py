@@ -191,12 +191,12 @@ QUESTIONS = (
              "`NEURON_LOGICAL_NC_CONFIG` alone", "both are set before each; the bundle's flags, or the documented ones",
              how="look at the compiler's command in its log"),
     Question("nrt", "which names have the inputs and outputs of a NEFF from our HLO, and does it keep inputs that "
-             "nothing reads", "the plan's, in place with `.must_alias_input` behind it or without; an unread one may be "
-             "missing", step="nrt, tp 1"),
+             "nothing reads", "the plan's, in place with `.must_alias_input` behind it or without; an unread one may "
+             "be missing", step="nrt, tp 1"),
     Question("nrt", "does an execution write a cache in place whose tensor is input and output", "yes, as in NKIPy's "
              "models", step="nrt, tp 1"),
-    Question("nrt", "does core 0 of a process whose `NEURON_RT_VISIBLE_CORES` is one number mean that logical core, and "
-             "must `NEURON_LOGICAL_NC_CONFIG` be the build's when a NEFF is loaded", "yes; it is set", step="nrt, tp 1"),
+    Question("nrt", "is core 0 of a process whose `NEURON_RT_VISIBLE_CORES` is one number that logical core, and must "
+             "`NEURON_LOGICAL_NC_CONFIG` be the build's when a NEFF is loaded", "yes; it is set", step="nrt, tp 1"),
     Question("nrt", "do ranks in processes of their own meet by `NEURON_RT_ROOT_COMM_ID` alone", "yes, as NKIPy's "
              "guide says", step="nrt, tp 2"),
     Question("nrt", "does nrtpy run in a process that has torch (for the plan) and not jax, beside other processes of "

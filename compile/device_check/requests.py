@@ -35,6 +35,7 @@ _HOT = 1e30
 _HOT_PROMPT = (7, 70, 700)
 # how many more steps than the CPU's a device may need, whose near ties refuse a draft now and then
 _MORE_STEPS = 1.25
+GREEDY = Drawing()
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Asked:
     name: str
     prompt: tuple[int, ...]
     count: int
-    drawing: Drawing = Drawing()
+    drawing: Drawing = GREEDY
 
     @property
     def is_hot(self) -> bool:

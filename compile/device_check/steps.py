@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-
 from compile.device_check.kernels import CASES
 from compile.device_check.routes import demo
 from compile.neuron import sdk as toolchain
@@ -74,11 +73,12 @@ def neff(work: Path) -> dict[str, Any]:
 
 def plugin(work: Path) -> dict[str, Any]:
     """The devices of the SDK's plugin that JAX sees, one graph of ours compiled and run by it, stored and loaded."""
-    from compile.build import build  # noqa: PLC0415 (jax)
     from jaxlib import xla_client  # noqa: PLC0415
+
+    from compile.build import build  # noqa: PLC0415 (jax)
     from model.serving.runtime import Graphs  # noqa: PLC0415
 
-    spec = demo("tp 1", work, "on-cpu-")
+    spec = demo("k 0", work, "on-cpu-")
     held = Graphs(open_bundle(build(replace(spec, recipe=Recipe(toolchain="cpu")))), "neuron")
     graph = min(held.bundle.graphs, key=lambda g: (not g.key.is_prefill, g.key.bucket, g.key.rows))
     begin = perf_counter()

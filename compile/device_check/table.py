@@ -34,8 +34,8 @@ class CheckStep:
     seconds: int = _HOUR
 
 
-# builds of the demo pair, the smallest first: two buckets, batch 4, k 7. Each route answers the same requests: one to the
-# context's end, prompts beyond the first bucket, every way of drawing, every id of the vocabulary
+# builds of the demo pair, the smallest first: two buckets, batch 4, k 7. Each route answers the same requests, one to
+# the context's end, prompts beyond the first bucket, every way of drawing, every id of the vocabulary
 MODELS = ("k 0", "tp 1", "bf16", "tp 2", "tp 4", "draft groups")
 GRAPHS = ("tp 1", "bf16", "tp 2", "tp 4")
 _IDS = "are all ids of the requests the target's own draws, except near ties"

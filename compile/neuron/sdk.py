@@ -65,14 +65,14 @@ PROBES = (
 _SENTENCES = {
     "look-alike": "{package} {version} is an empty look-alike from the public index: uninstall it and install it from "
     "AWS's package index",
-    "other": "{package} {version} lacks what model.pt is made with, as the native PyTorch of SDK 2.32 and later does: use "
-    "the SDK's environment for NxD, or the NEFFs, which need neuronx-cc alone",
+    "other": "{package} {version} lacks what model.pt is made with, as the native PyTorch of SDK 2.32 and later does: "
+    "use the SDK's environment for NxD, or the NEFFs, which need neuronx-cc alone",
 }
 
 
 @dataclass(frozen=True)
 class Found:
-    """The level, one sentence for each package here in name alone, versions, and packages that are absent."""
+    """The level, a sentence for each package that is not the wanted one, versions, and packages that are absent."""
 
     level: Level
     look_alikes: tuple[str, ...]

@@ -1,8 +1,7 @@
 """A bundle's NEFFs on a device, by `nrtpy`, AWS's Python binding of the Neuron runtime: neither torch nor JAX runs.
 
-Each rank is a process (`model/serving/nrt_rank.py`) that holds the rank's weights and caches on its core. A run sends it
-the inputs, some hundred bytes, and rank 0 sends the outputs back; an output that goes into the next run stays where it
-is.
+Each rank is a process (`model/serving/nrt_rank.py`) that holds the rank's weights and caches on its core. A run sends
+it the inputs, some hundred bytes, and rank 0 sends the outputs back; an output that goes into the next run stays there.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class NrtGraphs:
         return time.perf_counter() - begin
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        """Begin a run of a graph on numpy inputs; its outputs wait for its end when they are read. State stays there."""
+        """Begin a run of a graph on numpy inputs; its outputs wait for its end when they are read."""
         accepted, next_ids, next_mask, next_pos, *scores = self._run(key, inputs)
         return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
 

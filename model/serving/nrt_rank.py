@@ -1,7 +1,7 @@
 """`python -m model.serving.nrt_rank`: one rank of a bundle on its core, started by `model.serving.nrt`.
 
-It answers messages on a pipe (`model/serving/ranks.py`) until the pipe closes. Weights are written to the core once, and
-every graph takes the same tensors; caches are input and output of a graph at once, so that it writes them in place.
+It answers messages on a pipe (`model/serving/ranks.py`) until the pipe closes. Weights are written to the core once,
+and every graph takes the same tensors; caches are input and output of a graph at once, so that it writes them in place.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def serve(pipe: Connection, rank: int, path: Path, digest: str) -> None:
             value = getattr(held, name)(*given)
             if answered or rank == 0:
                 pipe.send((number, value))
-    except EOFError:
+    except (EOFError, ConnectionError):
         return
     except Exception as error:  # whatever ends a rank, the others must not wait for it
         said = str(error) if isinstance(error, UserError) else f"failed ({type(error).__name__}: {str(error)[:200]})"

@@ -37,8 +37,8 @@ _OWN_FLAGS = os.environ.get(_FLAGS_VARIABLE)
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: the platform is all that differs between a CPU and a Trainium.
 
-    `cpu` has as many as are requested; `neuron` are the devices of the SDK's plugin (libneuronxla) in JAX. Rank r runs on
-    device r of this process in the plugin's own order, which is that of the logical cores.
+    `cpu` has as many as are requested; `neuron` are the devices of the SDK's plugin (libneuronxla) in JAX. Rank r runs
+    on device r of this process in the plugin's own order, which is that of the logical cores.
     """
     if platform == "cpu":
         if _TOO_LATE:

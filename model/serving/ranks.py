@@ -37,8 +37,8 @@ class Ranks:
 
     A message is (number, whether every rank answers it, name, arguments), and None is the last; an answer is (number,
     value). The processes end too when their pipes close, so they do not outlive this one. Once a rank has ended or
-    failed the others are ended
-    too, since they would wait for it in a collective, and every call raises a UserError that names it.
+    failed the others are ended too, since they would wait for it in a collective, and every call raises a UserError
+    that names it.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:

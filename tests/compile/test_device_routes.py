@@ -104,7 +104,7 @@ def test_a_right_device_passes_and_has_drawn_every_id(held: Graphs) -> None:
 
 @pytest.mark.parametrize("fault", [*FAULTS, "nothing is accepted"])
 def test_a_planted_fault_is_seen(fault: str, held: Graphs) -> None:
-    with pytest.raises(UserError, match="short of the drawn one's|steps"):
+    with pytest.raises(UserError, match=r"short of the drawn one's|steps"):
         _judged(held, fault)
 
 

@@ -13,7 +13,7 @@ from compile.neuron.__main__ import extend
 from model.bundle.opening import Bundle, read_bundle
 from model.serving.nrt_rank import ALIASED
 from tests.compile import fake_sdk
-from tests.stand_ins import FOLDER
+from tests.stand_ins import PACKAGES
 from tests.stand_ins.packages.nrtpy import neff
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +37,6 @@ def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
     return read_bundle(copy)
 
 
-def find_stand_ins(patch: pytest.MonkeyPatch) -> None:
+def find_stand_ins(patch: pytest.MonkeyPatch, folder: Path = PACKAGES) -> None:
     """Let processes that are started from here find the stand-ins."""
-    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (FOLDER, ROOT))))
+    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT))))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from model.bundle.opening import Bundle
-from model.errors import UserError
 from model.bundle.plan import is_cache
+from model.errors import UserError
 from model.serving.engine import Engine
 from model.serving.nrt import NrtGraphs, _cores
 from model.serving.nrt_rank import Rank
@@ -144,7 +144,7 @@ def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, mon
         _cores("all")
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with pytest.raises(UserError, match="rank . of 2 failed .ModuleNotFoundError: No module named 'nrtpy'"):
+    with pytest.raises(UserError, match=r"rank . of 2 failed \(ModuleNotFoundError: No module named 'nrtpy'"):
         NrtGraphs(of_two_ranks)
 
 

@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-# where a process of a test finds them
-FOLDER = Path(__file__).parent / "packages"
+# where a process of a test finds nrtpy, and a plugin of JAX's that is called neuron
+PACKAGES, PLUGIN = (Path(__file__).parent / name for name in ("packages", "plugin"))
