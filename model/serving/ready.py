@@ -13,8 +13,9 @@ from model.serving import runtime
 from model.serving.engine import Engine
 from model.serving.nrt import NrtGraphs
 from model.serving.request import Request, Result, Shape, check
-from model.serving.work import Graphs
 
+# on JAX's devices, or as NEFFs
+Graphs = runtime.Graphs | NrtGraphs
 _ROUNDS = 7
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from model.bundle.opening import Bundle
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.serving.masks import Walk
@@ -26,18 +25,6 @@ class Runner(Protocol):
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any: ...
 
     def clear(self, slot: int, blocks: Sequence[int] = ()) -> None: ...
-
-
-class Graphs(Runner, Protocol):
-    """A bundle's graphs with their weights and state: on JAX's devices (`runtime.py`), or as NEFFs (`nrt.py`)."""
-
-    bundle: Bundle
-
-    def prepare(self, key: GraphKey) -> None: ...
-
-    def rehearse(self, key: GraphKey) -> float: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

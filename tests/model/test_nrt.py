@@ -19,9 +19,8 @@ from model.serving.engine import Engine
 from model.serving.nrt import NrtGraphs, _cores
 from model.serving.nrt_rank import Rank
 from model.serving.overlap import OverlappedEngine
-from model.serving.ready import shape_of
+from model.serving.ready import Graphs, shape_of
 from model.serving.request import Result
-from model.serving.work import Graphs
 from tests.compile.run_requests import REQUESTS
 from tests.model.ahead import ids_ahead
 from tests.model.family import DRAFTERS, graphs
