@@ -17,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install sdk-check xla-check install clean
+.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -99,12 +99,19 @@ xla-check: install
 $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constraints-sdk.txt
 	$(SDK_PYTHON) -m venv --clear $(SDK)
 	grep -v -E '^jax(lib)?==' constraints.txt | cat - constraints-sdk.txt > $(SDK)/constraints.txt
-	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt setuptools wheel
-	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt torch==2.13.0
-	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt -e ./nkisim -e . filelock pytest
+	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt setuptools wheel hypothesis ml_dtypes numpy pytest
+	$(SDK)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./nkisim -e .
 	touch $@
 
+# what needs neither torch nor jax: the package's metadata, a kernel, the device check's page
+python-check: $(SDK)/.installed
+	$(SDK)/bin/python -m pytest --noconftest tests/nki_kernels/attention/test_merge.py
+	$(SDK)/bin/python -m compile.device_check --page | diff - docs/device_checks.md
+
+# the tiny test with the newest jax of the SDK; for a Python other than 3.11 pip may bring a torch of several GB
 sdk-check: $(SDK)/.installed
+	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt torch==2.13.0
+	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt -e . filelock
 	$(SERVE_ENV) $(SDK)/bin/python -m pytest tests/test_tiny.py
 
 # beside an SDK: its torch, numpy and jax stay as they are

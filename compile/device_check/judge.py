@@ -59,7 +59,7 @@ class Judge:
         terms = max(self.config.intermediate_size, self.config.hidden_size)
         finest = torch.finfo(torch.float32).eps / torch.finfo(torch.bfloat16).eps
         self._scale = 1.0 if BY_FLAG[dtype].torch is torch.bfloat16 else finest * math.sqrt(terms)
-        # near ties among the ids that were judged, and the largest tolerance
+        # near ties among the ids that were judged, and the largest tolerance of their logits
         self.ties, self.tolerance = 0, 0.0
 
     def _model(self, weights: dict[str, Tensor], dtype: torch.dtype) -> Qwen3:
@@ -74,9 +74,8 @@ class Judge:
             return f"{odd[0]} is no id"
         known, first = [*prompt, *ids[:-1]], len(prompt) - 1
         exact, rounded = (self._logits(model, known)[first:] for model in (self._exact, self._rounded))
-        tolerance = 2 * _FURTHER * self._scale * float((exact - rounded).abs().max())
-        tolerance += _NOISE * drawing.temperature
-        self.tolerance = max(self.tolerance, tolerance)
+        of_logits = 2 * _FURTHER * self._scale * float((exact - rounded).abs().max())
+        self.tolerance, tolerance = max(self.tolerance, of_logits), of_logits + _NOISE * drawing.temperature
         positions = torch.arange(len(prompt), len(prompt) + len(ids))
         short = _short(exact, drawing, positions, torch.tensor(ids), tolerance)
         self.ties += int(((short > 0) & (short <= tolerance)).sum())

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.bundle.opening import Bundle
+from compile.build import build
+from model.bundle.opening import Bundle, read_bundle
 from model.bundle.plan import is_cache
 from model.errors import UserError
 from model.serving.engine import Engine
@@ -23,7 +24,7 @@ from model.serving.ready import Graphs, shape_of
 from model.serving.request import Result
 from tests.compile.run_requests import REQUESTS
 from tests.model.ahead import ids_ahead
-from tests.model.family import DRAFTERS, graphs
+from tests.model.family import DRAFTERS, family_spec, graphs
 from tests.model.neffs import find_stand_ins, with_neffs
 from tests.stand_ins.packages import nrtpy
 
@@ -36,7 +37,8 @@ def _found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def of_two_ranks(family: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A chain's bundle of two ranks."""
-    return with_neffs(graphs(family, "chain", tp=2).bundle, tmp_path_factory.mktemp("two"))
+    bundle = read_bundle(build(family_spec(family, "chain", tp=2)))
+    return with_neffs(bundle, tmp_path_factory.mktemp("two"))
 
 
 def _served(held: Graphs, asking: bool = False) -> list[Result]:
@@ -55,9 +57,7 @@ def test_every_drafter_emits_the_ids_of_the_cpu(drafter: str, family: Path, tmp_
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, family: Path, tmp_path: Path) -> None:
-    one, several = graphs(family, "chain"), graphs(family, "chain", tp=2).bundle
-    if tp > 2:
-        several = graphs.__wrapped__(family, "chain", tp=tp).bundle
+    one, several = graphs(family, "chain"), read_bundle(build(family_spec(family, "chain", tp=tp)))
     with closing(NrtGraphs(with_neffs(several, tmp_path))) as held:
         assert [r.ids for r in _served(held)] == [r.ids for r in _served(one)]
         ids, followed = ids_ahead(OverlappedEngine(held, shape_of(several)), REQUESTS)
