@@ -60,7 +60,7 @@ class Ranks:
             command = [sys.executable, "-m", arguments[0], str(theirs.fileno()), *arguments[1:]]
             # in a session of its own it gets no Ctrl-C of a terminal's: this process decides
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, pass_fds=[theirs.fileno()],
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )  # fmt: skip
         return _Rank(process, ours)

@@ -27,7 +27,7 @@ from model.serving.runtime import Graphs
 from tests.model.demo_bundle import ROOT, graphs
 
 TARGET = ROOT / "demo/target"
-MAX_LEN, BORDER = 256, 128
+MAX_LEN, BORDER, VOCABULARY = 256, 128, 2048
 
 
 class Emitted(NamedTuple):
@@ -53,7 +53,7 @@ FAULTS: dict[str, Callable[[Emitted], Any]] = {
 
 def _wrong(fault: str, emitted: Emitted) -> np.ndarray:
     ids = emitted.ids
-    return np.where((ids >= 0) & FAULTS[fault](emitted), (ids + 1) % 1024, ids)
+    return np.where((ids >= 0) & FAULTS[fault](emitted), (ids + 1) % VOCABULARY, ids)
 
 
 class Planted:
@@ -97,7 +97,7 @@ def _judged(held: Graphs, fault: str = "") -> dict[str, Any]:
 
 def test_a_right_device_passes_and_has_drawn_every_id(held: Graphs) -> None:
     facts = _judged(held)
-    assert facts["different_ids"] == 1024
+    assert facts["different_ids"] == VOCABULARY
     assert facts["near_ties"] <= facts["ids"] / 1000
     assert facts["tolerance"] < 1e-2
 
@@ -172,11 +172,11 @@ def test_ids_at_a_filter_s_border_may_be_drawn_and_no_others() -> None:
     """Every id behind one prompt: with next to no tolerance only the drawn one, with a wide one some that are near."""
     judge, drawing = Judge(TARGET, "fp32"), Drawing(top_k=20, top_p=0.9, temperature=0.8, seed=(1, 2))
     with torch.no_grad():
-        logits_RV = judge._logits(judge._exact, list(range(40, 60)))[-1:].expand(1024, -1)
-    positions, ids = torch.full((1024,), 20), torch.arange(1024)
+        logits_RV = judge._logits(judge._exact, list(range(40, 60)))[-1:].expand(VOCABULARY, -1)
+    positions, ids = torch.full((VOCABULARY,), 20), torch.arange(VOCABULARY)
     right, near = (_short(logits_RV, drawing, positions, ids, t) <= t for t in (1e-6, 0.5))
     kept = logits_RV[0] >= logits_RV[0].topk(20).values[-1] - 0.5
     assert int(right.sum()) == 1
     assert 1 < int(near.sum()) <= int(kept.sum())
     assert bool((near & ~kept).any()) is False
-    assert "is no id" in judge.fault((1,), [1024], drawing)
+    assert "is no id" in judge.fault((1,), [VOCABULARY], drawing)

@@ -107,7 +107,7 @@ def test_a_changed_tokenizer_is_refused(bundle: Path) -> None:
 
 @pytest.mark.parametrize(("chosen", "refused"), [(None, True), ("neuron,trnspec", True), ("trnspec", False)])
 def test_a_second_platform_on_the_machine_is_a_sentence(
-    chosen: str | None, refused: bool, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    chosen: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As vllm_neuron's, which offers its own where it sees a device; one that offers nothing, or breaks, is none."""
 
@@ -124,13 +124,14 @@ def test_a_second_platform_on_the_machine_is_a_sentence(
         )
     ]
     monkeypatch.setattr(serve.plugin, "entry_points", lambda group: points)
+    monkeypatch.setattr(serve.plugin, "meant_bundle", lambda arguments: Path("demo"))
     for name in ("_share_metrics", "end_in_a_sentence"):
         monkeypatch.setattr(serve.plugin, name, lambda: None)
     # what it sets is taken back
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     monkeypatch.setenv(BUNDLE_VARIABLE, "")
     monkeypatch.setenv("VLLM_PLUGINS", chosen) if chosen else monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.setattr("sys.argv", ["vllm", "serve", str(bundle)])
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "demo"])
     if not refused:
         assert platform() == "serve.platform.BundlePlatform"
         return
