@@ -126,7 +126,11 @@ class Ranks:
             future.set_exception(error)
 
     def _ended(self, rank: int) -> str:
-        status = self._ranks[rank].process.wait(_END_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._ranks[rank].process.wait(_END_S)
+        status = self._ranks[rank].process.poll()
+        if status is None:
+            return "closed its pipe and does not end"
         return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def _kill(self) -> None:
