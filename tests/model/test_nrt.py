@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -93,15 +96,29 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> No
     held.close()
 
 
-def test_ranks_end_with_the_process_that_holds_their_pipes(of_two_ranks: Bundle) -> None:
-    held = NrtGraphs(of_two_ranks)
-    processes = [rank.process for rank in held._ranks._ranks]
-    held._ranks._closed = True
-    for rank in held._ranks._ranks:
-        # as the system does it when a process is killed
-        os.dup2(os.open(os.devnull, os.O_RDONLY), rank.pipe.fileno())
-    assert [process.wait(30) for process in processes] == [0, 0]
-    held._folder.cleanup()
+_HOLDS = """
+import sys
+from pathlib import Path
+from model.bundle.opening import read_bundle
+from model.serving.nrt import NrtGraphs
+held = NrtGraphs(read_bundle(Path(sys.argv[1])))
+print(*(rank.process.pid for rank in held._ranks._ranks), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> None:
+    command = [sys.executable, "-c", _HOLDS, str(of_two_ranks.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        files = [Path(f"/proc/{pid}/cmdline") for pid in holder.stdout.readline().split()]
+        assert [b"nrt_rank" in file.read_bytes() for file in files] == [True, True]
+        holder.kill()
+    end = time.monotonic() + 60
+    # an ended process that nobody has waited for has no command any more
+    while any(file.exists() and file.read_bytes() for file in files):
+        assert time.monotonic() < end, "a rank has outlived the process that started it"
+        time.sleep(0.1)
 
 
 @pytest.fixture
