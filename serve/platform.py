@@ -35,10 +35,10 @@ _LONGEST_WAIT = 512
 # seconds that running requests get to end after SIGTERM
 DRAIN_SECONDS = 60
 # the options of --additional-config: whether to speculate, a k for every step, how much an answer reports of its own
-# drafts (vLLM's words: none, summary, detailed), and the PJRT platform that runs the graphs
+# drafts (vLLM's words: none, summary, detailed), and the platform that runs the graphs
 SPECULATION, FIXED_K, ACCEPTANCE, PLATFORM = "speculation", "k", "acceptance", "platform"
-# platform -> the package with JAX's plugin for it
-_PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla"}
+# platform -> the package that runs graphs on it
+_PLATFORMS = {"cpu": "jaxlib", "neuron": "libneuronxla", "nrt": "nrtpy"}
 # vLLM's method of speculation that loads no draft
 _OURS = "custom_class"
 # lines of vLLM's start that are not true of a bundle: it counts the block that it keeps for itself as a slot, and warns
@@ -69,7 +69,7 @@ def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
     if not isinstance(options, dict) or options.keys() - {SPECULATION, FIXED_K, ACCEPTANCE, PLATFORM}:
         raise UserError(
             f'additional-config is {options!r}; a bundle takes {{"speculation": false}}, {{"k": 7}} for every step, '
-            '{"acceptance": "summary"} or "detailed", {"platform": "neuron"}'
+            '{"acceptance": "summary"} or "detailed", {"platform": "neuron"} or "nrt"'
         )
     if (level := options.get(ACCEPTANCE, "none")) not in ("none", "summary", "detailed"):
         raise UserError(f"acceptance is {level!r}; it must be none, summary or detailed")
@@ -77,14 +77,14 @@ def speculates(bundle: Bundle, vllm_config: VllmConfig) -> bool:
 
 
 def graphs_platform(vllm_config: VllmConfig) -> str:
-    """The PJRT platform that runs the graphs, cpu unless --additional-config says neuron.
+    """The platform that runs the graphs, cpu unless --additional-config says neuron or nrt.
 
     Raises:
-        UserError: no such platform, or this Python has no plugin for it.
+        UserError: no such platform, or this Python has no package for it.
     """
     name = vllm_config.additional_config.get(PLATFORM, "cpu")  # type: ignore[union-attr]
     if name not in _PLATFORMS:
-        raise UserError(f"platform is {name!r}; it must be {' or '.join(_PLATFORMS)}")
+        raise UserError(f"platform is {name!r}; it must be one of {', '.join(_PLATFORMS)}")
     if find_spec(package := _PLATFORMS[name]) is None:
         raise UserError(
             f"platform is {name!r} and this Python has no {package}; install it from AWS's package index on a machine "

@@ -7,7 +7,8 @@ import os
 import shutil
 import sys
 import tempfile
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, meant_bundle, no_bundle
@@ -21,6 +22,8 @@ def platform() -> str | None:
         bundle = meant_bundle(arguments)
         if bundle is None and arguments[:1] == ["serve"] and not _help(arguments) and _alone():
             raise no_bundle(arguments)
+        if bundle is not None:
+            _only_ours(bundle)
     except UserError as error:
         # vLLM passes over a plugin that raises an Exception, and would serve a different model
         print(f"error: {error}", file=sys.stderr)
@@ -40,13 +43,36 @@ def _help(arguments: list[str]) -> bool:
     return any(argument.split("=")[0] in ("-h", "--help") for argument in arguments)
 
 
+def _others() -> list[EntryPoint]:
+    """The platforms of other packages that vLLM asks for on this machine."""
+    chosen = os.environ.get("VLLM_PLUGINS")
+    points = [point for point in entry_points(group="vllm.platform_plugins") if point.module != __name__]
+    return points if chosen is None else [point for point in points if point.name in chosen.split(",")]
+
+
+def _answers(point: EntryPoint) -> bool:
+    """Whether a package offers a platform here; vLLM passes over one that raises."""
+    try:
+        return point.load()() is not None
+    except Exception:
+        return False
+
+
+def _only_ours(bundle: Path) -> None:
+    """UserError where another package offers a platform too: vLLM takes none of two."""
+    for point in filter(_answers, _others()):
+        raise UserError(
+            f"{bundle} needs the platform trnspec, and {point.module} offers {point.name!r} on this machine, of which "
+            "vLLM takes only one; set VLLM_PLUGINS=trnspec"
+        )
+
+
 def _alone() -> bool:
     """Whether no other platform of vLLM's could serve a model on this machine."""
     # vendor seam: vLLM asks its own platforms first, so its module is there
     from vllm.platforms import builtin_platform_plugins  # noqa: PLC0415
 
-    others = [point for point in entry_points(group="vllm.platform_plugins") if point.module != __name__]
-    return not others and not any(ask() for ask in builtin_platform_plugins.values())
+    return not _others() and not any(ask() for ask in builtin_platform_plugins.values())
 
 
 def _share_metrics() -> None:

@@ -19,9 +19,8 @@ from model.bundle.opening import open_bundle
 from model.progress import progress
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
-from model.serving.ready import shape_of, step_seconds
+from model.serving.ready import open_graphs, shape_of, step_seconds
 from model.serving.request import Score
-from model.serving.runtime import Graphs
 from model.serving.step_k import Always, Paying
 from serve.allowed import engine_request
 from serve.drain import leave_ctrl_c_to_the_server
@@ -52,7 +51,7 @@ class BundleWorker(WorkerBase):
         speculative = speculates(bundle, self.vllm_config)
         self.drafter = bundle.spec.drafter if speculative else "none"
         self.platform, self.shape = graphs_platform(self.vllm_config), shape_of(bundle)
-        self.graphs, self.metrics = Graphs(bundle, self.platform), Metrics(self.drafter)
+        self.graphs, self.metrics = open_graphs(bundle, self.platform), Metrics(self.drafter)
         self.fixed_k = fixed_k(bundle, self.vllm_config)
         fixed = None if self.fixed_k is None else Always(self.fixed_k)
         self.engine = OverlappedEngine(self.graphs, self.shape, speculative, fixed, owns_blocks=False)
@@ -285,6 +284,7 @@ class BundleWorker(WorkerBase):
     def shutdown(self) -> None:
         if hasattr(self, "metrics"):
             print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr, flush=True)
+            self.graphs.close()
             del self.engine, self.graphs
         # vLLM empties an accelerator's caches when any platform but its own CPU's ends; there is none here
         torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None

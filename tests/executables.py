@@ -49,9 +49,9 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
             _written(file, lower_graph(spec, graph))
         return file.read_bytes()
 
-    def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None) -> Any:
-        if devices[0].platform != "cpu":
-            return COMPILE(proto, devices, graph)
+    def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, platform: str = "cpu") -> Any:
+        if platform != "cpu":
+            return COMPILE(proto, devices, graph, platform)
         listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
         read = [repr(graph), [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
         file = folder / hashlib.sha256(proto + repr(read).encode()).hexdigest()

@@ -136,13 +136,19 @@ def main(arguments: list[str], steps: tuple[CheckStep, ...] = STEPS) -> None:
         raise SystemExit(1)
 
 
+def function_of(step: CheckStep) -> Callable[..., dict[str, Any]]:
+    """The function of a step."""
+    module, _, name = step.function.rpartition(".")
+    # this Python may not have the packages that a step needs
+    found: Callable[..., dict[str, Any]] = getattr(
+        importlib.import_module(f"compile.device_check.{module or 'steps'}"), name
+    )
+    return found
+
+
 def run_step(step: CheckStep, out: Path) -> dict[str, Any]:
     """The facts of a step, run here."""
-    # this Python may not have the packages that a step needs
-    steps = importlib.import_module("compile.device_check.steps")
-    function = getattr(steps, step.function)
-    facts: dict[str, Any] = function(*([step.argument] if step.argument else []), out)
-    return facts
+    return function_of(step)(*([step.argument] if step.argument else []), out)
 
 
 def _why_not() -> str:

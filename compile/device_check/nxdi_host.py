@@ -33,6 +33,7 @@ class Sequence:
     position: int = 0
     mask: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     ids: list[int] = field(default_factory=list)
+    steps: int = 0
 
 
 class Host:
@@ -137,6 +138,7 @@ class Host:
                 assert new[-1] == next_ids[0], "the next id is the last accepted"
                 assert next_mask.sum() == following, "the mask keeps what is in the cache"
             s.position = following
+            s.steps += not prompt
             self.counts += [] if prompt else [len(new)]
             s.ids += new[: new.index(s.end) + 1] if s.end in new else new
 

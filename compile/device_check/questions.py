@@ -185,6 +185,31 @@ QUESTIONS = (
              "against the reference"),
     Question("compile.graph.trace", "may a scatter write one place twice with the same bits, as a row beyond a cache "
              "does now", "yes: nothing is written outside", how="a request to the context's end", step="graphs"),
+    Question("pjrt", "are the first 32 devices of the plugin the logical cores of eight neighbouring chips, in order",
+             "rank r runs on device r of the plugin's list", how="`neuron-ls` beside `jax.devices()`, profile a "
+             "collective"),
+    Question("pjrt", "does the plugin's compiler read `NEURON_CC_FLAGS` at each compilation, and the LNC from "
+             "`NEURON_LOGICAL_NC_CONFIG` alone", "both are set before each; the bundle's flags, or the documented ones",
+             how="look at the compiler's command in its log"),
+    Question("nrt", "which names have the inputs and outputs of a NEFF from our HLO, and does it keep inputs that "
+             "nothing reads", "the plan's, in place with `.must_alias_input` behind it or without; an unread one may "
+             "be missing", step="nrt, tp 1"),
+    Question("nrt", "does an execution write a cache in place whose tensor is input and output", "yes, as in NKIPy's "
+             "models", step="nrt, tp 1"),
+    Question("nrt", "is core 0 of a process whose `NEURON_RT_VISIBLE_CORES` is one number that logical core, and must "
+             "`NEURON_LOGICAL_NC_CONFIG` be the build's when a NEFF is loaded", "yes; it is set", step="nrt, tp 1"),
+    Question("nrt", "do ranks in processes of their own meet by `NEURON_RT_ROOT_COMM_ID` alone", "yes, as NKIPy's "
+             "guide says", step="nrt, tp 2"),
+    Question("nrt", "does nrtpy run in a process that has torch (for the plan) and not jax, beside other processes of "
+             "the same Python that have", "yes", step="nrt, tp 1"),
+    Question("nrt", "does the death of a rank end the executions of the others, and with which error",
+             "the runner kills them", how="kill a rank while step `nrt, tp 2` runs"),
+    Question("nrt", "what does a call cost at 1, 4 and 32 ranks, and a change of the NEFF between two calls",
+             "one call a step, buckets and filters are NEFFs of their own", how="profile"),
+    Question("nrt", "how long does it take to write 2 GB of weights to a core, and how much memory of the host",
+             "a rank reads and checks its own file; all ranks at once", how="measure a start at tp 32"),
+    Question("nrt, pjrt", "do a NEFF by nrtpy and the same graph by the plugin give equal bits", "ids are judged, "
+             "not bits", how="compare the logits of step `nrt, tp 1` and `graphs, tp 1`"),
     Question("pjrt", "does the plugin compile our StableHLO and run it with caches donated", "yes, as a CPU's does",
              step="pjrt"),
     Question("compile.neuron.module", "does NxDI's host take one result (B,) a step from the model of a target alone, "

@@ -14,31 +14,29 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from compile.device_check.kernels import CASES
-from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
-from compile.neuron import config
+from compile.device_check.routes import demo
 from compile.neuron import sdk as toolchain
-from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import FUSED, LNC, PREFILL, flags_of
+from compile.neuron.flags import FUSED, LNC, flags_of
 from compile.neuron.sdk import Level, nxdi_graphs
 from compile.spec import BuildSpec, Recipe
 from model.bundle.opening import open_bundle
 from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
 from model.errors import UserError
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
-_LONGEST = 128
 _LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
-def versions(work: Path) -> dict[str, Any]:
-    """The SDK's packages and the devices of this machine."""
-    found = toolchain.require(Level.FULL, "the device check")
+def devices(work: Path) -> dict[str, Any]:
+    """The devices of this machine, and the compiler."""
+    found = toolchain.require(Level.COMPILER, "the device check")
     return {"versions": found.versions, "devices": _devices()}
+
+
+def versions(work: Path) -> dict[str, Any]:
+    """The packages that model.pt needs."""
+    return {"versions": toolchain.require(Level.FULL, "model.pt").versions}
 
 
 def _devices() -> Any:
@@ -61,20 +59,11 @@ def kernel(name: str, work: Path) -> dict[str, Any]:
     return {r.what: {"error": r.error, "bound": r.bound} for r in results}
 
 
-def _demo(work: Path, **changes: Any) -> BuildSpec:
-    target, draft = str(_DEMO / "target"), str(_DEMO / "draft")
-    spec = BuildSpec(
-        target=target, draft=draft, tp=1, k="3", batch=1, max_len=_LONGEST,
-        out=str(work / "demo"), dtype="fp32", recipe=Recipe(toolchain="neuron"),
-    )  # fmt: skip
-    return replace(spec, **changes)
-
-
 def neff(work: Path) -> dict[str, Any]:
     """The demo pair's fused graph through neuronx-cc alone."""
     from compile.graph.trace import lower_graph  # noqa: PLC0415 (jax)
 
-    plan = make_plan(_demo(work).bundle)
+    plan = make_plan(demo("tp 1", work).bundle)
     hlo, made = work / "step.hlo.pb", work / "step.neff"
     hlo.write_bytes(lower_graph(plan.spec, nxdi_graphs(plan, FUSED)[0]))
     begin = perf_counter()
@@ -82,120 +71,29 @@ def neff(work: Path) -> dict[str, Any]:
     return {"bytes": made.stat().st_size, "seconds": perf_counter() - begin}
 
 
-def model(name: str, work: Path) -> dict[str, Any]:
-    """model.pt of a build of the demo pair, its shards and neuron_config.json."""
-    spec = _of_build(name, work)
-    toolchain.require(Level.FULL, "model.pt", spec.kernels)
-    plan, folder, flags = make_plan(spec.bundle), Path(spec.out), flags_of({})
-    (folder / "weights").mkdir(parents=True, exist_ok=True)
-    for rank in range(spec.tp):
-        save_file(
-            {n: t.contiguous() for n, t in shard_of(plan, spec.checkpoints, rank).items()}, folder / shard_file(rank)
-        )
-    (folder / "neuron_config.json").write_text(config.render(spec.bundle), encoding="utf-8")
-    begin = perf_counter()
-    toolchain.build_model(plan, folder / "model.pt", folder / "work", flags)
-    logs = sorted(str(log.relative_to(folder)) for log in folder.rglob("log-neuron-cc.txt"))
-    return {"bytes": (folder / "model.pt").stat().st_size, "seconds": perf_counter() - begin, "logs": logs}
-
-
-# changes of the demo pair's spec, by the build's name in the table
-_CHANGES: dict[str, dict[str, Any]] = {
-    "tp 1, batch 2": {},
-    "tp 2": {"tp": 2},
-    "k 0": {"k": "0", "draft": BuildSpec.draft},
-    "bf16": {"dtype": "bf16"},
-    "draft groups": {"tp": 2, "recipe": Recipe(draft_tp=1, toolchain="neuron")},
-    "kernels": {"kernels": "nki", "batch": 1},
-}
-
-
-def _of_build(name: str, work: Path) -> BuildSpec:
-    folder = name.replace(", ", "+").replace(" ", "-")
-    return _demo(work, batch=2, out=str(work / folder), **_CHANGES[name])
-
-
-def requests(name: str, work: Path) -> dict[str, Any]:
-    """The requests of NxDI's host to the model of a build; every token must equal the eager module's on the CPU."""
-    spec = _of_build(name, work)
-    shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
-    device, plan = toolchain.run_model(Path(spec.out) / "model.pt", shards), make_plan(spec.bundle)
-    reference = make_plan(replace(spec, kernels="reference").bundle)
-    eager = EagerRanks(reference, toolchain.nxdi_tags(plan), _plain(spec))
-    visible = 4 if spec.bundle.k else 1
-    found = serve(plan, lambda tag, inputs: [t.cpu().numpy() for t in device(*inputs)[:visible]])
-    expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])
-    for request, one, other in zip(NXDI_REQUESTS, found, expected, strict=True):
-        if one != other:
-            same = sum(one[: i + 1] == other[: i + 1] for i in range(len(other)))
-            raise UserError(f"{request}: the first {same} of {len(other)} tokens are the CPU's, the next is not")
-    return {"requests": list(NXDI_REQUESTS), "tokens": sum(map(len, found)), "identical_to_cpu": True}
-
-
-def _plain(spec: BuildSpec) -> list[dict[str, torch.Tensor]]:
-    """The shards in the reference's layout: not packed."""
-    plan = make_plan(replace(spec, kernels="reference").bundle)
-    return [shard_of(plan, spec.checkpoints, rank) for rank in range(spec.tp)]
-
-
-def warm(name: str, work: Path) -> dict[str, Any]:
-    """The same model again over a warm compiler cache, which may write no log."""
-    spec = _of_build(name, work)
-    folder = work / "again"
-    folder.mkdir(exist_ok=True)
-    begin = perf_counter()
-    toolchain.build_model(make_plan(spec.bundle), folder / "model.pt", folder / "work", flags_of({}))
-    return {"seconds": perf_counter() - begin, "logs": len(list(folder.rglob("log-neuron-cc.txt")))}
-
-
-def nxdi(name: str, work: Path) -> dict[str, Any]:
-    """NxDI's application of the bundle: its own load, a prompt and a step through its own forward."""
-    spec = _of_build(name, work)
-    shards = [load_file(Path(spec.out) / shard_file(rank)) for rank in range(spec.tp)]
-    prompt, _ = NXDI_REQUESTS["greedy"]
-    found = toolchain.nxdi_tokens(Path(spec.out), prompt)
-    plan = make_plan(spec.bundle)
-    eager = EagerRanks(plan, toolchain.nxdi_tags(plan), shards)
-    expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])[0][: len(found)]
-    if found != expected:
-        raise UserError(f"NxDI's forward gives the tokens {found} after the prompt, the CPU {expected}")
-    return {"tokens": found}
-
-
 def plugin(work: Path) -> dict[str, Any]:
-    """The devices of the SDK's plugin that JAX sees, and whether it compiles a graph of ours."""
+    """The devices of the SDK's plugin that JAX sees, one graph of ours compiled and run by it, stored and loaded."""
+    from jaxlib import xla_client  # noqa: PLC0415
+
     from compile.build import build  # noqa: PLC0415 (jax)
-    from model.serving import pjrt  # noqa: PLC0415
-
-    bundle = open_bundle(build(_demo(work, recipe=Recipe(toolchain="cpu"), out=str(work / "on-cpu"))))
-    graph, devices = nxdi_graphs(bundle.plan, PREFILL)[0], pjrt.devices_of("neuron", 1)
-    begin = perf_counter()
-    pjrt.compile_hlo(bytes(bundle.read(graph.file)), devices, graph)
-    return {"device": str(devices[0]), "compile_seconds": perf_counter() - begin}
-
-
-def graphs(work: Path) -> dict[str, Any]:
-    """The bundle's graphs on the plugin, with seeds, min-p, filters and to the context's end, give the CPU's tokens."""
-    from compile.build import build  # noqa: PLC0415 (jax)
-    from model.serving.engine import Engine  # noqa: PLC0415
-    from model.serving.ready import shape_of  # noqa: PLC0415
-    from model.serving.request import Params, Request  # noqa: PLC0415
     from model.serving.runtime import Graphs  # noqa: PLC0415
 
-    bundle = open_bundle(build(_demo(work, recipe=Recipe(toolchain="cpu"), out=str(work / "on-cpu"))))
-    asked = [
-        Request(tuple(range(40, 60)), params, max_new_tokens=16)
-        for params in (Params(), Params(0.8, seed=3), Params(1.0, top_k=20, top_p=0.9, seed=4), Params(1.0, min_p=0.05))
-    ]
-    # to the context's end, where rows beyond the caches are dropped
-    asked.append(Request(tuple(range(40, 60)), max_new_tokens=_LONGEST))
-    found, expected = (
-        [r.ids for r in Engine(Graphs(bundle, platform), shape_of(bundle)).run(asked)] for platform in ("neuron", "cpu")
-    )
-    if found != expected:
-        different = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
-        raise UserError(f"requests {different} of {len(asked)} differ from the CPU's tokens")
-    return {"tokens": sum(map(len, found)), "identical_to_cpu": True}
+    spec = demo("k 0", work, "on-cpu-")
+    held = Graphs(open_bundle(build(replace(spec, recipe=Recipe(toolchain="cpu")))), "neuron")
+    graph = min(held.bundle.graphs, key=lambda g: (not g.key.is_prefill, g.key.bucket, g.key.rows))
+    begin = perf_counter()
+    held.prepare(graph.key)
+    seconds, executable = perf_counter() - begin, held._executables[graph.key]
+    devices = held._devices
+    stored = executable.serialize()
+    listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
+    held._executables[graph.key] = client.deserialize_executable(stored, listed, None)
+    held.rehearse(graph.key)
+    # a plugin may say it in several lines
+    version = " ".join(client.platform_version.split())
+    facts = {"device": str(devices[0]), "version": version, "compile_seconds": seconds, "stored": len(stored)}
+    held.close()
+    return facts
 
 
 def time(case: str, work: Path) -> dict[str, Any]:

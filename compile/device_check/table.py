@@ -20,7 +20,8 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class CheckStep:
-    """A name for --only, a question, a function of `steps` with its argument, and a limit in seconds.
+    """A name for --only, a question, a function of `steps`, or of the module before its dot, with its argument, and a
+    limit in seconds.
 
     A step is not reached if one that it needs did not hold.
     """
@@ -33,20 +34,18 @@ class CheckStep:
     seconds: int = _HOUR
 
 
-# builds of the demo pair whose model.pt gets the requests of NxDI's host, the smallest first
-BUILDS = {
-    "k 0": "does NxDI's host take one result a step from the model of a target without a draft",
-    "tp 1, batch 2": "does model.pt of one rank give the eager module's tokens, greedy as (1, 1, 1), top-k, top-p",
-    "bf16": "does model.pt give the eager module's tokens in bf16, except near ties",
-    "tp 2": "does model.pt of two ranks, with collectives of literal groups, give the eager module's tokens",
-    "draft groups": "does model.pt with a draft on one of two ranks give the eager module's tokens",
-}
+# builds of the demo pair, the smallest first: two buckets, batch 4, k 7. Each route answers the same requests, one to
+# the context's end, prompts beyond the first bucket, every way of drawing, every id of the vocabulary
+MODELS = ("k 0", "tp 1", "bf16", "tp 2", "tp 4", "draft groups")
+GRAPHS = ("tp 1", "bf16", "tp 2", "tp 4")
+_IDS = "are all ids of the requests the target's own draws, except near ties"
 
 
-def _of_build(build: str, what: str) -> tuple[CheckStep, ...]:
-    return (
-        CheckStep(f"model, {build}", f"does ModelBuilder take the module: {build}", "model", build, ("versions",)),
-        CheckStep(f"requests, {build}", what, "requests", build, (f"model, {build}",)),
+def _of_model(build: str) -> tuple[CheckStep, ...]:
+    of_model = CheckStep(f"model, {build}", f"does ModelBuilder take the module: {build}", "routes.model", build,
+                         ("NxD",))  # fmt: skip
+    return of_model, CheckStep(
+        f"requests, {build}", f"by NxDI's host, {build}: {_IDS}", "routes.requests", build, (of_model.name,)
     )
 
 
@@ -57,20 +56,23 @@ def _of_kernel(name: str, case: str) -> tuple[CheckStep, ...]:
 
 
 STEPS = (
-    CheckStep("versions", "are the SDK's packages the real ones, and which devices are there", "versions", seconds=120),
-    *(step for name, case in KERNELS.items() for step in _of_kernel(name, case)),
-    CheckStep("pjrt", "does JAX see the plugin, and does it load what it has serialized", "plugin", seconds=900),
+    # the compiler alone, no device
     CheckStep("neff", "does neuronx-cc take our HLO, as calls of layers or inlined", "neff"),
-    CheckStep("graphs", "do the bundle's graphs on the plugin give the CPU's tokens", "graphs", needs=("pjrt",)),
-    *(step for build, what in BUILDS.items() for step in _of_build(build, what)),
-    CheckStep("warm cache", "does a second build over a warm compiler cache end whole", "warm", "tp 1, batch 2",
-              ("model, tp 1, batch 2",)),
-    CheckStep("NxDI", "do NxDI's own load() and forward take the bundle", "nxdi", "tp 1, batch 2",
-              ("model, tp 1, batch 2",)),
-    CheckStep("model, kernels", "does ModelBuilder take the module with the NKI kernels", "model", "kernels",
-              ("versions",)),
-    CheckStep("requests, kernels", "does model.pt with the NKI kernels give the eager module's tokens", "requests",
-              "kernels", ("model, kernels",)),
+    *(CheckStep(f"neff, {build}", f"does neuronx-cc take every graph: {build}", "routes.neffs", build, ("neff",),
+                4 * _HOUR) for build in GRAPHS),
+    CheckStep("devices", "which devices are there", "devices", seconds=120),
+    *(step for name, case in KERNELS.items() for step in _of_kernel(name, case)),
+    *(CheckStep(f"nrt, {build}", f"by nrtpy, {build}: {_IDS}", "routes.nrt", build, (f"neff, {build}", "devices"))
+      for build in GRAPHS),
+    CheckStep("pjrt", "does JAX see the plugin, and does it load what it has serialized", "plugin", seconds=900),
+    *(CheckStep(f"graphs, {build}", f"by the plugin, {build}: {_IDS}", "routes.graphs", build, ("pjrt",), 4 * _HOUR)
+      for build in GRAPHS),
+    CheckStep("NxD", "are the packages that model.pt needs the real ones", "versions", seconds=120),
+    *(step for build in MODELS for step in _of_model(build)),
+    CheckStep("warm cache", "does a second build over a warm compiler cache end whole", "routes.warm", "tp 1",
+              ("model, tp 1",)),
+    CheckStep("NxDI", "do NxDI's own load() and forward take the bundle", "routes.nxdi", "tp 1", ("model, tp 1",)),
+    *_of_model("kernels"),
     CheckStep("times", "how long does every benchmark case take beside its simulated time", "times", seconds=4 * _HOUR),
     CheckStep("full", "do the graphs of Qwen3-32B + Qwen3-1.7B at tp 32 compile", "full", seconds=12 * _HOUR),
 )  # fmt: skip

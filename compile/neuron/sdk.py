@@ -6,10 +6,12 @@ public package index holds empty packages of the same names.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import importlib.metadata
 import os
+import pkgutil
 import shlex
 import shutil
 import subprocess
@@ -61,9 +63,17 @@ PROBES = (
 )
 
 
+_SENTENCES = {
+    "look-alike": "{package} {version} is an empty look-alike from the public index: uninstall it and install it from "
+    "AWS's package index",
+    "other": "{package} {version} lacks what model.pt is made with, as the native PyTorch of SDK 2.32 and later does: "
+    "use the SDK's environment for NxD, or the NEFFs, which need neuronx-cc alone",
+}
+
+
 @dataclass(frozen=True)
 class Found:
-    """The level, one sentence for each package here in name alone, versions, and packages that are absent."""
+    """The level, a sentence for each package that is not the wanted one, versions, and packages that are absent."""
 
     level: Level
     look_alikes: tuple[str, ...]
@@ -81,11 +91,11 @@ def find(kernels: str = "reference") -> Found:
     """Look on this machine for the SDK as a build with these kernels needs it."""
     needed = [p for p in PROBES if p.package != NKI or kernels != "reference"]
     states = {p.package: _state(p) for p in needed} | {COMPILER: _compiler_state()}
-    empty = tuple(_sentence(name) for name, state in states.items() if state == "look-alike")
+    odd = tuple(_SENTENCES[s].format(package=p, version=_version(p)) for p, s in states.items() if s in _SENTENCES)
     absent = tuple(name for name, state in states.items() if state == "absent")
     here = {name for name, state in states.items() if state == "present"}
     level = Level.NONE if COMPILER not in here else Level.FULL if here == states.keys() else Level.COMPILER
-    return Found(level, empty, {name: _version(name) for name in sorted(here)}, absent)
+    return Found(level, odd, {name: _version(name) for name in sorted(here)}, absent)
 
 
 def _state(probe: Probe) -> str:
@@ -96,10 +106,11 @@ def _state(probe: Probe) -> str:
         return "absent"
     if getattr(package, "__nkisim__", False):
         return "absent"
-    try:
-        return "present" if hasattr(importlib.import_module(probe.module), probe.attribute) else "look-alike"
-    except ImportError:
-        return "look-alike"
+    with contextlib.suppress(ImportError):
+        if hasattr(importlib.import_module(probe.module), probe.attribute):
+            return "present"
+    # a look-alike is an empty package; torch-neuronx of the native route has modules, and none for torch_xla
+    return "other" if any(pkgutil.iter_modules(getattr(package, "__path__", ()))) else "look-alike"
 
 
 def _compiler_state() -> str:
@@ -116,13 +127,6 @@ def compiler_program() -> str | None:
     """The compiler's program, from beside this Python or from the search path."""
     beside = Path(sys.executable).with_name(COMPILER)
     return str(beside) if beside.is_file() else shutil.which(COMPILER)
-
-
-def _sentence(package: str) -> str:
-    return (
-        f"{package} {_version(package)} is an empty look-alike from the public index: "
-        "uninstall it and install it from AWS's package index"
-    )
 
 
 def _version(package: str) -> str:

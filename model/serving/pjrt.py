@@ -16,7 +16,9 @@ from jaxlib.mlir import ir
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
 from model.bundle.graph_spec import GraphSpec
+from model.bundle.manifest import Compiler
 from model.errors import UserError
+from model.graph_key import GraphKey
 from model.serving import columns, quicker
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
@@ -25,12 +27,18 @@ os.environ.setdefault("NPROC", "1")
 # two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and products and
 # sums stay with the code whose order does not depend on the number of rows
 SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
+# for a bundle whose manifest has no flags, since no compiler of the SDK has met it
+# source: what the command line of neuronx-cc documents (compiler/neuronx-cc/api-reference-guide)
+_FLAGS, _LNC = "--model-type=transformer --auto-cast=none -O2", 2
+_FLAGS_VARIABLE, _LNC_VARIABLE = "NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"
+_OWN_FLAGS = os.environ.get(_FLAGS_VARIABLE)
 
 
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: the platform is all that differs between a CPU and a Trainium.
 
-    `cpu` has as many as are requested; `neuron` are the devices of the SDK's plugin (libneuronxla) in JAX.
+    `cpu` has as many as are requested; `neuron` are the devices of the SDK's plugin (libneuronxla) in JAX. Rank r runs
+    on device r of this process in the plugin's own order, which is that of the logical cores.
     """
     if platform == "cpu":
         if _TOO_LATE:
@@ -44,7 +52,7 @@ def devices_of(platform: str, count: int) -> list[Any]:
             wanted = max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", wanted)
     try:
-        devices = jax.devices(platform)
+        devices = jax.local_devices(backend=platform)
     except RuntimeError as error:
         raise UserError(
             f"JAX has no platform {platform!r} on this machine; install libneuronxla from AWS's package index, on a "
@@ -54,6 +62,30 @@ def devices_of(platform: str, count: int) -> list[Any]:
         more = f"start a new process with JAX_NUM_CPU_DEVICES={count}" if platform == "cpu" else "build for fewer ranks"
         raise UserError(f"this process has {len(devices)} {platform} devices, the bundle needs {count}; {more}")
     return list(devices[:count])
+
+
+def take_lnc(compiler: Compiler) -> None:
+    """Leave the cores of a logical core where the Neuron plugin reads them, before it makes its devices.
+
+    UserError where the environment has a different number than the bundle was compiled for.
+    """
+    found = os.environ.setdefault(_LNC_VARIABLE, str(compiler.lnc or _LNC))
+    if compiler.lnc and found != str(compiler.lnc):
+        raise UserError(f"{_LNC_VARIABLE} is {found} and the bundle was compiled for {compiler.lnc}; leave it out")
+
+
+def take_flags(compiler: Compiler, key: GraphKey) -> None:
+    """Leave a graph's flags where the Neuron plugin's compiler reads them, unless the environment came with its own."""
+    if _OWN_FLAGS is None:
+        flags = compiler.flags.get(flag_tag(key), _FLAGS)
+        os.environ[_FLAGS_VARIABLE] = flags if "--lnc" in flags else f"{flags} --lnc={os.environ[_LNC_VARIABLE]}"
+
+
+def flag_tag(key: GraphKey) -> str:
+    """The tag of a graph's flags in a manifest, as `compile/neuron/flags.py` has it."""
+    return (
+        "context_encoding_model" if key.is_prefill else "fused_speculation_model" if key.k else "token_generation_model"
+    )
 
 
 def replicated(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:
@@ -70,20 +102,21 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return jax.core.ShapedArray(shape, dtype)
 
 
-def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None) -> Any:
+def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None, platform: str = "cpu") -> Any:
     """An executable of a graph's HLO proto, one replica a device.
 
-    UserError if the plugin's compiler refuses the proto.
+    UserError if the compiler refuses the proto. `platform` is the one that was asked for: any plugin may call its
+    devices cpu.
 
     A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
-    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(devices)).reshape(-1, 1))
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([d.id for d in devices]).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     try:
         stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
-        if devices[0].platform == "cpu":
+        if platform == "cpu":
             options.env_option_overrides = list(SAME_BITS.items())
             stablehlo = _as_held(stablehlo, graph) if graph else stablehlo
         return client.compile_and_load(stablehlo, listed, options)

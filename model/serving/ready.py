@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from model.attention import KEY_TILE
 from model.bundle.opening import Bundle
 from model.graph_key import GraphKey, Stage
+from model.serving import runtime
 from model.serving.engine import Engine
+from model.serving.nrt import NrtGraphs
 from model.serving.request import Request, Result, Shape, check
-from model.serving.runtime import Graphs
 
+# on JAX's devices, or as NEFFs
+Graphs = runtime.Graphs | NrtGraphs
 _ROUNDS = 7
 # steps of a round
 _IN_A_ROW = 8
@@ -24,6 +27,11 @@ class Run:
 
     result: Result
     seconds: float
+
+
+def open_graphs(bundle: Bundle, platform: str = "cpu") -> Graphs:
+    """A bundle's graphs on a platform: cpu, neuron (the SDK's plugin in JAX) or nrt (NEFFs, by nrtpy)."""
+    return NrtGraphs(bundle) if platform == "nrt" else runtime.Graphs(bundle, platform)
 
 
 def shape_of(bundle: Bundle) -> Shape:

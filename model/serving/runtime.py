@@ -40,6 +40,8 @@ class Graphs:
         if platform != "cpu" and bundle.spec.kernels != "reference":
             why = bundle.manifest.without_kernels or "PJRT runs no NKI kernels; build it with --kernels reference"
             raise UserError(f"{bundle.path} cannot run on {platform}: {why}")
+        if platform != "cpu":
+            pjrt.take_lnc(bundle.manifest.compiler)
         self._platform, self._devices = platform, pjrt.devices_of(platform, self.tp)
         mesh = Mesh(np.array(self._devices), ("rank",))
         self._sharding = NamedSharding(mesh, PartitionSpec("rank"))
@@ -133,7 +135,9 @@ class Graphs:
                 custom_calls.register()
             if self._platform == "cpu":
                 memory_maps.check_room()
-            self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph)
+            else:
+                pjrt.take_flags(self.bundle.manifest.compiler, key)
+            self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph, self._platform)
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:

@@ -13,22 +13,15 @@ from typing import Any
 import nki
 import numpy as np
 import pytest
-import torch
 
-from compile.device_check import requests, steps
-from compile.device_check.__main__ import check, isolated
+from compile.device_check import routes, steps
+from compile.device_check.__main__ import check, function_of, isolated
 from compile.device_check.__main__ import main as device_check
 from compile.device_check.kernels import CASES, Compared
 from compile.device_check.questions import QUESTIONS
 from compile.device_check.table import KERNELS, STEPS, CheckStep
-from compile.neuron import sdk as toolchain
-from compile.neuron.eager import EagerRanks
-from compile.neuron.flags import FUSED, PREFILL
-from compile.neuron.sdk import NXDI_TAGS
-from model.bundle.plan import BundlePlan, make_plan
 from model.errors import UserError
 from tests.compile import fake_sdk
-from tests.compile.tiny import spec, write_pair
 
 
 def test_without_the_sdk_it_says_what_it_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,15 +65,17 @@ def test_the_steps_are_those_that_the_table_names() -> None:
     names = [step.name for step in STEPS]
     assert len(set(names)) == len(names)
     for number, step in enumerate(STEPS):
-        assert callable(getattr(steps, step.function))
+        assert callable(function_of(step))
         assert set(step.needs) <= set(names[:number]), "what a step needs comes before it"
-    assert {step.argument for step in STEPS if step.function == "model"} == set(steps._CHANGES)
+    assert {step.argument for step in STEPS if step.function.startswith("routes.")} == set(routes.CHANGES)
 
 
 def test_short_steps_come_before_long_compiles() -> None:
     names = [step.name for step in STEPS]
     kernels = [f"{kind} {name}" for name in KERNELS for kind in ("kernel", "time")]
-    assert names[: len(kernels) + 2] == ["versions", *kernels, "pjrt"]
+    alone = [name for name in names if name.startswith("neff")]
+    assert names[: len(alone + kernels) + 1] == [*alone, "devices", *kernels]
+    assert all(set(step.needs) <= set(alone) for step in STEPS if step.name in alone), "the compiler alone, no device"
     assert names[-2:] == ["times", "full"]
 
 
@@ -169,15 +164,15 @@ def test_with_a_compiler_alone_the_steps_run_and_the_exit_code_tells(
     """Two real steps in processes of their own: this machine has no device, so neither may hold."""
     fake_sdk.write_compiler(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    few = tuple(s for s in STEPS if s.name in ("versions", "kernel merge_attention"))
+    few = tuple(s for s in STEPS if s.name in ("NxD", "kernel merge_attention"))
     with pytest.raises(SystemExit, match="1"):
         device_check(["--out", str(tmp_path / "report")], few)
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
     assert [r["state"] for r in report] == ["FAILED", "FAILED"]
-    assert "the device check needs the Neuron SDK, which is not on this machine" in report[0]["said"]
-    assert "nki is nkisim here, which measures no device" in report[1]["said"]
+    assert "model.pt needs the Neuron SDK, which is not on this machine" in report[1]["said"]
+    assert "nki is nkisim here, which measures no device" in report[0]["said"]
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "report" / "report.md")
-    with pytest.raises(UserError, match="there is no step 'all'; the steps are versions, "):
+    with pytest.raises(UserError, match="there is no step 'all'; the steps are neff, "):
         device_check(["--only", "all"])
 
 
@@ -208,43 +203,6 @@ def test_a_kernel_s_case_holds_simulated_and_fails_when_results_are_off(name: st
 def test_numbers_that_are_none_do_not_hold() -> None:
     assert Compared("", [np.nan], [1.0], 1.0).error == float("inf")
     assert Compared("", [1.0, 1.0], [1.0], 1.0).error == float("inf")
-
-
-class Traced:
-    """The modules that ModelBuilder would trace, routed by the list of input shapes as its model is."""
-
-    def __init__(self, plan: BundlePlan, seed: int) -> None:
-        self.plan, self.seed = plan, seed
-
-    def load(self, path: Path, shards: list[dict[str, torch.Tensor]]) -> Traced:
-        self.ranks = EagerRanks(self.plan, NXDI_TAGS, shards)
-        return self
-
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        out = self.ranks(FUSED if inputs[0].shape[1] == 1 else PREFILL, inputs)
-        # a device whose filters keep everything: what is drawn moves, and greedy is drawn too
-        moved = torch.where(out[0] < 0, out[0], out[0] + self.seed)
-        return [moved, out[1] + self.seed, *out[2:]]
-
-
-def test_requests_compares_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "tp 2"
-    write_pair(tmp_path)
-    few = {"greedy": ((5, 9, 2), (1, 1.0, 1.0)), "top-k": ((8, 1), (9, 1.0, 0.9)), "again": ((8, 1), (9, 1.0, 0.9))}
-    for module in (steps, requests):
-        monkeypatch.setattr(module, "NXDI_REQUESTS", few)
-    monkeypatch.setattr(steps, "_demo", lambda work, **changes: spec(tmp_path, **changes))
-    monkeypatch.setattr(toolchain, "require", lambda *_: None)
-    monkeypatch.setattr(toolchain, "build_model", lambda plan, out, work, flags: out.write_bytes(b"model"))
-    assert steps.model(name, tmp_path)["bytes"] == 5
-    plan = make_plan(steps._of_build(name, tmp_path).bundle)
-    monkeypatch.setattr(toolchain, "run_model", Traced(plan, 0).load)
-    facts = steps.requests(name, tmp_path)
-    assert facts["identical_to_cpu"]
-    assert facts["tokens"] == 36
-    monkeypatch.setattr(toolchain, "run_model", Traced(plan, 1).load)
-    with pytest.raises(UserError, match="greedy: the first 0 of 12 tokens are the CPU's, the next is not"):
-        steps.requests(name, tmp_path)
 
 
 def test_times_are_those_of_bench_and_a_case_without_one_is_named(

@@ -80,6 +80,25 @@ def test_an_empty_look_alike_is_named(probe: toolchain.Probe, compiler: Path, mo
         toolchain.require(Level.FULL, "this", "nki")
 
 
+def test_the_native_torch_neuronx_is_no_look_alike(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SDK 2.32 and later: a package of this name that has modules, and none for torch_xla."""
+    fake_sdk.install(monkeypatch)
+    for name in ("torch_neuronx", "torch_neuronx.xla_impl", "torch_neuronx.xla_impl.trace"):
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "native/torch_neuronx").mkdir(parents=True)
+    for name in ("__init__", "device"):
+        (tmp_path / f"native/torch_neuronx/{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "native")
+    found = toolchain.find()
+    monkeypatch.delitem(sys.modules, "torch_neuronx")
+    assert found.level is Level.COMPILER
+    assert "as the native PyTorch of SDK 2.32 and later does" in found.why_no_model
+    assert "look-alike" not in found.why_no_model
+    assert "uninstall" not in found.why_no_model
+
+
 def test_the_package_nki_is_asked_for_by_builds_with_kernels_alone(
     base: Path, compiler: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

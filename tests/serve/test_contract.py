@@ -130,7 +130,7 @@ def test_a_platform_without_its_plugin_is_refused_before_anything_starts() -> No
         return SimpleNamespace(additional_config=options)
 
     assert graphs_platform(config()) == graphs_platform(config(**{PLATFORM: "cpu"})) == "cpu"
-    with pytest.raises(UserError, match="platform is 'tpu'; it must be cpu or neuron"):
+    with pytest.raises(UserError, match="platform is 'tpu'; it must be one of cpu, neuron, nrt"):
         graphs_platform(config(**{PLATFORM: "tpu"}))
     if find_spec("libneuronxla"):
         assert graphs_platform(config(**{PLATFORM: "neuron"})) == "neuron"

@@ -4,10 +4,12 @@ import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import serve.folder
+import serve.plugin
 from model.bundle.opening import read_bundle
 from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder, no_bundle
@@ -101,3 +103,40 @@ def test_a_changed_tokenizer_is_refused(bundle: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
     with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json does not match the manifest"):
         model_folder(read_bundle(bundle))
+
+
+@pytest.mark.parametrize(("chosen", "refused"), [(None, True), ("neuron,trnspec", True), ("trnspec", False)])
+def test_a_second_platform_on_the_machine_is_a_sentence(
+    chosen: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As vllm_neuron's, which offers its own where it sees a device; one that offers nothing, or breaks, is none."""
+
+    def broken() -> str:
+        raise OSError
+
+    points = [
+        SimpleNamespace(name=name, module=module, load=lambda ask=ask: ask)
+        for name, module, ask in (
+            ("trnspec", "serve.plugin", platform),
+            ("idle", "idle", lambda: None),
+            ("broken", "broken", broken),
+            ("neuron", "vllm_neuron", lambda: "vllm_neuron.platform.Neuron"),
+        )
+    ]
+    monkeypatch.setattr(serve.plugin, "entry_points", lambda group: points)
+    monkeypatch.setattr(serve.plugin, "meant_bundle", lambda arguments: Path("demo"))
+    for name in ("_share_metrics", "end_in_a_sentence"):
+        monkeypatch.setattr(serve.plugin, name, lambda: None)
+    # what it sets is taken back
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setenv(BUNDLE_VARIABLE, "")
+    monkeypatch.setenv("VLLM_PLUGINS", chosen) if chosen else monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "demo"])
+    if not refused:
+        assert platform() == "serve.platform.BundlePlatform"
+        return
+    with pytest.raises(SystemExit):
+        platform()
+    assert "vllm_neuron offers 'neuron' on this machine, of which vLLM takes only one; set VLLM_PLUGINS=trnspec" in (
+        capsys.readouterr().err
+    )

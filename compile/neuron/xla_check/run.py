@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from torch import Tensor
 
-from compile.device_check.requests import NXDI_REQUESTS, serve, shard_of
+from compile.device_check.judge import Drawing
+from compile.device_check.requests import Asked, nxdi_route, shard_of
 from compile.neuron.eager import EagerRanks
 from compile.neuron.module import REQUEST_COUNTS
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags
@@ -24,6 +25,14 @@ from model.serving.pjrt import compile_hlo, devices_of
 
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 _NUMPY = {1: np.bool_, 4: np.int32, 5: np.int64, 11: np.float32, 12: np.float64}
+# one for each way of drawing, and one in a slot that was used
+_ASKED = (
+    Asked("greedy", tuple(range(40, 60)), 12),
+    Asked("top-k", tuple(range(90, 102)), 12, Drawing(20, temperature=0.8)),
+    Asked("top-p", tuple(range(65, 90)), 12, Drawing(top_p=0.9, temperature=1.0)),
+    Asked("temperature", tuple(range(97, 122)), 12, Drawing(temperature=1.3)),
+    Asked("greedy again", tuple(range(40, 60)), 12),
+)
 
 
 def compared(plan: BundlePlan, folder: Path, case: str, lowered: dict[str, Any]) -> int:
@@ -33,12 +42,12 @@ def compared(plan: BundlePlan, folder: Path, case: str, lowered: dict[str, Any])
     shards = [shard_of(plan, CASES[case].checkpoints, rank) for rank in range(plan.spec.tp)]
     eager = EagerRanks(plan, nxdi_tags(plan), shards)
     graphs = Lowered(plan, folder, case, lowered, shards)
-    expected = serve(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])
-    found = serve(plan, graphs)
-    for request, one, other in zip(NXDI_REQUESTS, found, expected, strict=True):
-        if one != other:
-            raise UserError(f"{case}: {request} gives {one} as torch_xla lowered it, {other} eagerly")
-    return sum(map(len, found))
+    expected = nxdi_route(plan, lambda tag, inputs: [t.numpy() for t in eager(tag, inputs)])(_ASKED)
+    found = nxdi_route(plan, graphs)(_ASKED)
+    for request, one, other in zip(_ASKED, found, expected, strict=True):
+        if one.ids != other.ids:
+            raise UserError(f"{case}: {request.name} gives {one.ids} as torch_xla lowered it, {other.ids} eagerly")
+    return sum(len(answer.ids) for answer in found)
 
 
 class Lowered:

@@ -1,0 +1,68 @@
+"""Bundles on a PJRT plugin, in a process that finds it: `python -m tests.model.run_plugin WORK BUNDLE [FILE]`.
+
+`ids` prints facts of some requests; `store` writes the executable of a prompt's graph, and `load` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxlib import xla_client
+
+from model.bundle.opening import open_bundle
+from model.serving import pjrt
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.runtime import Graphs
+from tests.compile.run_requests import REQUESTS
+
+
+def ids(held: Graphs) -> dict[str, Any]:
+    """The ids of the requests, how many caches a run took in place, and what the plugin's compiler is told."""
+    key = _smallest(held)
+    held.prepare(key)
+    before = [held._state[t.name] for t in held.bundle.plan.by_key[key].state]
+    held.rehearse(key)
+    return {
+        "ids": [r.ids for r in Engine(held, shape_of(held.bundle)).run(REQUESTS)],
+        "caches": [len(before), sum(array.is_deleted() for array in before)],
+        "told": {name: os.environ.get(name) for name in ("NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG")},
+        "devices": [held._devices[0].platform, len(held._devices)],
+        "version": held._devices[0].client.platform_version,
+    }
+
+
+def store(held: Graphs, file: Path) -> dict[str, Any]:
+    """Write a compiled graph."""
+    key = _smallest(held)
+    held.prepare(key)
+    return {"bytes": file.write_bytes(held._executables[key].serialize())}
+
+
+def load(held: Graphs, file: Path) -> dict[str, Any]:
+    """The ids of the requests, where that graph is not compiled."""
+    listed = xla_client.DeviceList(tuple(held._devices))
+    loaded = held._devices[0].client.deserialize_executable(file.read_bytes(), listed, None)
+    held._executables[_smallest(held)] = loaded
+    compiled, real = [], pjrt.compile_hlo
+
+    def compile_hlo(*arguments: Any) -> Any:
+        compiled.append(arguments[2].file)
+        return real(*arguments)
+
+    pjrt.compile_hlo = compile_hlo
+    return {"ids": [r.ids for r in Engine(held, shape_of(held.bundle)).run(REQUESTS)], "compiled": compiled}
+
+
+def _smallest(held: Graphs) -> Any:
+    return next(g.key for g in held.bundle.graphs if g.key.is_prefill and not g.key.asking)
+
+
+if __name__ == "__main__":
+    work, folder, *files = sys.argv[1:]
+    graphs = Graphs(open_bundle(Path(folder)), "neuron")
+    print(json.dumps({"ids": ids, "store": store, "load": load}[work](graphs, *map(Path, files))))  # type: ignore[operator]

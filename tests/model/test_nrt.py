@@ -1,0 +1,170 @@
+"""The runner of NEFFs over a stand-in of nrtpy: a process a rank, caches in place, and the end of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compile.build import build
+from model.bundle.opening import Bundle, read_bundle
+from model.bundle.plan import is_cache
+from model.errors import UserError
+from model.serving.engine import Engine
+from model.serving.nrt import NrtGraphs, _cores
+from model.serving.nrt_rank import Rank
+from model.serving.overlap import OverlappedEngine
+from model.serving.ready import Graphs, shape_of
+from model.serving.request import Result
+from tests.compile.run_requests import REQUESTS
+from tests.model.ahead import ids_ahead
+from tests.model.family import DRAFTERS, family_spec, graphs
+from tests.model.neffs import find_stand_ins, with_neffs
+from tests.stand_ins.packages import nrtpy
+
+
+@pytest.fixture(autouse=True)
+def _found(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_stand_ins(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(family: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A chain's bundle of two ranks."""
+    bundle = read_bundle(build(family_spec(family, "chain", tp=2)))
+    return with_neffs(bundle, tmp_path_factory.mktemp("two"))
+
+
+def _served(held: Graphs, asking: bool = False) -> list[Result]:
+    requests = [replace(r, logprobs=2) if asking else r for r in REQUESTS]
+    return Engine(held, shape_of(held.bundle)).run(requests)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter_emits_the_ids_of_the_cpu(drafter: str, family: Path, tmp_path: Path) -> None:
+    expected = graphs(family, drafter)
+    with closing(NrtGraphs(with_neffs(expected.bundle, tmp_path))) as held:
+        found, wanted = _served(held), _served(expected)
+        assert [r.ids for r in found] == [r.ids for r in wanted]
+        assert [r.accepted for r in found] == [r.accepted for r in wanted]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, family: Path, tmp_path: Path) -> None:
+    one, several = graphs(family, "chain"), read_bundle(build(family_spec(family, "chain", tp=tp)))
+    with closing(NrtGraphs(with_neffs(several, tmp_path))) as held:
+        assert [r.ids for r in _served(held)] == [r.ids for r in _served(one)]
+        ids, followed = ids_ahead(OverlappedEngine(held, shape_of(several)), REQUESTS)
+        assert ids == [r.ids for r in _served(one)]
+        assert followed > 2
+
+
+def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path) -> None:
+    expected = graphs(family, "chain")
+    with closing(NrtGraphs(with_neffs(expected.bundle, tmp_path))) as held:
+        found, wanted = _served(held, asking=True), _served(expected, asking=True)
+    assert [r.ids for r in found] == [r.ids for r in wanted]
+    assert [r.scores for r in found] == [r.scores for r in wanted]
+
+
+def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:
+    held = NrtGraphs(of_two_ranks)
+    processes = [rank.process for rank in held._ranks._ranks]
+    engine, steps = Engine(held, shape_of(of_two_ranks)), 0
+
+    def kill(index: int, ids: list[int]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            os.kill(processes[1].pid, signal.SIGKILL)
+
+    with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; read what it wrote .*start again$"):
+        engine.run([replace(r, max_new_tokens=100) for r in REQUESTS], kill)
+    assert steps >= 4
+    with pytest.raises(UserError, match="rank 1 of 2"):
+        held.rehearse(next(iter(of_two_ranks.plan.by_key)))
+    assert all(process.poll() is not None for process in processes)
+    held.close()
+
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from model.bundle.opening import read_bundle
+from model.serving.nrt import NrtGraphs
+held = NrtGraphs(read_bundle(Path(sys.argv[1])))
+print(*(rank.process.pid for rank in held._ranks._ranks), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> None:
+    command = [sys.executable, "-c", _HOLDS, str(of_two_ranks.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        files = [Path(f"/proc/{pid}/cmdline") for pid in holder.stdout.readline().split()]
+        assert [b"nrt_rank" in file.read_bytes() for file in files] == [True, True]
+        holder.kill()
+    end = time.monotonic() + 60
+    # an ended process that nobody has waited for has no command any more
+    while any(file.exists() and file.read_bytes() for file in files):
+        assert time.monotonic() < end, "a rank has outlived the process that started it"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def chain(family: Path, tmp_path: Path) -> Iterator[NrtGraphs]:
+    with closing(NrtGraphs(with_neffs(graphs(family, "chain").bundle, tmp_path))) as held:
+        yield held
+
+
+def test_a_fault_of_a_rank_is_a_sentence(chain: NrtGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NEFF that the runtime refuses, as one for a different target."""
+    key = chain.bundle.graphs[0].key
+    monkeypatch.setattr(type(chain.bundle), "read", lambda self, name: b"NOT A NEFF")
+    with pytest.raises(UserError, match=r"^rank 0 of 1 failed \(NrtError: NRT_FAILURE \(6\): .*start again$"):
+        chain.prepare(key)
+
+
+def test_what_a_request_leaves_is_cleared(family: Path) -> None:
+    """Of the caches its blocks, of the counts its slot; what others hold stays."""
+    bundle = graphs(family, "chain").bundle
+    rank = Rank(bundle, 0, nrtpy)
+    cache = next(name for name in rank._state if is_cache(name))
+    for name, array in ((name, tensor.numpy()) for name, tensor in rank._state.items()):
+        array[...] = np.nan if name == cache else 7
+        rank._state[name].write_from_numpy(array)
+    rank.clear(1, [2, 3])
+    finite = np.isfinite(rank._state[cache].numpy()).all((1, 2, 3))
+    assert finite.nonzero()[0].tolist() == [2, 3]
+    assert all((tensor.numpy() == 7).all() for name, tensor in rank._state.items() if name != cache)
+
+
+def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"holds no NEFF of each graph \(neff: none\); run python -m compile.neuron"):
+        NrtGraphs(graphs(family, "chain").bundle)
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "3")
+    with pytest.raises(UserError, match="names 1 cores, the bundle has 2 ranks"):
+        NrtGraphs(of_two_ranks)
+    assert _cores("0-2,8") == [0, 1, 2, 8]
+    with pytest.raises(UserError, match="VISIBLE_CORES is 'all'; write numbers"):
+        _cores("all")
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with pytest.raises(UserError, match=r"rank . of 2 failed \(ModuleNotFoundError: No module named 'nrtpy'"):
+        NrtGraphs(of_two_ranks)
+
+
+def test_a_bundle_that_was_exchanged_meanwhile_is_refused(of_two_ranks: Bundle) -> None:
+    other = replace(of_two_ranks, manifest=replace(of_two_ranks.manifest, digest="0" * 64))
+    with pytest.raises(UserError, match="found a different bundle in"):
+        NrtGraphs(other)

@@ -1,0 +1,200 @@
+"""A stand-in for AWS's `nrtpy`: jaxlib runs the HLO that its NEFFs hold, and ranks meet over gloo.
+
+Names and signatures are those that the SDK documents for nrtpy 2.34; the checks of names, shapes, dtypes and cores are
+those of `spike` (aws-neuron/nkipy), its public ancestor. It is stricter where a device may answer anything: an output
+that the graph aliases to an input must be the very tensor of that input, and no other output may be an input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib import xla_client
+from jaxlib.xla_client import _xla
+
+from model.bundle.contract import declared
+from model.bundle.graph_spec import TensorSpec
+from model.dtypes import BY_NAME
+from model.serving.pjrt import SAME_BITS
+
+MAGIC = b"NEFF"
+
+
+class NrtpyError(RuntimeError):
+    """A mistake in the use of this package."""
+
+
+class NrtError(RuntimeError):
+    """An error of the runtime, with its code."""
+
+
+class TensorMetadata(NamedTuple):
+    """A tensor of a model: its shape, and its size in bytes."""
+
+    shape: tuple[int, ...]
+    size: int
+
+
+def neff(hlo: bytes, inputs: list[str], outputs: list[str]) -> bytes:
+    """What stands for a compiled graph: its HLO, and the names of its tensors in order."""
+    names = json.dumps([inputs, outputs]).encode()
+    return MAGIC + len(names).to_bytes(8, "little") + names + hlo
+
+
+class _Runtime:
+    """The one runtime of a process: the cores that it sees, and its place among the ranks."""
+
+    def __init__(self) -> None:
+        self.cores = os.environ.get("NEURON_RT_VISIBLE_CORES", "0").split(",")
+        self.rank: tuple[int, int] | None = None
+
+    def join(self, rank: int, world: int) -> None:
+        if self.rank is None and world > 1:
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            jax.distributed.initialize(os.environ["NEURON_RT_ROOT_COMM_ID"], world, rank)
+        if self.rank not in (None, (rank, world)):
+            raise NrtpyError(f"this process is rank {self.rank}, not {(rank, world)}")
+        self.rank = rank, world
+
+    def check(self, core: int) -> None:
+        if not 0 <= core < len(self.cores):
+            raise NrtError(f"NRT_INVALID (2): core {core} of {len(self.cores)} visible ones")
+
+
+_active: list[_Runtime] = []
+
+
+def _runtime() -> _Runtime:
+    if not _active:
+        _active.append(_Runtime())
+    return _active[0]
+
+
+def configure(visible_cores: list[int] | None = None) -> None:
+    if _active:
+        raise RuntimeError("the runtime is active")
+    if isinstance(visible_cores, int):
+        raise TypeError("visible_cores is a list")
+    if visible_cores is not None:
+        os.environ["NEURON_RT_VISIBLE_CORES"] = ",".join(map(str, visible_cores))
+
+
+def reset() -> None:
+    _active.clear()
+
+
+class NrtpyTensor:
+    """A tensor in the memory of one core."""
+
+    def __init__(self, array: Any, name: str | None, core_id: int) -> None:
+        self.name, self.core_id, self.shape, self.dtype = name, core_id, array.shape, array.dtype
+        # numpy's until a model runs, then jax's
+        self.held = array
+
+    @classmethod
+    def from_numpy(cls, array: np.ndarray, name: str | None = None, core_id: int = 0) -> NrtpyTensor:
+        _runtime().check(core_id)
+        return cls(np.array(array), name, core_id)
+
+    def write_from_numpy(self, array: np.ndarray) -> None:
+        if array.nbytes != self.held.nbytes:
+            raise ValueError(f"Size mismatch: source {array.nbytes} bytes, target {self.held.nbytes} bytes")
+        self.held = np.array(array).view(self.dtype).reshape(self.shape)
+
+    def numpy(self) -> np.ndarray:
+        # a bfloat16 comes back void
+        array = np.array(self.held)
+        return array if array.dtype.kind != "V" else array.view(f"V{array.itemsize}")
+
+
+class NrtpyModel:
+    """A graph on one core."""
+
+    def __init__(self, path: Path, name: str, core_id: int, world: int) -> None:
+        content = path.read_bytes()
+        if content[: len(MAGIC)] != MAGIC:
+            raise NrtError("NRT_FAILURE (6): not a NEFF of this target")
+        end = 12 + int.from_bytes(content[4:12], "little")
+        inputs, outputs = json.loads(content[12:end])
+        facts = declared(content[end:])
+        self.name, self.core_id, self._aliases = name, core_id, facts.aliases
+        self.input_tensors_info = _info(inputs, facts.parameters)
+        self.output_tensors_info = _info(outputs, facts.results)
+        self._dtypes = {n: t.dtype for n, t in zip(inputs + outputs, facts.parameters + facts.results, strict=True)}
+        devices = jax.devices("cpu")[:world] if world > 1 else jax.local_devices(backend="cpu")[:1]
+        options = xla_client.CompileOptions()
+        options.num_replicas, options.num_partitions = world, 1
+        ids = np.array([device.id for device in devices]).reshape(-1, 1)
+        options.device_assignment = xla_client.DeviceAssignment.create(ids)
+        options.env_option_overrides = list(SAME_BITS.items())
+        self._device = jax.local_devices(backend="cpu")[0]
+        self._sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
+        self._executable = self._device.client.compile_and_load(
+            _xla.mlir.hlo_to_stablehlo(content[end:]), xla_client.DeviceList((self._device,)), options
+        )
+
+    @classmethod
+    def load_from_neff(
+        cls,
+        neff_path: str | Path,
+        name: str | None = None,
+        core_id: int = 0,
+        cc_enabled: bool = False,
+        rank_id: int = 0,
+        world_size: int = 1,
+    ) -> NrtpyModel:
+        _runtime().check(core_id)
+        _runtime().join(rank_id, world_size if cc_enabled else 1)
+        return cls(Path(neff_path), name or Path(neff_path).stem, core_id, world_size)
+
+    def __call__(
+        self,
+        inputs: dict[str, NrtpyTensor],
+        outputs: dict[str, NrtpyTensor] | None = None,
+        save_trace: bool = False,
+        ntff_name: str | None = None,
+    ) -> dict[str, NrtpyTensor] | None:
+        given = outputs
+        if outputs is None:
+            outputs = {
+                n: NrtpyTensor(np.zeros(m.shape, BY_NAME[self._dtypes[n]].numpy), n, self.core_id)
+                for n, m in self.output_tensors_info.items()
+            }
+        self._check("Input", inputs, self.input_tensors_info)
+        self._check("Output", outputs, self.output_tensors_info)
+        named = list(self.input_tensors_info), list(self.output_tensors_info)
+        written = {named[1][result]: inputs[named[0][parameter]] for result, parameter in self._aliases.items()}
+        read = {id(tensor) for tensor in inputs.values()}
+        for name, tensor in outputs.items():
+            if written.get(name, tensor) is not tensor or (name not in written and id(tensor) in read):
+                raise NrtpyError(f"Output {name}: written in place means the tensor of its input, and only that")
+        arguments = [self._on_device(inputs[name]) for name in named[0]]
+        results = self._executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        for name, (array,) in zip(named[1], results, strict=True):
+            outputs[name].held = array.block_until_ready()
+        return outputs if given is None else None
+
+    def _on_device(self, tensor: NrtpyTensor) -> Any:
+        if isinstance(tensor.held, np.ndarray):
+            tensor.held = jax.device_put(tensor.held, self._device)
+        first, *others = tensor.shape
+        whole = (first * self._sharding.num_devices, *others)
+        return jax.make_array_from_single_device_arrays(whole, self._sharding, [tensor.held])
+
+    def _check(self, what: str, tensors: dict[str, NrtpyTensor], wanted: dict[str, TensorMetadata]) -> None:
+        if tensors.keys() != wanted.keys():
+            raise ValueError(f"Unknown or missing {what.lower()}(s) {tensors.keys() ^ wanted.keys()} for '{self.name}'")
+        for name, tensor in tensors.items():
+            assert tensor.core_id == self.core_id, f"{what} {name}: expected model and tensor on the same core"
+            assert tensor.shape == wanted[name].shape, f"{what} {name}: expected shape {wanted[name].shape}"
+            assert tensor.dtype == self._dtypes[name], f"{what} {name}: expected dtype {self._dtypes[name]}"
+
+
+def _info(names: list[str], tensors: tuple[TensorSpec, ...]) -> dict[str, TensorMetadata]:
+    return {name: TensorMetadata(t.shape, t.bytes) for name, t in zip(names, tensors, strict=True)}
