@@ -73,6 +73,7 @@ def verify(path: str | Path) -> dict[str, Any]:
 # how a bundle runs on Trainium, the shortest way first, by the engines of compile.serve_command
 _WAYS = {
     "plugin": "vllm serve with our plugin, on the SDK's plugin for PJRT",
+    "nrt": "vllm serve with our plugin, its NEFFs on nrtpy",
     "v0": "NxDI in vLLM's V0 engine, SDK 2.26",
     "v1": "NxDI in vLLM's V1 engine, SDK 2.31",
 }

@@ -1,7 +1,7 @@
 """`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle on Trainium.
 
 By default our own plugin runs the bundle's graphs through the SDK's plugin for PJRT: it needs neither NEFFs nor
-model.pt. The other engines are those of NxDI, which has no support on trn2 from SDK 2.34 on: flags and variables of its
+model.pt. With `--engine nrt` it runs the bundle's NEFFs on nrtpy, with their NKI kernels. The other engines are those of NxDI, which has no support on trn2 from SDK 2.34 on: flags and variables of its
 loaders in vLLM's V0 engine and, for a target alone, in its V1 engine. They compare nothing
 that they load with their flags, and recompile for hours when they find no artifact: such faults are refused here. These
 engines run one k: of a bundle with several, the largest.
@@ -28,6 +28,7 @@ _NOT = "cannot be loaded on Trainium"
 # why an engine cannot load a pair's bundle; empty where it can
 ENGINES = {
     "plugin": "",
+    "nrt": "",
     "v0": "",
     "v1": "it refuses the method draft_model, and under the method eagle a request at its longest ends the engine",
 }
@@ -114,10 +115,10 @@ def neuron_fields(tp: int, batch: int, max_len: int, k: int, lnc: int) -> dict[s
     }  # fmt: skip
 
 
-def plugin_command(bundle: Bundle, port: int) -> tuple[dict[str, str], list[str]]:
+def plugin_command(bundle: Bundle, port: int, platform: str) -> tuple[dict[str, str], list[str]]:
     """Environment and process of our plugin's server; a second plugin for Neuron in one environment stays out."""
     environment = {"VLLM_PLUGINS": "trnspec", "NEURON_LOGICAL_NC_CONFIG": str(LNC), "HF_HUB_OFFLINE": "1"}
-    options = json.dumps({"platform": "neuron"})
+    options = json.dumps({"platform": platform})
     return environment, [
         "vllm",
         "serve",
@@ -153,6 +154,12 @@ def check_loadable(bundle: Bundle, engine: str) -> int:
     if engine == "plugin":
         if spec.kernels != "reference":
             raise _refused(bundle, "PJRT runs no NKI kernels; build it with --kernels reference, or run its NEFFs")
+        _check_files(bundle)
+        return LNC
+    if engine == "nrt":
+        if compiler.neff != "neff":
+            why = f"it holds no NEFF of each graph (neff: {compiler.neff})"
+            raise _refused(bundle, f"{why}; run python -m compile.neuron {bundle.path} where neuronx-cc is")
         _check_files(bundle)
         return LNC
     if ENGINES[engine] and spec.k:
@@ -237,8 +244,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
     lnc, spec = check_loadable(bundle, options.engine), bundle.spec
-    if options.engine == "plugin":
-        _say(*plugin_command(bundle, options.port), options.json)
+    if platform := {"plugin": "neuron", "nrt": "nrt"}.get(options.engine):
+        _say(*plugin_command(bundle, options.port, platform), options.json)
         return
     if len(spec.ks) > 1:
         listed = ", ".join(map(str, (0, *spec.ks)))

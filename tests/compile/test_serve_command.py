@@ -85,9 +85,10 @@ def test_no_sequence_of_the_engine_meets_the_end_of_the_cache(k: int) -> None:
 def test_generating_here_and_being_loaded_there_have_two_words(base: Path, full: Path, capsys: Any) -> None:
     """A bundle of a machine without the SDK does the one and not the other; a damaged one does neither."""
     doctor([str(base / "none")])
-    *_, verdict, plugin, v0, v1 = capsys.readouterr().out.splitlines()
+    *_, verdict, plugin, nrt, v0, v1 = capsys.readouterr().out.splitlines()
     assert verdict == "this bundle is whole and can generate here"
     assert plugin.endswith("PJRT: compile.serve_command --engine plugin")
+    assert "nrtpy: no, it holds no NEFF of each graph (neff: none); run python -m compile.neuron" in nrt
     assert "V0 engine, SDK 2.26: no, it was built without the Neuron SDK (neff: none) and has no model.pt" in v0
     assert "V1 engine, SDK 2.31: no, the v1 engine cannot load a bundle with a draft model" in v1
     none = r"none cannot be loaded on Trainium: it was built without the Neuron SDK \(neff: none\) and has no model.pt"
@@ -114,7 +115,10 @@ def test_our_plugin_comes_first_and_needs_no_neff(base: Path, capsys: pytest.Cap
         f"VLLM_PLUGINS=trnspec \\\nNEURON_LOGICAL_NC_CONFIG={LNC} \\\nHF_HUB_OFFLINE=1 \\\n"
         f'vllm serve {base / "none"} --port 7000 --additional-config \'{{"platform": "neuron"}}\'\n'
     )
-    assert list(routes(read_bundle(base / "full")).values())[:2] == ["", ""]
+    assert [engine for engine, why in routes(read_bundle(base / "full")).items() if not why] == ["plugin", "v0"]
+    assert [engine for engine, why in routes(read_bundle(base / "neffs")).items() if not why] == ["plugin", "nrt"]
+    serve_command([str(base / "neffs"), "--engine", "nrt"])
+    assert '{"platform": "nrt"}' in capsys.readouterr().out
 
 
 def test_an_engine_that_takes_no_plain_draft_is_refused(full: Path) -> None:
