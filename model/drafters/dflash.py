@@ -186,7 +186,7 @@ class DFlash(Drafter):
         return DraftState(self.model.context(states_BNF, state.caches, placement))
 
 
-# what a config.json may say, and the only value that is built; None is said by none
+# keys of a config.json and the values of them that are built; one without any is refused, null is no value
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "projector_type": ("dflash", "dspark"),
     "markov_head_type": ("vanilla",),

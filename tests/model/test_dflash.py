@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from model.backing import REFERENCE
 from model.bundle.checkpoint import Checkpoint
-from model.config import load_config
+from model.bundle.plan import make_plan
+from model.bundle.spec import BundleSpec
+from model.config import PRESETS, load_config
 from model.drafters.dflash import KIND, DFlash, DFlashConfig, DFlashModel
 from model.drafters.registry import inferred, load_draft
 from model.errors import UserError
@@ -253,3 +255,54 @@ def test_more_drafts_than_the_block_has_are_refused(folder: Path) -> None:
         config = load_draft(KIND, str(folder / form), target)
         assert config.misfit(target, most) == ""
         assert f"at most {most} ids in a block of 6" in config.misfit(target, most + 1)
+
+
+_QWEN3 = {
+    "model_type": "qwen3", "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936,
+    "num_hidden_layers": 5, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "attention_bias": False,
+    "use_sliding_window": False, "tie_word_embeddings": False, "max_position_embeddings": 40960,
+}  # fmt: skip
+# the sizes of published drafts, as their cards and configs state them: target, config.json, taps, drafts of a block
+PUBLISHED: dict[str, tuple[str, dict[str, Any], list[int], int]] = {
+    "z-lab/Qwen3-8B-DFlash-b16": (
+        "Qwen/Qwen3-8B",
+        {"hidden_size": 4096, "intermediate_size": 12288, "block_size": 16, "num_target_layers": 36,
+         "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}},
+        [2, 10, 18, 26, 34], 15,
+    ),
+    "deepseek-ai/dspark_qwen3_14b_block7": (
+        "Qwen/Qwen3-14B",
+        {"hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 40, "block_size": 7,
+         "num_target_layers": 40, "mask_token_id": 151669, "target_layer_ids": [1, 10, 19, 28, 37], "num_anchors": 512,
+         "markov_rank": 256, "markov_head_type": "vanilla", "enable_confidence_head": True},
+        [2, 11, 20, 29, 38], 7,
+    ),
+    "chutesai/Qwen3-32B-FP8-DFLASH": (
+        "Qwen/Qwen3-32B",
+        {"hidden_size": 5120, "intermediate_size": 9728, "block_size": 16, "num_target_layers": 64,
+         "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 16, 31, 46, 61]}},
+        [2, 17, 32, 47, 62], 15,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["reference", "nki"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_drafts_are_planned(tmp_path: Path, name: str, kernels: Any) -> None:
+    """At the most ranks that their heads allow; the draft's layers, and copies of the target's embeddings and head."""
+    preset, raw, taps, most = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(_QWEN3 | raw))
+    config = load_draft(KIND, str(tmp_path), PRESETS[preset])
+    assert list(config.taps) == taps
+    spec = BundleSpec(
+        preset, PRESETS[preset], 8, (most,), kernels=kernels, drafter="dflash", draft=name, draft_config=config
+    )
+    spec.check()
+    assert f"block of {most + (not config.shifted)}" in config.misfit(PRESETS[preset], most + 1)
+    held = sum(tensor.bytes for tensor in make_plan(replace(spec, tp=32)).draft_weights)
+    # a head of keys and values is on four of 32 ranks, norms and a Markov head on each
+    assert (
+        config.parameter_count * 2 / 32
+        < held
+        < config.parameter_count * 2 / 32 * 1.2 + 2**28 * (config.markov_rank > 0)
+    )
