@@ -1,57 +1,71 @@
 """`python -m bench.acceptance`: how many drafts of each drafter the demo target accepts, by position, for k of 1 to 15.
 
-Every drafter's bundle of k 15 serves the demo's prompts, greedy and at T 0.6, top-p 0.95, and each request limits its
-drafts to k: a limited step accepts the drafts that one of a smaller k accepts. By position is the share of the steps of
-15 drafts whose first n were all accepted. The file of --out is a trace of `bench.tune --traces`. All answers must be
-equal: one that differs ends the run with 1. It describes the demo pair, and says nothing about Qwen3-32B.
+Every drafter drafts k ids a step for the demo's prompts and beginnings of held-out prose, at T 0, at T 0.6, top-p 0.95,
+and at T 1, in eager torch. By position is the share of the steps of most drafts whose first n were all accepted. With
+--weights a drafter's drafts have each of these weights of the noise, 0 being the likeliest ids. The file of --out is a
+trace of `bench.tune --traces`. All answers must be equal: one that differs ends the run with 1. It describes the demo
+pair, and says nothing about Qwen3-32B.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.demo import ENTROPIES, MODELS, Prompt, bundle, count, prompts
+from bench.demo import ENTROPIES, MODELS, Prompt, count, prompts, request
+from bench.eager import engine
 from bench.plots import line, panels, save
 from bench.provenance import header, said, write_result
 from bench.table import markdown
+from demo.corpus import load_prose
 from model.errors import run_cli
-from model.llm import LLM, Output
+from model.llm import Output
 from model.progress import each
-from model.serving.request import Params
+from model.serving.request import Params, Result
 
-MOST, BATCH, KS, POSITIONS = 15, 8, (1, 2, 3, 5, 7, 11, 15), (1, 2, 3, 4, 6, 8, 12, 15)
-TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95)}
+BATCH, KS, POSITIONS = 8, (1, 2, 3, 5, 7, 11, 15), (1, 2, 3, 4, 6, 8, 12, 15)
+TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}
+HELD_OUT = "held-out"
+CLASSES = (*ENTROPIES, HELD_OUT)
 # a drafter, or a smaller model for one, by the name of its rows: its kind and the folder of its model
 DRAFTS = {name: (name, folder) for name, folder in MODELS.items()} | {"small chain": ("chain", "draft_small")}
 Rows = list[dict[str, Any]]
 
 
-def measure(names: Sequence[str], asked: Sequence[Prompt], tokens: int) -> Rows:
-    """A table for each drafter, class of prompts and temperature, with its answers' ids."""
+def held_out(every: int = 1) -> list[Prompt]:
+    """Every n-th of twelve sentences' beginnings from the prose that no model was trained on."""
+    lines = [line for text in load_prose().held_out for line in text if len(line) > 200]
+    chosen = lines[:: max(1, len(lines) // 12)][:12:every]
+    return [Prompt(f"held-out {n}", HELD_OUT, line[:60].rsplit(" ", 1)[0]) for n, line in enumerate(chosen)]
+
+
+def measure(options: argparse.Namespace, asked: Sequence[Prompt]) -> Rows:
+    """A table for each drafter, weight, class of prompts and temperature, with its answers' ids."""
     rows: Rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            kind, model = DRAFTS[name]
-            with LLM(bundle(Path(folder) / name, kind, MOST, model, batch=BATCH)) as llm:
-                for temperature, params in TEMPERATURES.items():
-                    outputs = {
-                        k: llm.generate([p.text for p in asked], params, max_new_tokens=tokens, k_limit=k)
-                        for k in each(KS, f"{name}, T {temperature:g}")
-                    }
-                    rows += [{"draft": name} | row for row in tables(asked, temperature, outputs)]
+    for name, weight in itertools.product(options.drafters, options.weights):
+        kind, model = DRAFTS[name]
+        shown = name if weight is None else f"{name}, noise {weight:g}"
+        for temperature, params in TEMPERATURES.items():
+            requests, outputs = [request(p, params, options.tokens) for p in asked], dict[int, list[Output]]()
+            for k in each(options.ks, f"{shown}, T {temperature:g}"):
+                outputs[k] = [_output(result) for result in engine(kind, k, model, BATCH, weight).run(requests)]
+            rows += [{"draft": shown} | row for row in tables(asked, temperature, outputs)]
     return rows
+
+
+def _output(result: Result) -> Output:
+    return Output(tuple(result.ids), "", result.reason, result.steps, 0.0, drafts_kept=tuple(result.accepted))
 
 
 def tables(asked: Sequence[Prompt], temperature: float, outputs: dict[int, list[Output]]) -> Iterator[dict[str, Any]]:
     """Of one drafter, a table for each class of prompts; `ids` are every answer's, to be compared and left out."""
-    for entropy in ENTROPIES:
+    for entropy in CLASSES:
         of_k = {k: [o for p, o in zip(asked, own, strict=True) if p.entropy == entropy] for k, own in outputs.items()}
         steps = sum(o.steps for o in of_k[max(of_k)])
         if steps:
@@ -82,20 +96,26 @@ def differences(rows: Rows) -> int:
 
 def text(rows: Rows) -> str:
     """Tokens a step by k, and the shares by position."""
-    by_k = [[f"{r['tokens_per_step'][str(k)]:.2f}" for k in KS] for r in rows]
-    by_position = [[f"{r['unconditional'][n - 1]:.2f}" for n in POSITIONS] for r in rows]
+    ks = sorted({int(k) for r in rows for k in r["tokens_per_step"]})
+    by_k = [[_cell(r["tokens_per_step"].get(str(k))) for k in ks] for r in rows]
+    shares = [dict(enumerate(r["unconditional"], 1)) for r in rows]
+    by_position = [[_cell(share.get(n)) for n in POSITIONS] for share in shares]
     named = [[r["draft"], r["entropy"], f"{r['temperature']:g}"] for r in rows]
     heads = ["drafter", "prompts", "T"]
     return (
-        f"Tokens a step by k:\n\n{markdown([*heads, *map(str, KS)], map(list.__add__, named, by_k))}\n\n"
-        f"Share of steps whose first n drafts were all accepted, k {MOST}:\n\n"
+        f"Tokens a step by k:\n\n{markdown([*heads, *map(str, ks)], map(list.__add__, named, by_k))}\n\n"
+        f"Share of steps whose first n drafts were all accepted, at the largest k:\n\n"
         + markdown([*heads, *map(str, POSITIONS)], map(list.__add__, named, by_position))
     )
 
 
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def picture(rows: Rows) -> Figure:
     """Tokens a step over k, a panel for each class of prompts and temperature."""
-    figure, axes = panels(2, 2)
+    figure, axes = panels(len(CLASSES), len(TEMPERATURES))
     names = list(dict.fromkeys(r["name"] for r in rows))
     for panel, name in zip(axes, names, strict=False):
         for r in (r for r in rows if r["name"] == name):
@@ -111,9 +131,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTS), choices=DRAFTS, help="which (default: all)")
     parser.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
     parser.add_argument("--every", type=count(), default=1, help="take every n-th prompt of the demo's")
+    parser.add_argument("--ks", nargs="+", type=int, default=KS, choices=KS, help="which k (default: all)")
+    parser.add_argument("--weights", nargs="+", type=float, default=[None], help="of the noise in drafts")
     parser.add_argument("--out", type=Path, help="write the tables here, JSON, and the picture beside them, SVG")
     options = parser.parse_args(arguments)
-    made_by, rows = header("wall"), measure(options.drafters, prompts(options.every), options.tokens)
+    made_by, rows = header("wall"), measure(options, [*prompts(options.every), *held_out(options.every)])
     different = differences(rows)
     if options.out:
         write_result(options.out, made_by | {"tokens": options.tokens, "differences": different, "tables": rows})

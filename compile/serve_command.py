@@ -1,10 +1,10 @@
 """`python -m compile.serve_command DIR`: the command and environment with which vLLM loads this bundle on Trainium.
 
 By default our own plugin runs the bundle's graphs through the SDK's plugin for PJRT: it needs neither NEFFs nor
-model.pt. With `--engine nrt` it runs the bundle's NEFFs on nrtpy, with their NKI kernels. The other engines are those of NxDI, which has no support on trn2 from SDK 2.34 on: flags and variables of its
-loaders in vLLM's V0 engine and, for a target alone, in its V1 engine. They compare nothing
-that they load with their flags, and recompile for hours when they find no artifact: such faults are refused here. These
-engines run one k: of a bundle with several, the largest.
+model.pt. With `--engine nrt` it runs the bundle's NEFFs on nrtpy, with their NKI kernels. The other engines are those
+of NxDI, which has no support on trn2 from SDK 2.34 on: flags and variables of its loaders in vLLM's V0 engine and, for
+a target alone, in its V1 engine. They compare nothing that they load with their flags, and recompile for hours when
+they find no artifact: such faults are refused here. These engines run one k: of a bundle with several, the largest.
 """
 
 from __future__ import annotations

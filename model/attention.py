@@ -61,8 +61,9 @@ def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor
     batch, heads, count, dim = q_BHND.shape
     group = heads // k_BGSD.shape[1]
     q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
-    position_BR = placement.positions_BN[:, None].expand(-1, group, -1).flatten(1)
-    return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= position_BR[:, None, :, None])
+    last_BN = placement.positions_BN if placement.last_B1 is None else placement.last_B1.expand(-1, count)
+    last_BR = last_BN[:, None].expand(-1, group, -1).flatten(1)
+    return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= last_BR[:, None, :, None])
 
 
 def in_order(pool_PGSD: Tensor, table_BL: Tensor) -> Tensor:

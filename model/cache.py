@@ -27,7 +27,8 @@ class Placement(NamedTuple):
     `slots_B`, or sequence b's own slot b when None. Where the cache holds slice `slice_1` of the positions
     (`model/sequence.py`), `keys_S` are that slice's and row n is written at its place `places_BN[b, n]`, if
     that is not negative. Where the cache is a pool of blocks, entry t of sequence b in `table_BL` is the block of its
-    positions 128 t to 128 t + 127; block 0 is none, and rows without a block are dropped.
+    positions 128 t to 128 t + 127; block 0 is none, and rows without a block are dropped. With `last_B1` all rows of
+    sequence b attend the keys up to that position, which is their last one's.
     """
 
     positions_BN: Tensor
@@ -36,6 +37,7 @@ class Placement(NamedTuple):
     places_BN: Tensor | None = None
     slice_1: Tensor | None = None
     table_BL: Tensor | None = None
+    last_B1: Tensor | None = None
 
 
 class Layout(NamedTuple):

@@ -126,6 +126,7 @@ def _few_rows(x_BNE: Tensor) -> bool:
 
 
 def _fit(half: PackedAttention, x_BNE: Tensor, placement: Placement) -> bool:
-    """Whether the rows of a sequence fit beside each other, and are in a cache of their own."""
+    """Whether the rows of a sequence fit beside each other, in a cache of their own, each behind those before it."""
     count, heads_per_kv = x_BNE.shape[1], half.out_packed.shape[1] // half.kv_features
-    return placement.slots_B is None and count <= CANDIDATES and heads_per_kv * count <= ROWS
+    own = placement.slots_B is None and placement.last_B1 is None
+    return own and count <= CANDIDATES and heads_per_kv * count <= ROWS

@@ -43,8 +43,3 @@ class GraphKey(NamedTuple):
     def is_prefill(self) -> bool:
         """Whether the graph takes a prompt."""
         return self.stage is Stage.PREFILL
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the graph runs the drafter's model or writes its state."""
-        return self.stage in (Stage.PREFILL, Stage.DRAFT) or (self.stage is Stage.STEP and self.k > 0)

@@ -10,7 +10,6 @@ from model.cache import Cache
 from model.drafters import DraftState
 from model.graph_io import DraftOutputs, StepInputs, StepOutputs
 from model.pages import drafted
-from model.rough_filters import roughly
 from model.sampling import Sampling
 from model.speculative import Pair
 from model.window import Window
@@ -24,7 +23,7 @@ def draft(
     assert model is not None, "a drafter without a model has no graph of its own"
     window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], inputs.block_table)
     draw = model.kernels.prepare(pair.ops, sampling, window.drawn_BN, model.shard)
-    return DraftOutputs(*drafted(pair, window, inputs.input_ids, roughly(draw), state))
+    return DraftOutputs(*drafted(pair, window, inputs.input_ids, pair.drafter.weighed(draw), state))
 
 
 def verify(

@@ -29,6 +29,11 @@ class Kernels:
             return sequence.verify_attention(ops, q_BHND, new, cache, placement)
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
+    def append(self, ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
+        """The cache with rows that attend nothing: keys and values (B, G, N, D) at their places."""
+        places_BN = placement.positions_BN if placement.places_BN is None else placement.places_BN
+        return attention.append(ops, new, cache, placement, places_BN)
+
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """The draw of the tokens at these positions: the noise of the shard's ids, and the requests about them."""
         draw, of_rows = asked.draw(positions_BN), None

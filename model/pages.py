@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def drafted(pair: Pair, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
     """The drafter's proposal and its state, as `Drafter.propose`."""
     placement, pools = window.placement, state.caches
-    if placement.table_BL is None or not pools:
+    if placement.table_BL is None or not pools or not window.k:
         return pair.drafter.propose(window, ids_BT, draw, state)
     table_BL = placement.table_BL
     copies = [Cache(*(attention.in_order(t, table_BL) for t in pool)) for pool in pools]
     beside = window._replace(placement=placement._replace(table_BL=None))
     candidates_BN, after = pair.drafter.propose(beside, ids_BT, draw, state._replace(caches=copies))
     # a pass begins as many rows before the input id as a drafter keeps ids or states
-    before = state.kept[0].shape[1]
+    before = state.kept[0].shape[1] if state.kept else 0
     rows_BN = placement.positions_BN[:, :1] - before + iota(before + window.k, placement.positions_BN)
     written = [Cache(*(_rows(t, rows_BN) for t in copy)) for copy in after.caches]
     pools = [attention.append(pair.ops, w, pool, placement, rows_BN) for w, pool in zip(written, pools, strict=True)]

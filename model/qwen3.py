@@ -63,17 +63,18 @@ class Attention(nn.Module):
         """Queries, keys and values of normed rows, (B, N, heads * D) each."""
         return self.q_proj(x_BNE), self.k_proj(x_BNE), self.v_proj(x_BNE)
 
+    def heads(self, x_BNE: Tensor, angles: Rotation) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Queries (B, H, N, D), and keys and values (B, G, N, D), of normed rows, as attention takes them."""
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.qkv(x_BNE))
+        return rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
+
     def out(self, o_BNF: Tensor) -> Tensor:
         """(B, N, E) of the heads' results, summed over the ranks."""
         summed: Tensor = self.o_proj(o_BNF)
         return summed
 
     def forward(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
-        def split(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-        q, k, v = (split(y) for y in self.qkv(x_BNE))
-        q_BHND, new = rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
+        q_BHND, new = self.heads(x_BNE, angles)
         o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, new, cache, placement)
         return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,13 @@ from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_ke
 from nki_kernels.roofline import AttentionDims
 
 BF16 = 2
+# the layers of chutesai/Qwen3-32B-FP8-DFLASH, a draft of the 32B
+DFLASH = "dflash-32B"
+CONFIGS = PRESETS | {
+    f"Qwen/Qwen3-{DFLASH}": replace(
+        PRESETS["Qwen/Qwen3-32B"], num_hidden_layers=5, num_attention_heads=32, intermediate_size=9728
+    )
+}
 # slots of a cache: the context that the sample deployment allows
 SLOTS = 1024
 
@@ -36,7 +43,7 @@ class Shard:
     @property
     def config(self) -> Qwen3Config:
         """The whole model."""
-        return PRESETS[f"Qwen/Qwen3-{self.model}"]
+        return CONFIGS[f"Qwen/Qwen3-{self.model}"]
 
     @property
     def heads(self) -> HeadMap:

@@ -120,7 +120,7 @@ def run(plan: Plan, drafts: list[str], degrees: list[int]) -> Found:
         return {
             "setup": dataclasses.asdict(at), "choices": choices(rows, plan.limit_ms), "candidates": rows,
             "regimes": regimes.rows(drafts, own), "answers": drafters.answers(at, own),
-            "drafters": [drafters.row(known, at) for known in drafters.KNOWN],
+            "drafters": [drafters.row(known, at) for known in drafters.possible(at)],
         }  # fmt: skip
 
 

@@ -7,6 +7,10 @@ rows is billed for all of them. n-gram look-up has no pass.
 EAGLE-3 has the sizes of RedHatAI/Qwen3-32B-speculator.eagle3: one layer like the target's, whose query, key and value
 projections take two hidden states side by side, `fc` over three, and 32000 ids. Medusa is billed with one residual
 layer for each head and one projection for all. Heads are billed at HBM's rate, draws over the target's vocabulary.
+
+DFlash has the sizes of chutesai/Qwen3-32B-FP8-DFLASH: five layers of 32 query heads and an inner size of 9728, over
+five states. Its block's pass is billed as a chain's of as many rows, its context at HBM's rate. A Markov head is billed
+with a collective for all candidates and the reading of their rows.
 """
 
 from __future__ import annotations
@@ -15,16 +19,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.kernels.layer import BF16, Shard
+from bench.kernels.layer import BF16, DFLASH, Shard
+from bench.kernels.sampling import FP32
 from bench.table import markdown
 from bench.tune import choose, passes, published
 from bench.tune.choose import TARGET, Setup
 from bench.tune.regimes import REGIMES
 from model.drafters.registry import KINDS
+from model.scores import TOP
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.trn2 import TRN2
 
 EAGLE3_IDS, TAPS = 32000, 3
+# of the context; a Markov head's rank, and its candidates of a draft
+DFLASH_TAPS, MARKOV_RANK = 5, 256
 # rows whose kernels are simulated: others are billed as the next of them
 _ROWS = (1, 2, 8, 16)
 
@@ -42,10 +50,13 @@ class Known:
     source: str
 
 
+MARKOV = "layers and Markov head"
 _PARD = "no acceptance of PARD with a 32B target is published; "
 _PARD_2 = "PARD-2 with Qwen3-8B, k = 15 (arXiv 2605.08632), taken over"
 _EAGLE3 = "RedHatAI/Qwen3-32B-speculator.eagle3; " + published.SOURCE
 _MEDUSA = "no heads for Qwen3-32B are published; below EAGLE-3's 2.39, for they do not see each other's drafts"
+_CHUTES = "card of chutesai/Qwen3-32B-FP8-DFLASH: Qwen3-32B-FP8, 8 requests at once"
+_DEEPSPEC = "Qwen3-14B in DeepSpec's table 1 (T 1, 7 drafts), taken over; no such draft for the 32B is published"
 _LOOK_UP = "one draft a step; gains of 2 to 4 are reported for suffix and n-gram look-up"
 KNOWN = (
     *(
@@ -61,6 +72,14 @@ KNOWN = (
     Known("parallel", "0.6B", 7, 3.0, "MT-Bench", True, _PARD + "the low end of what is assumed"),
     Known("parallel", "0.6B", 7, 3.4, "MT-Bench", True, _PARD + "the high end of what is assumed"),
     Known("parallel", "0.6B", 15, 4.02, "MT-Bench", True, _PARD_2),
+    Known("dflash", "layers", 15, 2.46, "ShareGPT", False, _CHUTES),
+    *(
+        Known(drafter, model, 7, tokens, workload, True, _DEEPSPEC)
+        for workload, of_each in (("MT-Bench", (2.62, 3.10, 3.70)), ("GSM8K", (5.24, 5.41, 6.21)))
+        for (drafter, model), tokens in zip(
+            (("eagle3", "head"), ("dflash", "layers"), ("dflash", MARKOV)), of_each, strict=True
+        )
+    ),
     Known("ngram", "", 7, 2.0, "edits", True, _LOOK_UP),
 )  # fmt: skip
 
@@ -105,8 +124,25 @@ def medusa_us(setup: Setup, chip: Chip, k: int) -> float:
     return blocks + _matrix_us(setup, chip, config.vocab_size, hidden, setup.tp) + draws
 
 
+def dflash_us(setup: Setup, chip: Chip, k: int, markov: bool) -> float:
+    """The context of k + 1 rows, then the block."""
+    config, billed = Shard(DFLASH, setup.draft_tp, setup.batch, 1).config, next(n for n in _ROWS if n > k)
+    hidden, width = config.hidden_size, 2 * config.head_dim * max(config.num_key_value_heads, setup.draft_tp)
+    total = choose.draft_pass(replace(setup, draft=DFLASH), chip, billed).total
+    total += _matrix_us(setup, chip, hidden, DFLASH_TAPS * hidden, setup.draft_tp) + _gather_us(
+        setup, chip, k + 1, hidden
+    )
+    total += config.num_hidden_layers * _matrix_us(setup, chip, width, hidden, setup.draft_tp)
+    if markov:
+        total += passes.read_us(chip, setup.lnc, setup.batch * k * TOP * MARKOV_RANK * BF16)
+        total += passes.collective_us(chip, setup.tp, setup.lnc, setup.batch * k * 4 * TOP * FP32)
+    return total
+
+
 def draft_us(known: Known, setup: Setup, chip: Chip) -> float:
     """Microseconds of a drafter's passes in a step."""
+    if known.drafter == "dflash":
+        return dflash_us(setup, chip, known.k, known.model == MARKOV)
     total = 0.0
     for number, made in enumerate(KINDS[known.drafter].passes(known.k, known.k)):
         if known.drafter == "medusa":
@@ -127,6 +163,11 @@ def gain(known: Known, setup: Setup, chip: Chip) -> tuple[float, float]:
     return step, known.tokens / step
 
 
+def possible(setup: Setup) -> list[Known]:
+    """Those whose rows the kernels take for the setup's batch."""
+    return [known for known in KNOWN if known.k <= passes.longest(setup.batch)]
+
+
 def row(known: Known, setup: Setup, chip: Chip | None = None) -> dict[str, Any]:
     """A drafter's step in steps of the target alone and its gain: with the chip's band, or on one chip."""
     chips = passes.CHIPS if chip is None else {"nominal": chip}
@@ -143,7 +184,11 @@ def answers(setup: Setup, degrees: Sequence[int]) -> list[dict[str, Any]]:
     # nkisim's own law: its constants have the band
     chips = {name: None if chip is TRN2 else chip for name, chip in REGIMES.items()}
     for regime, chip in chips.items():
-        rows = [row(known, s, chip) for known in KNOWN for s in (setups if KINDS[known.drafter].has_model else [setup])]
+        rows = [
+            row(known, s, chip)
+            for known in possible(setup)
+            for s in (setups if KINDS[known.drafter].has_model else [setup])
+        ]
         for workload in dict.fromkeys(known.workload for known in KNOWN):
             for evidence, assumed in (("published", (False,)), ("with assumptions", (False, True))):
                 mine = [r for r in rows if r["workload"] == workload and r["assumed"] in assumed]

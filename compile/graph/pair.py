@@ -54,7 +54,7 @@ def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
 def make_pair(spec: BundleSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> Pair:
     """The target, and its drafter where the graph drafts, on the meta device: the caller brings the weights."""
     of_target, of_draft = spec.parallel(ops)
-    drafting = graph.key.k > 0 and spec.kind.model
+    drafting = (graph.key.k > 0 or spec.kind.follows) and spec.kind.model
     with torch.device("meta"):
         target = Qwen3(spec.target_config, of_target, backing)
         drafter = Drafter()

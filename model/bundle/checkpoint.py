@@ -49,8 +49,10 @@ class Checkpoint:
         known = {key: ours for key in stored if (ours := model.stored_as(config, key))}
         self._where = {ours: stored[key].get_slice(key) for key, ours in known.items()}
         self._places = {ours: places[key] for key, ours in known.items()}
-        if target and (names := model.lent) and names[0] not in known.values():
-            self._where[names[0]], self._places[names[0]] = target._where[names[1]], target._places[names[1]]
+        for own, theirs in model.lent.items():
+            if target and own not in self._where:
+                name = next(name for name in theirs if name in target._where)
+                self._where[own], self._places[own] = target._where[name], target._places[name]
         self._check()
 
     def _check(self) -> None:

@@ -73,7 +73,8 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
-        graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, target_weights, caches["target"])
+        alone = (both, state) if spec.kind.follows else (target_weights, caches["target"])
+        graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *alone)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
 
@@ -111,7 +112,7 @@ def _steps(
     rows, table = 1 if spec.has_draft else key.k + 1, _blocks_of(spec, key.bucket)
     inputs = tensor_specs(INPUTS, B=spec.batch, T=rows, S=key.bucket, **table)
     outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1, S=key.bucket)
-    passes = spec.kind.passes(key.k, spec.k) if key.k else ()
+    passes = spec.kind.passes(key.k, spec.k) if key.k or spec.kind.follows else ()
     for filters in (True, False):
         counts = _collectives(spec, passes, filters)
         graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs, counts)
@@ -225,5 +226,6 @@ def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: 
     target_draws, draft_draws = of_target.tp > 1, drawn * (of_draft.of_head.tp > 1)
     total["all-gather"] += target_draws + draft_draws
     if filters and spec.parts[0].backing.sharded:
-        total["all-gather"] += ALL_GATHERS * target_draws + GUESS_GATHERS * draft_draws
+        guessed = draft_draws and spec.kind.model and spec.kind.model.guesses(spec.draft_config)
+        total["all-gather"] += ALL_GATHERS * target_draws + GUESS_GATHERS * draft_draws * bool(guessed)
     return total

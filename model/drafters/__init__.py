@@ -15,6 +15,7 @@ too. A drafter is
   chain    | k passes, the first of 2 rows, the others of 1 | a Qwen3   | nothing             | caches, an id
   medusa   | 1 head a draft on one state                    | heads     | its last state      | that state
   parallel | 1 pass of 2k rows, k - 1 of them masks         | a Qwen3   | nothing             | caches, ids
+  dflash   | 1 pass of k or k + 1 rows, masks but the first | layers    | states of layers    | caches
   eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row           | one layer | states of layers    | a cache, a state
 
 - its model: an nn.Module, `draft_model` in a pair;
@@ -76,13 +77,22 @@ class Drafter:
     # indexes of the target's hidden states that `keep` and `prompt` are given, as transformers counts them
     taps: tuple[int, ...] = ()
     model: RankModel | None = None
+    # of the noise in the draws of drafts: 0 drafts the likeliest ids at any temperature
+    noise_weight: float = 1.0
 
     def draw(self, ops: Ops, asked: Sampling, window: Window, of_target: Draw, shard: Shard) -> Draw:
         """The draw of the drafts: the target's noise, made for the draft's own ids where its shard differs."""
         own = shard if self.model is None else self.model.shard
         if self.model is not None and (own.ids_V is not None or own.width != shard.width):
             of_target = self.model.kernels.prepare(ops, asked, window.drawn_BN, own)
-        return roughly(of_target)
+        return self.weighed(of_target)
+
+    def weighed(self, draw: Draw) -> Draw:
+        """A draw of the drafts: its filters are guessed, its noise has the drafter's weight."""
+        draw, weight = roughly(draw), self.noise_weight
+        if weight == 1 or draw.noise_RV is None:
+            return draw
+        return draw._replace(noise_RV=weight * draw.noise_RV)
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         """(B, N) the input ids at their positions and k drafts after them; T is 1, or N where the host drafts."""

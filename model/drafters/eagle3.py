@@ -345,7 +345,7 @@ KIND = Kind(
         unread=CHAIN.unread,
         stored_as=_stored_as,
         # a head without embeddings has the target's
-        lent=("embed_tokens.weight", "model.embed_tokens.weight"),
+        lent={"embed_tokens.weight": ("model.embed_tokens.weight",)},
     ),
     _passes,
     kept=(Kept("state", "B 1 H"),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model.backing import Backing
@@ -52,8 +52,10 @@ class DraftModel:
     - `packing(backing, config, ranks)`: the halves of its layers that a backing packs;
     - `collectives(config, parallel, passes)`: those of the passes' layers in a step, without the draws';
     - `unread(key, name)`: whether a graph need not read a weight;
+    - `guesses(config)`: whether ranks with logits of their own join to guess the filters of its draws;
     - `stored_as(config, name)`: the table's name of a checkpoint's tensor, "" for one that is not needed;
-    - `lent`: a tensor that comes from the target's checkpoint if its own lacks it: its name here and there.
+    - `lent`: tensors that come from the target's checkpoint if its own lacks them: the name here, and those there, of
+      which the first that exists is taken.
     """
 
     config: type[Any]
@@ -65,8 +67,9 @@ class DraftModel:
     collectives: Callable[[Any, Parallel, tuple[DraftPass, ...]], Counts]
     packing: Callable[[Backing, Any, int], Packing] = lambda backing, config, ranks: Packing()
     unread: Callable[[GraphKey, str], bool] = lambda key, name: False
+    guesses: Callable[[Any], bool] = lambda config: True
     stored_as: Callable[[Any, str], str] = lambda config, name: name
-    lent: tuple[str, str] | None = None
+    lent: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _nothing(k: int, most: int) -> tuple[DraftPass, ...]:
@@ -79,8 +82,8 @@ class Kind:
 
     `passes` of a step of k drafts, where the largest step of the bundle drafts `most`; `kept` are the tensors of its
     state beside caches; a step drafts at most `limit`, or as many as the kernels take rows if 0. The first `keeps`
-    passes read the verified rows: where a step is in halves, they belong to the second. `decodes`: its model is a
-    Qwen3 like the target, with the target's tokenizer.
+    passes read the verified rows: where a step is in halves, they belong to the second, and with `follows` they run in
+    steps of the target alone too. `decodes`: its model is a Qwen3 like the target, with the target's tokenizer.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Kind:
     kept: tuple[Kept, ...] = ()
     limit: int = 0
     keeps: int = 0
+    follows: bool = False
     decodes: bool = False
 
     @property

@@ -15,7 +15,7 @@ from model.cache import Cache, Placement
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import LNC, Argument, Launch, Launcher, Result, numbered
-from model.ops import Ops
+from model.ops import Ops, iota
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
 from model.sampling import GUMBEL_DOMAIN, NO_ID, Draw, Draws, Sampling, is_number
@@ -108,11 +108,18 @@ class NkiKernels(Kernels):
         accepted, counts, following, _ = self.run("accept_drafts", (draws.values, draws.ids, *steps), *results)
         return accepted, counts, following
 
+    def append(self, ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
+        positions_BN = placement.positions_BN
+        slots_B = iota(positions_BN.shape[0], positions_BN) if placement.slots_B is None else placement.slots_B
+        parts = zip(cache, new, (3, 2), strict=True)
+        k, v = (ops.append(c, n, slots_B[:, None], positions_BN, axis) for c, n, axis in parts)
+        return Cache(k, v)
+
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:
         if placement.slots_B is None:
-            return self._attend(q_BHND, new, cache, placement.positions_BN)
+            return self._attend(q_BHND, new, cache, placement.positions_BN, placement.last_B1 is not None)
         # a prompt goes into its slot in pieces; the split does not change a row's bits
         taken = Cache(*(c.index_select(0, placement.slots_B) for c in cache))
         heads, count = q_BHND.shape[1:3]
@@ -128,10 +135,13 @@ class NkiKernels(Kernels):
         return torch.cat(parts, 2), Cache(*(torch.where(here, t, c) for t, c in zip(taken, cache, strict=True)))
 
     def _attend(
-        self, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, positions_BN: Tensor
+        self, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, positions_BN: Tensor, whole: bool = False
     ) -> tuple[Tensor, Cache]:
         result = Result(tuple(q_BHND.shape), str(q_BHND.dtype).removeprefix("torch."))
-        out, k, v = self.run("verify_attention", (q_BHND, *new, *cache, positions_BN), result, changed=(3, 4))
+        # a tree whose rows are all ancestors of each other
+        ancestors = (torch.full_like(positions_BN, (1 << positions_BN.shape[1]) - 1),) if whole else ()
+        arguments = (q_BHND, *new, *cache, positions_BN, *ancestors)
+        out, k, v = self.run("verify_attention", arguments, result, changed=(3, 4))
         return out, Cache(k, v)
 
 

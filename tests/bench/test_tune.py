@@ -277,7 +277,7 @@ def test_the_answer_is_the_largest_gain_of_each_evidence(monkeypatch: pytest.Mon
 
 
 def test_what_is_assumed_says_so() -> None:
-    assert {k.drafter for k in KNOWN if not k.assumed} == {"chain", "eagle3"}
+    assert {k.drafter for k in KNOWN if not k.assumed} == {"chain", "eagle3", "dflash"}
     assert all(k.source and 1 < k.tokens <= k.k + 1 and k.drafter in KINDS for k in KNOWN)
 
 

@@ -74,9 +74,12 @@ def _any_count(ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tu
 
 @torch.no_grad()
 def steps(
-    pair: Pair, kept: tuple[Tensor, ...], k: int, count: int, spoil: Spoil = lambda c, p: c
+    pair: Pair, kept: tuple[Tensor, ...], k: int, count: int, spoil: Spoil = lambda c, p: c, alone: bool = False
 ) -> Iterator[list[Drafted]]:
-    """Steps of both prompts, of which each keeps any number of drafts; `kept` is an empty state's."""
+    """Steps of both prompts, of which each keeps any number of drafts; `kept` is an empty state's.
+
+    With `alone` the target makes a step of its own behind each.
+    """
     torch.manual_seed(k)
     assert pair.draft_model is not None
     configs, batch = (pair.draft_model.config, pair.target_model.config), len(PROMPTS)
@@ -97,6 +100,13 @@ def steps(
         yield [Drafted(list(t), logits[b], drafts[b].tolist()) for b, t in enumerate(texts)]
         for text, row in zip(texts, out.accepted.tolist(), strict=True):
             text += [i for i in row if i >= 0]
+        if alone:
+            at = [len(t) - 1 for t in texts]
+            inputs = _inputs([t[-1:] for t in texts], at, at)
+            out = pair.step(0, inputs, inputs.sampling(), state, held)
+            state, held = out.draft_state, list(out.target_caches)
+            for text, (token,) in zip(texts, out.accepted.tolist(), strict=True):
+                text.append(token)
 
 
 def _recorded(

@@ -20,7 +20,7 @@ from model.bundle.opening import read_bundle
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_medusa, write_model
 from tests.last_few import last_few
-from tests.model.heads import write_head
+from tests.model.heads import write_block, write_head
 
 V, MASK = 64, 61
 # of each drafter: the flags that are its own; a second k is for steps of few drafts
@@ -30,6 +30,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "parallel": {"draft": "parallel"},
     "eagle3": {"draft": "eagle3"},
     "medusa": {"draft": "medusa"},
+    "dflash": {"draft": "dflash"},
+    "dspark": {"draft": "dspark"},
     "ngram": {"drafter": "ngram", "k": "1,3"},
     # a chain whose drafts are all accepted
     "itself": {"draft": "target"},
@@ -45,6 +47,8 @@ def write_family(folder: Path) -> Path:
     write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=MASK, **sizes)
     write_medusa(folder / "medusa", 2, heads=5, scale=0.3)
+    for name, form in (("dflash", "z-lab"), ("dspark", "deepspec")):
+        write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, num_key_value_heads=1)
     (folder / "medusa/tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
     return folder
 

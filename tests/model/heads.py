@@ -1,19 +1,32 @@
-"""Small random EAGLE-3 heads as checkpoint folders of either format."""
+"""Small random EAGLE-3 heads and DFlash drafts as checkpoint folders of each format."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from model.bundle.part import checkpoint_shapes
 from model.config import load_config
-from model.drafters import eagle3
+from model.drafters import dflash, eagle3
 from model.drafters.registry import load_draft
+from tests.compile.tiny import BASE
 
+# by the format of a DFlash draft: what its config.json says beside the layers, of three of eight layers
+BLOCKS: dict[str, dict[str, Any]] = {
+    "z-lab": {"dflash_config": {"target_layer_ids": [0, 2, 4]}, "num_target_layers": 8},
+    "causal": {"dflash_config": {"target_layer_ids": [0, 2, 4], "causal": True}},
+    "unnamed layers": {"dflash_config": {}},
+    "specforge": {"dflash_config": {"target_layer_ids": [0, 2, 4], "projector_type": "dspark", "markov_rank": 4}},
+    "deepspec": {"target_layer_ids": [-1, 3, 6], "markov_rank": 4, "markov_head_type": "vanilla",
+                 "enable_confidence_head": True},
+    "speculators": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
+                    "draft_vocab_size": 64},
+}  # fmt: skip
 LAYER = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
@@ -56,6 +69,45 @@ def write_head(
     if original:
         del tensors["embed_tokens.weight"]
         tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
+    return folder
+
+
+def write_block(
+    folder: Path,
+    target: Path,
+    form: str = "z-lab",
+    *,
+    taps: tuple[int, ...] = (),
+    mask: int = 61,
+    scale: float = 1.0,
+    **changes: Any,
+) -> Path:
+    """A DFlash draft of two layers for a tiny target, in a format of `BLOCKS`; `changes` are of the layers."""
+    folder.mkdir(parents=True)
+    layers = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
+    own: dict[str, Any] = copy.deepcopy(BLOCKS[form]) | {"block_size": 6}
+    named = own.get("dflash_config", own)
+    named["mask_token_id"] = mask
+    if taps:
+        named["target_layer_ids"] = [tap - 1 for tap in taps]
+        own.pop("num_target_layers", None)
+    raw = own | ({"transformer_layer_config": layers} if form == "speculators" else layers)
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    config = load_draft(dflash.KIND, str(folder), load_config(str(target)))
+    generator, tensors = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()
+    for name, shape in checkpoint_shapes(config).items():
+        noise = torch.randn(shape, generator=generator)
+        tensors[name] = (
+            1 + 0.2 * noise if len(shape) == 1 else noise * scale * (1 if "markov" in name else shape[-1] ** -0.5)
+        )
+    lent = ("model.embed_tokens.weight", "lm_head.weight")
+    tensors = {name.removeprefix("model."): t for name, t in tensors.items() if name not in lent}
+    if form == "deepspec":
+        of_target = load_file(target / "model.safetensors")
+        tensors |= {name.removeprefix("model."): of_target[name] for name in lent}
+        tensors |= {"confidence_head.proj.weight": torch.ones(1, 36), "confidence_head.proj.bias": torch.ones(1)}
     save_file(tensors, folder / "model.safetensors")
     (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
     return folder

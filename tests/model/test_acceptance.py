@@ -9,14 +9,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.eager import Eager
 from model.config import Qwen3Config
 from model.drafters import Drafter
 from model.drafters.chain import Chain
+from model.drafters.dflash import DFlash, DFlashConfig, DFlashModel
 from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Draft
 from model.drafters.medusa import Medusa, MedusaConfig, MedusaHeads
 from model.drafters.parallel import MaskedDraft
@@ -25,10 +28,10 @@ from model.qwen3 import Qwen3
 from model.serving.engine import Engine
 from model.serving.request import Params, Request, Result, Shape
 from model.speculative import Pair
-from tests.model.eager_runner import Eager
 
 V, DRAWN, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
 CONFIG = Qwen3Config(SIZE, 48, 2, 4, 2, False, 8, V)
+Model = TypeVar("Model", bound=Qwen3)
 PARAMS = [Params(), Params(0.7, seed=5), Params(1.3, seed=6), Params(1.2, min_p=0.25, seed=7)]
 
 
@@ -56,7 +59,7 @@ def _head(row_E: Tensor, logits: Tensor) -> Tensor:
     return logits[:, None] * normed_E / normed_E.square().sum()
 
 
-def _of_one_law(model: Qwen3) -> Qwen3:
+def _of_one_law(model: Model) -> Model:
     """Every id has the same embedding and every layer adds 0, so that no text changes the logits."""
     row_E, logits_V, _ = _law()
     _random(model, 2, 0.1)
@@ -96,6 +99,16 @@ def _medusa() -> Medusa:
     return Medusa(model, CONFIG.num_hidden_layers)
 
 
+def _block(shifted: bool, rank: int = 0) -> DFlash:
+    """A block of one law more than it drafts."""
+    facts: dict[str, Any] = {"block_size": K + 1, "mask_id": 9, "taps": (0, 2), "causal": False}
+    config = DFlashConfig(**vars(CONFIG), **facts, shifted=shifted, markov_rank=rank)
+    model = _of_one_law(DFlashModel(config))
+    if rank:
+        model.markov_w2.data.zero_()
+    return DFlash(model)
+
+
 Made = tuple[Qwen3, Drafter, tuple[Tensor, ...]]
 
 
@@ -115,6 +128,8 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
     ),
     "eagle3": lambda: (_of_one_law(Qwen3(CONFIG)), _eagle3(), (torch.zeros(BATCH, 1, SIZE),)),
     "medusa": lambda: (_of_one_law(Qwen3(CONFIG)), _medusa(), (torch.zeros(BATCH, 1, SIZE),)),
+    "dflash": lambda: (_of_one_law(Qwen3(CONFIG)), _block(False), ()),
+    "dspark": lambda: (_of_one_law(Qwen3(CONFIG)), _block(True, 4), ()),
 }
 
 

@@ -40,6 +40,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("medusa", {"k": "1,5", "batch": 1, "dtype": "bf16"}),
     # it has no cache to cut
     ("medusa", {"tp": 2, "draft_tp": 1, "kv_shard": "sequence", "max_len": 256}),
+    ("dflash", {"k": "2,5", "batch": 1, "dtype": "bf16"}),
+    ("dflash", {"tp": 2, "kv_shard": "sequence", "max_len": 256}),
+    ("dspark", {"k": "1,6", "dtype": "bf16"}),
+    ("dspark", {"tp": 2, "draft_tp": 1}),
     ("ngram", {"tp": 2}),
 ]
 
@@ -86,6 +90,9 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
         ("parallel", {"all-reduce": 4 + 2, "all-gather": 4}),
         # the target's, then three passes of one layer; their embeddings, three draws, the projected states
         ("eagle3", {"all-reduce": 4 + 2 * 3, "all-gather": 2 + 3 + 3 + 1}),
+        # one pass of two layers, the projected states
+        ("dflash", {"all-reduce": 4 + 4, "all-gather": 4 + 1}),
+        ("dspark", {"all-reduce": 4 + 4, "all-gather": 4 + 1}),
     ],
 )
 def test_a_step_runs_the_collectives_of_its_passes(family: Path, drafter: str, counts: dict[str, int]) -> None:
@@ -116,7 +123,9 @@ def test_a_manifest_with_another_drafter_is_refused(family: Path) -> None:
 
 
 # each behind an id where it is right once
-@pytest.mark.parametrize(("drafter", "first"), [("parallel", 16), ("eagle3", 28), ("medusa", 16)])
+@pytest.mark.parametrize(
+    ("drafter", "first"), [("parallel", 16), ("eagle3", 28), ("medusa", 16), ("dflash", 16), ("dspark", 16)]
+)
 def test_kernels_serve_a_draft(family: Path, drafter: str, first: int) -> None:
     """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""
     requests = [Request((first,), max_new_tokens=5), Request((*range(1, 12),), Params(0.8, seed=5), max_new_tokens=5)]

@@ -26,6 +26,7 @@ from model.backing import REFERENCE
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
+from model.drafters.dflash import DFlash, DFlashModel
 from model.drafters.eagle3 import Eagle3
 from model.drafters.medusa import Medusa
 from model.drafters.parallel import MaskedDraft
@@ -163,12 +164,36 @@ class TableHeads(nn.Module):
         return torch.stack([self.table._after(text_BS, position_B + n) for n in range(k)], 1)
 
 
+class TableBlock(nn.Module):
+    """A table as a DFlash draft of shifted rows: the context is the ids of the text, a mask is id 0.
+
+    With a Markov head the walk is the model's own, over tables of a few numbers.
+    """
+
+    head_ops, walk, _candidates = EAGER, DFlashModel.walk, DFlashModel._candidates
+
+    def __init__(self, table: Table, rank: int) -> None:
+        super().__init__()
+        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+        self.config = SimpleNamespace(taps=(0,), shifted=True, causal=False, mask_id=0, markov_rank=rank)
+        generator = torch.Generator().manual_seed(rank)
+        for name in ("markov_w1", "markov_w2"):
+            setattr(self, name, torch.randn(table.size.vocabulary, max(rank, 1), generator=generator))
+        self.hidden, self.logits = table.hidden, table.logits
+
+    def context(self, states_BNS: Tensor, caches: list[Cache], placement: Placement) -> list[Cache]:
+        ids_BN = states_BNS.gather(2, placement.positions_BN.long()[..., None])[..., 0]
+        return self.table.hidden(ids_BN, caches, placement).caches
+
+
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: MaskedDraft(table, 0),  # type: ignore[arg-type]
     "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
     "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
+    "dflash": lambda table: DFlash(TableBlock(table, 0)),  # type: ignore[arg-type]
+    "dspark": lambda table: DFlash(TableBlock(table, 2)),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
 }
 
@@ -301,7 +326,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa", "dflash", "dspark", "host"])
 def test_the_law_does_not_depend_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
+from bench.eager import Eager
 from model.cache import Cache
 from model.drafters import Drafter
 from model.ops import EAGER
@@ -18,7 +19,6 @@ from model.serving.engine import Engine
 from model.serving.overlap import OverlappedEngine
 from model.serving.request import Chunk, Params, Request, Shape
 from model.speculative import Pair
-from tests.model.eager_runner import Eager
 from tests.model.outer import BLOCK, Outer
 from tests.model.test_acceptance import BATCH, DRAFTERS, K, V
 
