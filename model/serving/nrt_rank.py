@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model.bundle import plan
+from model.bundle.border import STATE
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.opening import Bundle, read_bundle
 from model.bundle.shards import shard_tensors
@@ -23,10 +24,6 @@ from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.graph_key import GraphKey
 from model.serving.ranks import Failure
-
-# the end of the name of an input that is written in place; the output has the name without it
-# source: NKIPy, nkipy/src/nkipy/core/trace.py
-ALIASED = ".must_alias_input"
 
 
 class _Loaded(NamedTuple):
@@ -116,7 +113,7 @@ def _numpy(held: Any, tensor: TensorSpec) -> np.ndarray:
 
 def _named(graph: GraphSpec, tensors: Sequence[TensorSpec], there: Mapping[str, Any]) -> dict[str, TensorSpec]:
     """A NEFF's names of these inputs; one that nothing reads may be missing."""
-    names = {name: t for t in tensors for name in (t.name + ALIASED, t.name) if name in there}
+    names = {name: t for t in tensors for name in (t.name + STATE, t.name) if name in there}
     for name, tensor in names.items():
         if there[name].size != tensor.bytes:
             raise UserError(

@@ -97,6 +97,16 @@ def replicated(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:
     return xla_client.batched_device_put(_aval(shape, array.dtype), sharding, [array] * len(devices), devices)
 
 
+def not_shared(array: np.ndarray) -> np.ndarray:
+    """A copy that no device takes as its own memory: one whose memory is the host's shares it, if it begins at a
+    multiple of 64 bytes, and then refuses to write there."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    begin = 64 + 16 - memory.ctypes.data % 64
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 @functools.cache
 def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return jax.core.ShapedArray(shape, dtype)

@@ -89,7 +89,7 @@ class Graphs:
             for part in parts:
                 places = list(blocks) if blocks and plan.is_cache(name) else [slot]
                 part[places] = np.where(np.isfinite(part[places]), part[places], 0)
-            self._state[name] = self._put(parts)
+            self._state[name] = self._put(parts, own=True)
 
     def _graph(self, key: GraphKey) -> GraphSpec:
         return self.bundle.plan.by_key[key]
@@ -150,9 +150,11 @@ class Graphs:
         return columns.turn(rows) if self._platform == "cpu" and columns.turned(weight) else rows
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp)
+        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp, own=True)
 
-    def _put(self, parts: list[np.ndarray]) -> Any:
+    def _put(self, parts: list[np.ndarray], own: bool = False) -> Any:
+        """An array of all ranks; in memory of its `own`, where graphs write to it."""
+        parts = [pjrt.not_shared(part) for part in parts] if own else parts
         return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])
 
     def _join(self, parts: list[Any]) -> Any:

@@ -131,8 +131,8 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         {tmp}/nothing
         {tmp}/file
         {tmp}/empty
-        {bundle}
-        {alone}
+        {bundle} --engine v0
+        {alone} --engine nrt
         {tmp}/forged
         {bundle} --engine v9
         {bundle} --port x

@@ -10,8 +10,8 @@ import pytest
 
 from compile.neuron import sdk
 from compile.neuron.__main__ import extend
+from model.bundle import border, hlo
 from model.bundle.opening import Bundle, read_bundle
-from model.serving.nrt_rank import ALIASED
 from tests.compile import fake_sdk
 from tests.stand_ins import PACKAGES
 from tests.stand_ins.packages.nrtpy import neff
@@ -21,13 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
     """A copy of a bundle in a folder, with the NEFF of each graph."""
-    of_file = {Path(graph.file).name: graph for graph in bundle.graphs}
     copy = Path(shutil.copytree(bundle.path, folder / bundle.path.name))
 
-    def compile_hlo(hlo: Path, out: Path, log: Path, flags: str) -> None:
-        graph = of_file[hlo.name]
-        inputs = [*(t.name for t in (*graph.weights, *graph.inputs)), *(t.name + ALIASED for t in graph.state)]
-        out.write_bytes(neff(hlo.read_bytes(), inputs, [t.name for t in (*graph.outputs, *graph.state)]))
+    def compile_hlo(hlo_file: Path, out: Path, log: Path, flags: str, folder: Path) -> None:
+        proto = hlo_file.read_bytes()
+        entry = hlo.entry(hlo.parse(proto))
+        parameters = sorted(
+            (i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number
+        )
+        root = next(i for i in entry.instructions if i.id == entry.root_id)
+        out.write_bytes(neff(proto, [border.input_name(p) for p in parameters], border.output_names(root)))
 
     fake_sdk.write_compiler(folder / "bin")
     with pytest.MonkeyPatch.context() as patch:

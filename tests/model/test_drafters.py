@@ -124,7 +124,7 @@ def test_a_manifest_with_another_drafter_is_refused(family: Path) -> None:
 
 # each behind an id where it is right once
 @pytest.mark.parametrize(
-    ("drafter", "first"), [("parallel", 16), ("eagle3", 28), ("medusa", 16), ("dflash", 16), ("dspark", 16)]
+    ("drafter", "first"), [("parallel", 16), ("eagle3", 28), ("medusa", 16), ("dflash", 3), ("dspark", 24)]
 )
 def test_kernels_serve_a_draft(family: Path, drafter: str, first: int) -> None:
     """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""

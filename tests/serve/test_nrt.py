@@ -37,7 +37,8 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             yield running
 
 
-def _complete(server: Server, prompt: str, params: Params) -> list[int]:
+def complete(server: Server, prompt: str, params: Params) -> list[int]:
+    """The ids of an answer of 30 tokens."""
     body = {
         "model": model_name(server), "prompt": prompt, "max_tokens": 30, "temperature": params.temperature,
         "seed": params.seed, "return_token_ids": True,
@@ -54,7 +55,7 @@ def _complete(server: Server, prompt: str, params: Params) -> list[int]:
 def test_its_ids_are_those_of_the_same_bundle_on_the_cpu(params: Params, server: Server, bundle: Path) -> None:
     with LLM(bundle) as llm:
         expected = [list(llm.generate(text, params, max_new_tokens=30).ids) for text in PROMPTS[:2]]
-    assert [_complete(server, text, params) for text in PROMPTS[:2]] == expected
+    assert [complete(server, text, params) for text in PROMPTS[:2]] == expected
     assert server.log is not None
     assert "runner   nrt, fp32, tp 2" in server.log.read_text()
 
@@ -71,7 +72,7 @@ def test_the_end_of_a_rank_ends_the_server_and_its_log_names_it(server: Server) 
     assert len(ranks) == 2
     os.kill(ranks[1].pid, signal.SIGKILL)
     with pytest.raises((urllib.error.URLError, ConnectionError)):
-        _complete(server, PROMPTS[0], Params())
+        complete(server, PROMPTS[0], Params())
     assert server.process.wait(120) != 0
     assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert "of 2 was ended by signal 9; read what it wrote before this, and start again" in server.log.read_text()
