@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
-from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
+
+from model.serving.pjrt import stablehlo_of
 
 
 def stablehlo(proto: bytes) -> str:
     """The text of the StableHLO module of an HLO proto: its calls, loops, scatters and aliases as they are."""
     with mlir.make_ir_context(), ir.Location.unknown():
-        return str(ir.Module.parse(_jaxlib.mlir.hlo_to_stablehlo(proto)))
+        return str(stablehlo_of(proto))

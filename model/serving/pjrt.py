@@ -13,6 +13,7 @@ from jax._src.interpreters import mlir
 from jax._src.xla_bridge import backends_are_initialized
 from jaxlib import xla_client
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
 from model.bundle.graph_spec import GraphSpec
@@ -125,11 +126,14 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([d.id for d in devices]).reshape(-1, 1))
     client, listed = devices[0].client, xla_client.DeviceList(tuple(devices))
     try:
-        stablehlo: bytes = _jaxlib.mlir.hlo_to_stablehlo(proto)
-        if platform == "cpu":
-            options.env_option_overrides = list(SAME_BITS.items())
-            stablehlo = _as_held(stablehlo, graph) if graph else stablehlo
-        return client.compile_and_load(stablehlo, listed, options)
+        with mlir.make_ir_context(), ir.Location.unknown():
+            module = stablehlo_of(proto)
+            if platform == "cpu":
+                options.env_option_overrides = list(SAME_BITS.items())
+                if graph:
+                    _take_as_held(module, graph)
+            code = bytes(mlir.module_to_bytecode(module))
+        return client.compile_and_load(code, listed, options)
     except (RuntimeError, ValueError, ir.MLIRError) as error:
         raise refused(graph, "compiled", error) from error
 
@@ -140,12 +144,24 @@ def refused(graph: GraphSpec | None, done: str, error: Exception) -> UserError:
     return UserError(f"{name} cannot be {done} ({said}); build the bundle again")
 
 
-def _as_held(stablehlo: bytes, graph: GraphSpec) -> bytes:
-    """A module that takes weights as the runtime holds them on a CPU, with its slow parts rewritten."""
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module = ir.Module.parse(stablehlo)
-        main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
-        columns.take_turned(main, graph.weights)
-        columns.retype(module)
-        quicker.rewrite(module)
-        return bytes(mlir.module_to_bytecode(module))
+def stablehlo_of(proto: bytes) -> ir.Module:
+    """The StableHLO module of an HLO proto, in the context that is active.
+
+    A copy has no operation there, and jaxlib's own stands outside of the dialect, where plugins refuse it: a barrier
+    takes its place.
+    """
+    module = ir.Module.parse(_jaxlib.mlir.hlo_to_stablehlo(proto))
+    for operation in [o for o in quicker.operations(module) if o.name == "mhlo.copy"]:
+        with ir.InsertionPoint(operation), operation.location:
+            barrier = stablehlo.OptimizationBarrierOp(operation.operands)
+        operation.results[0].replace_all_uses_with(barrier.results[0])
+        operation.erase()
+    return module
+
+
+def _take_as_held(module: ir.Module, graph: GraphSpec) -> None:
+    """Take weights as the runtime holds them on a CPU, and rewrite slow parts."""
+    main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
+    columns.take_turned(main, graph.weights)
+    columns.retype(module)
+    quicker.rewrite(module)

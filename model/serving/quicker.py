@@ -20,14 +20,15 @@ _COLUMNS = 16
 
 def rewrite(module: ir.Module) -> None:
     """Change a parsed module's maxima and products of batches."""
-    for operation in list(_operations(module)):
+    for operation in list(operations(module)):
         if operation.name == "stablehlo.reduce":
             _by_columns(operation)
         elif operation.name == "stablehlo.dot_general":
             _turned_first(operation)
 
 
-def _operations(module: ir.Module) -> Iterator[Any]:
+def operations(module: ir.Module) -> Iterator[Any]:
+    """The operations of all functions of a module."""
     for function in module.body.operations:
         for block in function.regions[0].blocks:
             for operation in block.operations:
