@@ -24,6 +24,7 @@ from compile.neuron.xla_check.hold import departures, opcodes
 from model.bundle.plan import make_plan
 from model.errors import UserError, run_cli
 from model.provenance import header
+from model.serving.pjrt import devices_of
 
 
 def check(case: str, python: Path, folder: Path) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     python = environment.make(options.env.absolute())
     found, made_by = dict[str, Any](), header("wall")
+    # a process makes its devices once
+    devices_of("cpu", max(CASES[case].tp for case in RUN))
     with tempfile.TemporaryDirectory() as folder:
         for case in [options.only] if options.only else CASES:
             found[case] = check(case, python, options.keep or Path(folder))
