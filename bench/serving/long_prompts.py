@@ -16,10 +16,10 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,8 @@ COLD, REPEATED, MOST, BESIDE = "cold", "repeated", "repeated 90 %", "beside thre
 _K, _BATCH, _ANSWER, _RUNNING = 7, 4, 32, 3
 # ids of an answer that runs beside a prompt, and of its own prompt
 _LONG_ANSWER, _SHORT_PROMPT, _TIMEOUT = 1000, 30, 600
+# pieces of each answer before the prompt beside them is sent
+_BEGUN = 3
 Rows = list[dict[str, Any]]
 
 
@@ -56,14 +58,14 @@ class Times(NamedTuple):
         return [1e3 * (after - before) for before, after in pairs if after > begin and before < end]
 
 
-def answer(endpoint: Endpoint, ids: Sequence[int], tokens: int, pieces: list[float] | None = None) -> Times:
+def answer(endpoint: Endpoint, ids: Sequence[int], pieces: list[float], tokens: int) -> Times:
     """Stream an answer of so many ids, greedy; `pieces` grows while it runs."""
     body = {"model": endpoint.model, "prompt": list(ids), "max_tokens": tokens, "temperature": 0, "stream": True,
             "ignore_eos": True}  # fmt: skip
     request = urllib.request.Request(
         f"{endpoint.address}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    pieces, asked = [] if pieces is None else pieces, time.perf_counter()
+    asked = time.perf_counter()
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             pieces += (time.perf_counter() for line in response if line.startswith(b"data: {"))
@@ -76,27 +78,23 @@ def answer(endpoint: Endpoint, ids: Sequence[int], tokens: int, pieces: list[flo
 
 def beside(endpoint: Endpoint, ids: Sequence[int], rng: random.Random) -> dict[str, float]:
     """The prompt's first id while three answers run, and the longest gap in these until then and their p95."""
-    running = [list[float]() for _ in range(_RUNNING)]
-    asks = [
-        threading.Thread(target=answer, args=(endpoint, _random(rng, _SHORT_PROMPT), _LONG_ANSWER, pieces))
-        for pieces in running
-    ]
-    for ask in asks:
-        ask.start()
-    while any(len(pieces) < 3 for pieces in running):
-        time.sleep(0.01)
-    times = answer(endpoint, ids, 1)
-    for ask in asks:
-        ask.join()
-    gaps = [gap for p in running for gap in Times(times.asked, p).gaps_ms(times.asked, times.pieces[0])]
+    running, prompts = [list[float]() for _ in range(_RUNNING)], [_random(rng, _SHORT_PROMPT) for _ in range(_RUNNING)]
+    with ThreadPoolExecutor(_RUNNING) as pool:
+        asks = [pool.submit(answer, endpoint, *of, _LONG_ANSWER) for of in zip(prompts, running, strict=True)]
+        while any(len(pieces) < _BEGUN for pieces in running) and not any(ask.done() for ask in asks):
+            time.sleep(0.01)
+        times = answer(endpoint, ids, [], 1)
+        # raises what has ended one of them
+        beside_it = [ask.result() for ask in asks]
+    gaps = sorted(gap for other in beside_it for gap in other.gaps_ms(times.asked, times.pieces[0]))
     if not gaps:
         raise UserError("the answers beside a prompt ended before it began; lower --prompt or run it again")
-    return {"first_ms": times.first_ms, "gap_ms": max(gaps), "gap_p95_ms": statistics.quantiles(gaps * 2, n=20)[-1]}
+    return {"first_ms": times.first_ms, "gap_ms": gaps[-1], "gap_p95_ms": gaps[int(0.95 * (len(gaps) - 1))]}
 
 
 def alone(endpoint: Endpoint, ids: Sequence[int]) -> dict[str, float]:
     """The first id, and the wall time of a short answer."""
-    times = answer(endpoint, ids, _ANSWER)
+    times = answer(endpoint, ids, [], _ANSWER)
     return {"first_ms": times.first_ms, "all_ms": 1e3 * (times.pieces[-1] - times.asked)}
 
 
@@ -198,8 +196,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--logs", type=Path, default=Path("bundles/serving"), help="folder of the servers' logs")
     parser.add_argument("--out", type=Path, help="write the results here")
     options, made_by = parser.parse_args(arguments), header("wall")
-    if max(options.prompt) + _LONG_ANSWER // 8 > options.max_len:
-        raise UserError(f"--prompt is {max(options.prompt)} and --max-len {options.max_len}; leave room for an answer")
+    least = max(max(options.prompt) + _ANSWER, _SHORT_PROMPT + _LONG_ANSWER)
+    if least > options.max_len:
+        raise UserError(f"--max-len is {options.max_len}; these prompts and their answers need {least}")
     with ExitStack() as stack:
         rows = summary(measure(_servers(options, stack), options.prompt, options.rounds, options.seed))
     if options.out:
