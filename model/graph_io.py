@@ -107,6 +107,12 @@ class StepOutputs(NamedTuple):
     scores: Annotated[Any, Port("B N C", "float32")] = None
     counts_B1V: Any = None
 
+    @classmethod
+    def of(cls, visible: Sequence[Any]) -> StepOutputs:
+        """The outputs that the host sees, as a run returns them."""
+        accepted, next_ids, next_mask, next_pos, *scores = visible
+        return cls(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
+
     @property
     def visible(self) -> tuple[Any, ...]:
         """The outputs that the host sees, in the graph's order."""

@@ -17,9 +17,10 @@ from typing import Any
 from compile.device_check.kernels import CASES
 from compile.device_check.routes import demo
 from compile.neuron import sdk as toolchain
-from compile.neuron.flags import FUSED, LNC, flags_of
+from compile.neuron.flags import LNC, flags_of
 from compile.neuron.sdk import Level, nxdi_graphs
 from compile.spec import BuildSpec, Recipe
+from model.bundle.compiler_flags import FUSED
 from model.bundle.opening import open_bundle
 from model.bundle.plan import make_plan
 from model.errors import UserError

@@ -15,11 +15,12 @@ from typing import Final
 
 from compile.bundle.staging import StagedFile, Staging
 from compile.neuron import sdk, specialise
-from compile.neuron.flags import LNC, TARGET, flag_tag, flags_of
+from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.sdk import Found, Level, nxdi_graphs, nxdi_tags
 from compile.neuron.specialise import KERNELS_FOLDER
 from compile.recipes import sources
 from compile.spec import Recipe
+from model.bundle.compiler_flags import flag_tag
 from model.bundle.manifest import Compiler, canonical_hash
 from model.bundle.plan import BundlePlan
 from model.errors import UserError

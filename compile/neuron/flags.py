@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from model.bundle.compiler_flags import DECODE, FUSED, PLAIN, PREFILL, with_lnc
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.nki import launches
@@ -17,7 +18,6 @@ from model.nki import launches
 if TYPE_CHECKING:
     from model.bundle.spec import BundleSpec
 
-PREFILL, FUSED, DECODE = "context_encoding_model", "fused_speculation_model", "token_generation_model"
 TARGET, NXDI = "trn2", "nxdi"
 # logical cores of two physical ones; neuron_config.json's logical_nc_config
 LNC: Final = launches.LNC
@@ -33,8 +33,7 @@ _PROMPT = (
     "--internal-hlo2tensorizer-options=' --modular-flow-mac-threshold=10  --verify-hlo=true' "
 )
 NXDI_FLAGS = {PREFILL: _PROMPT, FUSED: _DECODING, DECODE: _DECODING}
-# source: compiler/neuronx-cc/api-reference-guide of SDK 2.32; -O2 is the default of all graphs
-DEFAULT_FLAGS = dict.fromkeys(NXDI_FLAGS, f"--model-type transformer --auto-cast none --lnc {LNC} -O2")
+DEFAULT_FLAGS = dict.fromkeys(NXDI_FLAGS, with_lnc(PLAIN))
 # rules for integers, which differ between the compilers of 2.32 and 2.33 by default; those before know no such flag.
 # ours are indices and counts, exact in 32 bits, and no product, sum of ranks or scatter computes with them
 INTEGER_FLAGS = "--native-int64=disabled --implicit-integer-downcast=none"
@@ -54,11 +53,6 @@ def nxdi_tag(key: GraphKey, spec: BundleSpec) -> str:
     if key.stage is not Stage.STEP or key.k not in (0, spec.k):
         return ""
     return FUSED if key.k else DECODE
-
-
-def flag_tag(key: GraphKey) -> str:
-    """The tag whose flags a graph is compiled with, also where NxDI does not have it."""
-    return PREFILL if key.is_prefill else FUSED if key.k else DECODE
 
 
 def flags_of(given: Mapping[str, str], compiler: str = "") -> dict[str, str]:

@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from compile.neuron.flags import DECODE, FUSED, LNC, PREFILL, TARGET, nxdi_tag
+from compile.neuron.flags import LNC, TARGET, nxdi_tag
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
+from model.bundle.compiler_flags import DECODE, FUSED, PREFILL
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.plan import BundlePlan, whole_prompts
 from model.errors import UserError

@@ -91,8 +91,7 @@ class NrtGraphs:
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Begin a run of a graph on numpy inputs; its outputs wait for its end when they are read."""
-        accepted, next_ids, next_mask, next_pos, *scores = self._run(key, inputs)
-        return StepOutputs(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
+        return StepOutputs.of(self._run(key, inputs))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         """The candidates (B, N) of a graph that drafts alone, as `run` has its outputs."""

@@ -16,10 +16,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
+from model.bundle.compiler_flags import PLAIN, flag_tag, with_lnc
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.manifest import Compiler
 from model.errors import UserError
 from model.graph_key import GraphKey
+from model.nki.launches import LNC
 from model.serving import columns, quicker
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
@@ -28,9 +30,6 @@ os.environ.setdefault("NPROC", "1")
 # two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and products and
 # sums stay with the code whose order does not depend on the number of rows
 SAME_BITS = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
-# for a bundle whose manifest has no flags, since no compiler of the SDK has met it
-# source: what the command line of neuronx-cc documents (compiler/neuronx-cc/api-reference-guide)
-_FLAGS, _LNC = "--model-type=transformer --auto-cast=none -O2", 2
 _FLAGS_VARIABLE, _LNC_VARIABLE = "NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"
 _OWN_FLAGS = os.environ.get(_FLAGS_VARIABLE)
 
@@ -70,23 +69,19 @@ def take_lnc(compiler: Compiler) -> None:
 
     UserError where the environment has a different number than the bundle was compiled for.
     """
-    found = os.environ.setdefault(_LNC_VARIABLE, str(compiler.lnc or _LNC))
+    found = os.environ.setdefault(_LNC_VARIABLE, str(compiler.lnc or LNC))
     if compiler.lnc and found != str(compiler.lnc):
         raise UserError(f"{_LNC_VARIABLE} is {found} and the bundle was compiled for {compiler.lnc}; leave it out")
 
 
 def take_flags(compiler: Compiler, key: GraphKey) -> None:
-    """Leave a graph's flags where the Neuron plugin's compiler reads them, unless the environment came with its own."""
+    """Leave a graph's flags where the Neuron plugin's compiler reads them, unless the environment came with its own.
+
+    A bundle that no compiler of the SDK has met gets the documented ones.
+    """
     if _OWN_FLAGS is None:
-        flags = compiler.flags.get(flag_tag(key), _FLAGS)
-        os.environ[_FLAGS_VARIABLE] = flags if "--lnc" in flags else f"{flags} --lnc={os.environ[_LNC_VARIABLE]}"
-
-
-def flag_tag(key: GraphKey) -> str:
-    """The tag of a graph's flags in a manifest, as `compile/neuron/flags.py` has it."""
-    return (
-        "context_encoding_model" if key.is_prefill else "fused_speculation_model" if key.k else "token_generation_model"
-    )
+        flags = compiler.flags.get(flag_tag(key), PLAIN)
+        os.environ[_FLAGS_VARIABLE] = with_lnc(flags, os.environ[_LNC_VARIABLE])
 
 
 def replicated(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:

@@ -142,7 +142,7 @@ def test_nxdi_s_flags_are_its_own_to_the_blank_and_by_choice() -> None:
 
 def test_the_default_flags_are_documented_ones() -> None:
     """Those of the reference guide of SDK 2.32; the rules for integers where the compiler knows them."""
-    line = "--model-type transformer --auto-cast none --lnc 2 -O2"
+    line = "--model-type transformer --auto-cast none -O2 --lnc 2"
     assert set(DEFAULT_FLAGS.values()) == {line}
     assert flags_of({}, "2.26.6360.0+abc") == flags_of({}, "(unknown version)") == DEFAULT_FLAGS
     for version in ("2.27.5334.0", "2.28.7631.0+f4"):
@@ -207,7 +207,7 @@ def test_the_compiler_alone_makes_neffs(base: Path, compiler: Path, capsys: pyte
         assert (out / f"neff/{graph.key.name}.neff").read_bytes()[:4] == b"NEFF"
         log = (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
         assert "--target=trn2" in log
-        assert "--model-type transformer --auto-cast none --lnc 2 -O2" in log
+        assert "--model-type transformer --auto-cast none -O2 --lnc 2" in log
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.neff")}
     build(spec(base, "neffs", **SMALL, compiler_flags={FUSED: "--lnc=2 -O3"}))
     changed = [p.name for p, time in before.items() if p.stat().st_mtime_ns != time]

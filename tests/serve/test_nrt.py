@@ -51,13 +51,18 @@ def complete(server: Server, prompt: str, params: Params) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("params", [Params(), DRAWN], ids=["greedy", "drawn"])
-def test_its_ids_are_those_of_the_same_bundle_on_the_cpu(params: Params, server: Server, bundle: Path) -> None:
+def check_ids(server: Server, bundle: Path, params: Params, platform: str) -> None:
+    """A server's ids are those of the same bundle on the CPU, and it runs on this platform."""
     with LLM(bundle) as llm:
         expected = [list(llm.generate(text, params, max_new_tokens=30).ids) for text in PROMPTS[:2]]
     assert [complete(server, text, params) for text in PROMPTS[:2]] == expected
     assert server.log is not None
-    assert "runner   nrt, fp32, tp 2" in server.log.read_text()
+    assert f"runner   {platform}, fp32, tp 2" in server.log.read_text()
+
+
+@pytest.mark.parametrize("params", [Params(), DRAWN], ids=["greedy", "drawn"])
+def test_its_ids_are_those_of_the_same_bundle_on_the_cpu(params: Params, server: Server, bundle: Path) -> None:
+    check_ids(server, bundle, params, "nrt")
 
 
 def test_the_end_of_a_rank_ends_the_server_and_its_log_names_it(server: Server) -> None:

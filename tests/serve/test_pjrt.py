@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from model.llm import LLM, Params
-from tests.model.demo_bundle import PROMPTS, graphs
+from model.llm import Params
+from tests.model.demo_bundle import graphs
 from tests.model.neffs import find_stand_ins
 from tests.serve.server import NO_VLLM, Server, served
-from tests.serve.test_nrt import DRAWN, complete
+from tests.serve.test_nrt import DRAWN, check_ids
 from tests.stand_ins import PLUGIN
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -32,8 +32,4 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.mark.parametrize("params", [Params(), DRAWN], ids=["greedy", "drawn"])
 def test_its_ids_are_those_of_the_same_bundle_on_the_cpu(params: Params, server: Server, bundle: Path) -> None:
-    with LLM(bundle) as llm:
-        expected = [list(llm.generate(text, params, max_new_tokens=30).ids) for text in PROMPTS[:2]]
-    assert [complete(server, text, params) for text in PROMPTS[:2]] == expected
-    assert server.log is not None
-    assert "runner   neuron, fp32, tp 2" in server.log.read_text()
+    check_ids(server, bundle, params, "neuron")
