@@ -19,8 +19,8 @@ DEMO = Path(__file__).resolve().parent.parent / "demo"
 TARGET = DEMO / "target"
 ENTROPIES = ("structured", "open")
 # the folder of each drafter's model; none where the host drafts
-MODELS = {"chain": "draft", "parallel": "draft_parallel", "eagle3": "draft_eagle3", "medusa": "draft_medusa",
-          "ngram": ""}  # fmt: skip
+MODELS = {"chain": "draft", "parallel": "draft_parallel", "dflash": "draft_dflash", "eagle3": "draft_eagle3",
+          "medusa": "draft_medusa", "ngram": ""}  # fmt: skip
 
 
 class Prompt(NamedTuple):

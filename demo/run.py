@@ -30,10 +30,10 @@ def train_pair(out: Path, plan: PairPlan) -> dict[str, object]:
     return run.report()
 
 
-def train_drafters(names: list[str], out: Path) -> dict[str, dict[str, object]]:
+def train_drafters(names: list[str], out: Path, text: TextPlan) -> dict[str, dict[str, object]]:
     """Write the folders of these drafters for the target in `out`; returns their reports."""
     target, tokenizer = load(out / "target")
-    text_RS, reports = write_text(target, tokenizer, load_prose(), TextPlan()), {}
+    text_RS, reports = write_text(target, tokenizer, load_prose(), text), {}
     for name in names:
         torch.manual_seed(PLANS[name].seed)
         reports[name] = train(NEW[name](out, target, text_RS), target, text_RS, PLANS[name], out / f"draft_{name}")
@@ -44,6 +44,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="default: all, in order")
+    parser.add_argument("--batches", type=int, default=TextPlan.batches, help="of 64 rows of the target's text")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the model folders, read and written")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def main() -> None:
     if "pair" in args.only:
         reports["pair"] = train_pair(args.out, PairPlan())
     names = [name for name in NEW if name in args.only]
-    reports |= train_drafters(names, args.out) if names else {}
+    reports |= train_drafters(names, args.out, TextPlan(batches=args.batches)) if names else {}
     file.write_text(json.dumps(reports, indent=1) + "\n")
     print(file)
 

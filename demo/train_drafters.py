@@ -1,4 +1,4 @@
-"""Training of the parallel, EAGLE-3 and Medusa drafters on text that the target wrote."""
+"""Training of the drafters that learn from text that the target wrote."""
 
 import json
 import time
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 from demo.corpus import Prose, batches
+from demo.dflash import RANK, new_draft
 from demo.drafter import Drafter, K, TargetPass, target_pass
 from demo.eagle3 import new_head
 from demo.learn import Rates, Sampler, Updates, greedy, written
@@ -26,6 +27,8 @@ NEW: dict[str, Callable[[Path, Qwen3ForCausalLM, torch.Tensor], Drafter]] = {
     "parallel": lambda models, target, text_RS: Parallel(*load(models / "draft")),
     "eagle3": lambda models, target, text_RS: new_head(target, text_RS),
     "medusa": lambda models, target, text_RS: new_heads(target),
+    "dflash": lambda models, target, text_RS: new_draft(target, 16),
+    "dspark": lambda models, target, text_RS: new_draft(target, 8, RANK),
 }
 
 
@@ -54,6 +57,8 @@ PLANS = {
     "parallel": DrafterPlan(1500, Rates(muon=6e-3, adamw=6e-3)),
     "eagle3": DrafterPlan(800, Rates(muon=8e-3, adamw=4e-3)),
     "medusa": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
+    "dflash": DrafterPlan(600, Rates(muon=8e-3, adamw=4e-3)),
+    "dspark": DrafterPlan(600, Rates(muon=8e-3, adamw=4e-3)),
 }
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 from demo.corpus import Prose, load_prose
+from demo.dflash import load_draft
 from demo.drafter import Drafter
 from demo.eagle3 import load_head
 from demo.learn import Rates, Sampler, top_p_logits
@@ -26,6 +27,8 @@ REOPENED: dict[str, Callable[[Path], Drafter]] = {
     "parallel": lambda folder: Parallel(*load(folder)),
     "eagle3": load_head,
     "medusa": load_heads,
+    "dflash": lambda folder: load_draft(folder, load(DEMO / "target")[0]),
+    "dspark": lambda folder: load_draft(folder, load(DEMO / "target")[0]),
 }
 
 

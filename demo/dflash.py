@@ -1,0 +1,220 @@
+"""DFlash drafts for the demo target: a block of masks over the target's states, in one pass, with a Markov head or not.
+
+Chen, Liang, Liu, "DFlash: block diffusion for flash speculative decoding" (arXiv 2602.06036), and DSpark's Markov head
+(deepseek-ai/DeepSpec). Names and config are z-lab's; with a head they are SpecForge's, whose rows are shifted: row j
+then is the draft of the position after its own. Training puts the blocks of many anchors into one pass.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
+
+from demo.drafter import Drafter, TargetPass, write_checkpoint
+from demo.learn import distillation_loss
+from demo.models import ROPE_THETA
+
+# outputs of these layers of the target, as z-lab counts them
+LAYER_IDS = (0, 2, 4)
+LAYERS, INNER, RANK = 2, 384, 32
+# the token of byte 0xFF, as the parallel draft's mask
+MASK_ID = 188
+# block rows of one row of text in a training pass
+ROWS = 512
+# a row's weight is exp(-its draft's number / GAMMA of the block's rows)
+GAMMA = {8: 4.0, 16: 7.0}
+SHARED = (
+    "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+    "max_position_embeddings", "hidden_act", "attention_bias", "bos_token_id", "eos_token_id",
+)  # fmt: skip
+Rotary = tuple[torch.Tensor, torch.Tensor]
+
+
+def rotated(x_BHRD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Queries or keys at their positions."""
+    cos, sin = (part[:, None] for part in rotary)
+    return x_BHRD * cos + rotate_half(x_BHRD) * sin
+
+
+class Attention(nn.Module):
+    """Queries of block rows; keys and values of the context and of these rows."""
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        assert config.head_dim is not None
+        assert config.num_key_value_heads is not None
+        self.head_dim = config.head_dim
+        query, key = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, key, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, key, bias=False)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+        self.q_norm, self.k_norm = (Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps) for _ in "qk")
+
+    def forward(
+        self, x_BRH: torch.Tensor, context_BSH: torch.Tensor, rotary: tuple[Rotary, Rotary], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotations of the block's rows and of all; the mask (R, S + R) shows a row its keys."""
+        all_BXH = torch.cat([context_BSH, x_BRH], dim=1)
+        projected = (self.q_proj(x_BRH), self.k_proj(all_BXH), self.v_proj(all_BXH))
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in projected)
+        q, k = rotated(self.q_norm(q).transpose(1, 2), rotary[0]), rotated(self.k_norm(k).transpose(1, 2), rotary[1])
+        seen = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), attn_mask=mask, enable_gqa=True)
+        return self.o_proj(seen.transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """A decoder layer over block rows."""
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(config), Qwen3MLP(config)
+        norms = (Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2))
+        self.input_layernorm, self.post_attention_layernorm = norms
+
+    def forward(
+        self, x_BRH: torch.Tensor, context_BSH: torch.Tensor, rotary: tuple[Rotary, Rotary], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """The rows after the layer; the context stays as it is."""
+        x_BRH = x_BRH + self.self_attn(self.input_layernorm(x_BRH), context_BSH, rotary, mask)
+        return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
+
+
+class MarkovHead(nn.Module):
+    """A bias of an id's logits by the id before it."""
+
+    def __init__(self, vocabulary: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1, self.markov_w2 = nn.Embedding(vocabulary, rank), nn.Linear(rank, vocabulary, bias=False)
+        nn.init.zeros_(self.markov_w2.weight)
+
+    def forward(self, before: torch.Tensor) -> torch.Tensor:
+        """(..., V) of ids (...)."""
+        return self.markov_w2(self.markov_w1(before))
+
+
+class DFlash(Drafter):
+    """The weights, under z-lab's names; the target's embeddings and head, which stay, are not among them."""
+
+    embed_VH: torch.Tensor
+    head_VH: torch.Tensor
+
+    def __init__(
+        self, config: Qwen3Config, block: int, rank: int, embed_VH: torch.Tensor, head_VH: torch.Tensor
+    ) -> None:
+        super().__init__()
+        self.config, self.block, self.shifted = config, block, rank > 0
+        self.fc = nn.Linear(len(LAYER_IDS) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm, self.norm = (Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.markov_head = MarkovHead(config.vocab_size, rank) if rank else None
+        self.rotary = Qwen3RotaryEmbedding(config)
+        # no parameters: what is trained is what is saved
+        self.register_buffer("embed_VH", embed_VH, persistent=False)
+        self.register_buffer("head_VH", head_VH, persistent=False)
+
+    @property
+    def most(self) -> int:
+        """The drafts of a block."""
+        return self.block - (not self.shifted)
+
+    def block_logits(self, seen: TargetPass, anchors_A: torch.Tensor) -> torch.Tensor:
+        """(B, A, most, V) of the drafts after each anchor; a Markov head reads the text."""
+        ids_BS, own_N = seen.ids_BS, torch.arange(self.block)
+        length, position_AN = ids_BS.shape[1], anchors_A[:, None] + own_N
+        states = torch.cat([seen.hidden_LBSH[i + 1] for i in LAYER_IDS], dim=-1)
+        context_BSH = self.hidden_norm(self.fc(states))
+        ids_BAN = ids_BS[:, anchors_A, None].where(own_N == 0, torch.tensor(MASK_ID))
+        x_BRH = functional.embedding(ids_BAN, self.embed_VH).flatten(1, 2)
+        block_R = torch.arange(len(anchors_A)).repeat_interleave(self.block)
+        before_RS = torch.arange(length) < anchors_A[block_R][:, None]
+        mask = torch.cat([before_RS, block_R[:, None] == block_R], dim=1)
+        position_R = position_AN.flatten()
+        positions = (position_R, torch.cat([torch.arange(length), position_R]))
+        rows, every = (self.rotary(x_BRH, p[None]) for p in positions)
+        for layer in self.layers:
+            x_BRH = layer(x_BRH, context_BSH, (rows, every), mask)
+        x_BANH = self.norm(x_BRH).unflatten(1, (-1, self.block))[:, :, self.block - self.most :]
+        logits = functional.linear(x_BANH, self.head_VH)
+        if self.markov_head is None:
+            return logits
+        return logits + self.markov_head(ids_BS[:, position_AN.clamp(max=length - 1)])
+
+    def hidden_matrices(self) -> Iterable[nn.Parameter]:
+        return [*self.layers.parameters(), *self.fc.parameters()]
+
+    def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
+        """Weighted mean KL(target || draft) over the blocks of random anchors, earlier drafts weigh more."""
+        length = seen.ids_BS.shape[1]
+        anchors_A = torch.randperm(length - self.block - 1, generator=generator)[: ROWS // self.block] + 1
+        logits = self.block_logits(seen, anchors_A)
+        teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(self.most)]
+        losses = torch.stack([distillation_loss(logits[:, :, n], t) for n, t in enumerate(teachers)])
+        weights = torch.exp(-torch.arange(self.most) / GAMMA[self.block])
+        return (losses * weights).sum() / weights.sum()
+
+    @torch.no_grad()
+    def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
+        """Of the trained block; zeros past its end."""
+        logits = self.block_logits(seen, anchors_A)[0, :, :k]
+        return functional.pad(logits, (0, 0, 0, k - logits.shape[1]))
+
+    def save(self, folder: Path) -> None:
+        """config.json and model.safetensors of z-lab's format, with a head of SpecForge's, in bfloat16."""
+        whole = self.config.to_dict()
+        own: dict[str, object] = {"mask_token_id": MASK_ID, "target_layer_ids": list(LAYER_IDS)}
+        if self.markov_head is not None:
+            head = {"markov_rank": self.markov_head.markov_w1.embedding_dim, "markov_head_type": "vanilla"}
+            own |= {"projector_type": "dspark", **head}
+        config = {name: whole[name] for name in (*SHARED, "intermediate_size", "num_hidden_layers")} | {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "block_size": self.block,
+            "dflash_config": own,
+            "num_target_layers": 6,
+            "layer_types": ["full_attention"] * self.config.num_hidden_layers,
+            "rope_theta": ROPE_THETA,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        }
+        write_checkpoint(self, config, folder)
+
+
+def new_draft(target: Qwen3ForCausalLM, block: int, rank: int = 0) -> DFlash:
+    """A draft before training: its layers are the target's last ones, over the state that the last of them reads."""
+    shared = {name: getattr(target.config, name) for name in SHARED}
+    rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    config = Qwen3Config(num_hidden_layers=LAYERS, intermediate_size=INNER, rope_parameters=rope, **shared)
+    draft = DFlash(config, block, rank, target.model.embed_tokens.weight.detach(), target.lm_head.weight.detach())
+    with torch.no_grad():
+        draft.norm.weight.copy_(target.model.norm.weight)
+        draft.hidden_norm.weight.copy_(target.model.layers[-1].input_layernorm.weight)
+        draft.fc.weight.zero_()[:, -config.hidden_size :].fill_diagonal_(1)
+        for own, theirs in zip(draft.layers, target.model.layers[-LAYERS:], strict=True):
+            _begin(own, theirs)
+    return draft
+
+
+def _begin(own: nn.Module, theirs: nn.Module) -> None:
+    """A layer as a layer of the target, with those inner features of its MLP that have the largest weights."""
+    weights = theirs.state_dict()
+    size_I = weights["mlp.up_proj.weight"].norm(dim=1) * weights["mlp.down_proj.weight"].norm(dim=0)
+    kept_I = size_I.topk(INNER).indices.sort().values
+    for part in ("gate", "up"):
+        weights[f"mlp.{part}_proj.weight"] = weights[f"mlp.{part}_proj.weight"][kept_I]
+    weights["mlp.down_proj.weight"] = weights["mlp.down_proj.weight"][:, kept_I]
+    own.load_state_dict(weights)
+
+
+def load_draft(folder: Path, target: Qwen3ForCausalLM) -> DFlash:
+    """A saved draft in float32, with its target's embeddings and head."""
+    config = json.loads((folder / "config.json").read_text())
+    draft = new_draft(target, config["block_size"], config["dflash_config"].get("markov_rank", 0))
+    draft.load_state_dict(load_file(folder / "model.safetensors"))
+    return draft.train(False)
