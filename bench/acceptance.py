@@ -34,12 +34,7 @@ TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}
 HELD_OUT = "held-out"
 CLASSES = (*ENTROPIES, HELD_OUT)
 # a drafter, or a smaller model for one, by the name of its rows: its kind and the folder of its model
-DRAFTS = {name: (name, folder) for name, folder in MODELS.items()} | {
-    "dspark": ("dflash", "draft_dspark"),
-    "small chain": ("chain", "draft_small"),
-}
-# the most drafts of one, if they are fewer
-FEWER = {"dspark": 8}
+DRAFTS = {name: (name, folder) for name, folder in MODELS.items()} | {"small chain": ("chain", "draft_small")}
 Rows = list[dict[str, Any]]
 
 
@@ -58,8 +53,7 @@ def measure(options: argparse.Namespace, asked: Sequence[Prompt]) -> Rows:
         shown = name if weight is None else f"{name}, noise {weight:g}"
         for temperature, params in TEMPERATURES.items():
             requests, outputs = [request(p, params, options.tokens) for p in asked], dict[int, list[Output]]()
-            ks = [k for k in options.ks if k <= FEWER.get(name, k)]
-            for k in each(ks, f"{shown}, T {temperature:g}"):
+            for k in each(options.ks, f"{shown}, T {temperature:g}"):
                 outputs[k] = [_output(result) for result in engine(kind, k, model, BATCH, weight).run(requests)]
             rows += [{"draft": shown} | row for row in tables(asked, temperature, outputs)]
     return rows

@@ -19,8 +19,10 @@ DEMO = Path(__file__).resolve().parent.parent / "demo"
 TARGET = DEMO / "target"
 ENTROPIES = ("structured", "open")
 # the folder of each drafter's model; none where the host drafts
-MODELS = {"chain": "draft", "parallel": "draft_parallel", "dflash": "draft_dflash", "eagle3": "draft_eagle3",
-          "medusa": "draft_medusa", "ngram": ""}  # fmt: skip
+MODELS = {"chain": "draft", "parallel": "draft_parallel", "dflash": "draft_dflash", "dspark": "draft_dspark",
+          "eagle3": "draft_eagle3", "medusa": "draft_medusa", "ngram": ""}  # fmt: skip
+# a drafter that is a kind of another name
+KINDS = {"dspark": "dflash"}
 
 
 class Prompt(NamedTuple):
@@ -54,7 +56,7 @@ def spec(out: Path, drafter: str, k: int, model: str = "", **sizes: Any) -> Buil
     about: dict[str, Any] = {"target": str(TARGET), "tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"} | sizes
     if k and folder:
         about["draft"] = str(DEMO / folder)
-    kind = drafter if k else "none"
+    kind = KINDS.get(drafter, drafter) if k else "none"
     return BuildSpec(drafter=kind, k=str(k), out=str(out), **about)
 
 

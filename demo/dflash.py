@@ -6,6 +6,7 @@ then is the draft of the position after its own. Training puts the blocks of man
 """
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
 from demo.drafter import Drafter, TargetPass, write_checkpoint
-from demo.learn import distillation_loss
+from demo.learn import distillation_loss, weighted_mean
 from demo.models import ROPE_THETA
 
 # outputs of these layers of the target, as z-lab counts them
@@ -25,10 +26,10 @@ LAYER_IDS = (0, 2, 4)
 LAYERS, INNER, RANK = 2, 384, 32
 # the token of byte 0xFF, as the parallel draft's mask
 MASK_ID = 188
+# rows of a block; a pass of training takes all of them or fewer, as steps of k 3 and 7 do
+BLOCK, SMALLER = 16, (4, 8)
 # block rows of one row of text in a training pass
 ROWS = 512
-# a row's weight is exp(-its draft's number / GAMMA of the block's rows)
-GAMMA = {8: 4.0, 16: 7.0}
 SHARED = (
     "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "max_position_embeddings", "hidden_act", "attention_bias", "bos_token_id", "eos_token_id",
@@ -105,11 +106,10 @@ class DFlash(Drafter):
     embed_VH: torch.Tensor
     head_VH: torch.Tensor
 
-    def __init__(
-        self, config: Qwen3Config, block: int, rank: int, embed_VH: torch.Tensor, head_VH: torch.Tensor
-    ) -> None:
+    def __init__(self, config: Qwen3Config, rank: int, embed_VH: torch.Tensor, head_VH: torch.Tensor) -> None:
         super().__init__()
-        self.config, self.block, self.shifted = config, block, rank > 0
+        # rows without a draft: the first one of a block in place
+        self.config, self.idle = config, int(not rank)
         self.fc = nn.Linear(len(LAYER_IDS) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm, self.norm = (Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
@@ -119,20 +119,15 @@ class DFlash(Drafter):
         self.register_buffer("embed_VH", embed_VH, persistent=False)
         self.register_buffer("head_VH", head_VH, persistent=False)
 
-    @property
-    def most(self) -> int:
-        """The drafts of a block."""
-        return self.block - (not self.shifted)
-
-    def block_logits(self, seen: TargetPass, anchors_A: torch.Tensor) -> torch.Tensor:
-        """(B, A, most, V) of the drafts after each anchor; a Markov head reads the text."""
-        ids_BS, own_N = seen.ids_BS, torch.arange(self.block)
+    def block_logits(self, seen: TargetPass, anchors_A: torch.Tensor, rows: int) -> torch.Tensor:
+        """(B, A, rows - idle, V) of the drafts of a block at each anchor; a Markov head reads the text."""
+        ids_BS, own_N = seen.ids_BS, torch.arange(rows)
         length, position_AN = ids_BS.shape[1], anchors_A[:, None] + own_N
         states = torch.cat([seen.hidden_LBSH[i + 1] for i in LAYER_IDS], dim=-1)
         context_BSH = self.hidden_norm(self.fc(states))
         ids_BAN = ids_BS[:, anchors_A, None].where(own_N == 0, torch.tensor(MASK_ID))
         x_BRH = functional.embedding(ids_BAN, self.embed_VH).flatten(1, 2)
-        block_R = torch.arange(len(anchors_A)).repeat_interleave(self.block)
+        block_R = torch.arange(len(anchors_A)).repeat_interleave(rows)
         before_RS = torch.arange(length) < anchors_A[block_R][:, None]
         mask = torch.cat([before_RS, block_R[:, None] == block_R], dim=1)
         position_R = position_AN.flatten()
@@ -140,7 +135,7 @@ class DFlash(Drafter):
         rows, every = (self.rotary(x_BRH, p[None]) for p in positions)
         for layer in self.layers:
             x_BRH = layer(x_BRH, context_BSH, (rows, every), mask)
-        x_BANH = self.norm(x_BRH).unflatten(1, (-1, self.block))[:, :, self.block - self.most :]
+        x_BANH = self.norm(x_BRH).unflatten(1, (-1, rows))[:, :, self.idle :]
         logits = functional.linear(x_BANH, self.head_VH)
         if self.markov_head is None:
             return logits
@@ -150,19 +145,22 @@ class DFlash(Drafter):
         return [*self.layers.parameters(), *self.fc.parameters()]
 
     def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
-        """Weighted mean KL(target || draft) over the blocks of random anchors, earlier drafts weigh more."""
-        length = seen.ids_BS.shape[1]
-        anchors_A = torch.randperm(length - self.block - 1, generator=generator)[: ROWS // self.block] + 1
-        logits = self.block_logits(seen, anchors_A)
-        teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(self.most)]
-        losses = torch.stack([distillation_loss(logits[:, :, n], t) for n, t in enumerate(teachers)])
-        weights = torch.exp(-torch.arange(self.most) / GAMMA[self.block])
-        return (losses * weights).sum() / weights.sum()
+        """Weighted mean KL(target || draft) over blocks at random anchors; the first of r rows' drafts weigh most.
+
+        The n-th draft's weight is exp(-2 n / r): the published decay, 4 of blocks of 8 and 7 of blocks of 16 rows.
+        """
+        rows = (*SMALLER, BLOCK)[int(torch.randint(len(SMALLER) + 1, (), generator=generator))]
+        length, drafts = seen.ids_BS.shape[1], rows - self.idle
+        anchors_A = torch.randperm(length - rows - 1, generator=generator)[: ROWS // rows] + 1
+        logits = self.block_logits(seen, anchors_A, rows)
+        teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(drafts)]
+        losses = (distillation_loss(logits[:, :, n], t) for n, t in enumerate(teachers))
+        return weighted_mean(losses, math.exp(-2 / rows))
 
     @torch.no_grad()
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
-        """Of the trained block; zeros past its end."""
-        logits = self.block_logits(seen, anchors_A)[0, :, :k]
+        """Of a block of as many rows as k drafts need; zeros past the largest block's end."""
+        logits = self.block_logits(seen, anchors_A, min(k + self.idle, BLOCK))[0]
         return functional.pad(logits, (0, 0, 0, k - logits.shape[1]))
 
     def save(self, folder: Path) -> None:
@@ -175,7 +173,7 @@ class DFlash(Drafter):
         config = {name: whole[name] for name in (*SHARED, "intermediate_size", "num_hidden_layers")} | {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
-            "block_size": self.block,
+            "block_size": BLOCK,
             "dflash_config": own,
             "num_target_layers": 6,
             "layer_types": ["full_attention"] * self.config.num_hidden_layers,
@@ -186,12 +184,12 @@ class DFlash(Drafter):
         write_checkpoint(self, config, folder)
 
 
-def new_draft(target: Qwen3ForCausalLM, block: int, rank: int = 0) -> DFlash:
+def new_draft(target: Qwen3ForCausalLM, rank: int = 0) -> DFlash:
     """A draft before training: its layers are the target's last ones, over the state that the last of them reads."""
     shared = {name: getattr(target.config, name) for name in SHARED}
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
     config = Qwen3Config(num_hidden_layers=LAYERS, intermediate_size=INNER, rope_parameters=rope, **shared)
-    draft = DFlash(config, block, rank, target.model.embed_tokens.weight.detach(), target.lm_head.weight.detach())
+    draft = DFlash(config, rank, target.model.embed_tokens.weight.detach(), target.lm_head.weight.detach())
     with torch.no_grad():
         draft.norm.weight.copy_(target.model.norm.weight)
         draft.hidden_norm.weight.copy_(target.model.layers[-1].input_layernorm.weight)
@@ -215,6 +213,6 @@ def _begin(own: nn.Module, theirs: nn.Module) -> None:
 def load_draft(folder: Path, target: Qwen3ForCausalLM) -> DFlash:
     """A saved draft in float32, with its target's embeddings and head."""
     config = json.loads((folder / "config.json").read_text())
-    draft = new_draft(target, config["block_size"], config["dflash_config"].get("markov_rank", 0))
+    draft = new_draft(target, config["dflash_config"].get("markov_rank", 0))
     draft.load_state_dict(load_file(folder / "model.safetensors"))
     return draft.train(False)

@@ -27,8 +27,8 @@ NEW: dict[str, Callable[[Path, Qwen3ForCausalLM, torch.Tensor], Drafter]] = {
     "parallel": lambda models, target, text_RS: Parallel(*load(models / "draft")),
     "eagle3": lambda models, target, text_RS: new_head(target, text_RS),
     "medusa": lambda models, target, text_RS: new_heads(target),
-    "dflash": lambda models, target, text_RS: new_draft(target, 16),
-    "dspark": lambda models, target, text_RS: new_draft(target, 8, RANK),
+    "dflash": lambda models, target, text_RS: new_draft(target),
+    "dspark": lambda models, target, text_RS: new_draft(target, RANK),
 }
 
 

@@ -13,6 +13,7 @@ import torch
 
 from bench.demo import prompts, request
 from bench.eager import Eager
+from demo.dflash import BLOCK
 from demo.dflash import load_draft as trained_draft
 from demo.drafter import target_pass
 from demo.models import load
@@ -24,9 +25,8 @@ from model.window import Window
 from tests.model.drafted import steps
 from tests.model.test_dflash import pair_of
 
-LENGTH, BATCH, TOKENS = 128, 8, 24
-# the drafts of a step, of which each demo draft was trained for more
-DRAFTS = {"draft_dflash": 15, "draft_dspark": 8}
+LENGTH, BATCH, TOKENS, K = 128, 8, 24, 7
+DRAFTS = ("draft_dflash", "draft_dspark")
 
 
 def _config(drafter: DFlash, **changes: Any) -> None:
@@ -68,13 +68,12 @@ FAULTS: list[Fault] = [_rows_off_by_one, _layers_off_by_one, _causal, _stale_con
 @functools.cache
 def tokens_a_step(draft: str, fault: Fault | None) -> float:
     """Of the demo's prompts at temperature 0.6."""
-    pair, k = pair_of(Path("demo/target"), Path("demo") / draft), DRAFTS[draft]
+    pair = pair_of(Path("demo/target"), Path("demo") / draft)
     drafter = pair.drafter
     assert isinstance(drafter, DFlash)
     if fault:
-        k -= fault is _rows_off_by_one
         fault(pair, drafter)
-    engine = Engine(Eager(pair, (), BATCH, LENGTH), Shape((k,), BATCH, LENGTH, (LENGTH,), 2048))
+    engine = Engine(Eager(pair, (), BATCH, LENGTH), Shape((K,), BATCH, LENGTH, (LENGTH,), 2048))
     results = engine.run(request(p, Params(0.6, top_p=0.95, seed=n), TOKENS) for n, p in enumerate(prompts(2)))
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)
 
@@ -86,7 +85,7 @@ def test_a_planted_fault_is_seen_in_acceptance(draft: str, fault: Fault) -> None
     assert tokens_a_step(draft, fault) < 0.9 * tokens_a_step(draft, None)
 
 
-@pytest.mark.parametrize(("name", "k"), [("draft_dflash", 15), ("draft_dspark", 8)])
+@pytest.mark.parametrize(("name", "k"), [("draft_dflash", 15), ("draft_dspark", 7)])
 @torch.no_grad()
 def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int) -> None:
     """All blocks of a training pass beside each other are the blocks of inference."""
@@ -95,11 +94,9 @@ def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int)
     trained = trained_draft(draft, theirs)
     for step in steps(pair_of(target, draft), (), k, 3):
         for drafted in step:
-            ids = drafted.known + drafted.drafts + [0] * trained.block
+            ids = drafted.known + drafted.drafts + [0] * BLOCK
             anchors = torch.tensor([len(drafted.known) - 1, 1])
             logits_kV = trained.draft_logits(target_pass(theirs, torch.tensor([ids])), anchors, k)[0]
             if trained.markov_head is None:
                 assert torch.allclose(drafted.logits, logits_kV, atol=1e-3, rtol=0)
             assert drafted.drafts == logits_kV.argmax(-1).tolist()
-
-
