@@ -132,9 +132,9 @@ class DFlash(Drafter):
         mask = torch.cat([before_RS, block_R[:, None] == block_R], dim=1)
         position_R = position_AN.flatten()
         positions = (position_R, torch.cat([torch.arange(length), position_R]))
-        rows, every = (self.rotary(x_BRH, p[None]) for p in positions)
+        own, every = (self.rotary(x_BRH, p[None]) for p in positions)
         for layer in self.layers:
-            x_BRH = layer(x_BRH, context_BSH, (rows, every), mask)
+            x_BRH = layer(x_BRH, context_BSH, (own, every), mask)
         x_BANH = self.norm(x_BRH).unflatten(1, (-1, rows))[:, :, self.idle :]
         logits = functional.linear(x_BANH, self.head_VH)
         if self.markov_head is None:
