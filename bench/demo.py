@@ -20,7 +20,7 @@ TARGET = DEMO / "target"
 ENTROPIES = ("structured", "open")
 # the folder of each drafter's model; none where the host drafts
 MODELS = {"chain": "draft", "parallel": "draft_parallel", "dflash": "draft_dflash", "dspark": "draft_dspark",
-          "eagle3": "draft_eagle3", "medusa": "draft_medusa", "ngram": ""}  # fmt: skip
+          "eagle3": "draft_eagle3", "ngram": ""}  # fmt: skip
 # a drafter that is a kind of another name
 KINDS = {"dspark": "dflash"}
 

@@ -16,7 +16,6 @@ from demo.dflash import RANK, new_draft
 from demo.drafter import Drafter, K, TargetPass, target_pass
 from demo.eagle3 import new_head
 from demo.learn import Rates, Sampler, Updates, greedy, written
-from demo.medusa import new_heads
 from demo.models import load
 from demo.parallel import Parallel
 
@@ -26,7 +25,6 @@ PROMPT_TOKENS = (4, 8, 16, 32)
 NEW: dict[str, Callable[[Path, Qwen3ForCausalLM, torch.Tensor], Drafter]] = {
     "parallel": lambda models, target, text_RS: Parallel(*load(models / "draft")),
     "eagle3": lambda models, target, text_RS: new_head(target, text_RS),
-    "medusa": lambda models, target, text_RS: new_heads(target),
     "dflash": lambda models, target, text_RS: new_draft(target),
     "dspark": lambda models, target, text_RS: new_draft(target, RANK),
 }
@@ -56,7 +54,6 @@ class DrafterPlan:
 PLANS = {
     "parallel": DrafterPlan(1500, Rates(muon=6e-3, adamw=6e-3)),
     "eagle3": DrafterPlan(800, Rates(muon=8e-3, adamw=4e-3)),
-    "medusa": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
     "dflash": DrafterPlan(300, Rates(muon=8e-3, adamw=4e-3)),
     "dspark": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
 }

@@ -5,8 +5,7 @@ with its launch. Tokens of a step are published or assumed; each row says which.
 rows is billed for all of them. n-gram look-up has no pass.
 
 EAGLE-3 has the sizes of RedHatAI/Qwen3-32B-speculator.eagle3: one layer like the target's, whose query, key and value
-projections take two hidden states side by side, `fc` over three, and 32000 ids. Medusa is billed with one residual
-layer for each head and one projection for all. Heads are billed at HBM's rate, draws over the target's vocabulary.
+projections take two hidden states side by side, `fc` over three, and 32000 ids, at HBM's rate.
 
 DFlash has the sizes of chutesai/Qwen3-32B-FP8-DFLASH: five layers of 32 query heads and an inner size of 9728, over
 five states. Its block's pass is billed as a chain's of as many rows, its context at HBM's rate. A Markov head is billed
@@ -54,7 +53,6 @@ MARKOV = "layers and Markov head"
 _PARD = "no acceptance of PARD with a 32B target is published; "
 _PARD_2 = "PARD-2 with Qwen3-8B, k = 15 (arXiv 2605.08632), taken over"
 _EAGLE3 = "RedHatAI/Qwen3-32B-speculator.eagle3; " + published.SOURCE
-_MEDUSA = "no heads for Qwen3-32B are published; below EAGLE-3's 2.39, for they do not see each other's drafts"
 _CHUTES = "card of chutesai/Qwen3-32B-FP8-DFLASH: Qwen3-32B-FP8, 8 requests at once"
 _DEEPSPEC = "Qwen3-14B in DeepSpec's table 1 (T 1, 7 drafts), taken over; no such draft for the 32B is published"
 _LOOK_UP = "one draft a step; gains of 2 to 4 are reported for suffix and n-gram look-up"
@@ -67,7 +65,6 @@ KNOWN = (
         Known("eagle3", "head", k, tokens, "MT-Bench", False, _EAGLE3)
         for k, tokens in enumerate(published.EAGLE3_MT_BENCH_LENGTHS, 1)
     ),
-    Known("medusa", "heads", 4, 1.9, "MT-Bench", True, _MEDUSA),
     Known("parallel", "0.6B", 3, 2.4, "MT-Bench", True, _PARD + "between a chain's 2.80 of 1.7B and less of 0.6B"),
     Known("parallel", "0.6B", 7, 3.0, "MT-Bench", True, _PARD + "the low end of what is assumed"),
     Known("parallel", "0.6B", 7, 3.4, "MT-Bench", True, _PARD + "the high end of what is assumed"),
@@ -115,15 +112,6 @@ def eagle3_us(setup: Setup, chip: Chip, rows: int, first: bool) -> float:
     return total + _matrix_us(setup, chip, EAGLE3_IDS, hidden, setup.tp) + _target_pass(setup, chip, 1).sampling
 
 
-def medusa_us(setup: Setup, chip: Chip, k: int) -> float:
-    """All k heads of a step."""
-    config = Shard(TARGET, setup.draft_tp, setup.batch, 1).config
-    hidden = config.hidden_size
-    blocks = _matrix_us(setup, chip, k * hidden, hidden, setup.draft_tp) + _gather_us(setup, chip, k, hidden)
-    draws = _target_pass(setup, chip, k, noise=False).sampling
-    return blocks + _matrix_us(setup, chip, config.vocab_size, hidden, setup.tp) + draws
-
-
 def dflash_us(setup: Setup, chip: Chip, k: int, markov: bool) -> float:
     """The context of k + 1 rows, then the block."""
     config, billed = Shard(DFLASH, setup.draft_tp, setup.batch, 1).config, next(n for n in _ROWS if n > k)
@@ -145,9 +133,7 @@ def draft_us(known: Known, setup: Setup, chip: Chip) -> float:
         return dflash_us(setup, chip, known.k, known.model == MARKOV)
     total = 0.0
     for number, made in enumerate(KINDS[known.drafter].passes(known.k, known.k)):
-        if known.drafter == "medusa":
-            total += medusa_us(setup, chip, made.drawn)
-        elif known.drafter == "eagle3":
+        if known.drafter == "eagle3":
             total += eagle3_us(setup, chip, made.rows, first=not number)
         else:
             took = choose.draft_pass(replace(setup, draft=known.model), chip, made.rows)

@@ -13,7 +13,6 @@ too. A drafter is
   ---------|------------------------------------------------|-----------|---------------------|---------------
   (host)   | the host's drafts, or none                     | none      | nothing             | nothing
   chain    | k passes, the first of 2 rows, the others of 1 | a Qwen3   | nothing             | caches, an id
-  medusa   | 1 head a draft on one state                    | heads     | its last state      | that state
   parallel | 1 pass of 2k rows, k - 1 of them masks         | a Qwen3   | nothing             | caches, ids
   dflash   | 1 pass of k or k + 1 rows, masks but the first | layers    | states of layers    | caches
   eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row           | one layer | states of layers    | a cache, a state

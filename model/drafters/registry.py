@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from model.config import PRESETS, ModelConfig, Qwen3Config, load_config, raw_config
-from model.drafters import chain, dflash, eagle3, medusa, parallel
+from model.drafters import chain, dflash, eagle3, parallel
 from model.drafters.kind import DraftModel, Kind
 from model.errors import UserError
 
 # no drafts at all, and drafts by the host: neither has a model
 NONE, NGRAM = Kind("none"), Kind("ngram")
 # dflash before those that claim its mask or its vocabulary
-KINDS = {k.name: k for k in (chain.KIND, dflash.KIND, parallel.KIND, eagle3.KIND, medusa.KIND, NGRAM, NONE)}
+KINDS = {k.name: k for k in (chain.KIND, dflash.KIND, parallel.KIND, eagle3.KIND, NGRAM, NONE)}
 
 
 def inferred(name_or_path: str) -> Kind:

@@ -40,7 +40,7 @@ def test_shares_are_of_the_steps_of_the_largest_k_and_tokens_of_each(tmp_path: P
 
 @pytest.mark.parametrize("different", [False, True])
 def test_answers_are_compared_over_drafters_and_k(different: bool) -> None:
-    rows = [{"draft": d} | row for d in ("chain", "medusa") for row in bench.tables(ASKED, 0.0, OUTPUTS)]
+    rows = [{"draft": d} | row for d in ("chain", "eagle3") for row in bench.tables(ASKED, 0.0, OUTPUTS)]
     if different:
         rows[3]["ids"][1] = [(1, 2, 4)]
     assert bench.differences(rows) == different

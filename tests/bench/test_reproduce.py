@@ -47,7 +47,7 @@ def results() -> dict[str, Any]:
     known = {"drafter": "eagle3", "model": "head", "k": 4, "tokens": 2.39, "assumed": False, "workload": "MT-Bench",
              "source": "said", "step": 1.2, "gain": 1.99, "gain_low": 1.9, "gain_high": 2.05}  # fmt: skip
     model = {"source": "simulated", "sweep": sweep, "best": best, "other_draft": [other],
-             "drafters": [known, known | {"drafter": "medusa", "model": "heads", "assumed": True}],
+             "drafters": [known, known | {"drafter": "dflash", "model": "layers", "assumed": True}],
              "off_below": {"1.7B": 0.28, "0.6B": 0.25}, **HEAD}  # fmt: skip
     ways = [ALONE, *(f"{draft}, k {k}" for draft in ("draft", "draft_small") for k in KS)]
     rows = [_row(way, entropy) for way in ways for entropy in ("structured", "open")]

@@ -17,7 +17,6 @@ from tests.model.family import graphs
 REFUSED = {
     "parallel": "its drafter is parallel, and NxDI's loaders bring plain chains alone",
     "eagle3": "its drafter is eagle3, and NxDI's loaders bring plain chains alone",
-    "medusa": "its drafter is medusa, and NxDI's loaders bring plain chains alone",
     "dflash": "its drafter is dflash, and NxDI's loaders bring plain chains alone",
     "ngram": "its drafts come from the host, and NxDI's loader has none",
 }

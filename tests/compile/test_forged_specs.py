@@ -10,7 +10,7 @@ import pytest
 from model.bundle.spec import spec_from_json
 from model.errors import UserError
 from model.strict import Wrong
-from tests.compile.tiny import spec, write_medusa, write_model
+from tests.compile.tiny import spec, write_model
 from tests.model.heads import write_head
 
 
@@ -20,8 +20,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     write_model(base / "target", 1)
     write_model(base / "draft", 2, num_hidden_layers=1)
     write_head(base / "eagle3", base / "target", taps=(0, 1))
-    write_medusa(base / "medusa", 5, heads=3)
-    drafts: dict[str, Path] = {name: base / name for name in ("draft", "eagle3", "medusa")}
+    drafts: dict[str, Path] = {name: base / name for name in ("draft", "eagle3")}
     return {name: spec(base, draft=str(path)).bundle.as_json() for name, path in drafts.items()}
 
 
@@ -30,8 +29,6 @@ FORGED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a tap of no layer": ("eagle3", {}, {"taps": [0, -1]}, r"taps\[1\] is -1"),
     "states of a different width": ("eagle3", {}, {"target_hidden_size": 64}, "reads states of 64 numbers"),
     "more drafted ids than ids": ("eagle3", {}, {"draft_vocab_size": 65}, "has more ids than the target"),
-    "fewer heads than drafts": ("medusa", {}, {"heads": 2}, "are 2 heads and k is 3"),
-    "no head": ("medusa", {}, {"heads": 0}, "heads is 0"),
     "a length that no bucket reaches": ("draft", {"max_len": 200}, {}, "max-len 200 cannot be reached by buckets"),
     "a length beyond the positions": ("draft", {"max_len": 1024}, {}, "max-len 1024 is beyond the models' 512"),
     "a different vocabulary": ("draft", {}, {"vocab_size": 96}, "vocabularies of 64 and 96 tokens"),

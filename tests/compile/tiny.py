@@ -44,24 +44,6 @@ def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = Tru
     return folder
 
 
-def write_medusa(
-    folder: Path, seed: int, heads: int = 4, layers: int = 1, shared: bool = True, scale: float = 0.1
-) -> Path:
-    """Medusa heads for a target that `write_model` has written, in the names of vLLM's loader."""
-    folder.mkdir(parents=True)
-    size, vocabulary, generator = BASE["hidden_size"], BASE["vocab_size"], torch.Generator().manual_seed(seed)
-    shapes = {f"blocks.{h}.layers.{n}.weight": (size, size) for h in range(heads) for n in range(layers)}
-    shapes |= {f"lm_heads.{h}.weight": (vocabulary, size) for h in range(1 if shared else heads)}
-    tensors = {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
-    save_file(tensors, folder / "model.safetensors")
-    raw = {
-        "model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": size, "vocab_size": vocabulary,
-        "truncated_vocab_size": vocabulary, "num_heads": heads, "num_hidden_layers": layers, "original_lm_head": shared,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    return folder
-
-
 def write_pair(base: Path) -> tuple[str, str]:
     """Target and draft folders; the draft has one layer and a tied head."""
     target = write_model(base / "target", 1)

@@ -1,4 +1,4 @@
-"""EAGLE-3 and Medusa heads of the demo: the unrolled form is the chain of inference, names are the public ones."""
+"""The EAGLE-3 head of the demo: the unrolled form is the chain of inference, names are the public ones."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,8 @@ import torch
 from safetensors import safe_open
 from transformers import Qwen3ForCausalLM
 
-from demo.drafter import K, TargetPass, target_pass
+from demo.drafter import TargetPass, target_pass
 from demo.eagle3 import FEATURE_LAYERS, Eagle3, head_config, new_head
-from demo.medusa import LAYERS, new_heads
 from demo.models import load
 
 DEMO = Path("demo")
@@ -30,9 +29,6 @@ EAGLE3 = {
     "layers.0.self_attn.q_proj.weight": (QUERY, 2 * H),
     "layers.0.self_attn.v_proj.weight": (KEY, 2 * H),
     "norm.weight": (H,),
-}
-MEDUSA = {"lm_heads.0.weight": (V, H)} | {
-    f"blocks.{head}.layers.{layer}.weight": (H, H) for head in range(K) for layer in range(LAYERS)
 }
 
 
@@ -95,12 +91,6 @@ def test_a_draft_sees_no_feature_from_its_anchor_on(head: Eagle3, seen: TargetPa
     assert not torch.equal(later, head.draft_logits(seen, anchors_A + 1, k))
 
 
-def test_untrained_medusa_heads_say_what_the_target_says(target: Qwen3ForCausalLM, seen: TargetPass) -> None:
-    logits_AKV = new_heads(target).draft_logits(seen, torch.tensor([5, 9]), K)
-    expected = seen.logits_BSV[0, [4, 8]][:, None].expand(-1, K, -1)
-    torch.testing.assert_close(logits_AKV, expected, atol=1e-4, rtol=0)
-
-
 def test_the_eagle3_head_has_the_names_of_the_public_format(target: Qwen3ForCausalLM) -> None:
     config = json.loads((DEMO / "draft_eagle3/config.json").read_text())
     draft_vocab = config["draft_vocab_size"]
@@ -119,13 +109,3 @@ def test_the_eagle3_head_has_the_names_of_the_public_format(target: Qwen3ForCaus
     assert config["eagle_aux_hidden_state_layer_ids"] == list(FEATURE_LAYERS)
     layer = {name: getattr(head_config(target), name) for name in ("head_dim", "rms_norm_eps", "num_key_value_heads")}
     assert layer.items() <= config["transformer_layer_config"].items()
-
-
-def test_the_medusa_heads_have_the_names_of_the_public_format(target: Qwen3ForCausalLM) -> None:
-    with safe_open(DEMO / "draft_medusa/model.safetensors", "pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert {n: tuple(w.shape) for n, w in weights.items()} == MEDUSA
-    assert torch.equal(weights["lm_heads.0.weight"].float(), target.lm_head.weight)
-    config = json.loads((DEMO / "draft_medusa/config.json").read_text())
-    assert config["original_lm_head"] is True
-    assert (config["num_heads"], config["num_hidden_layers"]) == (K, LAYERS)

@@ -15,7 +15,6 @@ from demo.dflash import load_draft
 from demo.drafter import Drafter
 from demo.eagle3 import load_head
 from demo.learn import Rates, Sampler, top_p_logits
-from demo.medusa import load_heads
 from demo.models import load, save
 from demo.parallel import Parallel
 from demo.tokenizer import save_tokenizer, train_tokenizer
@@ -26,7 +25,6 @@ DEMO = Path("demo")
 REOPENED: dict[str, Callable[[Path], Drafter]] = {
     "parallel": lambda folder: Parallel(*load(folder)),
     "eagle3": load_head,
-    "medusa": load_heads,
     "dflash": lambda folder: load_draft(folder, load(DEMO / "target")[0]),
     "dspark": lambda folder: load_draft(folder, load(DEMO / "target")[0]),
 }

@@ -96,8 +96,8 @@ def test_a_bundle_of_a_different_shape_is_refused_before_a_byte_is_copied(
 
 def test_a_different_drafter_lnc_layout_or_an_unfinished_bundle_is_refused(tmp_path: Path) -> None:
     made = built(tmp_path / "made", PAIR)
-    with pytest.raises(UserError, match="built for drafter chain and the server needs medusa"):
-        check_shape(read_bundle(made), PAIR._replace(drafter="medusa"))
+    with pytest.raises(UserError, match="built for drafter chain and the server needs eagle3"):
+        check_shape(read_bundle(made), PAIR._replace(drafter="eagle3"))
     with pytest.raises(UserError, match="was built for lnc 2 and the server needs 1"):
         push_checked(made, str(tmp_path / "bucket/a"), PAIR._replace(lnc=1))
     with pytest.raises(UserError, match="save_sharded_checkpoint False"):

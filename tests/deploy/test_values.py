@@ -20,7 +20,6 @@ DRAFTS = {
     "chain": "Qwen/Qwen3-1.7B",
     "parallel": "amd/PARD-Qwen3-0.6B",
     "eagle3": "RedHatAI/Qwen3-32B-speculator.eagle3",
-    "medusa": "own/medusa-32b",
     "dflash": "chutesai/Qwen3-32B-FP8-DFLASH",
     "ngram": "none",
 }

@@ -93,7 +93,7 @@ EDITS: list[tuple[str, Any]] = [
     *[("spec.dtype", v) for v in ("int9", "bf16", 32, None)],
     *[("spec.kernels", v) for v in ("x", "nki", 1, None)],
     *[("spec.kv_shard", v) for v in ("sequence", "x", 1, None)],
-    *[("spec.drafter", v) for v in ("eagle3", "medusa", "parallel", "ngram", "none", "x", "", 7, None)],
+    *[("spec.drafter", v) for v in ("eagle3", "dflash", "parallel", "ngram", "none", "x", "", 7, None)],
     *[("spec.draft_config", v) for v in (None, {}, [], 7, {"hidden_size": 32})],
     *[(f"spec.{of}.vocab_size", v) for of in CONFIGS for v in (5, 0, -64, "64", HUGE)],
     *[(f"spec.{of}.hidden_size", v) for of in CONFIGS for v in (0, 64, -32, "32", HUGE)],

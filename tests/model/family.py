@@ -18,7 +18,7 @@ from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.bundle.opening import read_bundle
 from model.serving.runtime import Graphs
-from tests.compile.tiny import spec, write_medusa, write_model
+from tests.compile.tiny import spec, write_model
 from tests.last_few import last_few
 from tests.model.heads import write_block, write_head
 
@@ -29,7 +29,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "chain": {"draft": "chain", "k": "1,3"},
     "parallel": {"draft": "parallel"},
     "eagle3": {"draft": "eagle3"},
-    "medusa": {"draft": "medusa"},
     "dflash": {"draft": "dflash"},
     "dspark": {"draft": "dspark"},
     "ngram": {"drafter": "ngram", "k": "1,3"},
@@ -46,10 +45,8 @@ def write_family(folder: Path) -> Path:
     write_head(folder / "eagle3", target, taps=(0, 1), num_key_value_heads=1)
     write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=MASK, **sizes)
-    write_medusa(folder / "medusa", 2, heads=5, scale=0.3)
     for name, form in (("dflash", "z-lab"), ("dspark", "deepspec")):
         write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, num_key_value_heads=1)
-    (folder / "medusa/tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
     return folder
 
 

@@ -21,7 +21,6 @@ from model.drafters import Drafter
 from model.drafters.chain import Chain
 from model.drafters.dflash import DFlash, DFlashConfig, DFlashModel
 from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Draft
-from model.drafters.medusa import Medusa, MedusaConfig, MedusaHeads
 from model.drafters.parallel import MaskedDraft
 from model.ops import EAGER
 from model.qwen3 import Qwen3
@@ -90,15 +89,6 @@ def _eagle3() -> Eagle3:
     return Eagle3(model)
 
 
-def _medusa() -> Medusa:
-    row_E, logits_V, _ = _law()
-    model = MedusaHeads(MedusaConfig(SIZE, V, K, 1, True))
-    for block in model.blocks.parameters():
-        block.data.zero_()
-    model.lm_heads[0].weight.data = _head(row_E, logits_V)  # type: ignore[assignment]
-    return Medusa(model, CONFIG.num_hidden_layers)
-
-
 def _block(shifted: bool, rank: int = 0) -> DFlash:
     """A block of one law more than it drafts."""
     facts: dict[str, Any] = {"block_size": K + 1, "mask_id": 9, "taps": (0, 2), "causal": False}
@@ -127,7 +117,6 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
         (torch.zeros(BATCH, K, 1, dtype=torch.int32),),
     ),
     "eagle3": lambda: (_of_one_law(Qwen3(CONFIG)), _eagle3(), (torch.zeros(BATCH, 1, SIZE),)),
-    "medusa": lambda: (_of_one_law(Qwen3(CONFIG)), _medusa(), (torch.zeros(BATCH, 1, SIZE),)),
     "dflash": lambda: (_of_one_law(Qwen3(CONFIG)), _block(False), ()),
     "dspark": lambda: (_of_one_law(Qwen3(CONFIG)), _block(True, 4), ()),
 }

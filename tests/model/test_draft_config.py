@@ -8,7 +8,6 @@ import pytest
 
 from model.config import PRESETS, Qwen3Config, load_config
 from model.drafters.eagle3 import Eagle3Config
-from model.drafters.medusa import MedusaConfig
 from model.drafters.registry import KINDS, inferred
 from model.drafters.registry import load_draft as load_of_kind
 from model.errors import UserError
@@ -16,7 +15,6 @@ from model.strict import read
 
 TARGET = load_config("demo/target")
 EAGLE3 = json.loads(Path("demo/draft_eagle3/config.json").read_text())
-MEDUSA = json.loads(Path("demo/draft_medusa/config.json").read_text())
 # the original EAGLE-3 format: all at the root, no layers named
 ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}
 
@@ -55,20 +53,14 @@ def test_what_a_config_leaves_out_of_a_head(tmp_path: Path) -> None:
     assert (config.norm_before_residual, config.head_dim) == (True, 24)
 
 
-def test_medusas_formats(tmp_path: Path) -> None:
-    assert load_draft("medusa", "demo/draft_medusa", TARGET) == MedusaConfig(192, 2048, 16, 2, True)
-    own = {"hidden_size": 8, "vocab_size": 16, "medusa_num_heads": 5, "medusa_num_layers": 1}
-    assert load_draft("medusa", folder(tmp_path, own), TARGET) == MedusaConfig(8, 16, 5, 1, False)
-
-
 def test_the_drafter_is_inferred(tmp_path: Path) -> None:
     """Every format claims its own folders."""
     folders = {"demo/draft": "chain", "demo/draft_parallel": "parallel", "demo/draft_eagle3": "eagle3"}
-    folders |= {"demo/draft_medusa": "medusa", folder(tmp_path, ORIGINAL): "eagle3"}
+    folders |= {folder(tmp_path, ORIGINAL): "eagle3"}
     assert {path: inferred(path).name for path in folders} == folders
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
     config = load_draft(kind, f"demo/draft_{kind}", TARGET)
     assert read(type(config), json.loads(json.dumps(vars(config)))) == config
@@ -84,11 +76,6 @@ def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
         ("eagle3", EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [1, -3]}, "taps"),
         ("eagle3", EAGLE3 | {"transformer_layer_config": 7}, "no EAGLE-3 head"),
         ("eagle3", {"draft_vocab_size": 1280}, "hidden_size"),
-        ("medusa", MEDUSA | {"truncated_vocab_size": 512}, "truncated_vocab_size"),
-        ("medusa", MEDUSA | {"medusa_fc_bias": True}, "medusa_fc_bias"),
-        ("medusa", MEDUSA | {"num_heads": 0}, "heads is 0"),
-        ("medusa", {"hidden_size": 8}, "vocab_size"),
-        ("medusa", [MEDUSA], "no JSON object"),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(tmp_path: Path, kind: str, raw: object, said: str) -> None:

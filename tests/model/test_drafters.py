@@ -37,9 +37,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"k": "2,6", "batch": 1, "dtype": "bf16"}),
     ("eagle3", {"k": 2, "tp": 2, "kv_shard": "sequence", "max_len": 256}),
     ("eagle3", {"tp": 2, "draft_tp": 1}),
-    ("medusa", {"k": "1,5", "batch": 1, "dtype": "bf16"}),
-    # it has no cache to cut
-    ("medusa", {"tp": 2, "draft_tp": 1, "kv_shard": "sequence", "max_len": 256}),
     ("dflash", {"k": "2,5", "batch": 1, "dtype": "bf16"}),
     ("dflash", {"tp": 2, "kv_shard": "sequence", "max_len": 256}),
     ("dspark", {"k": "1,6", "dtype": "bf16"}),
@@ -123,9 +120,7 @@ def test_a_manifest_with_another_drafter_is_refused(family: Path) -> None:
 
 
 # each behind an id where it is right once
-@pytest.mark.parametrize(
-    ("drafter", "first"), [("parallel", 16), ("eagle3", 28), ("medusa", 16), ("dflash", 3), ("dspark", 24)]
-)
+@pytest.mark.parametrize(("drafter", "first"), [("parallel", 16), ("eagle3", 28), ("dflash", 3), ("dspark", 24)])
 def test_kernels_serve_a_draft(family: Path, drafter: str, first: int) -> None:
     """On the simulator: rows of a pass begin at the text's begin, within a tile and behind several steps."""
     requests = [Request((first,), max_new_tokens=5), Request((*range(1, 12),), Params(0.8, seed=5), max_new_tokens=5)]

@@ -28,7 +28,6 @@ from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.dflash import DFlash, DFlashModel
 from model.drafters.eagle3 import Eagle3
-from model.drafters.medusa import Medusa
 from model.drafters.parallel import MaskedDraft
 from model.graph_io import StepInputs
 from model.kernels import Kernels
@@ -150,20 +149,6 @@ class HeadRows(nn.Module):
         return self.drawn(x_B1V, draw), x_B1V, caches
 
 
-class TableHeads(nn.Module):
-    """A table as Medusa heads: each knows the text of the last kept row's state, and takes what follows for id 0."""
-
-    head_ops = EAGER
-
-    def __init__(self, table: Table) -> None:
-        super().__init__()
-        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
-
-    def logits(self, last_B1S: Tensor, k: int) -> Tensor:
-        text_BS, position_B = last_B1S[:, 0].clamp(min=0), (last_B1S[:, 0] != NOT_SEEN).sum(-1)
-        return torch.stack([self.table._after(text_BS, position_B + n) for n in range(k)], 1)
-
-
 class TableBlock(nn.Module):
     """A table as a DFlash draft of shifted rows: the context is the ids of the text, a mask is id 0.
 
@@ -191,7 +176,6 @@ DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,  # type: ignore[dict-item]
     "parallel": lambda table: MaskedDraft(table, 0),  # type: ignore[arg-type]
     "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
-    "medusa": lambda table: Medusa(TableHeads(table), 0),  # type: ignore[arg-type]
     "dflash": lambda table: DFlash(TableBlock(table, 0)),  # type: ignore[arg-type]
     "dspark": lambda table: DFlash(TableBlock(table, 2)),  # type: ignore[arg-type]
     "host": lambda _: Drafter(),
@@ -262,9 +246,6 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     kept = torch.zeros(batch, size.k if isinstance(pair.drafter, MaskedDraft) else 1, 1, dtype=torch.int32)
     if isinstance(pair.draft_model, HeadRows):
         kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
-    if isinstance(pair.draft_model, TableHeads):
-        # the state of the row before the first input id
-        kept = torch.where(torch.arange(length) < BEGIN, 0, NOT_SEEN).expand(batch, 1, -1)
     drafts, targets = DraftState(cache(), (kept,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
@@ -326,7 +307,7 @@ def test_the_emitted_text_has_the_targets_law(size: Size, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("mix", [MIXES[0], MIXES[-1]], ids=str)
-@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "medusa", "dflash", "dspark", "host"])
+@pytest.mark.parametrize("drafter", ["parallel", "eagle3", "dflash", "dspark", "host"])
 def test_the_law_does_not_depend_on_the_drafter(drafter: str, mix: Mix) -> None:
     for size in SIZES[:2]:
         distance, tokens_per_step = _distance(size, mix, drafter)
