@@ -120,7 +120,7 @@ class DFlash(Drafter):
         self.register_buffer("head_VH", head_VH, persistent=False)
 
     def block_logits(self, seen: TargetPass, anchors_A: torch.Tensor, rows: int) -> torch.Tensor:
-        """(B, A, rows - idle, V) of the drafts of a block at each anchor; a Markov head reads the text."""
+        """(B, A, rows - idle, V) of the drafts of a block at each anchor, before a Markov head."""
         ids_BS, own_N = seen.ids_BS, torch.arange(rows)
         length, position_AN = ids_BS.shape[1], anchors_A[:, None] + own_N
         states = torch.cat([seen.hidden_LBSH[i + 1] for i in LAYER_IDS], dim=-1)
@@ -136,10 +136,14 @@ class DFlash(Drafter):
         for layer in self.layers:
             x_BRH = layer(x_BRH, context_BSH, (own, every), mask)
         x_BANH = self.norm(x_BRH).unflatten(1, (-1, rows))[:, :, self.idle :]
-        logits = functional.linear(x_BANH, self.head_VH)
+        return functional.linear(x_BANH, self.head_VH)
+
+    def biased(self, logits: torch.Tensor, ids_BS: torch.Tensor, anchors_A: torch.Tensor) -> torch.Tensor:
+        """These logits with the bias of a Markov head, which reads the text."""
         if self.markov_head is None:
             return logits
-        return logits + self.markov_head(ids_BS[:, position_AN.clamp(max=length - 1)])
+        position_AN = anchors_A[:, None] + torch.arange(logits.shape[2])
+        return logits + self.markov_head(ids_BS[:, position_AN.clamp(max=ids_BS.shape[1] - 1)])
 
     def hidden_matrices(self) -> Iterable[nn.Parameter]:
         return [*self.layers.parameters(), *self.fc.parameters()]
@@ -148,19 +152,22 @@ class DFlash(Drafter):
         """Weighted mean KL(target || draft) over blocks at random anchors; the first of r rows' drafts weigh most.
 
         The n-th draft's weight is exp(-2 n / r): the published decay, 4 of blocks of 8 and 7 of blocks of 16 rows.
+        With a Markov head the rows alone learn the same law too: they choose the ids that get the head's bias.
         """
         rows = (*SMALLER, BLOCK)[int(torch.randint(len(SMALLER) + 1, (), generator=generator))]
         length, drafts = seen.ids_BS.shape[1], rows - self.idle
         anchors_A = torch.randperm(length - rows - 1, generator=generator)[: ROWS // rows] + 1
         logits = self.block_logits(seen, anchors_A, rows)
         teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(drafts)]
-        losses = (distillation_loss(logits[:, :, n], t) for n, t in enumerate(teachers))
-        return weighted_mean(losses, math.exp(-2 / rows))
+        ways = [logits] if self.markov_head is None else [logits, self.biased(logits, seen.ids_BS, anchors_A)]
+        losses = (distillation_loss(way[:, :, n], t) for n, t in enumerate(teachers) for way in ways)
+        return weighted_mean(losses, math.exp(-2 / rows / len(ways)))
 
     @torch.no_grad()
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
         """Of a block of as many rows as k drafts need; zeros past the largest block's end."""
-        logits = self.block_logits(seen, anchors_A, min(k + self.idle, BLOCK))[0]
+        logits = self.block_logits(seen, anchors_A, min(k + self.idle, BLOCK))
+        logits = self.biased(logits, seen.ids_BS, anchors_A)[0]
         return functional.pad(logits, (0, 0, 0, k - logits.shape[1]))
 
     def save(self, folder: Path) -> None:
