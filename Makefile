@@ -114,9 +114,10 @@ sdk-check: $(SDK)/.installed
 	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt -e . filelock
 	$(SERVE_ENV) $(SDK)/bin/python -m pytest tests/test_tiny.py
 
-# beside an SDK: its torch, numpy and jax stay as they are
+# beside an SDK: its torch, numpy and jax stay as they are; one for JAX has no torch, with which graphs are traced
 device-install:
-	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
+	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e . torchax==0.0.13
+	$(DEVICE_PYTHON) -c "import torch" || $(DEVICE_PYTHON) -m pip install 'torch>=2.9,<2.15'
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
 # two servers of the demo pair under load by `vllm bench serve`, behind the gate of token identity
