@@ -79,9 +79,10 @@ serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
 	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
 
-# what fits a CI: the contract with the installed vLLM, and one server over HTTP
+# what fits a CI: the contract with the installed vLLM, one server over HTTP, one on nrtpy and one through a PJRT plugin
 serve-check: $(SERVE)/.installed
-	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py
+	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py \
+		tests/serve/test_nrt.py tests/serve/test_pjrt.py
 
 serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m pytest tests/serve
