@@ -22,7 +22,7 @@ TRACED_BY = (
     "model/fused_layer.py",
     "model/graph_io.py", "model/halves.py", "model/kernels.py", "model/nki/backing.py", "model/nki/custom_calls.py",
     "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py", "model/ops.py", "model/packing.py",
-    "model/pages.py", "model/parallel.py", "model/qwen3.py", "model/rank_model.py", "model/rope.py",
+    "model/parallel.py", "model/qwen3.py", "model/rank_model.py", "model/rope.py",
     "model/rough_filters.py", "model/sampling.py", "model/scores.py", "model/sequence.py", "model/speculative.py",
     "model/threefry.py", "model/window.py", "nki_kernels/layer/pack_weights.py", "nki_kernels/limits.py",
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """Reference verification attention: append the rows' keys and values, then attend from the cache.
 
-Keys are taken in tiles aligned to absolute position and summed in ascending order; the maximum,
-which is exact in any order, comes first. A tile that a row cannot see adds zeros, so a row's
-result depends on its own position and the cache alone: not on the number of rows beside it, nor
-on the bucket.
+Keys are taken in tiles aligned to absolute position, in ascending order, with the sums rescaled where a tile raises the
+largest score (online softmax: Milakov, Gimelshein, arXiv 1805.02867). A tile that a row cannot see multiplies its sums
+by 1 and adds zeros, so a row's result depends on its own position and the cache alone: not on the number of rows beside
+it, nor on the bucket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
-from model.ops import Ops, iota
+from model.ops import EAGER, Ops, State, iota
 
 KEY_TILE = 128
 _LOWEST = torch.finfo(torch.float32).min
@@ -29,7 +29,7 @@ def verify_attention(
     query head h reads kv head h // (H / G).
     """
     cache = append(ops, new, cache, placement, placement.positions_BN)
-    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement)
+    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement, ops)
     o_BGRD = out_BGRD / total_BGR[..., None]
     return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
 
@@ -52,45 +52,43 @@ def _in_blocks(table_BL: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
     return blocks_BN, torch.where(held_BN, positions_BN % KEY_TILE, KEY_TILE)
 
 
-def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Tensor, Tensor]:
+def weighted(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> tuple[Tensor, Tensor, Tensor]:
     """The values' weighted sum (B, G, R, D) of the rows, the weights' sum and the largest score (B, G, R), all fp32.
 
     R are the (H / G) x N rows of a kv head. A row that sees no key has sums of 0 and the largest score -inf.
     """
-    k_BGSD, v_BGSD = (_seen(c, placement) for c in cache)
     batch, heads, count, dim = q_BHND.shape
-    group = heads // k_BGSD.shape[1]
-    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
+    group = heads // cache.k.shape[1]
+    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim).float()
     last_BN = placement.positions_BN if placement.last_B1 is None else placement.last_B1.expand(-1, count)
     last_BR = last_BN[:, None].expand(-1, group, -1).flatten(1)
-    return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= last_BR[:, None, :, None])
+    keys_TK = placement.keys_S.unflatten(0, (-1, KEY_TILE))
+
+    def add(state: State) -> State:
+        tile_1, out_BGRD, total_BGR, best_BGR = state
+        k_BGKD, v_BGKD = (_tile(c, placement, tile_1) for c in cache)
+        # products of the cache's dtype, summed in fp32, as the matrix engine does
+        scores = torch.einsum("bgrd,bgkd->bgrk", q_BGRD, k_BGKD.float()) * dim**-0.5
+        visible = keys_TK.index_select(0, tile_1) <= last_BR[:, None, :, None]
+        scores = torch.where(visible, scores, float("-inf"))
+        higher_BGR = torch.maximum(best_BGR, scores.amax(-1))
+        # without a visible key -inf - (-inf) would be NaN: a finite lowest score gives weights of 0
+        from_BGR1 = higher_BGR.clamp(min=_LOWEST)[..., None]
+        weights, kept_BGR1 = torch.exp(scores - from_BGR1), torch.exp(best_BGR[..., None] - from_BGR1)
+        more_BGRD = torch.einsum("bgrk,bgkd->bgrd", weights.to(v_BGKD.dtype).float(), v_BGKD.float())
+        total_BGR = total_BGR * kept_BGR1[..., 0] + weights.sum(-1)
+        return tile_1 + 1, out_BGRD * kept_BGR1 + more_BGRD, total_BGR, higher_BGR
+
+    nothing = torch.zeros_like(q_BGRD)
+    begin = iota(1, q_BGRD), nothing, nothing[..., 0], torch.full_like(nothing[..., 0], float("-inf"))
+    _, out_BGRD, total_BGR, best_BGR = ops.repeat(len(keys_TK), add, begin)
+    return out_BGRD, total_BGR, best_BGR
 
 
-def in_order(pool_PGSD: Tensor, table_BL: Tensor) -> Tensor:
-    """(B, G, 128 L, D) the blocks of each sequence, side by side."""
-    return pool_PGSD[table_BL].transpose(1, 2).flatten(2, 3)
-
-
-def _seen(cache_BGSD: Tensor, placement: Placement) -> Tensor:
+def _tile(cache: Tensor, placement: Placement, tile_1: Tensor) -> Tensor:
+    """(B, G, 128, D) each sequence's keys or values of a tile."""
     if placement.table_BL is not None:
-        return in_order(cache_BGSD, placement.table_BL)
-    if placement.slots_B is not None:
-        cache_BGSD = cache_BGSD[placement.slots_B]
-    return cache_BGSD[:, :, : placement.keys_S.shape[0]]
-
-
-def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # products of the cache's dtype, summed in fp32, as the matrix engine does
-    scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
-    scores = torch.where(visible_BGRS, scores, float("-inf"))
-    best_BGR1 = scores.amax(-1, keepdim=True)
-    # without a visible key -inf - (-inf) would be NaN: a finite lowest score gives weights of 0
-    weights = torch.exp(scores - best_BGR1.clamp(min=_LOWEST)).unflatten(-1, (-1, KEY_TILE))
-    tiles_v = v_BGSD.unflatten(2, (-1, KEY_TILE)).float()
-    rounded = weights.to(v_BGSD.dtype).float()
-    out_BGTRD = torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v)
-    sum_BGRT = weights.sum(-1)
-    out, total = out_BGTRD[:, :, 0], sum_BGRT[..., 0]
-    for t in range(1, sum_BGRT.shape[-1]):
-        out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
-    return out, total, best_BGR1[..., 0]
+        return cache[placement.table_BL.index_select(1, tile_1)[:, 0]]
+    tiles_BGTKD = cache[:, :, : placement.keys_S.shape[0]].unflatten(2, (-1, KEY_TILE))
+    tile_BGKD = tiles_BGTKD.index_select(2, tile_1)[:, :, 0]
+    return tile_BGKD if placement.slots_B is None else tile_BGKD[placement.slots_B]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from model.cache import Cache
 from model.drafters import DraftState
 from model.graph_io import DraftOutputs, StepInputs, StepOutputs
-from model.pages import drafted
 from model.sampling import Sampling
 from model.speculative import Pair
 from model.window import Window
@@ -23,7 +22,7 @@ def draft(
     assert model is not None, "a drafter without a model has no graph of its own"
     window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], inputs.block_table)
     draw = model.kernels.prepare(pair.ops, sampling, window.drawn_BN, model.shard)
-    return DraftOutputs(*drafted(pair, window, inputs.input_ids, pair.drafter.weighed(draw), state))
+    return DraftOutputs(*pair.drafter.propose(window, inputs.input_ids, pair.drafter.weighed(draw), state))
 
 
 def verify(

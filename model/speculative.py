@@ -17,7 +17,6 @@ from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified, rows_of
 from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota
-from model.pages import drafted
 from model.qwen3 import Qwen3
 from model.sampling import Draw, Sampling
 from model.scores import prompt_scores
@@ -52,7 +51,7 @@ class Pair(nn.Module):
         target = self.target_model
         draw = target.kernels.prepare(self.ops, sampling, window.drawn_BN, target.shard)
         of_draft = self.drafter.draw(self.ops, sampling, window, draw, target.shard)
-        candidates_BN, state = drafted(self, window, inputs.input_ids, of_draft, state)
+        candidates_BN, state = self.drafter.propose(window, inputs.input_ids, of_draft, state)
         return self.verify(window, candidates_BN, draw, inputs.k_limits, state, caches)
 
     def verify(

@@ -27,10 +27,10 @@ from model.graph_key import Stage
 CONSTANT_BYTES = 1024
 _S32, _S64 = 4, 5
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# rounds of a loop: the searches of the filters have at most 32
-MAX_TRIPS = 1024
+# rounds of a loop: attention has one for each tile of the longest sequence's keys
+MAX_TRIPS = 1 << 13
 # instructions that an execution runs, loops unrolled
-MAX_EXECUTED = 1 << 26
+MAX_EXECUTED = 1 << 28
 _DRAFT = "draft_model."
 Groups = tuple[tuple[int, ...], ...]
 

@@ -28,11 +28,16 @@ def rewrite(module: ir.Module) -> None:
 
 
 def operations(module: ir.Module) -> Iterator[Any]:
-    """The operations of all functions of a module."""
-    for function in module.body.operations:
-        for block in function.regions[0].blocks:
+    """The operations of all functions of a module, those inside of others too."""
+    return _inside(module.operation)
+
+
+def _inside(outer: Any) -> Iterator[Any]:
+    for region in outer.regions:
+        for block in region.blocks:
             for operation in block.operations:
                 yield operation.operation
+                yield from _inside(operation)
 
 
 def _by_columns(reduce: Any) -> None:

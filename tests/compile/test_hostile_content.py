@@ -171,7 +171,7 @@ def _standing(module: Any) -> None:
 
 
 LOOPS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "too many rounds": (_ends(2000), r"while of 2000 rounds|run of \d+ instructions"),
+    "too many rounds": (_ends(9000), r"while of 9000 rounds|run of \d+ instructions"),
     "too long": (_ends(10**9), r"run of \d+ instructions"),
     "no counter": (_standing, "while of unknown length"),
     "no end": (_each("compare", lambda i: setattr(i, "comparison_direction", "NE")), "while of unknown length"),

@@ -38,6 +38,20 @@ def test_a_maximum_is_taken_of_columns_first() -> None:
     assert "tensor<4x8x16xf32>, tensor<f32>) -> tensor<4x16xf32>" in text
 
 
+def test_a_loop_s_body_is_rewritten_too() -> None:
+    row = f"tensor<{ROWS}x{NUMBERS}xf32>"
+    text = _rewritten(
+        f"%0 = stablehlo.while(%x = %a) : {row} cond {{ %t = stablehlo.constant dense<true> : tensor<i1> "
+        f"stablehlo.return %t : tensor<i1> }} do {{ %low = stablehlo.constant dense<0xFF800000> : tensor<f32> "
+        f"%best = stablehlo.reduce(%x init: %low) applies stablehlo.maximum across dimensions = [1] : "
+        f"({row}, tensor<f32>) -> tensor<{ROWS}xf32> %all = stablehlo.broadcast_in_dim %best, dims = [0] : "
+        f"(tensor<{ROWS}xf32>) -> {row} stablehlo.return %all : {row} }} return %0 : {row}",
+        f"%a: {row}",
+        row,
+    )
+    assert text.count("stablehlo.reduce(") == 2
+
+
 @pytest.mark.parametrize(
     ("operation", "numbers", "axis"),
     [("add", NUMBERS, 1), ("maximum", NUMBERS, 0), ("maximum", 100, 1), ("maximum", 48, 1)],
