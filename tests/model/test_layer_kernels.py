@@ -101,6 +101,30 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype, monkeypatch: pytest.Mon
     assert {name: names.count(name) for name in names} == {name: n * layers for name, n in expected.items()}
 
 
+def _logits(model: Qwen3, chunks: tuple[tuple[int, int], ...], tables: list[list[int]]) -> torch.Tensor:
+    """Logits of rows behind 400 ids, whose chunks (first, rows) were written by one table and are read by another."""
+    caches, keys = empty_caches(CONFIG, Parallel(), 10, 128, torch.bfloat16), torch.arange(512, dtype=torch.int32)
+    ids, slot = torch.arange(512, dtype=torch.int32)[None] * 7 % 512, torch.zeros(1, dtype=torch.int32)
+    written, read = (torch.tensor([t], dtype=torch.int32) for t in tables)
+    for first, rows in chunks:
+        of_rows = slice(first, first + rows)
+        placement = Placement(keys[None, of_rows], keys, slot, table_BL=written)
+        _, caches, _ = model.hidden(ids[:, of_rows], caches, placement)
+    x, *_ = model.hidden(ids[:, 400:403], caches, Placement(keys[None, 400:403], keys, table_BL=read))
+    return model.logits(x)
+
+
+@torch.no_grad()
+def test_bits_do_not_depend_on_blocks_and_chunks() -> None:
+    """Random blocks, and chunks that begin anywhere; a swapped block and a block of another request are seen."""
+    model = models(torch.bfloat16)[1]
+    right = _logits(model, ((0, 512),), [[1, 2, 3, 4]] * 2)
+    chunks = ((0, 128), (100, 256), (356, 128))
+    assert torch.equal(_logits(model, chunks, [[9, 3, 7, 1]] * 2), right)
+    assert not torch.equal(_logits(model, chunks, [[5, 8, 2, 6], [5, 8, 6, 2]]), right)
+    assert not torch.equal(_logits(model, chunks, [[5, 8, 2, 6], [5, 8, 2, 4]]), right)
+
+
 def test_a_device_launch_needs_a_device() -> None:
     launch = Launch("gumbel_noise", ["#0", "#1", 1], (Result((1, 1), "float32"),))
     with pytest.raises(UserError, match="nki is the simulator"):
