@@ -33,18 +33,16 @@ def run_index(table_BL, own, kv_heads, run):
     nisa.tensor_scalar(dst=part_P2[:, 0:1], data=place_P1, op0=nl.right_shift, operand0=int(math.log2(places)))
     nisa.tensor_scalar(dst=part_P2[:, 1:2], data=place_P1, op0=nl.bitwise_and, operand0=places - 1)
     # which of a piece's blocks a partition reads, and where in it
-    wide_P2, chosen_PR = nl.ndarray((P, 2), dtype=nl.float32), nl.ndarray((P, run), dtype=nl.float32)
-    nisa.tensor_copy(dst=wide_P2, src=part_P2)
-    nisa.iota(dst=chosen_PR, pattern=[[1, run]], offset=0, channel_multiplier=0)
-    nisa.tensor_scalar(dst=chosen_PR, data=chosen_PR, op0=nl.equal, operand0=wide_P2[:, 0:1])
-    block_PCR, block_PC = nl.ndarray((P, pieces, run), dtype=nl.float32), nl.ndarray((P, pieces), dtype=nl.float32)
+    number_PR, chosen_PR = nl.ndarray((P, run), dtype=nl.int32), nl.ndarray((P, run), dtype=nl.int32)
+    nisa.iota(dst=number_PR, pattern=[[1, run]], offset=0, channel_multiplier=0)
+    nisa.tensor_tensor(dst=chosen_PR, data1=number_PR, data2=part_P2[:, 0:1].broadcast(1, run), op=nl.equal)
+    block_PCR, block_PC = nl.ndarray((P, pieces, run), dtype=nl.int32), nl.ndarray((P, pieces), dtype=nl.int32)
     chosen_PCR = chosen_PR.expand_dim(1).broadcast(1, pieces)
     nisa.tensor_tensor(dst=block_PCR, data1=blocks_PCR, data2=chosen_PCR, op=nl.multiply)
     nisa.tensor_reduce(dst=block_PC, op=nl.add, data=block_PCR, axis=2)
-    index_PC, size = nl.ndarray((P, pieces), dtype=nl.int32), float(kv_heads * places)
-    nisa.tensor_scalar(
-        dst=index_PC, data=block_PC, op0=nl.multiply, operand0=size, op1=nl.add, operand1=wide_P2[:, 1:2]
-    )
+    index_PC, inside_PC = nl.ndarray((P, pieces), dtype=nl.int32), part_P2[:, 1:2].broadcast(1, pieces)
+    nisa.tensor_scalar(dst=block_PC, data=block_PC, op0=nl.multiply, operand0=float(kv_heads * places))
+    nisa.tensor_tensor(dst=index_PC, data1=block_PC, data2=inside_PC, op=nl.add)
     return index_PC.reshape((P, count, width // run))
 
 

@@ -28,7 +28,7 @@ from nki_kernels.layer.stream_columns import heads_product
 from nki_kernels.layer.stream_output import store_product
 from nki_kernels.layer.stream_rows import Normed, sections
 from nki_kernels.layer.stream_weights import Stream, pieces
-from nki_kernels.layer.turned_attention import attend, begin, request
+from nki_kernels.layer.turned_attention import attend, begin, set_limits
 from nki_kernels.layer.turned_blocks import Blocks
 from nki_kernels.tiles import warm_up
 
@@ -91,6 +91,7 @@ def decode_attention_kernel(x, norms, weights, angles, pools, positions, block_t
             cache = Blocks(pools, block_table, (positions, slots_1B), t, own)
             launch = Launch(t, cache, (positions, None, slots_1B), (None, None))
             chunks = chunks_of(t, own[0] * kv, own[1] * kv)
+            set_limits(chunks, launch)
         warm_up(nl.exp)
         first, count = made[0] * candidates, (made[1] - made[0]) * candidates
         rows, rotary = Normed(x, norms[0], eps, first, count), Rotary(angles, first, count)
@@ -100,7 +101,7 @@ def decode_attention_kernel(x, norms, weights, angles, pools, positions, block_t
         blocks = division.blocks(weights[1], division.shares_output)
         output = Stream(pieces(weights[1], blocks, tail=True))
         if own[0] < own[1]:
-            request(chunks[0], launch)
+            cache.fetch_keys(chunks[0])
         stream.make(rotary)
         if own[0] < own[1]:
             turn = begin(chunks[0], None)

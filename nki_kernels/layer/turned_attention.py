@@ -52,11 +52,11 @@ class Turn(nl.NKIObject):
         self.factor_PR = None
 
 
-def request(chunk, launch):
-    """Let a chunk's keys travel, and before a pack's first chunk the limits of its rows."""
-    if chunk.index == 0:
-        chunk.pack.limit_R1 = row_limits(launch.positions_BN, launch.t, chunk.pack, False)
-    launch.cache.fetch_keys(chunk)
+def set_limits(chunks, launch):
+    """Load the limits of all rows, before larger transfers are asked for."""
+    for chunk in chunks:
+        if chunk.index == 0:
+            chunk.pack.limit_R1 = row_limits(launch.positions_BN, launch.t, chunk.pack, False)
 
 
 def begin(chunk, softmax):
@@ -74,7 +74,7 @@ def attend(launch, chunks, first, handed):
         chunks[i].pack.queries = queries[group : group + chunks[i].pack.count]
         following = None
         if i + 1 < len(chunks):
-            request(chunks[i + 1], launch)
+            launch.cache.fetch_keys(chunks[i + 1])
             following = begin(chunks[i + 1], turn.softmax)
         launch.cache.fetch_values(turn.chunk)
         exponentials(turn, scores(turn.chunk, launch), launch)

@@ -74,7 +74,7 @@ class Blocks(nl.NKIObject):
             stale_DN = chunk.keys_DGW.ap(
                 [[pack.count * width, t.dim], [1, t.candidates]], offset=i * width, scalar_offset=column, indirect_dim=2
             )
-            nisa.tensor_copy(dst=stale_DN, src=self.new[pack.group + i - self.first], engine=nisa.engine.gpsimd)
+            nisa.tensor_copy(dst=stale_DN, src=self.new[pack.group + i - self.first], engine=nisa.engine.vector)
 
     def fetch_values(self, chunk):
         """Let a chunk's values travel: a tile (128, RUN / HALVES, D) for each half of a group."""
