@@ -15,11 +15,12 @@ from bench.kernels.case import Case, normal, pool_of
 from bench.kernels.layer import DECODE_LAYER, LENGTHS, PROMPT_PRODUCTS
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
+from nki_kernels.attention.blocks import append_rows_kernel
 from nki_kernels.attention.merge import merge_attention_kernel
 from nki_kernels.attention.paged import verify_attention_paged_kernel
 from nki_kernels.attention.prompt import prompt_attention_kernel
 from nki_kernels.attention.verify import verify_attention_kernel
-from nki_kernels.roofline import AttentionDims
+from nki_kernels.roofline import AttentionDims, Cost
 
 
 def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
@@ -99,6 +100,21 @@ def prompt_attention_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
     return Case(name, prompt_attention_kernel, partial(prompt_arguments, d), cost, lnc, d)
 
 
+def append_arguments(d: AttentionDims) -> tuple[Any, ...]:
+    """Arguments of append_rows_kernel: the last rows of a sequence whose blocks are in shuffled order."""
+    new, (pool, table) = normal((1, d.kv_heads, d.candidates, d.dim), d.itemsize), pool_of(d)
+    positions = np.arange(d.slots - d.candidates, d.slots, dtype=np.int32)[None]
+    return new, new.copy(), pool, pool.copy(), positions, table
+
+
+def append_case(count: int, lnc: int = 1) -> Case:
+    """The rows of a chunk of the Qwen3-32B shard at TP 32."""
+    d = AttentionDims(1, 2, 1, count, max(count, 1024), 128, 2)
+    # keys and values in and out
+    cost = Cost(4 * count * d.kv_heads * d.dim * d.itemsize, 0)
+    return Case(f"C{count}-bf16", append_rows_kernel, partial(append_arguments, d), lambda: cost, lnc)
+
+
 # the Qwen3-32B shard at TP 32
 PROMPT_ATTENTION = (
     *(prompt_attention_case((2048, slots, 2, 1, 128, 2)) for slots in (2048, 4096, 8192)),
@@ -107,4 +123,5 @@ PROMPT_ATTENTION = (
     prompt_attention_case((512, 4096, 2, 1, 128, 4)),
 )
 
-CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS
+APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS

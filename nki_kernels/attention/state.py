@@ -43,8 +43,6 @@ class Pack(nl.NKIObject):
         # where the candidates begin, int32 (1, C, B)
         self.hidden_RGN = None
         self.columns_1CB = None
-        # Pages.load_keys: rows of the flattened pages, one int32 (P, C) a group
-        self.runs_PC = []
         # exponentials: -max / sqrt(D) so far, fp32 (R, 1)
         self.shift_R1 = None
         # add_sums: the sum of weights so far, and after the last chunk its inverse, fp32 (R, 1)
