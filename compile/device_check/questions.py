@@ -101,8 +101,8 @@ QUESTIONS = (
              "the language guide allows functions as values", step="kernel verify_attention"),
     Question("verify_attention_paged", "what does a gather of 128 rows of 2 KiB cost on the GpSimd queue",
              "0.67 us for descriptors and 1.2 us for the row indices, measured on other kernels", how="profile"),
-    Question("verify_attention_paged", "does a scatter with `oob_mode.skip` drop the rows whose index is behind the pool",
-             "yes, as the manual says", step="kernel verify_attention_paged"),
+    Question("verify_attention_paged", "does a scatter with `oob_mode.skip` drop the rows whose index is behind the "
+             "pool", "yes, as the manual says", step="kernel verify_attention_paged"),
     Question("decode_mlp, decode_attention", "is GpSimd's rsqrt (`tensor_scalar`) as precise as fp32, and how long "
              "does a (R, 1) tile take", "GpSimd: no table of the Scalar Engine, documented as more precise",
              how="compare with fp64, profile"),
