@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
-from model.ops import Ops, iota
+from model.ops import EAGER, Ops, State, iota
 
 KEY_TILE = 128
+# a graph adds so many tiles one by one, and more in a loop: 8192 positions
+UNROLLED = 64
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -29,7 +31,7 @@ def verify_attention(
     query head h reads kv head h // (H / G).
     """
     cache = append(ops, new, cache, placement, placement.positions_BN)
-    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement)
+    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement, ops)
     o_BGRD = out_BGRD / total_BGR[..., None]
     return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
 
@@ -52,7 +54,7 @@ def _in_blocks(table_BL: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
     return blocks_BN, torch.where(held_BN, positions_BN % KEY_TILE, KEY_TILE)
 
 
-def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Tensor, Tensor]:
+def weighted(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> tuple[Tensor, Tensor, Tensor]:
     """The values' weighted sum (B, G, R, D) of the rows, the weights' sum and the largest score (B, G, R), all fp32.
 
     R are the (H / G) x N rows of a kv head. A row that sees no key has sums of 0 and the largest score -inf.
@@ -63,7 +65,7 @@ def weighted(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor
     q_BGRD = q_BHND.reshape(batch, -1, group * count, dim)
     last_BN = placement.positions_BN if placement.last_B1 is None else placement.last_B1.expand(-1, count)
     last_BR = last_BN[:, None].expand(-1, group, -1).flatten(1)
-    return _weighted(q_BGRD, k_BGSD, v_BGSD, placement.keys_S <= last_BR[:, None, :, None])
+    return _weighted(ops, (q_BGRD, k_BGSD, v_BGSD), placement.keys_S <= last_BR[:, None, :, None])
 
 
 def in_order(pool_PGSD: Tensor, table_BL: Tensor) -> Tensor:
@@ -79,7 +81,8 @@ def _seen(cache_BGSD: Tensor, placement: Placement) -> Tensor:
     return cache_BGSD[:, :, : placement.keys_S.shape[0]]
 
 
-def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _weighted(ops: Ops, operands: tuple[Tensor, Tensor, Tensor], visible_BGRS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q_BGRD, k_BGSD, v_BGSD = operands
     # products of the cache's dtype, summed in fp32, as the matrix engine does
     scores = torch.einsum("bgrd,bgsd->bgrs", q_BGRD.float(), k_BGSD.float()) * q_BGRD.shape[-1] ** -0.5
     scores = torch.where(visible_BGRS, scores, float("-inf"))
@@ -89,8 +92,22 @@ def _weighted(q_BGRD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible_BGRS: Tens
     tiles_v = v_BGSD.unflatten(2, (-1, KEY_TILE)).float()
     rounded = weights.to(v_BGSD.dtype).float()
     out_BGTRD = torch.einsum("bgrtk,bgtkd->bgtrd", rounded, tiles_v)
-    sum_BGRT = weights.sum(-1)
-    out, total = out_BGTRD[:, :, 0], sum_BGRT[..., 0]
-    for t in range(1, sum_BGRT.shape[-1]):
-        out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
-    return out, total, best_BGR1[..., 0]
+    out_BGRD, total_BGR = _added(ops, out_BGTRD, weights.sum(-1))
+    return out_BGRD, total_BGR, best_BGR1[..., 0]
+
+
+def _added(ops: Ops, out_BGTRD: Tensor, sum_BGRT: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over the tiles in ascending order: (B, G, R, D) and (B, G, R)."""
+    out, total, tiles = out_BGTRD[:, :, 0], sum_BGRT[..., 0], sum_BGRT.shape[-1]
+    if tiles <= UNROLLED:
+        for t in range(1, tiles):
+            out, total = out + out_BGTRD[:, :, t], total + sum_BGRT[..., t]
+        return out, total
+
+    def add(state: State) -> State:
+        t_1, out, total = state
+        part, more = out_BGTRD.index_select(2, t_1)[:, :, 0], sum_BGRT.index_select(3, t_1)[..., 0]
+        return t_1 + 1, out + part, total + more
+
+    _, out, total = ops.repeat(tiles - 1, add, (iota(1, out) + 1, out, total))
+    return out, total

@@ -21,6 +21,9 @@ from model.sampling import Draw, Draws, Sampling
 class Kernels:
     """The reference: torch alone."""
 
+    # whether a pass copies the blocks that it attends, so that the passes of a step may share one copy
+    copies_blocks = True
+
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def drafted(pair: Pair, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
     """The drafter's proposal and its state, as `Drafter.propose`."""
     placement, pools = window.placement, state.caches
-    if placement.table_BL is None or not pools or not window.k:
+    if placement.table_BL is None or not pools or not window.k or not pair.target_model.kernels.copies_blocks:
         return pair.drafter.propose(window, ids_BT, draw, state)
     table_BL = placement.table_BL
     copies = [Cache(*(attention.in_order(t, table_BL) for t in pool)) for pool in pools]

@@ -19,7 +19,7 @@ from torch import Tensor
 from model import attention
 from model.attention import KEY_TILE
 from model.cache import Cache, Placement
-from model.ops import Ops
+from model.ops import EAGER, Ops
 
 
 def sliced(placement: Placement, slice_1: Tensor, slices: int) -> Placement:
@@ -41,16 +41,16 @@ def verify_attention(
     assert placement.slice_1 is not None
     cache = attention.append(ops, new, cache, placement, placement.places_BN)
     q_JBHND = _gather(ops, q_BHND)
-    of_all = attended(q_JBHND.transpose(0, 1).flatten(1, 2), cache, placement)
+    of_all = attended(q_JBHND.transpose(0, 1).flatten(1, 2), cache, placement, ops)
     # (M, B, J, H, N, D + 1): a rank keeps the parts of its own heads
     parts = _gather(ops, of_all.unflatten(1, (ops.ranks, -1)))
     own = parts.index_select(2, placement.slice_1)[:, :, 0]
     return merge(own).to(q_BHND.dtype), cache
 
 
-def attended(q_BHND: Tensor, cache: Cache, placement: Placement) -> Tensor:
+def attended(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> Tensor:
     """(B, H, N, D + 1) fp32: attention over this slice, and its log-sum-exp as the last column."""
-    out, total_BGR, best_BGR = attention.weighted(q_BHND, cache, placement)
+    out, total_BGR, best_BGR = attention.weighted(q_BHND, cache, placement, ops)
     # avoid log(0): devices disagree about it
     total = torch.where(total_BGR > 0, total_BGR, 1.0)
     part, lse = out / total[..., None], best_BGR + torch.log(total)

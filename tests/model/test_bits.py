@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
+from model import attention
 from model.bundle.graph_spec import TensorSpec
 from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
@@ -143,3 +144,22 @@ def test_a_row_has_one_value_whatever_stands_beside_it(changes: dict, dtype: str
     assert np.array_equal(compiled(ids[:, 16:], START + 16, half)[0], logits[:, 16:])
     # a test that could not see a difference would prove nothing
     assert not np.array_equal(compiled(ids, START, compiled.cache(4, seed=4))[0], logits)
+
+
+def test_tiles_that_a_loop_adds_have_the_bits_of_those_added_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long contexts add their tiles of keys in a loop; here eight tiles both ways."""
+    counts, repeat = list[int](), TracedOps.repeat
+
+    def counted(self: TracedOps, count: int, *rest: Any) -> Any:
+        counts.append(count)
+        return repeat(self, count, *rest)
+
+    monkeypatch.setattr(TracedOps, "repeat", counted)
+    monkeypatch.setitem(globals(), "LENGTH", 1024)
+    ids, logits = np.random.default_rng(1).integers(0, 1000, (2, 8)), []
+    for unrolled in (attention.UNROLLED, 1):
+        monkeypatch.setattr(attention, "UNROLLED", unrolled)
+        compiled = Compiled(_config(), "fp32")
+        logits.append(compiled(ids, 900, compiled.cache(2))[0])
+        assert (7 in counts) == (unrolled == 1)
+    assert np.array_equal(*logits)
