@@ -21,6 +21,7 @@ from nki_kernels.layer import law as layer_law
 from nki_kernels.layer.host import AttentionWeights, decode_attention, place
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
 from nki_kernels.limits import CHUNK, NO_FLOOR
 from nki_kernels.sampling import host as sampling_host
 from nki_kernels.sampling import law
@@ -101,13 +102,13 @@ def paged_attention(run: Run) -> list[Compared]:
 
 
 def prompt(run: Run) -> list[Compared]:
-    """128 rows of a prompt from position 50 on: appended to their blocks, then attended."""
-    q, k_new, v_new, keys, values = _normal(10, (1, 4, 128, 64), *((1, 2, 128, 64),) * 2, *((1, 2, 256, 64),) * 2)
-    (pool, table), (values_pool, _), positions = _pool(keys), _pool(values), _positions([50], 128)
+    """256 rows of a prompt from position 50 on: appended to their blocks, then attended."""
+    q, k_new, v_new, keys, values = _normal(10, (1, 4, 256, 64), *((1, 2, 256, 64),) * 2, *((1, 2, 384, 64),) * 2)
+    (pool, table), (values_pool, _), positions = _pool(keys), _pool(values), _positions([50], 256)
     run(append_rows_kernel[LNC])(k_new, v_new, pool, values_pool, positions, table)
     out = prompt_attention(q, (pool, values_pool), positions[:, :1].copy(), table, lnc=LNC, run=run)
     for cache, rows in ((keys, k_new), (values, v_new)):
-        cache[:, :, 50:178] = rows
+        cache[:, :, 50:306] = rows
     expected = attention_law.prompt_attention(q[0].astype(np.float64), _wide((keys[0], values[0])), 50)
     return [Compared("out", out[0], expected, _SUMS), Compared("keys", pool, _pool(keys)[0], _EXACT)]
 
@@ -126,6 +127,22 @@ def mlp(run: Run) -> list[Compared]:
     gamma = np.ones(256, np.float32)
     out = decode_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), lnc=LNC, run=run)
     return [Compared("out", out, layer_law.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS)]
+
+
+def prompt_products(run: Run) -> list[Compared]:
+    """130 rows of 256 over 192, and times a weight alone: of two cores the second has two rows."""
+    (x,), (gate, up), (down,) = (
+        _normal(4, (130, 256)),
+        _normal(5, *((192, 256),) * 2, size=0.06),
+        _normal(6, (256, 192)),
+    )
+    gamma = np.ones(256, np.float32)
+    out = prompt_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), lnc=LNC, run=run)
+    product = prompt_product(x, pack(gate), lnc=LNC, run=run)
+    return [
+        Compared("mlp", out, layer_law.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS),
+        Compared("product", product, x.astype(np.float64) @ gate.astype(np.float64).T, _SUMS),
+    ]
 
 
 def attention_half(run: Run) -> list[Compared]:
@@ -191,9 +208,10 @@ def accept(run: Run) -> list[Compared]:
 CASES: dict[str, Callable[[Run], list[Compared]]] = {
     "verify_attention": attention,
     "verify_attention_paged": paged_attention,
-    "prompt_attention": prompt,
+    "append_rows, prompt_attention": prompt,
     "merge_attention": merge,
     "decode_mlp": mlp,
+    "prompt_mlp, prompt_product": prompt_products,
     "decode_attention": attention_half,
     "gumbel_noise": noise,
     "coupled_sample, weights_above": sample,
