@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from model.attention import KEY_TILE
@@ -19,6 +21,7 @@ def planned(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     raise AssertionError(f"{launch.kernel} was launched while planning")
 
 
+@functools.cache
 def backing_of(name: str, launch: Launcher = planned) -> Backing:
     """The backing of one of `NAMES`, its kernels served by `launch`."""
     if name == REFERENCE.name:

@@ -89,7 +89,7 @@ class NkiKernels(Kernels):
             sums = functools.partial(count_and_mass, ops, logits_RV, (1 / draw.heat_R, best), self._weights_above)
             floor = draw.filters.floor(best, draw.heat_R, sums)
         else:
-            floor = filter_floor(ops, logits_RV, (draw.heat_R, draw.filters), self._weights_above)
+            floor = ops.shared(filter_floor, logits_RV, (draw.heat_R, draw.filters), weigh=self._weights_above)
         return torch.where(filtering_R, floor, lowest)
 
     def _weights_above(
