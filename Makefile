@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
 DEVICE_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 BUNDLES ?= bundles
 SERVE := .venv-serve
-# the Python of the SDK's containers, and an environment with it and the newest jax that the SDK names
+# the Python of the SDK's containers, and an environment with it and what the SDK names newest
 SDK_PYTHON ?= python3.13
 SDK := .venv-sdk
 SERVE_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1
@@ -79,9 +79,10 @@ serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
 	$(SERVE_ENV) $(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
 
-# what fits a CI: the contract with the installed vLLM, and one server over HTTP
+# what fits a CI: the contract with the installed vLLM, one server over HTTP, one on nrtpy and one through a PJRT plugin
 serve-check: $(SERVE)/.installed
-	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py
+	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py \
+		tests/serve/test_nrt.py tests/serve/test_pjrt.py
 
 serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m pytest tests/serve
@@ -98,7 +99,7 @@ xla-check: install
 
 $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constraints-sdk.txt
 	$(SDK_PYTHON) -m venv --clear $(SDK)
-	grep -v -E '^jax(lib)?==' constraints.txt | cat - constraints-sdk.txt > $(SDK)/constraints.txt
+	grep -v -E '^(jax|jaxlib|torch)==' constraints.txt | cat - constraints-sdk.txt > $(SDK)/constraints.txt
 	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt setuptools wheel hypothesis ml_dtypes numpy pytest
 	$(SDK)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./nkisim -e .
 	touch $@
@@ -108,15 +109,15 @@ python-check: $(SDK)/.installed
 	$(SDK)/bin/python -m pytest --noconftest tests/nki_kernels/attention/test_merge.py
 	$(SDK)/bin/python -m compile.device_check --page | diff - docs/device_checks.md
 
-# the tiny test with the newest jax of the SDK; for a Python other than 3.11 pip may bring a torch of several GB
+# the tiny test with the newest jax and torch of the SDK; pip brings that torch with its CUDA packages, 4.7 GB in all
 sdk-check: $(SDK)/.installed
-	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt torch==2.13.0
 	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt -e . filelock
 	$(SERVE_ENV) $(SDK)/bin/python -m pytest tests/test_tiny.py
 
-# beside an SDK: its torch, numpy and jax stay as they are
+# beside an SDK: its torch, numpy and jax stay as they are; one for JAX has no torch, with which graphs are traced
 device-install:
-	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e .
+	$(DEVICE_PYTHON) -m pip install --no-deps -e ./nkisim -e . torchax==0.0.13
+	$(DEVICE_PYTHON) -c "import torch" || $(DEVICE_PYTHON) -m pip install 'torch>=2.9,<2.15'
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
 # two servers of the demo pair under load by `vllm bench serve`, behind the gate of token identity

@@ -1,7 +1,7 @@
 """The seam to torchax, through which torch code is traced as JAX.
 
-torchax 0.0.13 names overloads of ATen operators that later torch releases dropped (the ones with
-named dimensions). They are given placeholders before the import; no code here can reach them.
+torchax 0.0.13 names ATen operators, and overloads of them, that later torch releases dropped (those with named
+dimensions; with 2.14 cholesky and qr). They are given placeholders before the import; no code here can reach them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from pathlib import Path
 
 import torch
 
-_OVERLOAD = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
+_NAMED = re.compile(r"torch\.ops\.aten\.(\w+)(?:\.(\w+))?")
 
 
-def _fill_dropped_overloads() -> None:
+def _fill_dropped() -> None:
     spec = importlib.util.find_spec("torchax")
     if spec is None or spec.origin is None:
         return
     for source in Path(spec.origin).parent.rglob("*.py"):
-        for name, overload in _OVERLOAD.findall(source.read_text(encoding="utf-8")):
-            packet = getattr(torch.ops.aten, name, None)
-            if packet is not None and not hasattr(packet, overload):
-                packet.__dict__[overload] = f"aten.{name}.{overload} is not in this torch"
+        for name, overload in _NAMED.findall(source.read_text(encoding="utf-8")):
+            if not hasattr(torch.ops.aten, name):
+                setattr(torch.ops.aten, name, type(name, (), {}))
+            packet = getattr(torch.ops.aten, name)
+            if overload and not hasattr(packet, overload):
+                setattr(packet, overload, f"aten.{name}.{overload} is not in this torch")
 
 
-_fill_dropped_overloads()
+_fill_dropped()
 
 from torchax import interop  # noqa: E402
 

@@ -215,7 +215,7 @@ class Engine:
         if work.k is None:
             assert work.chunk
             return self._filled(work.slots[0], work.chunk, outputs)
-        events = []
+        events, bucket = [], self._bucket(work)
         for slot, limit in zip(work.slots, work.limits, strict=True):
             # its request may have left while the step ran
             if not self.slots.holds(slot):
@@ -227,8 +227,8 @@ class Engine:
             slot.position += len(ids)
             scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
             events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
-        requests = [Ended(event.number, event.drafted, event.accepted) for event in events]
-        self.step_k.ended(work.k, None if work.asking else seconds, requests)
+        requests = [Ended(event.drafted, event.accepted) for event in events]
+        self.step_k.ended(work.k, bucket, None if work.asking else seconds, requests)
         return events
 
     def _filled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:

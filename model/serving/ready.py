@@ -74,18 +74,18 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
             yield key
 
 
-def step_seconds(graphs: Graphs) -> dict[int, float]:
-    """The wall seconds of a step by its k, in the smallest bucket, while no request is in the caches.
+def step_seconds(graphs: Graphs) -> dict[tuple[int, int], float]:
+    """The wall seconds of a step by its k and bucket, while no request is in the caches.
 
-    The least of several rounds, each over every k: what else runs on the machine meets all of them. Steps follow each
-    other, as those of requests do: the host's part of one is hidden behind the one before.
+    The least of several rounds, each over every graph: what else runs on the machine meets all of them. Steps follow
+    each other, as those of requests do: the host's part of one is hidden behind the one before.
     """
     spec = graphs.bundle.spec
-    keys = [GraphKey(Stage.STEP, k, spec.buckets[0], filters=False) for k in (0, *spec.ks)]
+    keys = [GraphKey(Stage.STEP, k, bucket, filters=False) for bucket in spec.buckets for k in (0, *spec.ks)]
     for key in keys:
         graphs.prepare(key)
     rounds = [[graphs.rehearse(key, _IN_A_ROW) for key in keys] for _ in range(_ROUNDS)]
-    return {key.k: min(seconds) for key, seconds in zip(keys, zip(*rounds, strict=True), strict=True)}
+    return {(key.k, key.bucket): min(seconds) for key, seconds in zip(keys, zip(*rounds, strict=True), strict=True)}
 
 
 def serve(graphs: Graphs, request: Request, speculative: bool, told: Callable[[list[int]], None] | None = None) -> Run:

@@ -19,6 +19,7 @@ from compile.build import build
 from model.bundle.opening import Bundle, read_bundle
 from model.bundle.plan import is_cache
 from model.errors import UserError
+from model.serving import ranks
 from model.serving.engine import Engine
 from model.serving.nrt import NrtGraphs, _cores
 from model.serving.nrt_rank import Rank
@@ -94,6 +95,32 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> No
         held.rehearse(next(iter(of_two_ranks.plan.by_key)))
     assert all(process.poll() is not None for process in processes)
     held.close()
+
+
+_FAILS = """
+import sys, time
+from multiprocessing.connection import Connection
+from model.serving.ranks import Failure
+pipe = Connection(int(sys.argv[1]))
+number = pipe.recv()[0]
+if sys.argv[2] == "0":
+    pipe.send((number, Failure("failed")))
+    pipe.recv()
+time.sleep(0.2)
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_fails_because_of_one_that_ended_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 fails before rank 1, which was the cause, is gone."""
+    (tmp_path / "fails.py").write_text(_FAILS, encoding="utf-8")
+    find_stand_ins(monkeypatch, tmp_path)
+    monkeypatch.setattr(ranks, "_DOUBT_S", 3)
+    said = r"^rank 1 of 2 ended with status 3; read what it wrote before this"
+    with closing(ranks.Ranks("fails", [], [os.environ] * 2)) as two, pytest.raises(UserError, match=said):
+        two.ask("ready")
 
 
 _HOLDS = """

@@ -1,0 +1,60 @@
+"""Ratios of servers are taken within a round, so that a machine that slows down between two rounds does not show."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from bench.serving import bursts, long_prompts
+from bench.serving.__main__ import BASELINE, FIXED, SPECULATIVE
+from model.errors import UserError
+from tests.bench.endpoint import endpoint
+
+# a machine's speed by round
+DRIFT = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+def test_a_burst_s_best_fixed_k_is_by_its_median_and_ratios_are_by_round() -> None:
+    speeds = {BASELINE: 100.0, FIXED: 200.0, SPECULATIVE: 190.0}
+    rows: list[dict[str, Any]] = [
+        {"tier": "open", "clients": 4, "round": n, "tokens_s": {name: s / slow for name, s in speeds.items()}}
+        for n, slow in enumerate(DRIFT, 1)
+    ]
+    (row,) = bursts.summary(rows)
+    assert (row["best"], row["of_best"][1], row["rounds"]) == (FIXED, 0.95, 5)
+    assert row["times"][BASELINE][1] == 1.9
+    assert "| open | 4 | 25 | 50 | 48 | 1.90 | 0.95 (0.95 to 0.95) |" in bursts.table([row])
+
+
+def test_a_long_prompt_s_ratio_is_stock_s_time_over_ours_by_round() -> None:
+    rows = [
+        {"round": n, "case": long_prompts.COLD, "prompt": 500, "endpoint": name, "first_ms": ms * slow, "all_ms": 9.0}
+        for n, slow in enumerate(DRIFT, 1)
+        for name, ms in ((long_prompts.OURS, 5.0), (long_prompts.STOCK, 10.0))
+    ]
+    ours, stock = long_prompts.summary(rows)
+    assert ours["times"] == {"first_ms": 2.0, "all_ms": 1.0}
+    assert (ours["first_ms"], stock["first_ms"], "times" in stock) == (20.0, 40.0, False)
+
+
+def test_a_round_sends_a_prompt_again_and_one_that_shares_nine_tenths() -> None:
+    cold, again, most, beside = long_prompts.cases([100], random.Random(0))
+    assert cold[2] == again[2]
+    assert most[2][:90] == cold[2][:90]
+    assert most[2][90:] != cold[2][90:]
+    assert (beside[0], len(beside[2])) == (long_prompts.BESIDE, 100)
+    assert set(beside[2][:10]) != set(cold[2][:10])
+
+
+def test_an_answer_without_ids_is_an_error() -> None:
+    with endpoint(lambda body: {}) as address, pytest.raises(UserError, match="gave an empty answer"):
+        long_prompts.answer(long_prompts.Endpoint(address, "m"), [1, 2], [], 2)
+
+
+def test_gaps_are_those_that_reach_into_the_time_of_a_prompt() -> None:
+    now = time.perf_counter()
+    times = long_prompts.Times(now, [now + second for second in (1, 2, 4, 8)])
+    assert [round(gap) for gap in times.gaps_ms(now + 3, now + 5)] == [2000, 4000]
