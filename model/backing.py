@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model.attention import KEY_TILE
-from model.cache import PLAIN, Layout
 from model.config import LayerConfig
 from model.kernels import Kernels
 from model.packing import Packing, nothing_packed
@@ -20,9 +18,9 @@ class Backing:
     """The kernels, layers and layouts that a model is built with.
 
     `layer` makes a decoder layer from a config, a `Parallel` and the kernels; `mlp` makes its second half, which
-    `branch` runs behind its norm; without them a model has the layers of `model/qwen3.py`. `layout` is that of its
-    caches, `packing` says which weights of a config at a tp degree are packed. With `sharded` logits stay on their
-    ranks: a draw then merges the shards' best.
+    `branch` runs behind its norm; without them a model has the layers of `model/qwen3.py`. `packing` says which weights
+    of a config at a tp degree are packed. With `sharded` logits stay on their ranks: a draw then merges the shards'
+    best. A prompt's graph has a multiple of `prompt_rows` rows.
     """
 
     name: str
@@ -30,9 +28,9 @@ class Backing:
     layer: Callable[..., nn.Module] | None = None
     mlp: Callable[..., Any] | None = None
     branch: Callable[..., Tensor] | None = None
-    layout: Layout = PLAIN
     packing: Callable[[LayerConfig, int], Packing] = nothing_packed
     sharded: bool = False
+    prompt_rows: int = 16
 
 
-REFERENCE = Backing("reference", Kernels(), layout=Layout(block=KEY_TILE))
+REFERENCE = Backing("reference", Kernels())

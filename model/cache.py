@@ -12,8 +12,7 @@ from model.parallel import Parallel
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer on one rank, each (B, G, S, D) in the reference's layout, or a pool
-    (P, G, 128, D)."""
+    """Keys and values of one layer on one rank, each (B, G, S, D), or pools of blocks (P, G, 128, D)."""
 
     k: Tensor
     v: Tensor
@@ -40,40 +39,12 @@ class Placement(NamedTuple):
     last_B1: Tensor | None = None
 
 
-class Layout(NamedTuple):
-    """How a backing of the kernels keeps a cache of S positions.
-
-    Keys (B, G, S, D) as the values, or transposed to (B, G, D, S); `margin` slots more, for rows past the last
-    position, where nothing reads them. With a `block` of positions a cache is a pool of such blocks, which sequences
-    get one by one; without, a slot is one contiguous block.
-    """
-
-    transposed_keys: bool = False
-    margin: int = 0
-    block: int = 0
-
-    def length(self, cache: Cache) -> int:
-        """Positions that a cache on one rank can hold."""
-        return cache.v.shape[2] - self.margin
+def cache_shape(config: ModelConfig, parallel: Parallel, batch: int, length: int) -> tuple[int, int, int, int]:
+    """The shape of one key or value cache on one rank: of `batch` slots, or blocks, of so many positions."""
+    return batch, parallel.heads(config).kv_per_rank, length // parallel.slices(config), config.head_dim
 
 
-PLAIN = Layout()
-Shape = tuple[int, int, int, int]
-
-
-def cache_shapes(
-    config: ModelConfig, parallel: Parallel, batch: int, length: int, layout: Layout = PLAIN
-) -> tuple[Shape, Shape]:
-    """The shapes of one key and one value cache on one rank."""
-    heads, dim = parallel.heads(config).kv_per_rank, config.head_dim
-    slots = length // parallel.slices(config) + layout.margin
-    values = (batch, heads, slots, dim)
-    return ((batch, heads, dim, slots) if layout.transposed_keys else values), values
-
-
-def empty_caches(
-    config: ModelConfig, parallel: Parallel, batch: int, length: int, dtype: torch.dtype, layout: Layout = PLAIN
-) -> list[Cache]:
+def empty_caches(config: ModelConfig, parallel: Parallel, batch: int, length: int, dtype: torch.dtype) -> list[Cache]:
     """Zeroed caches, one per layer."""
-    shapes = cache_shapes(config, parallel, batch, length, layout)
-    return [Cache(*(torch.zeros(s, dtype=dtype) for s in shapes)) for _ in range(config.num_hidden_layers)]
+    shape = cache_shape(config, parallel, batch, length)
+    return [Cache(*(torch.zeros(shape, dtype=dtype) for _ in "kv")) for _ in range(config.num_hidden_layers)]

@@ -1,17 +1,15 @@
 """A layer whose halves are one kernel each, norm and projections included, with weights packed as they are streamed.
 
-The kernels read packed weights as they are. A pass of many rows, a prompt's, unpacks them in the graph.
+The kernels read packed weights as they are; those of a prompt take any number of rows.
 """
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import Cache, Placement
 from model.config import LayerConfig, Qwen3Config
-from model.nki.kernels import NkiKernels
-from model.nki.launches import Result
+from model.nki.kernels import NkiKernels, like, whole_chunks
 from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import MLP, Attention, Layer, RMSNorm
@@ -21,19 +19,16 @@ from nki_kernels.layer.pack_weights import (
     pack_gate_up,
     pack_out,
     pack_qkv,
-    unpack,
-    unpack_gate_up,
-    unpack_out,
-    unpack_qkv,
 )
 from nki_kernels.limits import CANDIDATES, ROWS
 
 
 class PackedAttention(Attention):
-    """Attention whose projections are packed."""
+    """Attention whose projections are packed; a prompt's rows go through them by a kernel."""
 
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel, kernels)
+        self.run = kernels.run
         q, k, v, out = (p.weight.data for p in (self.q_proj, self.k_proj, self.v_proj, self.o_proj))
         self.kv_features = len(k)
         self.qkv_packed = nn.Parameter(pack_qkv(q, k, v, self.head_dim))
@@ -41,15 +36,24 @@ class PackedAttention(Attention):
         del self.q_proj, self.k_proj, self.v_proj, self.o_proj
 
     def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = unpack_qkv(self.qkv_packed, self.kv_features)
-        return F.linear(x_BNE, q), F.linear(x_BNE, k), F.linear(x_BNE, v)
+        both = self.product(x_BNE, self.qkv_packed)
+        v, k, q = both.split([self.kv_features, self.kv_features, both.shape[-1] - 2 * self.kv_features], -1)
+        return q, k, v
 
     def out(self, o_BNF: Tensor) -> Tensor:
-        return self.ops.all_reduce(F.linear(o_BNF, unpack_out(self.out_packed, self.head_dim)))
+        # the packed weight has its inputs in the order D, H
+        by_dim = o_BNF.unflatten(-1, (-1, self.head_dim)).transpose(-1, -2).flatten(-2)
+        return self.ops.all_reduce(self.product(by_dim, self.out_packed))
+
+    def product(self, x_BNK: Tensor, packed: Tensor) -> Tensor:
+        """Rows times a packed weight."""
+        x_RK = x_BNK.flatten(0, 1)
+        result = like(x_RK)._replace(shape=(x_RK.shape[0], packed.shape[0] * packed.shape[2]))
+        return self.run("prompt_product", (x_RK, packed), result)[0].unflatten(0, x_BNK.shape[:2])
 
 
 class PackedMLP(MLP):
-    """MLP whose projections are packed, one launch with the norm before it where the kernel takes the pass's rows."""
+    """MLP whose projections are packed, one launch with the norm before it."""
 
     def __init__(self, config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel)
@@ -59,19 +63,10 @@ class PackedMLP(MLP):
         self.down_packed = nn.Parameter(pack(down))
         del self.gate_proj, self.up_proj, self.down_proj
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = unpack_gate_up(self.gate_up_packed)
-        hidden = F.silu(F.linear(x, gate)) * F.linear(x, up)
-        return self.ops.all_reduce(F.linear(hidden, unpack(self.down_packed)))
-
     def of_normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """The MLP of norm(x)."""
-        if not _few_rows(x):
-            normed: Tensor = self(norm(x))
-            return normed
-        x_RE = x.flatten(0, 1)
-        arguments = (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps)
-        (part,) = self.run("decode_mlp", arguments, _like(x_RE))
+        x_RE, kernel = x.flatten(0, 1), "decode_mlp" if _few_rows(x) else "prompt_mlp"
+        (part,) = self.run(kernel, (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps), like(x_RE))
         return self.ops.all_reduce(part.reshape(x.shape))
 
 
@@ -110,14 +105,10 @@ class FusedLayer(Layer):
             return attended, cache
         x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights = (half.qkv_packed, half.out_packed)
-        arguments = (x_RE, *norms, *weights, *angles, *cache, placement.positions_BN, norm.eps)
-        part, keys, values = self.run("decode_attention", arguments, _like(x_RE), changed=(8, 9))
+        weights, places = (half.qkv_packed, half.out_packed), (placement.positions_BN, whole_chunks(placement))
+        arguments = (x_RE, *norms, *weights, *angles, *cache, *places, norm.eps)
+        part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
-
-
-def _like(x: Tensor) -> Result:
-    return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
 
 
 def _few_rows(x_BNE: Tensor) -> bool:

@@ -35,18 +35,19 @@ class Ops:
             state = body(state)
         return state
 
-    def append(
-        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
-    ) -> Tensor:
+    def shared(self, function: Callable[..., Tensor], *given: Any, **fixed: Any) -> Tensor:
+        """function(ops, *given, **fixed) of tensors, and of fixed values; a build traces it once for each shape."""
+        return function(self, *given, **fixed)
+
+    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
         """The cache with row n of sequence b written at [slots[b, n], :, positions[b, n]]; slots may be (B, 1).
 
-        Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing. They count along the
-        cache's axis S, the last one in (B, G, D, S).
+        Positions outside [0, S) are dropped, so a row past the context's end overwrites nothing.
         """
         rows = slots_BN.long().expand_as(positions_BN)
-        inside = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[axis])
+        inside = (positions_BN >= 0) & (positions_BN < cache_BGSD.shape[2])
         updated = cache_BGSD.clone()
-        updated.movedim(axis, 2)[rows[inside], :, positions_BN[inside].long()] = new_BGND.transpose(1, 2)[inside]
+        updated[rows[inside], :, positions_BN[inside].long()] = new_BGND.transpose(1, 2)[inside]
         return updated
 
     def all_reduce(self, x: Tensor) -> Tensor:

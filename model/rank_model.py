@@ -47,7 +47,7 @@ class RankModel(nn.Module):
 
     def length(self, caches: list[Cache]) -> int:
         """Positions that the caches of all ranks hold together."""
-        return self.backing.layout.length(caches[0]) * self.parallel.slices(self.config)
+        return caches[0].v.shape[2] * self.parallel.slices(self.config)
 
     def on_rank(self, placement: Placement) -> Placement:
         """The placement as this rank's caches take it: whole, or their slice of the positions."""

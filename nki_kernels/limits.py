@@ -8,6 +8,8 @@ SEQUENCES = 32
 SUM_ROWS = 32
 # new rows of a sequence for attention
 CANDIDATES = 32
+# keys of attention between two merges: a block table has whole chunks
+CHUNK = 1024
 # the logit of an id that must not be drawn: finite, for sums multiply it by 0
 FORBIDDEN = -1e25
 # the floor of a row that keeps every other id

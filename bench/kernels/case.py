@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import nkisim
+from nki_kernels.attention.blocks import BLOCK
 from nki_kernels.roofline import AttentionDims, Cost
 from nkisim.event import Recording
 
@@ -45,3 +46,10 @@ def normal(shape: tuple[int, ...], itemsize: int) -> Any:
     """Normal numbers of a shape, bf16 or fp32 by their size in bytes."""
     drawn = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     return drawn.astype(ml_dtypes.bfloat16) if itemsize == 2 else drawn
+
+
+def pool_of(d: AttentionDims) -> tuple[Any, Any]:
+    """A pool (blocks, G, 128, D) of random numbers and a block table (B, S / 128) in random order."""
+    per = d.slots // BLOCK
+    table = 1 + np.random.default_rng(0).permutation(d.batch * per).astype(np.int32).reshape(d.batch, per)
+    return normal((1 + d.batch * per, d.kv_heads, BLOCK, d.dim), d.itemsize), table

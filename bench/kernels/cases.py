@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.kernels.case import Case, normal
-from bench.kernels.layer import DECODE_LAYER, PROMPT_PRODUCTS
+from bench.kernels.case import Case, normal, pool_of
+from bench.kernels.layer import DECODE_LAYER, LENGTHS, PROMPT_PRODUCTS
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
-from nki_kernels.attention.key_chunks import BLOCK
+from nki_kernels.attention.blocks import append_rows_kernel
 from nki_kernels.attention.merge import merge_attention_kernel
 from nki_kernels.attention.paged import verify_attention_paged_kernel
 from nki_kernels.attention.prompt import prompt_attention_kernel
 from nki_kernels.attention.verify import verify_attention_kernel
-from nki_kernels.roofline import AttentionDims
+from nki_kernels.roofline import AttentionDims, Cost
 
 
 def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
@@ -39,13 +39,11 @@ def attention_arguments(d: AttentionDims) -> tuple[Any, ...]:
     return q, k_new, v_new, keys, values, positions
 
 
-def paged_arguments(d: AttentionDims, length: int) -> tuple[Any, ...]:
+def paged_arguments(d: AttentionDims) -> tuple[Any, ...]:
     """Arguments of verify_attention_paged_kernel with blocks in shuffled order."""
     q, k_new, v_new, positions = _attention_rows(d)
-    count = d.batch * d.slots // length
-    pages = normal((count, d.kv_heads, length, d.dim), d.itemsize)
-    table = np.random.default_rng(0).permutation(count).astype(np.int32).reshape(d.batch, -1)
-    return q, k_new, v_new, pages, pages.copy(), positions, table
+    pool, table = pool_of(d)
+    return q, k_new, v_new, pool, pool.copy(), positions, table
 
 
 def tree_arguments(d: AttentionDims) -> tuple[Any, ...]:
@@ -54,14 +52,14 @@ def tree_arguments(d: AttentionDims) -> tuple[Any, ...]:
     return *attention_arguments(d), np.tile(ancestors, (d.batch, 1))
 
 
-def _attention(dims: tuple[int, ...], lnc: int = 1, page: int = 0, tree: bool = False) -> Case:
+def _attention(dims: tuple[int, ...], lnc: int = 1, paged: bool = False, tree: bool = False) -> Case:
     """One case from (B, H, G, N, S, D, bytes per number)."""
     batch, heads, kv_heads, count, slots, dim, itemsize = dims
     d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
     name = f"B{batch}-H{heads}-G{kv_heads}-S{slots}-N{count}-D{dim}-" + ("bf16" if itemsize == 2 else "fp32")
     cost = partial(roofline.verify_attention, d)
-    if page:
-        return Case(f"{name}-L{page}", verify_attention_paged_kernel, partial(paged_arguments, d, page), cost, lnc)
+    if paged:
+        return Case(name, verify_attention_paged_kernel, partial(paged_arguments, d), cost, lnc)
     if tree:
         return Case(f"{name}-ancestors", verify_attention_kernel, partial(tree_arguments, d), cost, lnc, d)
     return Case(name, verify_attention_kernel, partial(attention_arguments, d), cost, lnc, d)
@@ -76,7 +74,7 @@ VERIFY_ATTENTION = (
     _attention((32, 2, 1, 8, 1024, 128, 2)),
     _attention((1, 16, 2, 8, 4096, 128, 2)),
     _attention((4, 4, 2, 8, 2048, 64, 4)),
-    _attention((4, 2, 1, 8, 8192, 128, 2), page=32),
+    *(_attention((4, 2, 1, 8, slots, 128, 2), lnc, paged=True) for slots in LENGTHS for lnc in (1, 2)),
     Case(
         "M4-R64-D128-fp32",
         merge_attention_kernel,
@@ -88,9 +86,8 @@ VERIFY_ATTENTION = (
 
 def prompt_arguments(d: AttentionDims) -> tuple[Any, ...]:
     """Arguments of prompt_attention_kernel: the last rows of a sequence whose blocks are in shuffled order."""
-    q, tiles = normal((1, d.heads, d.candidates, d.dim), d.itemsize), d.slots // BLOCK
-    pool = normal((tiles, d.kv_heads, BLOCK, d.dim), d.itemsize)
-    table = np.random.default_rng(0).permutation(tiles).astype(np.int32)[None]
+    q = normal((1, d.heads, d.candidates, d.dim), d.itemsize)
+    pool, table = pool_of(d)
     return q, pool, pool.copy(), np.array([[d.slots - d.candidates]], np.int32), table
 
 
@@ -103,6 +100,21 @@ def prompt_attention_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
     return Case(name, prompt_attention_kernel, partial(prompt_arguments, d), cost, lnc, d)
 
 
+def append_arguments(d: AttentionDims) -> tuple[Any, ...]:
+    """Arguments of append_rows_kernel: the last rows of a sequence whose blocks are in shuffled order."""
+    new, (pool, table) = normal((1, d.kv_heads, d.candidates, d.dim), d.itemsize), pool_of(d)
+    positions = np.arange(d.slots - d.candidates, d.slots, dtype=np.int32)[None]
+    return new, new.copy(), pool, pool.copy(), positions, table
+
+
+def append_case(count: int, lnc: int = 1) -> Case:
+    """The rows of a chunk of the Qwen3-32B shard at TP 32."""
+    d = AttentionDims(1, 2, 1, count, max(count, 1024), 128, 2)
+    # keys and values in and out
+    cost = Cost(4 * count * d.kv_heads * d.dim * d.itemsize, 0)
+    return Case(f"C{count}-bf16", append_rows_kernel, partial(append_arguments, d), lambda: cost, lnc)
+
+
 # the Qwen3-32B shard at TP 32
 PROMPT_ATTENTION = (
     *(prompt_attention_case((2048, slots, 2, 1, 128, 2)) for slots in (2048, 4096, 8192)),
@@ -111,4 +123,5 @@ PROMPT_ATTENTION = (
     prompt_attention_case((512, 4096, 2, 1, 128, 4)),
 )
 
-CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS
+APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.kernels.case import Case, normal
+from bench.kernels.case import Case, normal, pool_of
 from model.config import PRESETS, Qwen3Config
 from model.parallel import HeadMap
 from nki_kernels import roofline
@@ -27,8 +27,9 @@ CONFIGS = PRESETS | {
         PRESETS["Qwen/Qwen3-32B"], num_hidden_layers=5, num_attention_heads=32, intermediate_size=9728
     )
 }
-# slots of a cache: the context that the sample deployment allows
+# slots of a cache: the context that the sample deployment allows, and longer ones
 SLOTS = 1024
+LENGTHS = (SLOTS, 4096, 8192, 32768)
 
 
 @dataclass(frozen=True)
@@ -82,31 +83,33 @@ def mlp_case(shard: Shard, lnc: int = 1) -> Case:
     return Case(shard.name, decode_mlp_kernel, partial(mlp_arguments, shard), cost, lnc)
 
 
-def attention_dims(shard: Shard) -> AttentionDims:
-    """The rank's heads over a cache of SLOTS."""
+def attention_dims(shard: Shard, slots: int = SLOTS) -> AttentionDims:
+    """The rank's heads over a cache of so many slots."""
     heads, dim = shard.heads, shard.config.head_dim
-    return AttentionDims(shard.batch, heads.heads_per_rank, heads.kv_per_rank, shard.candidates, SLOTS, dim, BF16)
+    return AttentionDims(shard.batch, heads.heads_per_rank, heads.kv_per_rank, shard.candidates, slots, dim, BF16)
 
 
-def attention_arguments(shard: Shard) -> tuple[Any, ...]:
-    """Arguments of decode_attention_kernel; the rows are at the end of the cache."""
-    d, hidden = attention_dims(shard), shard.config.hidden_size
+def attention_arguments(shard: Shard, slots: int = SLOTS) -> tuple[Any, ...]:
+    """Arguments of decode_attention_kernel; the rows are at the end of the cache, whose blocks are shuffled."""
+    d, hidden = attention_dims(shard, slots), shard.config.hidden_size
     q, k = (normal((heads * d.dim, hidden), BF16) for heads in (d.heads, d.kv_heads))
     qkv = pack_qkv(q, k, k, d.dim)
     norms = normal((hidden,), BF16), normal((d.dim,), BF16), normal((d.dim,), BF16)
-    cache = normal((d.batch, d.kv_heads, d.dim, SLOTS), BF16), normal((d.batch, d.kv_heads, SLOTS, d.dim), BF16)
-    chain = np.arange(SLOTS - d.candidates, SLOTS, dtype=np.int32)
-    rows = place(np.tile(chain, (d.batch, 1)), d.dim)
+    pool, table = pool_of(d)
+    chain = np.arange(slots - d.candidates, slots, dtype=np.int32)
+    rows = place(np.tile(chain, (d.batch, 1)), table, d.dim)
     # random numbers need no order: pack_out would only permute the inputs of the output projection
     weights = (qkv * hidden**-0.5).astype(qkv.dtype), packed(d.heads * d.dim, hidden)
-    return normal((shard.rows, hidden), BF16), *norms, *weights, rows.cos, rows.sin, *cache, rows.positions
+    pools, turns = (pool, pool.copy()), (rows.cos, rows.sin)
+    return normal((shard.rows, hidden), BF16), *norms, *weights, *turns, *pools, rows.positions, table
 
 
-def attention_case(shard: Shard, lnc: int = 1) -> Case:
+def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:
     """The attention half of a shard's layer."""
-    cost = partial(roofline.decode_attention, attention_dims(shard), shard.config.hidden_size)
-    name = f"{shard.name}-S{SLOTS}"
-    return Case(name, decode_attention_kernel, partial(attention_arguments, shard), cost, lnc)
+    cost = partial(roofline.decode_attention, attention_dims(shard, slots), shard.config.hidden_size)
+
+    arguments = partial(attention_arguments, shard, slots)
+    return Case(f"{shard.name}-S{slots}", decode_attention_kernel, arguments, cost, lnc)
 
 
 DRAFTS = tuple(Shard(model, tp, batch, 1) for model in ("1.7B", "0.6B") for tp in (4, 8, 32) for batch in (1, 4))
@@ -149,4 +152,5 @@ PROMPT_PRODUCTS = (
 DECODE_LAYER = (
     *(make(shard) for shard in (*DRAFTS, TARGET) for make in (attention_case, mlp_case)),
     *(make(shard, lnc=2) for shard in ON_TWO_CORES for make in (attention_case, mlp_case)),
+    *(attention_case(TARGET, lnc, slots) for slots in LENGTHS[1:] for lnc in (1, 2)),
 )

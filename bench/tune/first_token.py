@@ -1,8 +1,8 @@
 """`python -m bench.tune.first_token [LENGTH ...]`: simulated time to first token of Qwen3-32B at tp 32.
 
-A prompt comes in chunks of up to 2048 rows. Each layer has the products of `prompt_matmul`, prompt attention over the
-keys so far, and two all-reduces; each chunk one launch from the host, the last one a head for one row. Norms before
-queries, rotations, the writing of blocks and the additions of residuals stay in the graph and are not in the sum.
+A prompt comes in chunks of up to 2048 rows. Each layer has the products of `prompt_matmul`, the writing of the rows'
+blocks, prompt attention over the keys so far, and two all-reduces; each chunk one launch from the host, the last one a
+head for one row. Norms before queries, rotations and the additions of residuals stay in the graph and are left out.
 The bound has the same products and visible scores at the Tensor Engine's full rate, and nothing else.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from bench.kernels.case import Case
-from bench.kernels.cases import prompt_attention_case
+from bench.kernels.cases import append_case, prompt_attention_case
 from bench.kernels.layer import BF16, TARGET, attention_dims, prompt_cases
 from bench.table import markdown
 from model.errors import UserError, run_cli
@@ -72,7 +72,8 @@ def first_token(length: int, lnc: int) -> FirstToken:
     for last in range(rows, length + 1, rows):
         # the block table is filled up to whole pieces
         slots = -(-last // 1024) * 1024
-        attention += layers * _simulated(prompt_attention_case((rows, slots, d.heads, d.kv_heads, d.dim, BF16), lnc))
+        attended = prompt_attention_case((rows, slots, d.heads, d.kv_heads, d.dim, BF16), lnc)
+        attention += layers * (_simulated(append_case(rows, lnc)) + _simulated(attended))
         of_scores = _bound(prompt_attention(replace(d, batch=1, candidates=rows, slots=last)), lnc)
         bound += layers * (of_scores + of_products)
     reduce_ns = collective_ns(rows * config.hidden_size * BF16, TARGET.tp, lnc, n)

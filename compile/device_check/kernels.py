@@ -13,13 +13,16 @@ import numpy as np
 
 from model.nki.launches import LNC
 from nki_kernels.attention import law as attention_law
+from nki_kernels.attention.blocks import BLOCK, append_rows_kernel
 from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.attention.merge import merge_attention_kernel
+from nki_kernels.attention.prompt import prompt_attention
 from nki_kernels.layer import law as layer_law
 from nki_kernels.layer.host import AttentionWeights, decode_attention, place
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
-from nki_kernels.limits import NO_FLOOR
+from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
+from nki_kernels.limits import CHUNK, NO_FLOOR
 from nki_kernels.sampling import host as sampling_host
 from nki_kernels.sampling import law
 from nki_kernels.sampling.host import Proposal, Shard
@@ -74,19 +77,40 @@ def attention(run: Run) -> list[Compared]:
     ]
 
 
+def _pool(cache: Any) -> tuple[Any, Any]:
+    """A cache (B, G, S, D) as a pool of blocks behind block 0, and its block table, filled up to whole chunks."""
+    batch, kv, slots, dim = cache.shape
+    per = -(-slots // BLOCK)
+    whole = np.pad(cache, ((0, 0), (0, 0), (0, per * BLOCK - slots), (0, 0))).reshape(batch, kv, per, BLOCK, dim)
+    pool = np.concatenate(
+        (np.zeros((1, kv, BLOCK, dim), cache.dtype), whole.swapaxes(1, 2).reshape(-1, kv, BLOCK, dim))
+    )
+    table = 1 + np.arange(batch * per, dtype=np.int32).reshape(batch, per)
+    return pool, np.pad(table, ((0, 0), (0, -per % (CHUNK // BLOCK))))
+
+
 def paged_attention(run: Run) -> list[Compared]:
-    """The same over pages of 32 slots in shuffled order."""
-    q, k_new, v_new, pages, values = _normal(2, (2, 4, 3, 64), *((2, 2, 3, 64),) * 2, *((16, 2, 32, 64),) * 2)
-    table = np.random.default_rng(0).permutation(16).astype(np.int32).reshape(2, 8)
-    whole = [p[table].swapaxes(1, 2).reshape(2, 2, 256, 64).astype(np.float64) for p in (pages, values)]
-    positions = _positions([40, 200], 3)
-    out = verify_attention(
-        q, (k_new, v_new), (pages.copy(), values.copy()), Candidates(positions, None, table), lnc=LNC, run=run
-    )
+    """The same over blocks."""
+    q, k_new, v_new, keys, values = _normal(2, (2, 4, 3, 64), *((2, 2, 3, 64),) * 2, *((2, 2, 256, 64),) * 2)
+    (pool, table), (values_pool, _), positions = _pool(keys), _pool(values), _positions([40, 200], 3)
+    rows = Candidates(positions, block_table=table)
+    out = verify_attention(q, (k_new, v_new), (pool, values_pool), rows, lnc=LNC, run=run)
     law_of = attention_law.verify_attention(
-        q.astype(np.float64), _wide((k_new, v_new)), (whole[0], whole[1]), positions
+        q.astype(np.float64), _wide((k_new, v_new)), (keys.astype(np.float64), values.astype(np.float64)), positions
     )
-    return [Compared("out", out, law_of[0], _SUMS)]
+    return [Compared("out", out, law_of[0], _SUMS), Compared("block 0", pool[0], np.zeros_like(pool[0]), _EXACT)]
+
+
+def prompt(run: Run) -> list[Compared]:
+    """256 rows of a prompt from position 50 on: appended to their blocks, then attended."""
+    q, k_new, v_new, keys, values = _normal(10, (1, 4, 256, 64), *((1, 2, 256, 64),) * 2, *((1, 2, 384, 64),) * 2)
+    (pool, table), (values_pool, _), positions = _pool(keys), _pool(values), _positions([50], 256)
+    run(append_rows_kernel[LNC])(k_new, v_new, pool, values_pool, positions, table)
+    out = prompt_attention(q, (pool, values_pool), positions[:, :1].copy(), table, lnc=LNC, run=run)
+    for cache, rows in ((keys, k_new), (values, v_new)):
+        cache[:, :, 50:306] = rows
+    expected = attention_law.prompt_attention(q[0].astype(np.float64), _wide((keys[0], values[0])), 50)
+    return [Compared("out", out[0], expected, _SUMS), Compared("keys", pool, _pool(keys)[0], _EXACT)]
 
 
 def merge(run: Run) -> list[Compared]:
@@ -105,14 +129,31 @@ def mlp(run: Run) -> list[Compared]:
     return [Compared("out", out, layer_law.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS)]
 
 
+def prompt_products(run: Run) -> list[Compared]:
+    """130 rows of 256 over 192, and times a weight alone: of two cores the second has two rows."""
+    (x,), (gate, up), (down,) = (
+        _normal(4, (130, 256)),
+        _normal(5, *((192, 256),) * 2, size=0.06),
+        _normal(6, (256, 192)),
+    )
+    gamma = np.ones(256, np.float32)
+    out = prompt_mlp(x, gamma, (pack_gate_up(gate, up), pack(down)), lnc=LNC, run=run)
+    product = prompt_product(x, pack(gate), lnc=LNC, run=run)
+    return [
+        Compared("mlp", out, layer_law.decode_mlp(*_wide((x, gamma)), _wide((gate, up, down))), _SUMS),
+        Compared("product", product, x.astype(np.float64) @ gate.astype(np.float64).T, _SUMS),
+    ]
+
+
 def attention_half(run: Run) -> list[Compared]:
     """Two rows of two sequences, two query heads of one kv head."""
     (x,), w = _normal(7, (2, 2, 256)), _normal(8, (256, 256), *((128, 256),) * 2, (256, 256), size=0.06)
     keys, values = _normal(9, *((2, 1, 100, 128),) * 2)
     norms = [np.ones(n, np.float32) for n in (256, 128, 128)]
-    rows = place(_positions([30, 77], 2), 128)
+    (keys_pool, table), (values_pool, _) = _pool(keys), _pool(values)
+    rows = place(_positions([30, 77], 2), table, 128)
     packed = AttentionWeights(*norms, pack_qkv(w[0], w[1], w[2], 128), pack_out(w[3], 128))
-    out = decode_attention(x, packed, (keys.swapaxes(2, 3).copy(), values.copy()), rows, lnc=LNC, run=run)
+    out = decode_attention(x, packed, (keys_pool, values_pool), rows, lnc=LNC, run=run)
     angles = _wide((rows.cos, rows.sin))
     expected = layer_law.decode_attention(
         x.astype(np.float64), _wide(norms), _wide(w), angles, _wide((keys, values)), rows.positions
@@ -167,8 +208,10 @@ def accept(run: Run) -> list[Compared]:
 CASES: dict[str, Callable[[Run], list[Compared]]] = {
     "verify_attention": attention,
     "verify_attention_paged": paged_attention,
+    "append_rows, prompt_attention": prompt,
     "merge_attention": merge,
     "decode_mlp": mlp,
+    "prompt_mlp, prompt_product": prompt_products,
     "decode_attention": attention_half,
     "gumbel_noise": noise,
     "coupled_sample, weights_above": sample,

@@ -101,6 +101,8 @@ QUESTIONS = (
              "the language guide allows functions as values", step="kernel verify_attention"),
     Question("verify_attention_paged", "what does a gather of 128 rows of 2 KiB cost on the GpSimd queue",
              "0.67 us for descriptors and 1.2 us for the row indices, measured on other kernels", how="profile"),
+    Question("verify_attention_paged", "does a scatter with `oob_mode.skip` drop the rows whose index is behind the "
+             "pool", "yes, as the manual says", step="kernel verify_attention_paged"),
     Question("decode_mlp, decode_attention", "is GpSimd's rsqrt (`tensor_scalar`) as precise as fp32, and how long "
              "does a (R, 1) tile take", "GpSimd: no table of the Scalar Engine, documented as more precise",
              how="compare with fp64, profile"),
@@ -179,10 +181,6 @@ QUESTIONS = (
     Question("compile.neuron.module", "does NxDI start a model whose shards hold no "
              "`layers.i.self_attn.rank_util.rank`, and route seven inputs to it", "yes: our graphs read "
              "`rank_util.rank` only", how="the command of `compile.serve_command`", step="NxDI"),
-    Question("model.fused_layer", "does the compiler fold the unpacking of packed weights into a prefill's products, "
-             "or copy them (2 GB a rank for 32B at tp 32: some 12 ms by arithmetic at 360 GB/s)",
-             "one copy of the weights, packed for the steps", how="profile a prefill graph with `--kernels nki` "
-             "against the reference"),
     Question("compile.graph.trace", "may a scatter write one place twice with the same bits, as a row beyond a cache "
              "does now", "yes: nothing is written outside", how="a request to the context's end", step="graphs"),
     Question("pjrt", "are the first 32 devices of the plugin the logical cores of eight neighbouring chips, in order",

@@ -52,14 +52,15 @@ class TracedOps(Ops):
         step = interop.jax_view(body)
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
-    def append(
-        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
-    ) -> Tensor:
+    def shared(self, function: Callable[..., Tensor], *given: Any, **fixed: Any) -> Tensor:
+        return interop.call_jax(_shared(function, self.ranks, self.world, tuple(fixed.items())), *given)
+
+    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
         def write(cache: jax.Array, rows: jax.Array, slots: jax.Array, places: jax.Array) -> jax.Array:
-            at = (slots, *(slice(None),) * (axis - 1), places)
+            at = (slots, slice(None), places)
             return cache.at[at].set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
 
-        inside = rows_inside(cache_BGSD.movedim(axis, 2), new_BGND, slots_BN, positions_BN)
+        inside = rows_inside(cache_BGSD, new_BGND, slots_BN, positions_BN)
         return interop.call_jax(write, cache_BGSD, *inside)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -71,6 +72,19 @@ class TracedOps(Ops):
         if self.ranks == 1:
             return x
         return interop.call_jax(lambda a: collectives.all_gather(a, self.ranks, self.world), x)
+
+
+@functools.cache
+def _shared(
+    function: Callable[..., Tensor], ranks: int, world: int, fixed: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
+    """The function for all graphs of a process: its trace is most of a step's, and no length changes it."""
+
+    def run(*given: Any) -> Any:
+        return interop.call_torch(functools.partial(function, TracedOps(ranks, world), **dict(fixed)), *given)
+
+    run.__name__ = function.__name__
+    return jax.jit(run)
 
 
 def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:

@@ -42,14 +42,11 @@ class StaticOps(Ops):
     def grouped(self, ranks: int) -> Ops:
         return StaticOps(self.within, ranks)
 
-    def append(
-        self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor, axis: int = 2
-    ) -> Tensor:
-        cache_BGSD = cache_BGSD.movedim(axis, 2)
+    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
         rows_BNGD, *places = rows_inside(cache_BGSD, new_BGND, slots_BN, positions_BN)
         # the indexed axes come first: (B, N, G, D)
         written = cache_BGSD.transpose(1, 2).index_put([p.long() for p in places], rows_BNGD)
-        return written.transpose(1, 2).movedim(2, axis)
+        return written.transpose(1, 2)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else self.within(self.ranks)[0](x)

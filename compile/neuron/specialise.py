@@ -146,7 +146,8 @@ def _returning(launch: Launch) -> Callable[..., Any]:
     def returning(*args: Any, **kwargs: Any) -> Any:
         found = function(*args, **kwargs)
         given = list(inspect.signature(function).bind(*args, **kwargs).arguments.values())
-        return (*(found if isinstance(found, tuple) else (found,)), *(given[at] for at in places))
+        results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
+        return (*results, *(given[at] for at in places))
 
     return returning if places else function
 

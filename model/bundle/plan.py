@@ -13,7 +13,7 @@ from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.part import Part
 from model.bundle.spec import BundleSpec
 from model.bundle.weights import RANK
-from model.cache import cache_shapes
+from model.cache import cache_shape
 from model.drafters.kind import Counts, DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
 from model.graph_io import ASKS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
@@ -189,11 +189,11 @@ def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
 
 def _caches(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
     slots, length = (spec.pool, KEY_TILE) if spec.paged else (spec.batch, spec.max_len)
-    shapes = cache_shapes(part.config, part.parallel, slots, length, part.backing.layout)
+    shape = cache_shape(part.config, part.parallel, slots, length)
     return tuple(
         TensorSpec(f"{part.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
         for layer in range(part.config.num_hidden_layers)
-        for which, shape in zip("kv", shapes, strict=True)
+        for which in "kv"
     )
 
 

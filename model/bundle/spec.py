@@ -96,14 +96,9 @@ class BundleSpec:
         return (*sizes, self.max_len)
 
     @property
-    def short_prompts(self) -> tuple[int, ...]:
-        """Rows of the prompts' graphs below the buckets: kernels take whole tiles."""
-        return SHORT_PROMPTS if self.kernels == "reference" else ()
-
-    @property
     def paged(self) -> bool:
-        """Whether caches are pools of blocks: as the kernels have them, unless ranks hold slices of the positions."""
-        return self.kv_shard == "heads" and backing_of(self.kernels).layout.block > 0
+        """Whether caches are pools of blocks: unless ranks hold slices of the positions."""
+        return self.kv_shard == "heads"
 
     @property
     def pool(self) -> int:
@@ -118,8 +113,9 @@ class BundleSpec:
         them one for each 4 times as many keys, up to half of the length.
         """
         if not self.paged:
-            return tuple((rows, max(rows, KEY_TILE)) for rows in (*self.short_prompts, *self.buckets))
-        chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len)
+            return tuple((rows, max(rows, KEY_TILE)) for rows in (*SHORT_PROMPTS, *self.buckets))
+        unit = backing_of(self.kernels).prompt_rows
+        chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len and rows % unit == 0)
         return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
 
     def _keys_of(self, rows: int) -> list[int]:
@@ -243,18 +239,18 @@ def _check_drafter(spec: BundleSpec) -> None:
 def _check_blocks(spec: BundleSpec) -> None:
     if not spec.paged:
         if spec.blocks or spec.chunks:
-            why = "kv_shard sequence" if spec.kv_shard == "sequence" else f"kernels {spec.kernels}"
-            raise UserError(f"blocks or chunks were given and {why} keeps a slot in one piece; leave them out")
+            raise UserError("blocks or chunks were given and kv_shard sequence has slots in one piece; leave them out")
         return
     if spec.pool < (least := 1 + spec.max_len // KEY_TILE):
         raise UserError(
             f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions "
             f"and one is kept free, give at least {least}"
         )
-    powers = all(16 <= c <= spec.max_len and c & (c - 1) == 0 for c in spec.chunks)
+    least = backing_of(spec.kernels).prompt_rows
+    powers = all(least <= c <= spec.max_len and c & (c - 1) == 0 for c in spec.chunks)
     if not powers or list(spec.chunks) != sorted({*spec.chunks}):
         raise UserError(
-            f"chunks are {_listed(spec.chunks)}; give rising powers of two, from 16 to max-len {spec.max_len}"
+            f"chunks are {_listed(spec.chunks)}; give rising powers of two, from {least} to max-len {spec.max_len}"
         )
 
 

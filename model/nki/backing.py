@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
+from model.attention import KEY_TILE
 from model.backing import REFERENCE, Backing
-from model.cache import Layout
 from model.fused_layer import FusedLayer, branch, fused_mlp
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Launch, Launcher
 from model.packing import fused_packing
-from nki_kernels.limits import CANDIDATES
 
 NAMES = (REFERENCE.name, "nki")
 
@@ -20,10 +21,10 @@ def planned(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     raise AssertionError(f"{launch.kernel} was launched while planning")
 
 
+@functools.cache
 def backing_of(name: str, launch: Launcher = planned) -> Backing:
     """The backing of one of `NAMES`, its kernels served by `launch`."""
     if name == REFERENCE.name:
         return REFERENCE
-    layout = Layout(transposed_keys=True, margin=CANDIDATES)
     kernels = NkiKernels(launch)
-    return Backing(name, kernels, FusedLayer, fused_mlp, branch, layout, fused_packing, sharded=True)
+    return Backing(name, kernels, FusedLayer, fused_mlp, branch, fused_packing, sharded=True, prompt_rows=KEY_TILE)

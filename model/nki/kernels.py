@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention import KEY_TILE
 from model.cache import Cache, Placement
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
@@ -19,7 +21,7 @@ from model.ops import Ops, iota
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
 from model.sampling import GUMBEL_DOMAIN, NO_ID, Draw, Draws, Sampling, is_number
-from nki_kernels.limits import CANDIDATES, FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
+from nki_kernels.limits import CHUNK, FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
 # of marked rows: beyond every score
 _LAST, _FIRST = -3e38, 3e38
@@ -85,7 +87,7 @@ class NkiKernels(Kernels):
             sums = functools.partial(count_and_mass, ops, logits_RV, (1 / draw.heat_R, best), self._weights_above)
             floor = draw.filters.floor(best, draw.heat_R, sums)
         else:
-            floor = filter_floor(ops, logits_RV, (draw.heat_R, draw.filters), self._weights_above)
+            floor = ops.shared(filter_floor, logits_RV, (draw.heat_R, draw.filters), weigh=self._weights_above)
         return torch.where(filtering_R, floor, lowest)
 
     def _weights_above(
@@ -108,41 +110,41 @@ class NkiKernels(Kernels):
         accepted, counts, following, _ = self.run("accept_drafts", (draws.values, draws.ids, *steps), *results)
         return accepted, counts, following
 
-    def append(self, ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
-        positions_BN = placement.positions_BN
-        slots_B = iota(positions_BN.shape[0], positions_BN) if placement.slots_B is None else placement.slots_B
-        parts = zip(cache, new, (3, 2), strict=True)
-        k, v = (ops.append(c, n, slots_B[:, None], positions_BN, axis) for c, n, axis in parts)
-        return Cache(k, v)
-
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:
+        result, table_BL = like(q_BHND), whole_chunks(placement)
         if placement.slots_B is None:
-            return self._attend(q_BHND, new, cache, placement.positions_BN, placement.last_B1 is not None)
-        # a prompt goes into its slot in pieces; the split does not change a row's bits
-        taken = Cache(*(c.index_select(0, placement.slots_B) for c in cache))
-        heads, count = q_BHND.shape[1:3]
-        step = min(CANDIDATES, ROWS // (heads // cache.v.shape[1]))
-        parts = []
-        for first in range(0, count, step):
-            part = slice(first, first + step)
-            pieces = (new[0][:, :, part], new[1][:, :, part])
-            out, taken = self._attend(q_BHND[:, :, part], pieces, taken, placement.positions_BN[:, part])
-            parts.append(out)
-        index = torch.arange(cache.v.shape[0], dtype=torch.int32, device=q_BHND.device)
-        here = (index == placement.slots_B)[:, None, None, None]
-        return torch.cat(parts, 2), Cache(*(torch.where(here, t, c) for t, c in zip(taken, cache, strict=True)))
+            positions_BN = placement.positions_BN
+            # a tree whose rows are all ancestors of each other
+            whole = torch.full_like(positions_BN, (1 << positions_BN.shape[1]) - 1)
+            ancestors = () if placement.last_B1 is None else (whole,)
+            arguments = (q_BHND, *new, *cache, positions_BN, table_BL, *ancestors)
+            out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
+            return out, Cache(keys, values)
+        # a prompt: its rows are written before any is attended
+        first_BN, count = placement.positions_BN[:, :1], q_BHND.shape[2]
+        pools = self.run("append_rows", (*new, *cache, placement.positions_BN, table_BL), changed=(2, 3))
+        if count == KEY_TILE:
+            (out,) = self.run("prompt_attention", (q_BHND, *pools, first_BN, table_BL), result)
+            return out, Cache(*pools)
+        # the kernel's rows end with the keys at the latest: where ours would end behind them, earlier ones make room
+        start_BN, rows_N = first_BN.clamp(max=table_BL.shape[1] * KEY_TILE - count), iota(count, first_BN)
+        shift_N = (first_BN - start_BN)[0]
+        moved = q_BHND[:, :, (rows_N - shift_N).clamp(min=0)]
+        (out,) = self.run("prompt_attention", (moved, *pools, start_BN, table_BL), result)
+        return out[:, :, (rows_N + shift_N).clamp(max=count - 1)], Cache(*pools)
 
-    def _attend(
-        self, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, positions_BN: Tensor, whole: bool = False
-    ) -> tuple[Tensor, Cache]:
-        result = Result(tuple(q_BHND.shape), str(q_BHND.dtype).removeprefix("torch."))
-        # a tree whose rows are all ancestors of each other
-        ancestors = (torch.full_like(positions_BN, (1 << positions_BN.shape[1]) - 1),) if whole else ()
-        arguments = (q_BHND, *new, *cache, positions_BN, *ancestors)
-        out, k, v = self.run("verify_attention", arguments, result, changed=(3, 4))
-        return out, Cache(k, v)
+
+def like(x: Tensor) -> Result:
+    """A result of a tensor's shape and dtype."""
+    return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+
+
+def whole_chunks(placement: Placement) -> Tensor:
+    """The block table, filled up with block 0 to the chunks of keys that attention's kernels read."""
+    assert placement.table_BL is not None, "kernels read pools of blocks"
+    return F.pad(placement.table_BL, (0, -placement.table_BL.shape[1] % (CHUNK // KEY_TILE)))
 
 
 def _of_cores(values_LR: Tensor, ids_LR: Tensor) -> Tensor:

@@ -27,5 +27,5 @@ def launch_on_device(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tenso
             "or let model.nki.simulated serve the launch"
         )
     found = KERNELS[launch.kernel][launch.lnc](*filled(launch.arguments, tensors))
-    results = found if isinstance(found, tuple) else (found,)
+    results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
     return (*results, *(tensors[i] for i in launch.changed))

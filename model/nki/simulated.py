@@ -20,7 +20,7 @@ def simulate(launch: Launch, operands: Sequence[Any]) -> list[Any]:
     arrays = [a.copy() if i in launch.changed else a for i, a in enumerate(operands)]
     arguments = filled(launch.arguments, arrays)
     found = nkisim.simulate(KERNELS[launch.kernel][launch.lnc])(*arguments)
-    results = found if isinstance(found, tuple) else (found,)
+    results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
     return [*results, *(arrays[i] for i in launch.changed)]
 
 

@@ -5,7 +5,8 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import CHUNK, RUN, columns, is_short
+from nki_kernels.attention.rows import RUN, columns, is_short
+from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import BANK, P, move, transposed
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import nki
 import numpy as np
 
+from nki_kernels.attention.blocks import BLOCK
 from nki_kernels.attention.paged import verify_attention_paged_kernel
-from nki_kernels.attention.rows import RUN
 from nki_kernels.attention.verify import verify_attention_kernel
-from nki_kernels.limits import CANDIDATES, SEQUENCES
+from nki_kernels.limits import CANDIDATES, CHUNK, SEQUENCES
 from nki_kernels.tiles import P
 
 DIMS = (64, 128)
-MAX_SLOTS = 32768
+MAX_SLOTS = 1 << 17
 # addresses are computed in fp32, which is exact up to here
 MAX_ADDRESS = 1 << 24
 
@@ -26,7 +26,8 @@ class Candidates:
     """Where a step's candidate rows are: positions (B, N) int32, whose first column is the slot of row 0.
 
     `ancestors` (B, N) int32 makes the rows a tree: bit j of ancestors[b, n] lets row n see candidate j.
-    `block_table` (B, S / L) int32 makes the cache a paged one.
+    `block_table` (B, S / 128) int32, filled up to whole chunks of 1024 positions, makes the cache a pool of blocks;
+    rows without a block are dropped.
     """
 
     positions: Any
@@ -46,7 +47,7 @@ def verify_attention(
 ) -> Any:
     """Append new keys and values (B, G, N, D) to the cache and attend q (B, H, N, D) from it.
 
-    The cache is (keys (B, G, D, S), values (B, G, S, D)), or with a block table pages (blocks, G, L, D) of both;
+    The cache is (keys (B, G, D, S), values (B, G, S, D)), or with a block table pools (blocks, G, 128, D) of both;
     it changes in place. Returns out (B, H, N, D) in q's dtype, and with `with_lse` also lse (B, H, N) fp32.
     `run` makes a launched kernel callable: nki.simulate here, the identity on a Trainium machine.
 
@@ -127,24 +128,25 @@ def _contiguous_slots(cache: tuple[Any, Any], new: Any) -> int:
 
 def _paged_slots(cache: tuple[Any, Any], candidates: Candidates, new: Any) -> int:
     batch, kv_heads, _, dim = new.shape
-    pages, table = tuple(cache[0].shape), np.asarray(candidates.block_table)
-    if len(pages) != 4 or tuple(cache[1].shape) != pages or pages[1] != kv_heads or pages[3] != dim:
+    pool, table = tuple(cache[0].shape), np.asarray(candidates.block_table)
+    if tuple(cache[1].shape) != pool or len(pool) != 4 or pool[1:] != (kv_heads, BLOCK, dim):
         raise ValueError(
-            f"pages are {pages} and {tuple(cache[1].shape)}, both (blocks, {kv_heads}, L, {dim}) are needed: "
-            "keys are not transposed in a paged cache"
+            f"pools are {pool} and {tuple(cache[1].shape)}, both (blocks, {kv_heads}, {BLOCK}, {dim}) are needed: "
+            "keys are not transposed in blocks"
         )
-    blocks, length = pages[0], pages[2]
-    if length < RUN or length & (length - 1):
-        raise ValueError(f"a block holds {length} slots, a power of two from {RUN} on is needed: choose a different L")
-    if table.ndim != 2 or table.shape[0] != batch or table.dtype != np.int32:
-        raise ValueError(f"the block table is {table.dtype} {table.shape}, int32 ({batch}, S / {length}) is needed")
-    if table.size and (table.min() < 0 or table.max() >= blocks):
+    slots = table.shape[-1] * BLOCK
+    if table.ndim != 2 or table.shape[0] != batch or table.dtype != np.int32 or slots % CHUNK:
+        raise ValueError(
+            f"the block table is {table.dtype} {table.shape}, int32 ({batch}, S / {BLOCK}) with S a multiple of "
+            f"{CHUNK} is needed: fill it with block 0"
+        )
+    if table.min() < 0 or table.max() >= pool[0]:
         raise ValueError(
             f"the block table names block {int(table.min() if table.min() < 0 else table.max())}, "
-            f"0 to {blocks - 1} exist: fill unused entries with any block that exists"
+            f"0 to {pool[0] - 1} exist: fill unused entries with block 0"
         )
-    _check_slots(table.shape[1] * length, blocks * kv_heads * length)
-    return int(table.shape[1] * length)
+    _check_slots(slots, pool[0] * kv_heads * BLOCK)
+    return int(slots)
 
 
 def _check_slots(slots: int, addresses: int) -> None:
@@ -162,7 +164,9 @@ def _check_candidates(candidates: Candidates, shape: tuple[int, int], slots: int
             raise ValueError(f"{name} are {table.dtype} {tuple(table.shape)}, int32 (B, N) = {shape} is needed")
     positions = np.asarray(candidates.positions)
     base, count = positions[:, 0], shape[1]
-    for b in np.flatnonzero((base < 0) | (base + count > slots)):
+    # in blocks rows outside are dropped
+    outside = ((base < 0) | (base + count > slots)) & (candidates.block_table is None)
+    for b in np.flatnonzero(outside):
         raise ValueError(
             f"sequence {b} writes slots {base[b]} to {base[b] + count - 1}, its cache ends at {slots - 1}: "
             "allocate a longer cache or end the sequence"

@@ -7,14 +7,12 @@ position, and so are its pieces of 1024 keys.
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.attention.blocks import BLOCK, gather, run_index, turn
+from nki_kernels.attention.rows import RUN
 from nki_kernels.tiles import P, itemsize, move
 
-# positions of a block: a key tile, with a key on each partition
-BLOCK = P
 # key tiles whose scores fill two PSUM banks, and that travel together
 PIECE = 8
-# neighbouring keys on one partition, a row of 2 KiB in bf16
-RUN = 8
 # bytes of the keys between two merges, for one head dimension: 4096 of bf16, 2048 of fp32
 CHUNK_BYTES = 8192
 
@@ -33,16 +31,12 @@ class Pool(nl.NKIObject):
         self.slots = table.shape[1] * BLOCK
         self.table_1T = nl.ndarray(table.shape, dtype=table.dtype)
         move(self.table_1T, table)
-        # rows of eight keys in the flattened pool: for the first kv head, int32 (128, pieces)
-        self.runs_PC = run_index(table, self.kv_heads)
+        # where eight keys of each piece begin for the first kv head: int32 (128, 1, pieces)
+        self.runs_P1C = run_index(table, (0, 1), self.kv_heads, RUN)
 
     def fetch_keys(self, rows_PRD, group, piece):
         """Gather a piece's keys, eight neighbours on each partition: (128, 8, D)."""
-        run = RUN * self.dim
-        flat = self.keys.reshape((self.keys.shape[0] * self.kv_heads * BLOCK // RUN, run))
-        index_P1 = self.runs_PC[:, piece : piece + 1]
-        rows = flat.ap([[run, P], [1, run]], offset=group * BLOCK // RUN * run, vector_offset=index_P1)
-        nisa.dma_copy(dst=rows_PRD, src=rows)
+        gather(rows_PRD, self.keys, group, self.runs_P1C[:, 0, piece : piece + 1])
 
     def fetch_values(self, values_PD, group, tile):
         """Let the values of one block travel: (128, D)."""
@@ -53,21 +47,6 @@ class Pool(nl.NKIObject):
             indirect_dim=0,
         )
         nisa.dma_copy(dst=values_PD, src=rows, dge_mode=nisa.dge_mode.hwdge)
-
-
-def run_index(table, kv_heads):
-    """Where partition p's eight keys of each piece begin, in rows of eight keys: int32 (128, pieces)."""
-    pieces, runs = table.shape[1] // PIECE, BLOCK // RUN
-    block_PC, place_P1 = nl.ndarray((P, pieces), dtype=nl.int32), nl.ndarray((P, 1), dtype=nl.int32)
-    move(block_PC, table.ap([[1, PIECE], [0, runs], [PIECE, pieces]], offset=0))
-    nisa.iota(dst=place_P1, pattern=[[0, 1]], offset=0, channel_multiplier=1)
-    inside_P1, index_PC = nl.ndarray((P, 1), dtype=nl.float32), nl.ndarray((P, pieces), dtype=nl.int32)
-    nisa.tensor_scalar(dst=place_P1, data=place_P1, op0=nl.bitwise_and, operand0=runs - 1)
-    nisa.tensor_copy(dst=inside_P1, src=place_P1)
-    nisa.tensor_scalar(
-        dst=index_PC, data=block_PC, op0=nl.multiply, operand0=float(kv_heads * runs), op1=nl.add, operand1=inside_P1
-    )
-    return index_PC
 
 
 class KeyChunk(nl.NKIObject):
@@ -111,12 +90,5 @@ class KeyChunk(nl.NKIObject):
         pool, piece = self.pool, self.turned
         if piece == 0:
             self.keys_DTP = nl.ndarray((pool.dim, self.tiles, BLOCK), dtype=pool.dtype)
-        psum_DRP = nl.ndarray((pool.dim, RUN, P), dtype=pool.dtype, buffer=nl.psum)
-        for j in range(RUN):
-            nisa.nc_transpose(dst=psum_DRP[:, j, :], data=self.rows[piece][:, j, :])
-        nisa.tensor_copy(
-            dst=self.keys_DTP[:, piece * PIECE : piece * PIECE + PIECE, :],
-            src=psum_DRP.permute((0, 2, 1)),
-            engine=nisa.engine.scalar,
-        )
+        turn(self.keys_DTP[:, piece * PIECE : piece * PIECE + PIECE, :], self.rows[piece])
         self.turned = self.turned + 1

@@ -8,7 +8,7 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.rows import CHUNK, columns, hidden_candidates, is_short, row_limits
+from nki_kernels.attention.rows import columns, hidden_candidates, is_short, row_limits
 from nki_kernels.attention.softmax import (
     add_sums,
     add_values,
@@ -19,6 +19,7 @@ from nki_kernels.attention.softmax import (
     weigh_second_half,
 )
 from nki_kernels.attention.state import Chunk, Pack
+from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import BANK, P, absent, transposed, warm_up
 
 

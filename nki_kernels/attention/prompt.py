@@ -22,8 +22,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.attention.blocks import BLOCK
 from nki_kernels.attention.host import DIMS, MAX_ADDRESS, check_dtypes
-from nki_kernels.attention.key_chunks import BLOCK, RUN, KeyChunk, Pool
+from nki_kernels.attention.key_chunks import KeyChunk, Pool
 from nki_kernels.attention.query_tiles import (
     PIECE,
     QueryTile,
@@ -38,6 +39,7 @@ from nki_kernels.attention.query_tiles import (
     turn_rest,
     weigh,
 )
+from nki_kernels.attention.rows import RUN
 from nki_kernels.tiles import P, absent, move, this_core, warm_up
 
 # query tiles that visit a chunk one after the other: they carry their values in SBUF

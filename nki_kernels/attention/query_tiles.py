@@ -6,7 +6,7 @@ R are the rows of a tile, W the columns of a visit, T its key tiles, D. The orde
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.key_chunks import BLOCK
+from nki_kernels.attention.blocks import BLOCK
 from nki_kernels.tiles import BANK, PSUM_BANK_BYTES, P, absent, itemsize
 
 # key tiles of one pass over scores, two PSUM banks, and of one exponential and its sum

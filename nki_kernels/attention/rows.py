@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import BANK, P, move, ramp, share_of_core
 
-# keys per chunk: two banks of scores
-CHUNK = 1024
 # consecutive keys on one partition: values move in rows of RUN * D elements
 RUN = 8
 # key tiles that are turned and copied together

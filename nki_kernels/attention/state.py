@@ -7,7 +7,7 @@ cache, B sequences, D.
 
 import nki.language as nl
 
-from nki_kernels.attention.rows import CHUNK
+from nki_kernels.limits import CHUNK
 
 
 class Launch(nl.NKIObject):
@@ -43,8 +43,6 @@ class Pack(nl.NKIObject):
         # where the candidates begin, int32 (1, C, B)
         self.hidden_RGN = None
         self.columns_1CB = None
-        # Pages.load_keys: rows of the flattened pages, one int32 (P, C) a group
-        self.runs_PC = []
         # exponentials: -max / sqrt(D) so far, fp32 (R, 1)
         self.shift_R1 = None
         # add_sums: the sum of weights so far, and after the last chunk its inverse, fp32 (R, 1)
@@ -65,11 +63,14 @@ class Chunk(nl.NKIObject):
         self.last = self.start + CHUNK >= slots
         # groups whose values are weighed together: all, but in halves in the chunk that ends the launch
         self.spans = [(0, pack.count)]
+        # fetch_keys: gathered keys (128, RUN, D), one a group
+        self.rows = []
         # load_keys: keys (D, G, margin + W + margin), whose first slot is in column `margin`
         self.keys_DGW = None
         self.margin = 0
-        # load_values: values (T, G, RUN, D)
+        # load_values: values (T, G, RUN, D); fetch_values: (T, RUN / HALVES, D), one a half of a group
         self.values_TGRD = None
+        self.values = []
         # scores: PSUM fp32 (R, W)
         self.scores_psum_RW = None
         # exponentials: weights (R, T, RUN), their sums by half of the key tiles, two of fp32 (R, 1)

@@ -18,17 +18,18 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.cache import Cache
+from nki_kernels.attention.blocks import BLOCK
 from nki_kernels.attention.pipeline import chunks_of
 from nki_kernels.attention.rows import first_slots, tiling
 from nki_kernels.attention.state import Launch
 from nki_kernels.layer.handover import Division, Handed
-from nki_kernels.layer.heads import Norm, Rotary, Span, append_values, norm_and_rotate
+from nki_kernels.layer.heads import Norm, Rotary, Span, norm_and_rotate
 from nki_kernels.layer.stream_columns import heads_product
 from nki_kernels.layer.stream_output import store_product
 from nki_kernels.layer.stream_rows import Normed, sections
 from nki_kernels.layer.stream_weights import Stream, pieces
-from nki_kernels.layer.turned_attention import attend, begin, request
+from nki_kernels.layer.turned_attention import attend, begin, set_limits
+from nki_kernels.layer.turned_blocks import Blocks
 from nki_kernels.tiles import warm_up
 
 
@@ -72,40 +73,47 @@ class Heads(nl.NKIObject):
 
 
 @nki.jit
-def decode_attention_kernel(x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_cache, v_cache, positions, eps=1e-6):
+def decode_attention_kernel(
+    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
+):
     """out (R, E) from x (R, E), gamma (E,), k_norm and q_norm (D,), packed weights, cos and sin (B, N, D / 2).
 
-    positions (B, N) int32; positions[b, 0] + N <= S. The caches change in place.
+    positions (B, N) int32, block_table (B, S / 128) int32, S a multiple of 1024. The pools k_pages and v_pages
+    (blocks, G, 128, D) change in place.
     """
-    weights = (qkv, out_weight)
-    batch, kv, length, dim = v_cache.shape
-    heads, candidates = weights[1].shape[1] // dim, positions.shape[1]
+    weights, pools = (qkv, out_weight), (k_pages, v_pages)
+    _, kv, _, dim = k_pages.shape
+    heads, batch, candidates = weights[1].shape[1] // dim, positions.shape[0], positions.shape[1]
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     division = Division(weights, batch)
     own, made = division.own, division.made
     if made[0] < made[1]:
+        shape = (batch, heads, candidates, dim)
+        if own[0] < own[1]:
+            t, slots_1B = tiling(shape, kv, block_table.shape[1] * BLOCK), first_slots(positions)
+            cache = Blocks(pools, block_table, (positions, slots_1B), t, own)
+            launch = Launch(t, cache, (positions, None, slots_1B), (None, None))
+            chunks = chunks_of(t, own[0] * kv, own[1] * kv)
+            set_limits(chunks, launch)
         warm_up(nl.exp)
         first, count = made[0] * candidates, (made[1] - made[0]) * candidates
         rows, rotary = Normed(x, gamma, eps, first, count), Rotary((cos, sin), first, count)
-        shape = (batch, heads, candidates, dim)
         handed = Handed(division, shape, kv, x.dtype)
         stream = Heads(weights[0], handed, rows, (Norm(k_norm, rotary), Norm(q_norm, rotary)))
         stream.stream.fill()
         blocks = division.blocks(weights[1], division.shares_output)
         output = Stream(pieces(weights[1], blocks, tail=True))
-        t, slots_1B = tiling(shape, kv, length), first_slots(positions)
-        launch = Launch(t, Cache(k_cache, v_cache, slots_1B, t), (positions, None, slots_1B), (None, None))
-        chunks = chunks_of(t, own[0] * kv, own[1] * kv)
-        if len(chunks) > 0:
-            request(chunks[0], launch)
+        if own[0] < own[1]:
+            cache.fetch_keys(chunks[0])
         stream.make(rotary)
-        if len(chunks) > 0:
+        if own[0] < own[1]:
             turn = begin(chunks[0], None)
+            cache.turn_keys(chunks[0])
         handed.exchange_heads()
-        if len(chunks) > 0:
-            launch.cache.hold_new_keys(handed.keys(), own[0] * kv)
+        if own[0] < own[1]:
             output.fill()
-            append_values(v_cache, handed.of_own(0, kv), positions, own)
+            cache.append_values(handed.of_own(0, kv))
+            cache.hold(handed.keys(), handed.of_own(kv, kv))
             attend(launch, chunks, turn, handed)
         attended_DHR, start = handed.collect(), own[0] * candidates
         if division.shares_output:

@@ -8,7 +8,7 @@ other half of a head is read from its partitions; the norm's weight is in the ta
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import P, move, ramp
+from nki_kernels.tiles import P, move
 
 
 class Rotary(nl.NKIObject):
@@ -96,19 +96,12 @@ def norm_and_rotate(turned_psum_DHR, spans, rotary, floor_PR):
         )
 
 
-def append_values(values_BGSD, values_DGBN, positions_BN, own):
-    """Turn back the new values (D, G, B, N) of the sequences own[0] to own[1], and scatter them to their slots."""
-    _, kv_heads, length, dim = values_BGSD.shape
-    candidates, dtype = positions_BN.shape[1], values_DGBN.dtype
-    rows = (own[1] - own[0]) * candidates
-    slots_R1, values_RGD = nl.ndarray((rows, 1), dtype=nl.int32), nl.ndarray((rows, kv_heads, dim), dtype=dtype)
-    move(slots_R1, positions_BN.ap([[1, rows], [1, 1]], offset=own[0] * candidates))
-    flat = values_BGSD.reshape((values_BGSD.shape[0] * kv_heads * length, dim))
-    for head in range(kv_heads):
-        psum_RD, row_R1 = nl.ndarray((rows, dim), dtype=dtype, buffer=nl.psum), nl.ndarray((rows, 1), nl.int32)
-        first_R1 = ramp(rows, candidates, kv_heads * length, 0, (own[0] * kv_heads + head) * length)
-        nisa.tensor_tensor(dst=row_R1, data1=first_R1, data2=slots_R1, op=nl.add)
-        nisa.nc_transpose(dst=psum_RD, data=values_DGBN[:, head, :, :])
-        nisa.tensor_copy(dst=values_RGD[:, head, :], src=psum_RD)
-        target = flat.ap([[dim, rows], [1, dim]], vector_offset=row_R1)
-        nisa.dma_copy(dst=target, src=values_RGD[:, head, :])
+def rows_of_heads(turned_DGBN):
+    """Turned heads of some sequences (D, G, B, N) as rows again: (B N, G, D)."""
+    dim, heads, batch, candidates = turned_DGBN.shape
+    rows_RGD = nl.ndarray((batch * candidates, heads, dim), dtype=turned_DGBN.dtype)
+    for head in range(heads):
+        psum_RD = nl.ndarray((batch * candidates, dim), dtype=turned_DGBN.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=psum_RD, data=turned_DGBN[:, head, :, :])
+        nisa.tensor_copy(dst=rows_RGD[:, head, :], src=psum_RD)
+    return rows_RGD

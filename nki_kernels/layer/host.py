@@ -29,9 +29,10 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows are: positions (B, N) int32, and their angles' cos and sin (B, N, D / 2) fp32."""
+    """Where the rows are: positions (B, N) and block_table (B, S / 128), int32; cos and sin (B, N, D / 2), fp32."""
 
     positions: Any
+    block_table: Any
     cos: Any
     sin: Any
 
@@ -42,17 +43,17 @@ class _Like:
     dtype: Any
 
 
-def place(positions: Any, dim: int, theta: float = 1e6) -> Place:
+def place(positions: Any, block_table: Any, dim: int, theta: float = 1e6) -> Place:
     """The rows' place with Qwen3's angles, position / theta^(2i / D), computed in fp32 as the model does."""
     inverse = np.array([theta ** (-2 * i / dim) for i in range(dim // 2)], np.float32)
     angles = np.asarray(positions)[..., None].astype(np.float32) * inverse
-    return Place(positions, np.cos(angles), np.sin(angles))
+    return Place(positions, block_table, np.cos(angles), np.sin(angles))
 
 
 def decode_attention(
     x: Any,
     weights: AttentionWeights,
-    cache: tuple[Any, Any],
+    pools: tuple[Any, Any],
     rows: Place,
     *,
     eps: float = 1e-6,
@@ -61,33 +62,35 @@ def decode_attention(
 ) -> Any:
     """A rank's part of attention for x (B, N, E): the partial sum, same shape and dtype.
 
-    The cache is (keys (B, G, D, S), values (B, G, S, D)) and changes in place. `run` makes a launched kernel
+    The pools of keys and values (blocks, G, 128, D) change in place. `run` makes a launched kernel
     callable: nki.simulate here, the identity on a Trainium machine.
 
     Raises:
         ValueError: an operand does not fit; nothing was run or written.
     """
-    check(x, weights, cache, rows)
+    check(x, weights, pools, rows)
     check_lnc(lnc)
     norms, packed = (weights.gamma, weights.k_norm, weights.q_norm), (weights.qkv, weights.out)
     flat, kernel = x.reshape(-1, x.shape[-1]), decode_attention_kernel[lnc]
-    return run(kernel)(flat, *norms, *packed, rows.cos, rows.sin, *cache, rows.positions, eps).reshape(x.shape)
+    rest = (rows.cos, rows.sin, *pools, rows.positions, rows.block_table, eps)
+    return run(kernel)(flat, *norms, *packed, *rest).reshape(x.shape)
 
 
-def check(x: Any, weights: AttentionWeights, cache: tuple[Any, Any], rows: Place) -> None:
+def check(x: Any, weights: AttentionWeights, pools: tuple[Any, Any], rows: Place) -> None:
     """Refuse operands that the kernel cannot serve, in one sentence each."""
     if len(x.shape) != 3:
         raise ValueError(f"x is {tuple(x.shape)}, (B, N, E) is needed: keep the rows of a sequence together")
     check_rows(x, weights.gamma)
     batch, count, hidden = x.shape
-    if len(cache[1].shape) != 4:
-        raise ValueError(f"values are {tuple(cache[1].shape)}, (B, G, S, D) is needed: pass a contiguous cache")
-    kv, dim = cache[1].shape[1], cache[1].shape[3]
+    if len(pools[0].shape) != 4:
+        raise ValueError(f"keys are {tuple(pools[0].shape)}, (blocks, G, 128, D) are needed: pass a pool of blocks")
+    kv, dim = pools[0].shape[1], pools[0].shape[3]
     if dim != P:
         raise ValueError(f"head dim D is {dim}, the fused kernel serves {P}: use verify_attention for this model")
     heads = _heads(weights, hidden, kv, dim)
     new = _Like((batch, kv, count, dim), x.dtype)
-    check_attention(_Like((batch, heads, count, dim), x.dtype), (new, new), cache, Candidates(rows.positions))
+    candidates = Candidates(rows.positions, block_table=rows.block_table)
+    check_attention(_Like((batch, heads, count, dim), x.dtype), (new, new), pools, candidates)
     check_dtypes(x, weights.gamma, weights.k_norm, weights.q_norm, weights.qkv, weights.out)
     for name, table in (("cos", rows.cos), ("sin", rows.sin)):
         if tuple(table.shape) != (batch, count, dim // 2) or "float32" not in str(table.dtype):

@@ -1,8 +1,7 @@
 """Packing weights on the host, once: from a checkpoint's (out, in) to the blocks that stream_weights reads.
 
 A packed weight is (blocks, in, C), block b being C of the output features for all inputs. The number of blocks is
-even, so that two cores share them. Works on numpy arrays and torch tensors; the result is of the same kind. What
-is unpacked is a view or a copy in the checkpoint's layout, for the passes of many rows that the fused kernels leave.
+even, so that two cores share them. Works on numpy arrays and torch tensors; the result is of the same kind.
 """
 
 from __future__ import annotations
@@ -69,27 +68,3 @@ def pack_out(weight: Any, dim: int) -> Any:
     out, depth = weight.shape
     by_dim = weight.reshape(out, depth // dim, dim).swapaxes(1, 2)
     return pack(_contiguous(by_dim).reshape(out, depth))
-
-
-def unpack(packed: Any) -> Any:
-    """The inverse of `pack`."""
-    return packed.swapaxes(1, 2).reshape(-1, packed.shape[1])
-
-
-def unpack_gate_up(packed: Any) -> tuple[Any, Any]:
-    """The inverse of `pack_gate_up`."""
-    count, depth, both = packed.shape
-    halves = packed.swapaxes(1, 2).reshape(count, 2, both // 2, depth)
-    return halves[:, 0].reshape(-1, depth), halves[:, 1].reshape(-1, depth)
-
-
-def unpack_qkv(packed: Any, kv_features: int) -> tuple[Any, Any, Any]:
-    """The inverse of `pack_qkv`: q, and k and v of `kv_features` rows each."""
-    joined = unpack(packed)
-    return joined[2 * kv_features :], joined[kv_features : 2 * kv_features], joined[:kv_features]
-
-
-def unpack_out(packed: Any, dim: int) -> Any:
-    """The inverse of `pack_out`."""
-    by_dim = unpack(packed)
-    return by_dim.reshape(by_dim.shape[0], dim, -1).swapaxes(1, 2).reshape(by_dim.shape)

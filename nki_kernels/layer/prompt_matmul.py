@@ -21,11 +21,14 @@ import nki.language as nl
 from nki_kernels.layer.checks import check_dtypes, check_lnc
 from nki_kernels.layer.mlp import check_weights, swiglu
 from nki_kernels.layer.stream_rows import inverse_root, load_gamma, sections
-from nki_kernels.layer.stream_weights import Stream, add_piece, pieces, turn_rows, turns
+from nki_kernels.layer.stream_weights import Stream, add_piece, pieces, products, turn_rows, turns
 from nki_kernels.tiles import BANK, PSUM_BANK_BYTES, P, absent, itemsize, move, share_of_core, warm_up
 
-# row tiles that share a block of weights: up to GROUP, as many as these bytes of a partition hold turned, or one
-GROUP, GROUP_BYTES = 4, 40960
+# row tiles that share a block of weights: up to GROUP, as many as these bytes of a partition hold turned, and these
+# with their inner rows of an MLP, or one
+GROUP, TURNED_BYTES, GROUP_BYTES = 4, 40960, 98304
+# contraction tiles of a block that SBUF holds as a whole; a deeper one is used piece by piece
+DEEP = 40
 # the longest rows of bf16 and of fp32: beside turned rows SBUF holds the next group's, their squares and the weights
 MAX_DEPTH = (5120, 4096)
 
@@ -123,13 +126,18 @@ def store_block(out_CE, row, part_psum_RC, number, engine):
     move(out_CE[row : row + rows, number * columns : (number + 1) * columns], rounded_RC)
 
 
-def groups_of_core(x, gamma_PT, ahead):
-    """This core's tiles of rows, `ahead` in the first group, as many as fit in the others, and an empty last group."""
-    count, groups = x.shape[0], [[]]
-    most = max(1, min(GROUP, GROUP_BYTES // (x.shape[1] * itemsize(x.dtype))))
+def groups_of_core(x, gamma_PT, ahead, inner):
+    """This core's tiles of rows, `ahead` in the first group, as many as fit in the others, and an empty last group.
+
+    A core without tiles has that one alone. `inner` are the numbers of an inner row, which SBUF holds twice: as made
+    and turned.
+    """
+    count, groups, size = x.shape[0], [], itemsize(x.dtype)
+    turned, whole = x.shape[1] * size, (x.shape[1] + 2 * inner) * size
+    most = max(1, min(GROUP, TURNED_BYTES // turned, GROUP_BYTES // whole))
     mine = share_of_core(-(-count // P))
     for i in range(mine[0], mine[1]):
-        if len(groups[len(groups) - 1]) == most or i == mine[0] + ahead:
+        if i == mine[0] or i == mine[0] + ahead or len(groups[len(groups) - 1]) == most:
             groups.append([])
         groups[len(groups) - 1].append(RowTile(x, i * P, min(i * P + P, count), gamma_PT))
     groups.append([])
@@ -160,9 +168,14 @@ def last_blocks(stream, blocks, stage, out_CE):
     """
     turned, tiles, following = stage[0], stage[1], stage[2]
     for b in range(blocks):
-        block = take_block(stream)
-        for i in range(len(tiles)):
-            store_block(out_CE, tiles[i].first, product(block, turned[i]), b, turns(i))
+        if turned[0].shape[1] > DEEP:
+            parts = products(stream, turned)
+            for i in range(len(tiles)):
+                store_block(out_CE, tiles[i].first, parts[i], b, turns(i))
+        else:
+            block = take_block(stream)
+            for i in range(len(tiles)):
+                store_block(out_CE, tiles[i].first, product(block, turned[i]), b, turns(i))
         for j in range(len(following)):
             if j * blocks // len(following) == b:
                 following[j].turn()
@@ -178,7 +191,7 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     width, inner = gate_up.shape[2] // 2, down.shape[1]
     out_CE = nl.ndarray((count, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     # the first rows are long to prepare: one tile alone lets the products begin
-    groups = groups_of_core(x, load_gamma(gamma, x.dtype), 1)
+    groups = groups_of_core(x, load_gamma(gamma, x.dtype), 1, inner)
     warm_up(nl.silu)
     stream = stream_for(groups, (gate_up, down), (sections(hidden), 1))
     begin(groups[0])
@@ -206,7 +219,7 @@ def prompt_product_kernel(x, weight):
     count, depth = x.shape
     blocks, _, columns = weight.shape
     out_CE = nl.ndarray((count, blocks * columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    groups = groups_of_core(x, None, GROUP)
+    groups = groups_of_core(x, None, GROUP, 0)
     stream = stream_for(groups, (weight,), (sections(depth),))
     begin(groups[0])
     for g in range(len(groups) - 1):

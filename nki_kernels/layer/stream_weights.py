@@ -116,14 +116,20 @@ def load(piece):
 
 def product(stream, turned_PTR):
     """The next block's product with the turned rows (128, tiles, R): PSUM (R, C)."""
-    weight, tile = stream.queue[stream.used].weight, 0
-    last = (weight.shape[1] + P - 1) // P
-    part_psum_RC = nl.ndarray((turned_PTR.shape[2], weight.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    while tile < last:
+    return products(stream, [turned_PTR])[0]
+
+
+def products(stream, turned):
+    """The next block's products with each of several tiles of turned rows (128, tiles, R): PSUM (R, C) each."""
+    weight, parts, tile = stream.queue[stream.used].weight, [], 0
+    for turned_PTR in turned:
+        parts.append(nl.ndarray((turned_PTR.shape[2], weight.shape[2]), dtype=nl.float32, buffer=nl.psum))
+    while tile < (weight.shape[1] + P - 1) // P:
         piece = stream.take()
-        add_piece(part_psum_RC, piece, turned_PTR)
+        for i in range(len(turned)):
+            add_piece(parts[i], piece, turned[i])
         tile = piece.last
-    return part_psum_RC
+    return parts
 
 
 def add_piece(part_psum_RC, piece, turned_PTR):

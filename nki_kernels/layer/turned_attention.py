@@ -19,12 +19,9 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.cache import load_key_tile
 from nki_kernels.attention.rows import RUN, row_limits
-from nki_kernels.tiles import LOWEST, P, absent, move
-
-# the runs of slots on a partition: columns of keys that are 16 bytes apart or more load slowly
-HALVES = 2
+from nki_kernels.layer.turned_blocks import HALVES
+from nki_kernels.tiles import LOWEST, P, absent
 
 
 class Softmax(nl.NKIObject):
@@ -55,12 +52,11 @@ class Turn(nl.NKIObject):
         self.factor_PR = None
 
 
-def request(chunk, launch):
-    """Let a chunk's keys travel, and before a pack's first chunk the limits of its rows."""
-    if chunk.index == 0:
-        chunk.pack.limit_R1 = row_limits(launch.positions_BN, launch.t, chunk.pack, False)
-    chunk.keys_DGW = load_key_tile(launch.cache.keys_BGDS, chunk, launch.t)
-    chunk.margin = launch.t.candidates
+def set_limits(chunks, launch):
+    """Load the limits of all rows, before larger transfers are asked for."""
+    for chunk in chunks:
+        if chunk.index == 0:
+            chunk.pack.limit_R1 = row_limits(launch.positions_BN, launch.t, chunk.pack, False)
 
 
 def begin(chunk, softmax):
@@ -78,42 +74,17 @@ def attend(launch, chunks, first, handed):
         chunks[i].pack.queries = queries[group : group + chunks[i].pack.count]
         following = None
         if i + 1 < len(chunks):
-            request(chunks[i + 1], launch)
+            launch.cache.fetch_keys(chunks[i + 1])
             following = begin(chunks[i + 1], turn.softmax)
-        load_values(turn.chunk, launch)
+        launch.cache.fetch_values(turn.chunk)
         exponentials(turn, scores(turn.chunk, launch), launch)
-        if turn.chunk.last:
-            launch.cache.append(turn.chunk.pack)
+        if i + 1 < len(chunks):
+            launch.cache.turn_keys(chunks[i + 1])
         if i > 0:
             weigh(waiting, launch, attended_DHBN)
         turn, waiting = following, turn
+    launch.cache.append_keys()
     weigh(waiting, launch, attended_DHBN)
-
-
-def load_values(chunk, launch):
-    """Let a chunk's values travel: (T, groups, RUN, D), zero where the cache has ended."""
-    t, pack, each = launch.t, chunk.pack, RUN // HALVES
-    slots, run = math.ceil(chunk.size / RUN), each * t.dim
-    chunk.values_TGRD = nl.ndarray((slots, pack.count, RUN, t.dim), dtype=launch.cache.dtype)
-    values_BGSD, target_TGHJD = launch.cache.values_BGSD, chunk.values_TGRD.reshape((slots, pack.count, HALVES, run))
-    if chunk.size < slots * RUN:
-        nisa.memset(dst=chunk.values_TGRD, value=0.0)
-    for back in range(pack.count):
-        i = pack.count - 1 - back
-        base = ((pack.group + i) * t.slots + chunk.start) * t.dim
-        if chunk.size == slots * RUN:
-            source = values_BGSD.ap([[run, slots], [slots * run, HALVES], [1, run]], offset=base)
-            move(target_TGHJD[:, i, :, :], source)
-            continue
-        for half in range(HALVES):
-            left, start = min(each * slots, chunk.size - half * each * slots), base + half * slots * run
-            if left >= each:
-                source = values_BGSD.ap([[run, left // each], [1, run]], offset=start)
-                move(target_TGHJD[0 : left // each, i, half, :], source)
-            if left % each > 0:
-                whole, rest = left // each, left % each * t.dim
-                source = values_BGSD.ap([[run, 1], [1, rest]], offset=start + whole * run)
-                move(target_TGHJD[whole : whole + 1, i, half, 0:rest], source)
 
 
 def spread(column_R1):
@@ -201,6 +172,7 @@ def weigh(turn, launch, attended_DHBN):
     """Add a chunk's weighted values and its sum of weights to the pack's; after the last chunk divide."""
     t, chunk, softmax, pack = launch.t, turn.chunk, turn.softmax, turn.chunk.pack
     slots, rows = turn.sums_TR.shape
+    each = RUN // HALVES
     part_psum_DR = nl.ndarray((t.dim, rows), dtype=nl.float32, buffer=nl.psum)
     sum_psum_PR = nl.ndarray((P, rows), dtype=nl.float32, buffer=nl.psum)
     ones_TP = nl.ndarray((slots, P), dtype=nl.float32)
@@ -213,7 +185,7 @@ def weigh(turn, launch, attended_DHBN):
                 nisa.nc_matmul(dst=sum_psum_PR, stationary=ones_TP, moving=turn.sums_TR, accumulate=False)
             nisa.nc_matmul(
                 dst=part_psum_DR[:, own],
-                stationary=chunk.values_TGRD[:, i, j, :],
+                stationary=chunk.values[i * HALVES + j // each][:, j % each, :],
                 moving=turn.weights_TJR[:, j, own],
                 accumulate=j > 0,
             )

@@ -20,6 +20,7 @@ from model.bundle import hlo
 from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from model.nki.launches import LNC, TARGET
+from model.nki.table import KERNELS
 from model.serving.runtime import Graphs
 from tests.compile import fake_nki, fake_sdk
 from tests.compile.tiny import relist, spec
@@ -64,7 +65,7 @@ def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
             assert {n: type(v) for n, v in value.items()} == FORM
             assert {n: type(v) for n, v in value["klir_binary"].items()} == BINARY
             launch = json.loads(one.backend_config)
-            assert value["func_name"] == f"{launch['kernel']}_kernel"
+            assert value["func_name"] == KERNELS[launch["kernel"]].fn.__name__
             assert (value["platform_target"], value["kernel_format"], value["grid"]) == ("trn2", "bir", [LNC])
             binary = value["klir_binary"]
             assert len(binary["input_names"]) == len(other.operand_ids)

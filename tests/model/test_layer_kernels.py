@@ -23,7 +23,6 @@ from model.nki.table import KERNELS
 from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
-from model.rope import rotation
 
 SIMULATED = backing_of("nki", simulated.serve)
 # the smallest Qwen3 that the fused kernels take
@@ -70,46 +69,60 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+TABLE = torch.tensor([[3, 6], [5, 1]], dtype=torch.int32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_pass_through_fused_layers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt, then rows of two sequences: logits within the dtype's rounding; the fused kernels did serve."""
+    """Prompts of 128 and 256 rows, then rows of two sequences: logits within the dtype's rounding, by kernels alone."""
     names = launched(monkeypatch)
     outs = []
     for model in models(dtype):
-        caches = empty_caches(CONFIG, Parallel(), 2, 256, dtype, model.backing.layout)
+        caches = empty_caches(CONFIG, Parallel(), 8, 128, dtype)
         keys = torch.arange(256, dtype=torch.int32)
-        for slot in range(2):
-            ids = torch.arange(40, dtype=torch.int32)[None] * (slot + 3) % 512
-            placement = Placement(
-                torch.arange(40, dtype=torch.int32)[None], keys, torch.tensor([slot], dtype=torch.int32)
-            )
+        for slot, rows in ((0, 128), (1, 256)):
+            ids = torch.arange(rows, dtype=torch.int32)[None] * (slot + 3) % 512
+            slots, table = torch.tensor([slot], dtype=torch.int32), TABLE[slot : slot + 1]
+            placement = Placement(keys[None, :rows], keys, slots, table_BL=table)
             _, caches, _ = model.hidden(ids, caches, placement)
-        positions = torch.tensor([[40], [40]], dtype=torch.int32) + torch.arange(5, dtype=torch.int32)
-        x, *_ = model.hidden(torch.arange(10, dtype=torch.int32).view(2, 5), caches, Placement(positions, keys))
+        positions = torch.tensor([[40], [200]], dtype=torch.int32) + torch.arange(5, dtype=torch.int32)
+        placement = Placement(positions, keys, table_BL=TABLE)
+        x, caches, _ = model.hidden(torch.arange(10, dtype=torch.int32).view(2, 5), caches, placement)
         outs.append(model.logits(x))
+        assert all(not t[[0, 2, 4, 7]].any() for cache in caches for t in cache)
     # a layer rounds a dozen times on the way
     bound = 24 * torch.finfo(dtype).eps * outs[0].abs().max()
     assert (outs[0] - outs[1]).abs().max() <= bound
-    assert names.count("decode_attention") == CONFIG.num_hidden_layers
-    assert names.count("decode_mlp") == 3 * CONFIG.num_hidden_layers
-    # two prompts in two pieces each
-    assert names.count("verify_attention") == 4 * CONFIG.num_hidden_layers
+    of_prompts = {"append_rows": 2, "prompt_attention": 2, "prompt_product": 4, "prompt_mlp": 1}
+    # a prompt of 128 rows fits the kernel of a step
+    expected = of_prompts | {"decode_attention": 1, "decode_mlp": 2}
+    layers = CONFIG.num_hidden_layers
+    assert {name: names.count(name) for name in names} == {name: n * layers for name, n in expected.items()}
+
+
+def _logits(model: Qwen3, chunks: tuple[tuple[int, int], ...], tables: list[list[int]]) -> torch.Tensor:
+    """Logits of rows behind 400 ids, whose chunks (first, rows) were written by one table and are read by another."""
+    caches, keys = empty_caches(CONFIG, Parallel(), 10, 128, torch.bfloat16), torch.arange(512, dtype=torch.int32)
+    ids, slot = torch.arange(512, dtype=torch.int32)[None] * 7 % 512, torch.zeros(1, dtype=torch.int32)
+    written, read = (torch.tensor([t], dtype=torch.int32) for t in tables)
+    for first, rows in chunks:
+        of_rows = slice(first, first + rows)
+        placement = Placement(keys[None, of_rows], keys, slot, table_BL=written)
+        _, caches, _ = model.hidden(ids[:, of_rows], caches, placement)
+    x, *_ = model.hidden(ids[:, 400:403], caches, Placement(keys[None, 400:403], keys, table_BL=read))
+    return model.logits(x)
 
 
 @torch.no_grad()
-def test_many_rows_are_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt's pass unpacks the weights: the MLP's bits are the plain one's, and no fused kernel serves it."""
-    names = launched(monkeypatch)
-    plain, fused = models(torch.float32)
-    x, keys = torch.randn(1, 200, 256), torch.arange(256, dtype=torch.int32)
-    placement = Placement(keys[None, :200], keys, torch.zeros(1, dtype=torch.int32))
-    for model in (plain, fused):
-        (cache,) = empty_caches(CONFIG, Parallel(), 1, 256, torch.float32, model.backing.layout)[:1]
-        model.layers[0](x, rotation(placement.positions_BN, CONFIG.head_dim, 1e6), cache, placement)
-    assert set(names) == {"verify_attention"}
-    halves = [m.layers[0].mlp(m.layers[0].post_attention_layernorm(x)) for m in (plain, fused)]  # type: ignore[union-attr,operator]
-    assert torch.equal(*halves)
+def test_bits_do_not_depend_on_blocks_and_chunks() -> None:
+    """Random blocks, and chunks that begin anywhere; a swapped block and a block of another request are seen."""
+    model = models(torch.bfloat16)[1]
+    right = _logits(model, ((0, 512),), [[1, 2, 3, 4]] * 2)
+    chunks = ((0, 128), (100, 256), (356, 128))
+    assert torch.equal(_logits(model, chunks, [[9, 3, 7, 1]] * 2), right)
+    assert not torch.equal(_logits(model, chunks, [[5, 8, 2, 6], [5, 8, 6, 2]]), right)
+    assert not torch.equal(_logits(model, chunks, [[5, 8, 2, 6], [5, 8, 2, 4]]), right)
 
 
 def test_a_device_launch_needs_a_device() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,15 +13,20 @@ import pytest
 import torch
 
 from bench.eager import Eager
+from model.backing import REFERENCE
 from model.cache import Cache
 from model.drafters import Drafter
+from model.drafters.chain import Chain
+from model.nki import simulated
+from model.nki.backing import backing_of
 from model.ops import EAGER
+from model.qwen3 import Qwen3
 from model.serving.engine import Engine
 from model.serving.overlap import OverlappedEngine
 from model.serving.request import Chunk, Params, Request, Shape
 from model.speculative import Pair
 from tests.model.outer import BLOCK, Outer
-from tests.model.test_acceptance import BATCH, DRAFTERS, K, V
+from tests.model.test_acceptance import BATCH, CONFIG, DRAFTERS, K, V
 
 LENGTH = 4 * BLOCK
 PROMPTS = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (max(rows, BLOCK), LENGTH))
@@ -70,6 +76,29 @@ def test_blocks_pieces_hits_and_preemption_do_not_show(drafter: str) -> None:
     assert outer.run() == _expected(drafter, requests)
     assert min(outer.hits, outer.preempted, outer.evicted) > 3
     assert outer.pieces > len(requests) + outer.preempted
+
+
+def test_kernels_on_blocks_have_the_reference_s_ids() -> None:
+    """Simulated NKI kernels under random pieces, shared beginnings and preemption: the ids of slots in one piece."""
+    config, models = replace(CONFIG, head_dim=64), []
+    for backing in (REFERENCE, backing_of("nki", simulated.serve), backing_of("nki", simulated.serve)):
+        torch.manual_seed(4)
+        models.append(Qwen3(config, backing=backing))
+        for parameter in models[-1].parameters():
+            if parameter.is_floating_point():
+                parameter.data = torch.randn(parameter.shape) * 0.5 + (parameter.ndim == 1)
+    requests = [replace(r, max_new_tokens=5) for r in _requests(6, 1)]
+    runner = Eager(Pair(models[0], Drafter(), EAGER), (), BATCH, LENGTH)
+    expected = [r.ids for r in Engine(runner, Shape((), BATCH, LENGTH, (BLOCK, LENGTH), V)).run(requests)]
+    prompts = ((128, 128), (128, LENGTH), (256, 256), (256, LENGTH))
+    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, prompts=prompts, block=BLOCK, pool=POOL)
+    kept = (torch.zeros(BATCH, 1, 1, dtype=torch.int32),)
+    runner = Eager(Pair(models[1], Chain(models[2]), EAGER, LENGTH), kept, POOL, BLOCK)
+    outer = Outer(OverlappedEngine(runner, shape, owns_blocks=False), requests, POOL, random.Random(2))
+    assert outer.run() == expected
+    assert min(outer.hits, outer.preempted) > 0
+    # the draft is the target: it misses where a row of its cache is wrong
+    assert outer.drafts[1] == outer.drafts[0] > 0
 
 
 def test_a_chain_has_every_draft_accepted_behind_shared_blocks() -> None:

@@ -22,7 +22,8 @@ from tests.nki_kernels.sampling.inputs import Dims
 # a small launch of every kernel, by the test that holds it against its law
 LAUNCHES: dict[str, Callable[[], None]] = {
     "verify": lambda: test_verify.test_as_exact_as_the_textbook(Slots(3, 2, 1, 3, 257, 128), 2),
-    "verify paged": lambda: test_verify.test_pages_as_exact_as_the_textbook(Slots(3, 3, 3, 4, 520, 64), 8, 1),
+    "verify paged": lambda: test_verify.test_blocks_as_exact_as_the_textbook(Slots(3, 3, 3, 4, 520, 64), 1),
+    "append": lambda: test_prompt.test_rows_that_are_appended(1),
     "merge": lambda: test_merge.test_law(KernelRuns(), 3, 131, 64, 2),
     "mlp": lambda: test_mlp.test_law((3, 384, 250), "bf16", 2),
     "attention": lambda: test_attention.test_law_and_model(AttentionDims(2, 3, 256, 3, 3, 96), "fp32", 1),

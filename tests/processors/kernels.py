@@ -156,10 +156,8 @@ def layers() -> dict[str, str]:
         def half(x: layer.Attention) -> Any:
             # tables of angles are the host's work, and numpy's cosines are not the same everywhere
             angles = x.positions[..., None] * np.arange(x.dim // 2, dtype=np.float32) / np.float32(x.dim)
-            where = Place(
-                x.positions, elementary.rounded(elementary.cos)(angles), elementary.rounded(elementary.sin)(angles)
-            )
-            return decode_attention(x.x, x.packed(), x.fresh(), where)
+            turns = (elementary.rounded(function)(angles) for function in (elementary.cos, elementary.sin))
+            return decode_attention(x.x, x.packed(), x.pools(), Place(x.positions, x.table(), *turns))
 
         def mlp(x: layer.MLP) -> Any:
             return decode_mlp(x.x, x.gamma, (pack_gate_up(x.gate, x.up), pack(x.down)))

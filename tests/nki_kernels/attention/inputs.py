@@ -1,4 +1,4 @@
-"""Random operands of verification attention, and the same cache in pages."""
+"""Random operands of verification attention, and the same cache in a pool of blocks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from nki_kernels.attention import law
+from nki_kernels.attention.blocks import BLOCK
+from nki_kernels.limits import CHUNK
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 
@@ -87,18 +89,26 @@ def naive(x: Inputs, ancestors: Any = None) -> Any:
     return out
 
 
-def paged(x: Inputs, length: int, seed: int = 1) -> tuple[Any, Any, Any]:
-    """Key pages, value pages (blocks, G, L, D) and the block table of the same cache, blocks in random order."""
-    batch, kv_heads, slots, dim = x.values.shape
-    per, rng = slots // length, np.random.default_rng(seed)
-    table = rng.permutation(batch * per + 3)[: batch * per].reshape(batch, per).astype(np.int32)
-    pages = [rng.standard_normal((batch * per + 3, kv_heads, length, dim)).astype(x.q.dtype) for _ in range(2)]
-    for page, cache in zip(pages, (x.keys.swapaxes(2, 3), x.values), strict=True):
-        page[table] = cache.reshape(batch, kv_heads, per, length, dim).swapaxes(1, 2)
-    return pages[0], pages[1], table
+def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
+    """Pools of keys and values (blocks, G, 128, D) and the block table of the cache (B, G, S, D), in random order.
+
+    Other blocks are garbage, but for block 0, with which the table is filled up to whole chunks.
+    """
+    (batch, kv_heads, slots, dim), rng = values.shape, np.random.default_rng(seed)
+    per = -(-slots // BLOCK)
+    count = batch * per + 4
+    own = 1 + rng.permutation(count - 1)[: batch * per].reshape(batch, per).astype(np.int32)
+    pools = []
+    for cache in (keys, values):
+        pool = rng.standard_normal((count, kv_heads, BLOCK, dim)).astype(cache.dtype)
+        pool[0] = 0
+        whole = np.pad(cache, ((0, 0), (0, 0), (0, per * BLOCK - slots), (0, 0)))
+        pool[own] = whole.reshape(batch, kv_heads, per, BLOCK, dim).swapaxes(1, 2)
+        pools.append(pool)
+    return (pools[0], pools[1]), np.pad(own, ((0, 0), (0, -per % (CHUNK // BLOCK))))
 
 
-def unpaged(pages: Any, table: Any) -> Any:
-    """The cache (B, G, S, D) that pages and a table stand for."""
-    cache = pages[table].swapaxes(1, 2)
-    return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])
+def unpooled(pool: Any, table: Any, slots: int) -> Any:
+    """The cache (B, G, S, D) that a pool and a table stand for."""
+    cache = pool[table].swapaxes(1, 2)
+    return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])[:, :, :slots]

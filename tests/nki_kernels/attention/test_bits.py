@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nki_kernels.attention.host import Candidates, verify_attention
-from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, paged
+from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, pooled
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)
 
@@ -71,12 +71,10 @@ def test_length_of_the_cache(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("length", [8, 64, 1024])
-def test_pages(length: int, dtype: str) -> None:
+def test_blocks(dtype: str) -> None:
     x = draw(Dims(3, 4, 2, 5, 1024, 64, dtype), first=[3, 1019, 510])
-    k_pages, v_pages, table = paged(x, length)
-    rows = Candidates(x.positions, block_table=table)
-    assert same(verify_attention(x.q, x.new, (k_pages, v_pages), rows), run(x))
+    pools, table = pooled(x.keys.swapaxes(2, 3), x.values)
+    assert same(verify_attention(x.q, x.new, pools, Candidates(x.positions, block_table=table)), run(x))
 
 
 def test_a_chain_as_a_tree() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nki_kernels.attention.host import Candidates, check, verify_attention
-from tests.nki_kernels.attention.inputs import Dims, draw, paged
+from tests.nki_kernels.attention.inputs import Dims, draw, pooled
 
 DIMS = Dims(2, 4, 2, 3, 96, 64)
 
@@ -20,8 +20,8 @@ def call(change: Callable[[dict[str, Any]], None], pages: bool = False) -> dict[
     x = draw(DIMS)
     operands: dict[str, Any] = {"q": x.q, "new": x.new, "cache": x.fresh(), "candidates": Candidates(x.positions)}
     if pages:
-        k_pages, v_pages, table = paged(x, 16)
-        operands.update(cache=(k_pages, v_pages), candidates=Candidates(x.positions, block_table=table))
+        pools, table = pooled(x.keys.swapaxes(2, 3), x.values)
+        operands.update(cache=pools, candidates=Candidates(x.positions, block_table=table))
     change(operands)
     verify_attention(**operands)
     return operands
@@ -73,12 +73,12 @@ BAD = {
 }
 BAD_PAGES = {
     "names block 99": _candidates(
-        block_table=lambda r: np.where(r.block_table == r.block_table[1, 2], 99, r.block_table)
+        block_table=lambda r: np.where(r.block_table == r.block_table[1, 0], 99, r.block_table)
     ),
     "names block -1": _candidates(block_table=lambda r: r.block_table * 0 - 1),
     "the block table is int64": _candidates(block_table=lambda r: r.block_table.astype(np.int64)),
-    "power of two": _set(cache=lambda c: (c[0][:, :, :12].copy(), c[1][:, :, :12].copy())),
-    "not transposed in a paged cache": _set(cache=lambda c: (c[0].swapaxes(2, 3).copy(), c[1])),
+    "S a multiple of 1024": _candidates(block_table=lambda r: r.block_table[:, :7]),
+    "not transposed in blocks": _set(cache=lambda c: (c[0].swapaxes(2, 3).copy(), c[1])),
 }
 
 
@@ -98,7 +98,8 @@ def test_refused_pages(sentence: str, change: Callable[[dict[str, Any]], None]) 
 @pytest.mark.parametrize("pages", [False, True])
 def test_a_good_call_writes_and_a_refused_one_does_not(pages: bool) -> None:
     """Beside the refusals: the same call unchanged runs, and a refusal leaves the cache alone."""
-    before = paged(draw(DIMS), 16)[0] if pages else draw(DIMS).fresh()[0]
+    x = draw(DIMS)
+    before = pooled(x.keys.swapaxes(2, 3), x.values)[0][0] if pages else x.fresh()[0]
     operands = call(lambda _: None, pages)
     assert not np.array_equal(operands["cache"][0], before)
     x = draw(DIMS)
@@ -122,6 +123,6 @@ def test_too_many_rows_and_slots() -> None:
     positions = np.arange(9, dtype=np.int32)[None]
     with pytest.raises(ValueError, match="128 rows fit"):
         verify_attention(q, (new, new), cache, Candidates(positions))
-    long = np.zeros((1, 1, 64, 32769), np.float32), np.zeros((1, 1, 32769, 64), np.float32)
+    long = np.zeros((1, 1, 64, (1 << 17) + 1), np.float32), np.zeros((1, 1, (1 << 17) + 1, 64), np.float32)
     with pytest.raises(ValueError, match="shorten the context"):
         verify_attention(q[:, :8].copy(), (new, new), long, Candidates(positions))

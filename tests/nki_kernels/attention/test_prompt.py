@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import nki
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from model.cache import Cache, Placement
 from model.ops import EAGER
 from nki_kernels import roofline
 from nki_kernels.attention import law
+from nki_kernels.attention.blocks import append_rows_kernel
 from nki_kernels.attention.prompt import check, prompt_attention
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
@@ -36,7 +38,7 @@ class Prompt:
         """The first positions in pools (blocks, G, 128, D) of which other blocks are garbage, and the block table."""
         rng, (heads, _, dim) = np.random.default_rng(seed), self.keys.shape
         count = slots // 128
-        table = rng.permutation(count + 3)[:count].astype(np.int32)
+        table = 1 + rng.permutation(count + 2)[:count].astype(np.int32)
         pools = []
         for rows in (self.keys, self.values):
             pool = (1e3 * rng.standard_normal((count + 3, heads, 128, dim))).astype(rows.dtype)
@@ -140,6 +142,24 @@ def test_bits_of_neighbours() -> None:
     assert not same(after, before)
     changed.values[:, 0] *= 2
     assert not same(run(changed, 600, 128, 1024)[:, :1].copy(), before[:, :1].copy())
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_rows_that_are_appended(lnc: int) -> None:
+    """Rows of a prompt in their blocks, from the middle of one on; those beyond the table or in block 0 are dropped."""
+    x, start, count = draw(6, 3, 1024, 64, "bf16"), 413, 640
+    pools, table = x.pools(1024)
+    table[0, 5] = 0
+    new = [rows[None, :, start:1024].copy() for rows in (x.values, x.keys)]
+    new = [np.pad(rows, ((0, 0), (0, 0), (0, count - rows.shape[2]), (0, 0)), constant_values=7) for rows in new]
+    positions = np.arange(start, start + count, dtype=np.int32)[None]
+    before = [pool.copy() for pool in pools]
+    nki.simulate(append_rows_kernel[lnc])(*new, *pools, positions, table)
+    for pool, old, rows in zip(pools, before, new, strict=True):
+        for position in range(start, 1024):
+            if table[0, position // 128]:
+                old[table[0, position // 128], :, position % 128] = rows[0, :, position - start]
+        assert same(pool, old)
 
 
 def _operands() -> dict[str, Any]:

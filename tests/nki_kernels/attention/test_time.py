@@ -15,7 +15,7 @@ from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.roofline import AttentionDims
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
-from tests.nki_kernels.attention.inputs import Dims, draw, paged
+from tests.nki_kernels.attention.inputs import Dims, draw, pooled
 
 
 class Launch(NamedTuple):
@@ -25,7 +25,7 @@ class Launch(NamedTuple):
     candidates: int = 8
     lnc: int = 1
     tree: bool = False
-    page: int = 0
+    paged: bool = False
 
 
 class Time(NamedTuple):
@@ -50,9 +50,8 @@ def timed(launch: Launch) -> Time:
 
     x = draw(dims, first=[launch.slots - launch.candidates] * 4)
     cached, table, ancestors = x.fresh(), None, None
-    if launch.page:
-        *pages, table = paged(x, launch.page)
-        cached = pages[0], pages[1]
+    if launch.paged:
+        cached, table = pooled(x.keys.swapaxes(2, 3), x.values)
     if launch.tree:
         ancestors = np.tile((1 | 1 << np.arange(launch.candidates)).astype(np.int32), (4, 1))
     rows = Candidates(x.positions, ancestors, table)
@@ -71,7 +70,7 @@ def timed(launch: Launch) -> Time:
         (Launch(8192, 16), 0.79),
         (Launch(8192, tree=True), 0.80),
         (Launch(8192, lnc=2), 0.80),
-        (Launch(8192, page=32), 0.60),
+        (Launch(8192, paged=True), 0.60),
     ],
     ids=str,
 )

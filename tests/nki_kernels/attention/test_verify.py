@@ -14,7 +14,7 @@ from model.ops import EAGER
 from nki_kernels.attention import law
 from nki_kernels.attention.host import Candidates, verify_attention
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, naive, paged, unpaged
+from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, naive, pooled, unpooled
 
 SHAPES = [
     Dims(3, 2, 1, 3, 257, 128),
@@ -33,16 +33,13 @@ SHAPES = [
 ]
 
 PAGED = [
-    (Dims(3, 4, 2, 5, 96, 64), 16),
-    (Dims(2, 2, 1, 8, 640, 128, "bf16"), 128),
-    (Dims(2, 4, 2, 3, 2048, 64), 1024),
-    (Dims(3, 3, 3, 4, 520, 64), 8),
-    (Dims(2, 2, 1, 2, 1024, 64), 512),
-    (Dims(5, 2, 1, 8, 2192, 128, "bf16"), 16),
-    # new rows in three scatters, in scatters that begin inside of a sequence, and a block longer than a chunk
-    (Dims(32, 2, 2, 5, 24, 64), 8),
-    (Dims(2, 6, 6, 32, 64, 64), 16),
-    (Dims(1, 2, 1, 3, 4096, 64), 2048),
+    Dims(3, 4, 2, 5, 96, 64),
+    Dims(2, 2, 1, 8, 640, 128, "bf16"),
+    Dims(2, 4, 2, 3, 2048, 64),
+    Dims(5, 2, 1, 8, 2192, 128, "bf16"),
+    # new rows in two scatters, and of one sequence
+    Dims(32, 2, 2, 5, 24, 64),
+    Dims(1, 6, 6, 7, 1024, 64),
 ]
 
 
@@ -64,18 +61,20 @@ def test_as_exact_as_the_textbook(dims: Dims, lnc: int) -> None:
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
-@pytest.mark.parametrize(("dims", "length"), PAGED, ids=str)
-def test_pages_as_exact_as_the_textbook(dims: Dims, length: int, lnc: int) -> None:
+@pytest.mark.parametrize("dims", PAGED, ids=str)
+def test_blocks_as_exact_as_the_textbook(dims: Dims, lnc: int) -> None:
     x = draw(dims)
-    k_pages, v_pages, table = paged(x, length)
-    outside = np.setdiff1d(np.arange(len(k_pages)), table)
-    before = k_pages[outside].copy()
-    out = verify_attention(x.q, x.new, (k_pages, v_pages), Candidates(x.positions, block_table=table), lnc=lnc)
+    pools, table = pooled(x.keys.swapaxes(2, 3), x.values)
+    outside = np.setdiff1d(np.arange(len(pools[0])), table)
+    before = pools[0][outside].copy()
+    out = verify_attention(x.q, x.new, pools, Candidates(x.positions, block_table=table), lnc=lnc)
     expected, _, written = exact(x)
     assert is_close(out, naive(x), expected)
-    assert np.array_equal(unpaged(k_pages, table).swapaxes(2, 3).astype(np.float64), written[0])
-    assert np.array_equal(unpaged(v_pages, table).astype(np.float64), written[1])
-    assert np.array_equal(k_pages[outside], before)
+    keys, values = (unpooled(pool, table, dims.S) for pool in pools)
+    assert np.array_equal(keys.swapaxes(2, 3).astype(np.float64), written[0])
+    assert np.array_equal(values.astype(np.float64), written[1])
+    assert np.array_equal(pools[0][outside], before)
+    assert not pools[0][0].any()
 
 
 def test_a_row_too_far_is_no_textbook() -> None:

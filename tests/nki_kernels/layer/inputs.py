@@ -18,7 +18,7 @@ from model.rope import rotation
 from nki_kernels.layer import law
 from nki_kernels.layer.host import AttentionWeights
 from nki_kernels.layer.pack_weights import pack_out, pack_qkv
-from tests.nki_kernels.attention.inputs import DTYPES
+from tests.nki_kernels.attention.inputs import DTYPES, pooled
 
 
 def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
@@ -111,9 +111,13 @@ class Attention:
         """D."""
         return int(self.norms[1].shape[0])
 
-    def fresh(self) -> tuple[Any, Any]:
-        """A copy of the cache: keys (B, G, D, S), values (B, G, S, D)."""
-        return self.keys.copy(), self.values.copy()
+    def pools(self, seed: int = 1) -> tuple[Any, Any]:
+        """Keys and values (blocks, G, 128, D), a copy."""
+        return pooled(self.keys, self.values, seed)[0]
+
+    def table(self, seed: int = 1) -> Any:
+        """The block table of `pools`."""
+        return pooled(self.keys, self.values, seed)[1]
 
     def packed(self) -> AttentionWeights:
         """The weights as the kernel takes them."""
@@ -138,18 +142,18 @@ def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention
         first = rng.integers(0, d.S - d.N + 1, d.B)
         first[0] = d.S - d.N
     positions = (np.asarray(first)[:, None] + np.arange(d.N)).astype(np.int32)
-    keys, values = normal(rng, dtype, d.B, d.G, d.D, d.S), normal(rng, dtype, d.B, d.G, d.S, d.D)
+    keys, values = (normal(rng, dtype, d.B, d.G, d.S, d.D) for _ in range(2))
     return Attention(normal(rng, dtype, d.B, d.N, d.E, size=3), norms, weights, keys, values, positions)
 
 
 def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
-    """The law in fp64 with angles in fp64: out, and the cache after it in the kernel's layouts."""
+    """The law in fp64 with angles in fp64: out, and the cache (B, G, S, D) after it."""
     angles = a.positions[..., None] * 1e6 ** (-np.arange(a.dim // 2) * 2 / a.dim)
-    cache = a.keys.astype(np.float64).swapaxes(2, 3).copy(), a.values.astype(np.float64)
+    cache = a.keys.astype(np.float64), a.values.astype(np.float64)
     norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
     turn = np.cos(angles), np.sin(angles)
     out = law.decode_attention(a.x.astype(np.float64), norms, weights, turn, cache, a.positions)
-    return out, (cache[0].swapaxes(2, 3), cache[1])
+    return out, cache
 
 
 def as_torch(array: Any) -> torch.Tensor:
@@ -167,11 +171,11 @@ def _norm(x: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
-    """The model's norms, rotation and attention on the same numbers: out, and the cache in the kernel's layouts."""
+    """The model's norms, rotation and attention on the same numbers: out, and the cache (B, G, S, D)."""
     slots = a.values.shape[2]
     # the model wants whole key tiles
     padded = -(-slots // KEY_TILE) * KEY_TILE
-    kept = [np.pad(c, ((0, 0), (0, 0), (0, padded - slots), (0, 0))) for c in (a.keys.swapaxes(2, 3), a.values)]
+    kept = [np.pad(c, ((0, 0), (0, 0), (0, padded - slots), (0, 0))) for c in (a.keys, a.values)]
     positions = torch.from_numpy(a.positions)
     placement = Placement(positions, torch.arange(padded, dtype=torch.int32))
     with torch.no_grad():
@@ -181,4 +185,4 @@ def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
         attended, after = torch_attention(EAGER, q, (k, v), Cache(*map(as_torch, kept)), placement)
         out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))
     keys, values = (c.float().numpy()[:, :, :slots] for c in after)
-    return out.float().numpy(), (keys.swapaxes(2, 3), values)
+    return out.float().numpy(), (keys, values)

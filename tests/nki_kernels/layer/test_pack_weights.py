@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,15 +15,35 @@ from nki_kernels.layer.pack_weights import (
     pack_gate_up,
     pack_out,
     pack_qkv,
-    unpack,
-    unpack_gate_up,
-    unpack_out,
-    unpack_qkv,
 )
 
 
 def _weight(out: int, inputs: int, first: int = 0) -> torch.Tensor:
     return torch.arange(first, first + out * inputs, dtype=torch.float32).reshape(out, inputs)
+
+
+def unpack(packed: Any) -> Any:
+    """The inverse of `pack`."""
+    return packed.swapaxes(1, 2).reshape(-1, packed.shape[1])
+
+
+def unpack_gate_up(packed: Any) -> tuple[Any, Any]:
+    """The inverse of `pack_gate_up`."""
+    count, depth, both = packed.shape
+    halves = packed.swapaxes(1, 2).reshape(count, 2, both // 2, depth)
+    return halves[:, 0].reshape(-1, depth), halves[:, 1].reshape(-1, depth)
+
+
+def unpack_qkv(packed: Any, kv_features: int) -> tuple[Any, Any, Any]:
+    """The inverse of `pack_qkv`: q, and k and v of `kv_features` rows each."""
+    joined = unpack(packed)
+    return joined[2 * kv_features :], joined[kv_features : 2 * kv_features], joined[:kv_features]
+
+
+def unpack_out(packed: Any, dim: int) -> Any:
+    """The inverse of `pack_out`."""
+    by_dim = unpack(packed)
+    return by_dim.reshape(by_dim.shape[0], dim, -1).swapaxes(1, 2).reshape(by_dim.shape)
 
 
 @pytest.mark.parametrize(("out", "inputs"), [(6, 5), (96, 32), (1280, 3), (5120, 2)])

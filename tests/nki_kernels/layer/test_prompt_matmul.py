@@ -25,9 +25,14 @@ def packed(m: MLP) -> tuple[Any, Any]:
     return pack_gate_up(m.gate, m.up), pack(m.down)
 
 
-# rows, E, I: odd first; two groups of tiles, a rest of 32 inner rows, rows cut in four
+# rows, E, I: odd first; two groups of tiles, a rest of 32 inner rows, rows cut in four, blocks used piece by piece
+SHAPES = [(130, 384, 250), (1, 256, 96), (700, 256, 160), (257, 4096, 64), (257, 256, 5200)]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", [(130, 384, 250), (1, 256, 96), (700, 256, 160), (257, 4096, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(130, 384, 250), (1, 256, 96), (700, 256, 160), (257, 4096, 64), (257, 256, 5200)], ids=str
+)
 def test_mlp_has_decode_s_bits(shape: tuple[int, int, int], dtype: str) -> None:
     """Rows of one prompt on one core and on two, and as decode makes them, 50 at a time."""
     m = draw_mlp(*shape, dtype)
@@ -110,6 +115,14 @@ def share(kernel: Callable[..., Any], operands: tuple[Any, ...], cost: roofline.
 
     kernel(*operands, run=recorded)
     return cost.flops / (TRN2.tensor_bf16_tflops.value * 1e3) / schedule(events, band=False).latency_ns
+
+
+def test_a_whole_model_on_one_rank_fits() -> None:
+    """Qwen3-8B at tp 1, three tiles of rows: the simulator refuses what SBUF cannot hold."""
+    kind = DTYPES["bf16"]
+    weights = np.zeros((48, 4096, 512), kind), np.zeros((8, 12288, 512), kind)
+    operands = np.zeros((384, 4096), kind), np.zeros(4096, kind), weights
+    assert 0 < share(prompt_mlp, operands, roofline.prompt_mlp(384, 4096, 12288, 2)) < 1
 
 
 def test_share_of_the_tensor_engine() -> None:
