@@ -89,6 +89,5 @@ def _tile(cache: Tensor, placement: Placement, tile_1: Tensor) -> Tensor:
     """(B, G, 128, D) each sequence's keys or values of a tile."""
     if placement.table_BL is not None:
         return cache[placement.table_BL.index_select(1, tile_1)[:, 0]]
-    tiles_BGTKD = cache[:, :, : placement.keys_S.shape[0]].unflatten(2, (-1, KEY_TILE))
-    tile_BGKD = tiles_BGTKD.index_select(2, tile_1)[:, :, 0]
+    tile_BGKD = cache.index_select(2, tile_1 * KEY_TILE + iota(KEY_TILE, tile_1))
     return tile_BGKD if placement.slots_B is None else tile_BGKD[placement.slots_B]
