@@ -32,6 +32,8 @@ from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.provenance import commit
 
+# of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
+HBM_BYTES = 24 << 30
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
@@ -68,7 +70,7 @@ def build_and_count(spec: BuildSpec) -> Built:
     begin = time.perf_counter()
     spec.check()
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
-        plan, checkpoints = make_plan(spec.bundle), spec.checkpoints
+        plan, checkpoints = _fitting(spec), spec.checkpoints
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
         files = _files(plan, cutter, checkpoints)
         graphs = [f for f in files if f.name.startswith("hlo/")]
@@ -101,6 +103,19 @@ def _files(plan: BundlePlan, cutter: Cutter | None, checkpoints: dict[str, Path]
         files += cutter.files()
         files += [_copy(f"tokenizer/{n}", target / n) for n in _TOKENIZER if (target / n).is_file()]
     return files
+
+
+def _fitting(spec: BuildSpec) -> BundlePlan:
+    """The plan of a checked spec; UserError if a rank's memory cannot hold its weights and caches."""
+    plan = make_plan(spec.bundle)
+    weights, caches = plan.weight_bytes, plan.cache_bytes
+    if weights + caches > HBM_BYTES:
+        raise UserError(
+            f"a rank would hold {weights / 1e9:.1f} GB of weights and {caches / 1e9:.1f} GB of caches, together "
+            f"{(weights + caches) / 1e9:.1f} GB, and a logical core has {HBM_BYTES / 1e9:.1f}; raise --tp, or lower "
+            "--batch, --max-len or the recipe's blocks"
+        )
+    return plan
 
 
 def _text(name: str, content: str) -> StagedFile:
@@ -139,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and build with progress on stderr; the last line of stdout is the bundle's path."""
     spec = parse(arguments)
     spec.check()
-    plan = make_plan(spec.bundle)
+    plan = _fitting(spec)
     if not spec.json:
         print(plan_as_text(plan))
     if spec.dry_run:
