@@ -35,7 +35,7 @@ build: install
 	@echo $(DEMO)
 
 test: install
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 5 tests
 
 check: install
 	$(VENV)/bin/ruff check .
