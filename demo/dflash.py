@@ -152,15 +152,16 @@ class DFlash(Drafter):
         """Weighted mean KL(target || draft) over blocks at random anchors; the first of r rows' drafts weigh most.
 
         The n-th draft's weight is exp(-2 n / r): the published decay, 4 of blocks of 8 and 7 of blocks of 16 rows.
+        With a Markov head the rows alone learn the same law too: they choose the ids that get the head's bias.
         """
         rows = (*SMALLER, BLOCK)[int(torch.randint(len(SMALLER) + 1, (), generator=generator))]
         length, drafts = seen.ids_BS.shape[1], rows - self.idle
         anchors_A = torch.randperm(length - rows - 1, generator=generator)[: ROWS // rows] + 1
         logits = self.block_logits(seen, anchors_A, rows)
         teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(drafts)]
-        logits = self.biased(logits, seen.ids_BS, anchors_A)
-        losses = (distillation_loss(logits[:, :, n], t) for n, t in enumerate(teachers))
-        return weighted_mean(losses, math.exp(-2 / rows))
+        ways = [logits] if self.markov_head is None else [logits, self.biased(logits, seen.ids_BS, anchors_A)]
+        losses = (distillation_loss(way[:, :, n], t) for n, t in enumerate(teachers) for way in ways)
+        return weighted_mean(losses, math.exp(-2 / rows / len(ways)))
 
     @torch.no_grad()
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:

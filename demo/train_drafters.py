@@ -54,8 +54,8 @@ class DrafterPlan:
 PLANS = {
     "parallel": DrafterPlan(1500, Rates(muon=6e-3, adamw=6e-3)),
     "eagle3": DrafterPlan(800, Rates(muon=8e-3, adamw=4e-3)),
-    "dflash": DrafterPlan(300, Rates(muon=8e-3, adamw=4e-3)),
-    "dspark": DrafterPlan(450, Rates(muon=8e-3, adamw=4e-3)),
+    "dflash": DrafterPlan(1500, Rates(muon=8e-3, adamw=4e-3)),
+    "dspark": DrafterPlan(1500, Rates(muon=8e-3, adamw=4e-3)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Faults of a DFlash draft that no test of ids can see, each planted in the demo's: fewer drafts are accepted."""
+"""Faults of a DFlash draft that no test of ids can see, each planted in the demo's: in acceptance, or in its logits."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ def _layers_off_by_one(pair: Pair, drafter: DFlash) -> None:
     pair.target_model.taps = tuple(tap - 1 for tap in drafter.taps)
 
 
+def _causal(pair: Pair, drafter: DFlash) -> None:
+    _config(drafter, causal=True)
+
+
 def _stale_context(pair: Pair, drafter: DFlash) -> None:
     drafter.keep = lambda verified, state: state  # type: ignore[method-assign]
 
@@ -59,10 +63,10 @@ def _noise_of_the_next_position(pair: Pair, drafter: DFlash) -> None:
 
 
 Fault = Callable[[Pair, DFlash], None]
-# a fault, and the share of tokens a step that it leaves at most; states of neighbouring layers are much alike
-FAULTS: dict[Fault, float] = {
-    _rows_off_by_one: 0.9, _layers_off_by_one: 0.97, _stale_context: 0.9, _noise_of_the_next_position: 0.9
-}  # fmt: skip
+# what cuts acceptance by a tenth and more on the demo pair
+SEEN: list[Fault] = [_rows_off_by_one, _stale_context, _noise_of_the_next_position]
+# what costs it 0 to 4 %, as states of neighbouring layers are much alike and masks tell a row little: seen in logits
+NEARLY: list[Fault] = [_layers_off_by_one, _causal]
 
 
 @functools.cache
@@ -78,26 +82,36 @@ def tokens_a_step(draft: str, fault: Fault | None) -> float:
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)
 
 
+def _name(fault: Fault | None) -> str:
+    return fault.__name__.removeprefix("_") if fault else "as trained"
+
+
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__.removeprefix("_"))
+@pytest.mark.parametrize("fault", SEEN, ids=_name)
 @torch.no_grad()
 def test_a_planted_fault_is_seen_in_acceptance(draft: str, fault: Fault) -> None:
-    assert tokens_a_step(draft, fault) < FAULTS[fault] * tokens_a_step(draft, None)
+    assert tokens_a_step(draft, fault) < 0.9 * tokens_a_step(draft, None)
 
 
 @pytest.mark.parametrize(("name", "k"), [("draft_dflash", 15), ("draft_dspark", 7)])
+@pytest.mark.parametrize("fault", [None, *NEARLY], ids=_name)
 @torch.no_grad()
-def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int) -> None:
+def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int, fault: Fault | None) -> None:
     """The blocks of a training pass are the blocks of inference, whose walk knows a row's best ids."""
     target, draft = Path("demo/target"), Path("demo") / name
     theirs, _ = load(target)
-    trained = trained_draft(draft, theirs)
-    for step in steps(pair_of(target, draft), (), k, 3):
+    trained, pair, farthest = trained_draft(draft, theirs), pair_of(target, draft), 0.0
+    assert isinstance(pair.drafter, DFlash)
+    if fault:
+        fault(pair, pair.drafter)
+    for step in steps(pair, (), k, 3):
         for drafted in step:
             ids = drafted.known + drafted.drafts + [0] * BLOCK
             seen, anchors = target_pass(theirs, torch.tensor([ids])), torch.tensor([len(drafted.known) - 1, 1])
             logits = trained.block_logits(seen, anchors, k + trained.idle)
-            assert torch.allclose(drafted.logits, logits[0, 0], atol=1e-3, rtol=0)
+            farthest = max(farthest, float((drafted.logits - logits[0, 0]).abs().max()))
             candidates_kC = drafted.logits.topk(TOP).indices
             biased_kC = trained.biased(logits, seen.ids_BS, anchors)[0, 0].gather(1, candidates_kC)
-            assert drafted.drafts == candidates_kC.gather(1, biased_kC.argmax(-1, keepdim=True))[:, 0].tolist()
+            walked = candidates_kC.gather(1, biased_kC.argmax(-1, keepdim=True))[:, 0].tolist()
+            assert fault or drafted.drafts == walked
+    assert farthest > 0.1 if fault else farthest < 1e-3
