@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serving.long_prompts", description=__doc__)
     parser.add_argument("--vllm", type=Path, default=Path(".venv-serve/bin/vllm"), help="the command of vLLM")
     parser.add_argument("--max-len", type=count(256), default=4096, help="of a sequence (default: 4096)")
-    parser.add_argument("--prompt", type=count(16), nargs="+", default=[30, 500, 3500], help="ids, rising (30 500 3500)")
+    parser.add_argument("--prompt", type=count(16), nargs="+", default=[30, 500, 3500], help="ids, rising")
     parser.add_argument("--rounds", type=count(), default=5, help="behind one that warms up (default: 5)")
     parser.add_argument("--seed", type=count(0), default=0, help="of prompts and orders")
     parser.add_argument("--port", type=count(), default=8790, help="the first of two")
