@@ -78,7 +78,10 @@ def _text(edit: Callable[[dict[str, Any]], object]) -> Callable[[Any], None]:
 
 CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
     "operand": (_text(lambda t: t["operands"][0].__setitem__(0, [1 << 30])), "text has other shapes than its operands"),
-    "result": (_text(lambda t: t.update(results=[[[1 << 30], "bfloat16"]])), "text has other shapes than its operands"),
+    "result": (
+        _text(lambda t: t.update(results=[[[1 << 30], "bfloat16"]])),
+        "text has other shapes than|does not say what it writes",
+    ),
     "dtype": (_text(lambda t: t["operands"][0].__setitem__(1, "float64")), "text has other shapes than its operands"),
     "changed": (_text(lambda t: t.update(changed=[999])), "kernel call whose text is no launch"),
     "no text": (lambda call: call.ClearField("backend_config"), "kernel call whose text is no launch"),

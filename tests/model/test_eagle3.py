@@ -228,8 +228,10 @@ def test_kernels_serve_the_layer(tmp_path: Path) -> None:
             )
         )
         assert ("layers.0.mlp.gate_up_packed" in draft.state_dict()) == backing.sharded
-        caches = empty_caches(config, ONE_RANK, 2, 128, torch.float32, backing.layout)
-        x_B3E, caches = draft.hidden(ids, draft.feature(states), caches, Placement(position_B3, keys))
-        x_B1E, _ = draft.hidden(ids[:, :1], x_B3E[:, 2:], caches, Placement(position_B3[:, 2:] + 1, keys))
+        caches, placement = empty_caches(config, ONE_RANK, 3, 128, torch.float32), Placement(position_B3, keys)
+        placement = placement._replace(table_BL=torch.tensor([[1], [2]], dtype=torch.int32))
+        x_B3E, caches = draft.hidden(ids, draft.feature(states), caches, placement)
+        behind = placement._replace(positions_BN=position_B3[:, 2:] + 1)
+        x_B1E, _ = draft.hidden(ids[:, :1], x_B3E[:, 2:], caches, behind)
         outputs.append(draft.logits(torch.cat((x_B3E, x_B1E), 1)))
     assert torch.allclose(*outputs, atol=1e-4, rtol=0)
