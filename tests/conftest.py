@@ -50,6 +50,19 @@ def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(autouse=True, scope="module")
+def _code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """XLA compiles quickly, but for a module whose subject is the released code: it shares no graphs with others."""
+    if request.node.get_closest_marker("released_code"):
+        last_few.forget()
+        yield
+        last_few.forget()
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        executables.compile_quickly(patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _compiled_graphs_are_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """A module whose tests hold too many graphs fails by name: at the end of its memory maps XLA ends the process."""
     yield

@@ -19,6 +19,7 @@ from model.serving.runtime import Graphs
 from tests.model.ahead import ids_ahead
 from tests.model.family import graphs
 
+pytestmark = pytest.mark.released_code
 
 def _requests(count: int, seed: int, tokens: int = 24) -> list[Request]:
     rng = random.Random(seed)
