@@ -21,6 +21,8 @@ __all__ = ["family"]
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
 
 jax.config.update("jax_num_cpu_devices", 2)
+# a collection would look at every object of torch and JAX again
+gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,6 +21,7 @@ from model.serving.runtime import Graphs
 from tests import executables
 from tests.model.family import graphs, write_family
 
+pytestmark = pytest.mark.released_code
 POISON = 9
 PROMPT = (3, 5, 7)
 
@@ -54,7 +55,6 @@ def _run(held: Graphs, *requests: Request) -> list[Result]:
 def test_room_for_a_graph_is_more_than_a_graph_takes(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny pair's graph takes hundreds of maps, compiled and not loaded; the reserve is for larger ones."""
     monkeypatch.setattr(pjrt, "compile_hlo", executables.COMPILE)
-    monkeypatch.setattr(pjrt, "SAME_BITS", executables.RELEASED)
     compiled, before = Graphs(graphs(family).bundle), memory_maps.used()
     compiled.prepare(GraphKey(Stage.STEP, 3, 128))
     assert 200 < 2 * (memory_maps.used() - before) < memory_maps._OF_A_GRAPH
