@@ -23,11 +23,11 @@ from nki_kernels.attention.pipeline import chunks_of
 from nki_kernels.attention.rows import first_slots, tiling
 from nki_kernels.attention.state import Chunk, Launch
 from nki_kernels.layer.handover import Division, Handed
-from nki_kernels.layer.heads import Norm, Rotary, Span, norm_and_rotate
+from nki_kernels.layer.heads import Norm, Rotary, Span, load_norm, norm_and_rotate
 from nki_kernels.layer.stream_columns import heads_product
 from nki_kernels.layer.stream_output import store_product
 from nki_kernels.layer.stream_rows import Loaded, Normed, load_gamma, sections
-from nki_kernels.layer.stream_weights import Stream, pieces
+from nki_kernels.layer.stream_weights import PIECE_BYTES, Stream, pieces
 from nki_kernels.layer.turned_attention import attend, begin, set_limits
 from nki_kernels.layer.turned_blocks import Blocks, Tables
 from nki_kernels.tiles import warm_up
@@ -59,18 +59,19 @@ class Sequences(nl.NKIObject):
             self.chunks = chunks_of(t, own[0] * self.kv, own[1] * self.kv)
             set_limits(self.chunks, places[0], t)
 
-    def pieces(self, weights):
+    def pieces(self, weights, most=PIECE_BYTES):
         """This core's pieces of a layer's QKV, and those of its output."""
         if self.rows[1] == 0:
             return [], []
-        heads = pieces(weights[0], self.division.of_heads(weights[0]), sections(weights[0].shape[1]), tail=True)
-        return heads, pieces(weights[1], self.division.of_output(weights[1]), tail=True)
+        cut, division = sections(weights[0].shape[1]), self.division
+        heads = pieces(weights[0], division.of_heads(weights[0]), cut, tail=True, most=most)
+        return heads, pieces(weights[1], division.of_output(weights[1]), tail=True, most=most)
 
 
 class AttentionHalf(nl.NKIObject):
     """A layer's attention on this core; its norms and keys travel before the layer's rows are there.
 
-    `norms` are those of keys and queries (D,), `weights` QKV and output. Heads are made in the order v, k, q.
+    `norms` are those of keys and queries, loaded (D, 1), `weights` QKV and output. Heads are made in the order v, k, q.
     """
 
     def __init__(self, weights, norms, pools, sequences, rotary):
@@ -118,6 +119,12 @@ class AttentionHalf(nl.NKIObject):
         if handed.rows > 0:
             store_product(out_RE[start : start + handed.rows, :], streams[1], attended_DHR, self.last)
 
+    def attended_11(self):
+        """A number of attention's result, (1, 1), or None on a core that attends nothing and collects nothing."""
+        if self.handed.rows == 0:
+            return None
+        return self.handed.attended_DHR[0:1, 0, 0:1]
+
     def make_heads(self, rows, stream):
         """This core's blocks of heads, each to its place."""
         dim, heads, batch, candidates = self.handed.heads_DHBN.shape
@@ -162,7 +169,8 @@ def decode_attention_kernel(
         warm_up(nl.exp)
         gamma_PT, loaded = load_gamma(gamma, x.dtype), Loaded(x, first, count)
         rows, rotary = Normed(loaded.turned(), gamma_PT, eps), Rotary((cos, sin), first, count)
-        half = AttentionHalf(weights, (k_norm, q_norm), (k_pages, v_pages), sequences, rotary)
+        norms = (load_norm(k_norm), load_norm(q_norm))
+        half = AttentionHalf(weights, norms, (k_pages, v_pages), sequences, rotary)
         heads, output = sequences.pieces(weights)
         streams = (Stream(heads), Stream(output))
         streams[0].fill()

@@ -23,7 +23,7 @@ from nki.collectives import ReplicaGroup, all_reduce
 from nki_kernels.layer import host
 from nki_kernels.layer.attention import AttentionHalf, Sequences
 from nki_kernels.layer.checks import check_lnc
-from nki_kernels.layer.heads import Rotary
+from nki_kernels.layer.heads import Rotary, load_norm
 from nki_kernels.layer.host import AttentionWeights, Place
 from nki_kernels.layer.mlp import MLPHalf
 from nki_kernels.layer.mlp import check as check_mlp
@@ -31,6 +31,9 @@ from nki_kernels.layer.stream_output import store_product
 from nki_kernels.layer.stream_rows import Loaded, Normed, load_gamma
 from nki_kernels.layer.stream_weights import Stream
 from nki_kernels.tiles import absent, this_core, warm_up
+
+# bytes per partition of a transfer of weights: rows, sums and keys, which are waited for, travel between them
+SHORT_BYTES = 2048
 
 
 class Operands(nl.NKIObject):
@@ -44,6 +47,16 @@ class Operands(nl.NKIObject):
         self.mlp_gamma = tensors[5]
         self.mlp = MLPHalf(tensors[6], tensors[7])
         self.pools = (tensors[8], tensors[9])
+
+
+class Norms(nl.NKIObject):
+    """A layer's norms, asked for a layer ahead: of rows (128, E / 128), of keys and queries (D, 1)."""
+
+    def __init__(self, layer):
+        dtype = layer.gamma.dtype
+        self.gamma_PT = load_gamma(layer.gamma, dtype)
+        self.heads_D1 = (load_norm(layer.norms[0]), load_norm(layer.norms[1]))
+        self.mlp_gamma_PT = load_gamma(layer.mlp_gamma, dtype)
 
 
 def partial_sum(x):
@@ -79,28 +92,32 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
     sequences = Sequences(operands[0].weights, operands[0].pools[0], (positions, block_table))
     first, count = sequences.rows
     for layer in operands:
-        heads, output = sequences.pieces(layer.weights)
-        queue = queue + heads + output + layer.mlp.pieces()
+        heads, output = sequences.pieces(layer.weights, SHORT_BYTES)
+        queue = queue + heads + output + layer.mlp.pieces(SHORT_BYTES)
     warm_up(nl.exp)
     residual, stream, rotary = Loaded(x, 0, x.shape[0]), Stream(queue), None
     if count > 0:
         rotary = Rotary((cos, sin), first, count)
-    half, gamma_PT = next_attention(operands[0], sequences, rotary)
+    norms = Norms(operands[0])
+    half, following = next_attention(operands[0], norms, sequences, rotary), None
     stream.fill()
     for i in range(len(operands)):
         part_RE, mlp = partial_sum(x), operands[i].mlp
-        mlp_gamma_PT = load_gamma(operands[i].mlp_gamma, x.dtype)
+        if i + 1 < len(operands):
+            following = Norms(operands[i + 1])
         if count > 0:
             turned_PRT = residual.turned()[:, first : first + count, :]
-            half.store(part_RE, Normed(turned_PRT, gamma_PT, eps), (stream, stream))
-        warm_up(nl.silu)
+            half.store(part_RE, Normed(turned_PRT, norms.gamma_PT, eps), (stream, stream))
+            if mlp.mine[0] < mlp.mine[1]:
+                warm_up(nl.silu, half.attended_11())
         residual.add(over_ranks(part_RE, groups))
         part_RE, gated_PTR = partial_sum(x), None
         if mlp.mine[0] < mlp.mine[1]:
-            gated_PTR = mlp.gated(Normed(residual.turned(), mlp_gamma_PT, eps), stream)
+            gated_PTR = mlp.gated(Normed(residual.turned(), norms.mlp_gamma_PT, eps), stream)
+            warm_up(nl.exp, gated_PTR[0:1, 0, 0:1])
         if i + 1 < len(operands):
-            half, gamma_PT = next_attention(operands[i + 1], sequences, rotary)
-            warm_up(nl.exp)
+            half = next_attention(operands[i + 1], following, sequences, rotary)
+            norms = following
         if mlp.mine[0] < mlp.mine[1]:
             store_product(part_RE, stream, gated_PTR, mlp.last)
         residual.add(over_ranks(part_RE, groups))
@@ -109,14 +126,13 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
     return out_RE
 
 
-def next_attention(layer, sequences, rotary):
-    """A layer's attention and norm, whose operands but its rows are asked for; None and None without work."""
+def next_attention(layer, norms, sequences, rotary):
+    """A layer's attention, whose first keys are asked for; None on a core that makes no heads."""
     if sequences.rows[1] == 0:
-        return None, None
-    gamma_PT = load_gamma(layer.gamma, layer.gamma.dtype)
-    half = AttentionHalf(layer.weights, layer.norms, layer.pools, sequences, rotary)
+        return None
+    half = AttentionHalf(layer.weights, norms.heads_D1, layer.pools, sequences, rotary)
     half.fetch()
-    return half, gamma_PT
+    return half
 
 
 def tensors_of(attention: AttentionWeights, mlp: tuple[Any, Any, Any], pools: tuple[Any, Any]) -> tuple[Any, ...]:

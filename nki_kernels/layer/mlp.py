@@ -23,7 +23,7 @@ import nki.language as nl
 from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
 from nki_kernels.layer.stream_output import room, store_product
 from nki_kernels.layer.stream_rows import Loaded, Normed, load_gamma, sections
-from nki_kernels.layer.stream_weights import Stream, pieces, product, turn_rows
+from nki_kernels.layer.stream_weights import PIECE_BYTES, Stream, pieces, product, turn_rows
 from nki_kernels.tiles import BANK, itemsize, share_of_core, this_core, warm_up
 
 # bytes of the weights that two cores read as much sooner than one core as an exchange takes: 4.3 us by nkisim's laws
@@ -80,10 +80,10 @@ class MLPHalf(nl.NKIObject):
         # the other core waits for this one's last block
         self.shared = self.mine[1] - self.mine[0] < gate_up.shape[0]
 
-    def pieces(self):
+    def pieces(self, most=PIECE_BYTES):
         """This core's pieces in the order of use."""
-        cut = sections(self.gate_up.shape[1])
-        return pieces(self.gate_up, self.mine, cut, tail=self.shared) + pieces(self.down, self.last, tail=True)
+        first = pieces(self.gate_up, self.mine, sections(self.gate_up.shape[1]), tail=self.shared, most=most)
+        return first + pieces(self.down, self.last, tail=True, most=most)
 
     def gated(self, normed, stream):
         """silu(gate) * up of Normed rows, turned: (128, tiles, room)."""
