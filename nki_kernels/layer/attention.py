@@ -71,7 +71,7 @@ class Sequences(nl.NKIObject):
 class AttentionHalf(nl.NKIObject):
     """A layer's attention on this core; its norms and keys travel before the layer's rows are there.
 
-    `norms` are those of keys and queries, loaded (D, 1), `weights` QKV and output. Heads are made in the order v, k, q.
+    `norms` are those of keys and queries, loaded (1, D), `weights` QKV and output. Heads are made in the order v, k, q.
     """
 
     def __init__(self, weights, norms, pools, sequences, rotary):

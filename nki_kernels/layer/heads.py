@@ -26,10 +26,12 @@ class Norm(nl.NKIObject):
     on and w sin from the first: fp32 (D, 1, R).
     """
 
-    def __init__(self, loaded_D1, rotary):
+    def __init__(self, loaded_1D, rotary):
         half, rows = P // 2, rotary.cos_DR.shape[1]
         weight_D1 = nl.ndarray((P, 1), dtype=nl.float32)
-        nisa.tensor_copy(dst=weight_D1, src=loaded_D1)
+        psum_D1 = nl.ndarray((P, 1), dtype=loaded_1D.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=psum_D1, data=loaded_1D)
+        nisa.tensor_copy(dst=weight_D1, src=psum_D1)
         self.cos_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
         self.sin_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
         nisa.tensor_scalar(dst=self.cos_D1R, data=rotary.cos_DR, op0=nl.multiply, operand0=weight_D1)
@@ -39,10 +41,10 @@ class Norm(nl.NKIObject):
 
 
 def load_norm(weight):
-    """The weight (D,) of a norm of heads, a number on each partition: (D, 1)."""
-    loaded_D1 = nl.ndarray((P, 1), dtype=weight.dtype)
-    move(loaded_D1, weight.ap([[1, P], [1, 1]], offset=0))
-    return loaded_D1
+    """The weight (D,) of a norm of heads: (1, D)."""
+    loaded_1D = nl.ndarray((1, P), dtype=weight.dtype)
+    move(loaded_1D, weight.ap([[P, 1], [1, P]], offset=0))
+    return loaded_1D
 
 
 def turned_angles(table, first, rows):

@@ -50,12 +50,12 @@ class Operands(nl.NKIObject):
 
 
 class Norms(nl.NKIObject):
-    """A layer's norms, asked for a layer ahead: of rows (128, E / 128), of keys and queries (D, 1)."""
+    """A layer's norms, asked for a layer ahead: of rows (128, E / 128), of keys and queries (1, D)."""
 
     def __init__(self, layer):
         dtype = layer.gamma.dtype
         self.gamma_PT = load_gamma(layer.gamma, dtype)
-        self.heads_D1 = (load_norm(layer.norms[0]), load_norm(layer.norms[1]))
+        self.heads_1D = (load_norm(layer.norms[0]), load_norm(layer.norms[1]))
         self.mlp_gamma_PT = load_gamma(layer.mlp_gamma, dtype)
 
 
@@ -130,7 +130,7 @@ def next_attention(layer, norms, sequences, rotary):
     """A layer's attention, whose first keys are asked for; None on a core that makes no heads."""
     if sequences.rows[1] == 0:
         return None
-    half = AttentionHalf(layer.weights, norms.heads_D1, layer.pools, sequences, rotary)
+    half = AttentionHalf(layer.weights, norms.heads_1D, layer.pools, sequences, rotary)
     half.fetch()
     return half
 
