@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.ops import rows_of
 from model.parallel import Parallel
 
 
@@ -27,7 +28,8 @@ class Placement(NamedTuple):
     (`model/sequence.py`), `keys_S` are that slice's and row n is written at its place `places_BN[b, n]`, if
     that is not negative. Where the cache is a pool of blocks, entry t of sequence b in `table_BL` is the block of its
     positions 128 t to 128 t + 127; block 0 is none, and rows without a block are dropped. With `last_B1` all rows of
-    sequence b attend the keys up to that position, which is their last one's.
+    sequence b attend the keys up to that position, which is their last one's. With `read_BN` a pass returns these rows
+    alone; of the others the last layer computes keys and values.
     """
 
     positions_BN: Tensor
@@ -37,6 +39,14 @@ class Placement(NamedTuple):
     slice_1: Tensor | None = None
     table_BL: Tensor | None = None
     last_B1: Tensor | None = None
+    read_BN: Tensor | None = None
+
+    def read(self) -> Placement:
+        """The placement of the rows that are read."""
+        assert self.read_BN is not None
+        places_BN = None if self.places_BN is None else rows_of(self.places_BN, self.read_BN)
+        positions_BN = rows_of(self.positions_BN, self.read_BN)
+        return self._replace(positions_BN=positions_BN, places_BN=places_BN, read_BN=None)
 
 
 def cache_shape(config: ModelConfig, parallel: Parallel, batch: int, length: int) -> tuple[int, int, int, int]:

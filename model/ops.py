@@ -84,6 +84,11 @@ def iota(count: int, like: Tensor) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=like.device)
 
 
+def rows_of(x_BRF: Tensor, index_BN: Tensor) -> Tensor:
+    """(B, N, ...): rows `index` of each sequence."""
+    return x_BRF[iota(x_BRF.shape[0], index_BN)[:, None], index_BN]
+
+
 def rows_inside(
     cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

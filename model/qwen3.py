@@ -17,6 +17,7 @@ from model.backing import REFERENCE, Backing
 from model.cache import Cache, Placement
 from model.config import LayerConfig, Qwen3Config
 from model.kernels import Kernels
+from model.ops import rows_of
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
 from model.rope import Rotation, rotation
@@ -68,6 +69,10 @@ class Attention(nn.Module):
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.qkv(x_BNE))
         return rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
 
+    def write(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> Cache:
+        """The cache with the keys and values of normed rows."""
+        return self.kernels.append(self.attention_ops, self.heads(x_BNE, angles)[1], cache, placement)
+
     def out(self, o_BNF: Tensor) -> Tensor:
         """(B, N, E) of the heads' results, summed over the ranks."""
         summed: Tensor = self.o_proj(o_BNF)
@@ -105,6 +110,10 @@ class Layer(nn.Module):
         self.mlp = MLP(config, parallel)
 
     def forward(self, x: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+        if placement.read_BN is not None:
+            cache = self.self_attn.write(self.input_layernorm(x), angles, cache, placement)
+            x, angles = rows_of(x, placement.read_BN), Rotation(*(rows_of(a, placement.read_BN) for a in angles))
+            placement = placement.read()
         attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, placement)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), cache
@@ -140,16 +149,19 @@ class Qwen3(RankModel):
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
         x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
-        config = self.config
+        config, read_BN = self.config, placement.read_BN
         angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
-        written, states = [], [x]
+        written, states, placement = [], [x], placement._replace(read_BN=None)
         for layer, cache in zip(self.layers, caches, strict=True):
+            if layer is self.layers[-1] and type(layer) is Layer and not self.taps:
+                placement, read_BN = placement._replace(read_BN=read_BN), None
             x, cache = self.parallel.ops.call(layer, x, angles, cache, placement)
             written.append(cache)
             states.append(x)
+        x = x if read_BN is None else rows_of(x, read_BN)
         if not self.taps:
             return Hidden(x, written)
-        states[-1] = self.norm(x)
+        states[-1] = self.norm(states[-1])
         return Hidden(x, written, torch.cat([states[tap] for tap in self.taps], -1))
 
     def logits(self, x_BNE: Tensor) -> Tensor:

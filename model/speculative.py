@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from model.cache import Cache, Placement
-from model.drafters import Drafter, DraftState, Prompt, Verified, rows_of
+from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.graph_io import Outputs, StepInputs, StepOutputs
-from model.ops import Ops, iota
+from model.ops import Ops, iota, rows_of
 from model.qwen3 import Qwen3
 from model.sampling import Draw, Sampling
 from model.scores import prompt_scores
@@ -89,13 +89,16 @@ class Pair(nn.Module):
         first_B1, keys_S = inputs.position_ids[:, :1], iota(inputs.attention_mask.shape[1], length_B)
         positions_BN = first_B1 + iota(inputs.input_ids.shape[1], length_B)
         placement = Placement(positions_BN, keys_S, inputs.seq_ids, table_BL=inputs.block_table)
-        passed, count_B = target.hidden(inputs.input_ids, caches, placement), length_B - first_B1[:, 0]
+        count_B = length_B - first_B1[:, 0]
         # as many times as a step has rows at least: its draw after the same ids is the same one
         last_BN = (count_B - 1)[:, None].expand(-1, MIN_TARGET_ROWS)
         # the token's position is the number of known ids
         drawn_BN = length_B[:, None].expand(-1, MIN_TARGET_ROWS)
         draw = target.kernels.prepare(self.ops, sampling, drawn_BN, target.shard)
-        draws, scores_RC = target.drawn(rows_of(passed.x_BNE, last_BN), draw)
+        # an asking graph scores all rows
+        asking = draw.asked is not None
+        passed = target.hidden(inputs.input_ids, caches, placement._replace(read_BN=None if asking else last_BN))
+        draws, scores_RC = target.drawn(rows_of(passed.x_BNE, last_BN) if asking else passed.x_BNE, draw)
         token_B1 = draws.merged()[:1, None]
         following_B1 = token_B1
         if inputs.following is not None:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache, Placement
-from model.ops import Ops, iota
+from model.ops import Ops, iota, rows_of
 from model.parallel import Shard
 from model.rank_model import RankModel
 from model.rough_filters import roughly
@@ -109,11 +109,6 @@ class Drafter:
 def moved(kept_BKF: Tensor, new_BNF: Tensor, count_B1: Tensor) -> Tensor:
     """(B, K, F): the last K of the kept rows followed by the first `count` new ones."""
     return rows_of(torch.cat((kept_BKF, new_BNF), 1), count_B1 + iota(kept_BKF.shape[1], count_B1))
-
-
-def rows_of(x_BRF: Tensor, index_BN: Tensor) -> Tensor:
-    """(B, N, F): rows `index` of each sequence."""
-    return x_BRF[iota(x_BRF.shape[0], index_BN)[:, None], index_BN]
 
 
 def in_slot(kept_BKF: Tensor, new_1KF: Tensor, slot_1: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from model.bundle.weights import decoder_packing, decoder_weights
 from model.config import Qwen3Config, config_from_dict
-from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_of
+from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot
 from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives
 from model.graph_key import GraphKey
-from model.ops import iota
+from model.ops import iota, rows_of
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Draw

@@ -30,12 +30,12 @@ from model.backing import REFERENCE, Backing
 from model.bundle.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.cache import Cache, Placement
 from model.config import Qwen3Config
-from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, rows_of
+from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot
 from model.drafters.chain import CHAIN
 from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives
 from model.errors import UserError
 from model.kernels import Kernels
-from model.ops import iota
+from model.ops import iota, rows_of
 from model.packing import Packing
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, Shard
 from model.qwen3 import MLP, Attention, RMSNorm

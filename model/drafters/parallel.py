@@ -21,11 +21,11 @@ from torch import Tensor
 
 from model.cache import Placement
 from model.config import Qwen3Config, config_from_dict
-from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved, rows_of
+from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved
 from model.drafters.chain import CHAIN
 from model.drafters.kind import DraftPass, Kept, Kind
 from model.errors import UserError
-from model.ops import iota
+from model.ops import iota, rows_of
 from model.qwen3 import Qwen3
 from model.sampling import Draw
 from model.strict import Range

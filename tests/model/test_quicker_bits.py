@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib.mlir import ir
 
+from compile.graph.torchax_seam import interop
+from compile.graph.trace import TracedOps
+from model.attention import KEY_TILE, weighted
 from model.bundle.opening import Bundle
+from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.serving import pjrt, quicker
 from model.serving.engine import Engine
+from model.serving.pjrt import SAME_BITS
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
@@ -81,6 +89,34 @@ def test_a_short_chunk_has_the_bits_of_a_long_one(both: tuple[Recorder, Recorder
         ids.append([r.ids for r in Engine(g, dataclasses.replace(shape_of(g.bundle), prompts=prompts)).run(asked)])
         assert [key.rows for key in g.keys if key.is_prefill] == [rows] * len(asked)
     assert ids[0] == ids[1] == ids[2]
+
+
+def _weighted(quick: bool, *given: np.ndarray) -> list[np.ndarray]:
+    """Attention's sums of q, keys and values, compiled quicker or plain."""
+
+    def run(q_BHND: Any, k: Any, v: Any, positions_BN: Any, keys_S: Any) -> Any:
+        return weighted(q_BHND, Cache(k, v), Placement(positions_BN, keys_S), TracedOps(1))
+
+    lowered = jax.jit(lambda *arrays: interop.call_torch(run, *arrays)).lower(*map(jnp.asarray, given))
+    module = lowered.compiler_ir("stablehlo")
+    with module.context, ir.Location.unknown():
+        if quick:
+            quicker.rewrite(module)
+    return [np.asarray(a) for a in lowered.compile(compiler_options=SAME_BITS)(*given)]
+
+
+@pytest.mark.parametrize("last", [3, KEY_TILE - 1, KEY_TILE, 2 * KEY_TILE + 50])
+def test_tiles_that_no_row_sees_are_left_out(last: int) -> None:
+    """NaN in them shows which were computed; of two sequences the longer one counts."""
+    rng, rows, seen = np.random.default_rng(0), 4, KEY_TILE * (last // KEY_TILE + 1)
+    shape = (2, 1, 4 * KEY_TILE, 32)
+    q_BHND, k, v = (rng.normal(0, 1, s).astype(np.float32) for s in ((2, 2, rows, 32), shape, shape))
+    positions_BN = np.array([[0] * rows, range(last + 1 - rows, last + 1)], np.int32)
+    placed = positions_BN, np.arange(4 * KEY_TILE, dtype=np.int32)
+    plain = _weighted(False, q_BHND, k, v, *placed)
+    v[:, :, seen:] = np.nan
+    assert all(map(np.array_equal, _weighted(True, q_BHND, k, v, *placed), plain))
+    assert np.isnan(_weighted(False, q_BHND, k, v, *placed)[0]).all()
 
 
 def _same_states(both: tuple[Recorder, Recorder]) -> None:

@@ -72,6 +72,25 @@ def test_a_wrong_rotation_is_noticed() -> None:
     assert (_prefix_logits(ours, ids, 40) - hf(ids[None]).logits[0]).abs().max() > 1e-3
 
 
+@torch.no_grad()
+def test_the_last_layer_attends_for_the_rows_that_are_read_alone() -> None:
+    _, ours = _pair(8, 2, 16, 2, False)
+    ids, keys, read_BN = torch.randint(0, 97, (1, 40)), torch.arange(128, dtype=torch.int32), torch.tensor([[39, 3]])
+    counts = list[list[int]]()
+    for layer in ours.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, given: counts[-1].append(given[0].shape[1]))
+    passes = []
+    for read in (None, read_BN):
+        counts.append([])
+        placement = Placement(keys[None, :40], keys, read_BN=read)
+        passes.append(ours.hidden(ids, empty_caches(ours.config, Parallel(), 1, 128, torch.float32), placement))
+    whole, some = passes
+    assert counts == [[40, 40], [40, 2]]
+    torch.testing.assert_close(some.x_BNE, whole.x_BNE[:, read_BN[0]])
+    for ours_of, theirs_of in zip(some.caches, whole.caches, strict=True):
+        torch.testing.assert_close(tuple(ours_of), tuple(theirs_of))
+
+
 def test_preset_sizes_are_the_published_ones() -> None:
     billions = {name.split("-")[1]: round(c.parameter_count / 1e9, 2) for name, c in PRESETS.items()}
     assert billions == {"0.6B": 0.6, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76}
