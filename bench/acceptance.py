@@ -29,7 +29,7 @@ from model.llm import Output
 from model.progress import each
 from model.serving.request import Params, Result
 
-BATCH, KS, POSITIONS = 8, (1, 2, 3, 5, 7, 11, 15), (1, 2, 3, 4, 6, 8, 12, 15)
+BATCH, KS, POSITIONS = 8, (1, 3, 7, 15), (1, 2, 3, 4, 6, 8, 12, 15)
 TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}
 HELD_OUT = "held-out"
 CLASSES = (*ENTROPIES, HELD_OUT)
