@@ -209,7 +209,7 @@ def answers(
             off = row(Known(NONE.name, "", 0, 1.0, workload, False, "no drafts"), at, of_law)
             for evidence, assumed in (("published", (False,)), ("with assumptions", (False, True))):
                 mine = [r for r in rows if r["workload"] == workload and r["assumed"] in assumed]
-                if mine:
+                if mine and assumed[-1] in {r["assumed"] for r in mine}:
                     fastest = max([off, *mine], key=lambda r: r["gain"])
                     best.append({"regime": regime, "evidence": evidence} | fastest)
     return best
