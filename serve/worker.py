@@ -269,11 +269,15 @@ class BundleWorker(WorkerBase):
         )
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Placeholders: vLLM counts with them, the fused graph drafts by itself."""
-        if not self.engine.speculative:
+        """Placeholders: vLLM counts with them, the fused graph drafts by itself.
+
+        As many as the step that runs already has drafts: vLLM keeps no books of drafts for one of the target alone.
+        """
+        k = self.shape.k if self.engine.begun_k is None else self.engine.begun_k
+        if not (self.engine.speculative and k):
             return None
         running = list(self.numbers)
-        return DraftTokenIds(running, [[-1] * self.shape.k for _ in running])
+        return DraftTokenIds(running, [[-1] * k for _ in running])
 
     def execute_dummy_batch(self) -> None:
         """No other rank waits for a step."""

@@ -42,6 +42,11 @@ class OverlappedEngine(Engine):
         """Whether the work that the next `step` reads is a chunk of a prompt."""
         return self.begun and self._begun[0][0].chunk is not None
 
+    @property
+    def begun_k(self) -> int | None:
+        """The k of the step that the next `step` reads, if it runs already."""
+        return self._begun[0][0].k if self.begun else None
+
     def step(self) -> list[Event]:
         """Read the work that was begun first and that a request still waits for, or run the next."""
         while self._begun:

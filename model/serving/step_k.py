@@ -131,6 +131,8 @@ class Paying:
     _left: int = 0
     _price: float = _LEAST_PRICE * _OF_DRAFTS
     _credit: float = 0.0
+    # the answer until a step has ended
+    _chosen: int | None = None
 
     def __post_init__(self) -> None:
         self.ks, self._buckets = (tuple(sorted(set(part))) for part in zip(*self.seconds, strict=True))
@@ -140,6 +142,11 @@ class Paying:
 
     def choose(self, slots: Sequence[Slot]) -> int:
         """The k that emits most ids a second for these requests; asked again before a step ends, the same one."""
+        if self._chosen is None:
+            self._chosen = self._choose(slots)
+        return self._chosen
+
+    def _choose(self, slots: Sequence[Slot]) -> int:
         most = [_drafts(slot) for slot in slots]
         ids = {k: sum(self._emitted[min(k, n)] for n in most) / self._cost(slots, k) for k in self.ks}
         best = max(self.ks, key=lambda k: ids[k])
@@ -150,6 +157,7 @@ class Paying:
         return self._trial if self._left else self._current
 
     def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
+        self._chosen = None
         if seconds:
             self._measure(k, seconds / self.seconds[k, bucket])
         self._credit = min(self._credit + _TRIALS, self._price)

@@ -234,11 +234,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--longest", type=int, default=90, help="most new tokens that a request asks for")
     parser.add_argument("--shared", type=int, default=0, help="most ids of a prompt that others begin with too")
+    parser.add_argument("--blocks", type=int, default=0, help="blocks of the pool, fewer than the bundle's")
     parser.add_argument("--pid", type=int, default=0, help="the process of a server that runs already")
     options = parser.parse_args(arguments)
     folder = options.bundle.with_name("soak-log")
     folder.mkdir(exist_ok=True)
-    with served(options.bundle, folder) as server:
+    pool = ["--num-gpu-blocks-override", str(options.blocks)] if options.blocks else []
+    with served(options.bundle, folder, *pool) as server:
         pid = server.process.pid if server.process else options.pid
         report = soak(server, options.bundle, options.requests, Limits(options.longest, options.shared), pid)
     print(json.dumps(report))

@@ -21,7 +21,9 @@ def worker() -> Any:
 
     made = BundleWorker.__new__(BundleWorker)
     cancelled = list[int]()
-    made.engine = SimpleNamespace(cancel=cancelled.append, cancelled=cancelled, speculative=True, begun=True)  # type: ignore[assignment]
+    made.engine = SimpleNamespace(  # type: ignore[assignment]
+        cancel=cancelled.append, cancelled=cancelled, speculative=True, begun=True, begun_k=None
+    )
     made.shape = SimpleNamespace(k=3)  # type: ignore[assignment]
     made.numbers, made.masked, made.failed = {"a": 0, "b": 1, "c": 2}, {}, set()
     made.requests, made.drawn = dict.fromkeys("abc", ((1,), None)), {}
@@ -42,6 +44,16 @@ def test_an_event_with_an_error_fails_its_request_alone(worker: Any, capsys: pyt
     assert worker.take_draft_token_ids().req_ids == ["a", "c"]
     assert "request b ends with an error: its logits are no numbers" in capsys.readouterr().err
     assert worker._output(_step("a", "c"), {}).failed == set(), "vLLM hears of it once"
+
+
+def test_vllm_counts_with_the_drafts_of_the_step_that_runs(worker: Any) -> None:
+    placeholders = {}
+    for k in (None, 0, 1, 3):
+        worker.engine.begun_k = k
+        drafts = worker.take_draft_token_ids()
+        placeholders[k] = drafts and list(map(len, drafts.draft_token_ids))
+    # a step that has not begun may get any k yet
+    assert placeholders == {None: [3, 3, 3], 0: None, 1: [1, 1, 1], 3: [3, 3, 3]}
 
 
 def test_a_request_that_ends_by_itself_has_not_failed(worker: Any) -> None:
