@@ -52,6 +52,7 @@ docs: install
 	$(RUN) -m bench.wall --show bench/results/speedup.json --readme
 	$(RUN) -m bench.wall --show bench/results/drafters_wall.json --picture bench/results/drafters_wall.svg
 	$(RUN) -m bench.kernels --only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --picture docs/pictures/timeline.svg
+	$(RUN) -m bench.kernels --only decode_layers_kernel/32B-tp32-B4-N8-S1024-L2-lnc2 --picture docs/pictures/layers.svg
 	git diff --exit-code --stat docs README.md bench/results
 
 # damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes

@@ -74,6 +74,12 @@ def decode_attention(d: AttentionDims, hidden: int) -> Cost:
     return Cost(weights * d.itemsize + cached.hbm_bytes, 2 * d.batch * d.candidates * weights + cached.flops)
 
 
+def decode_layers(d: AttentionDims, hidden: int, inner: int, layers: int) -> Cost:
+    """Both halves of each layer; the residual, in and out, comes on top in use, not here."""
+    halves = decode_attention(d, hidden), decode_mlp(d.batch * d.candidates, hidden, inner, d.itemsize)
+    return Cost(layers * sum(c.hbm_bytes for c in halves), layers * sum(c.flops for c in halves))
+
+
 def gumbel_noise(rows: int, columns: int) -> Cost:
     """The noise out, fp32; its rounds are vector work, which bounds it."""
     return Cost(rows * columns * 4, 0)

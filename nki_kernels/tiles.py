@@ -49,10 +49,16 @@ def move(dst, src):
     nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
 
 
-def warm_up(function):
-    """Let the Scalar Engine load the table of a function while the first operands travel."""
+def warm_up(function, after=None):
+    """Let the Scalar Engine load the table of a function while the first operands travel, or once `after` is there.
+
+    `after` (1, 1) is made by the last work with the table before it, which a compiler could otherwise move behind.
+    """
     scratch_11 = nl.ndarray((1, 1), dtype=nl.float32)
-    nisa.memset(dst=scratch_11, value=0.0)
+    if absent(after):
+        nisa.memset(dst=scratch_11, value=0.0)
+    else:
+        nisa.tensor_scalar(dst=scratch_11, data=after, op0=nl.multiply, operand0=0.0)
     nisa.activation(dst=scratch_11, op=function, data=scratch_11)
 
 

@@ -37,6 +37,9 @@ class Policy:
             Default: "columns".
         races: detect unordered accesses of two cores to shared HBM; equal bytes written by both only warn.
             Default: True.
+        ranks: ranks that the launch of one stands for: in a collective the others bring what this one brings, at the
+            same time. For times alone: numerics must be off.
+            Default: 0, the ranks that are launched.
         precise_fp: round on write to the destination's dtype; off stores all floats as fp32.
             Default: True.
         accumulate: "raise" or "warn" when a matmul accumulates on data that no matmul wrote.
@@ -65,6 +68,7 @@ class Policy:
     capacity: bool | str = True
     packing: str = "columns"
     races: bool = True
+    ranks: int = 0
     precise_fp: bool = True
     accumulate: str = "raise"
     barrier_scope: str = "data"
@@ -83,6 +87,9 @@ class Policy:
             found = "is off in a launch that records"
             allowed = "without addresses all tensors alias and times are wrong; leave capacity on, or recording off"
             raise BadLaunch("Policy", "capacity", found, allowed)
+        if self.ranks and self.numerics:
+            allowed = "other ranks have other numbers; turn numerics off, or launch them by simulate_ranks"
+            raise BadLaunch("Policy", "ranks", f"is {self.ranks} in a launch that computes", allowed)
 
     @property
     def traced(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES, PROMPT_ATTENTION
-from bench.kernels.explain import bound_ns, explained, prompt_bound_ns
+from bench.kernels.explain import bound_ns, explained, prompt_bound_ns, sums_ns
 from bench.kernels.library import beside
 from bench.table import markdown
 from model.errors import UserError, run_cli
@@ -107,7 +107,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def explain(case: Case) -> str:
     """The critical path of a case by stage; for attention, also the bound of every order of steps."""
-    lines = [case.full_name, "", explained(case.recorded().events)]
+    events = case.recorded().events
+    lines = [case.full_name, "", explained(events)]
+    if case.ranks:
+        lines += ["", f"No schedule of its sums over ranks takes less than {sums_ns(events) / 1e3:.2f} us (simulated)."]
     if case.dims:
         bound = prompt_bound_ns if case in PROMPT_ATTENTION else bound_ns
         lines += ["", f"No order of steps takes less than {bound(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]
@@ -138,7 +141,9 @@ def main(arguments: list[str]) -> None:
         )
     if options.picture:
         events = chosen[0].recorded().events
-        options.picture.write_text(draw(events, schedule(events)), encoding="utf-8")
+        # ranks' cores look alike
+        drawn = draw(events, schedule(events), 0 if chosen[0].ranks else None)
+        options.picture.write_text(drawn, encoding="utf-8")
     if options.explain:
         print(explain(chosen[0]))
         return

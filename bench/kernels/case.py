@@ -21,7 +21,7 @@ class Case:
 
     `name` says the dims (B4-S8192-N8-bf16); `kernel` is jitted and gets `arguments()` as positional
     arguments on `lnc` cores; `cost()` gives the bytes and operations that the work needs at least. `dims` are those of
-    attention, whose time has a bound.
+    attention, whose time has a bound. `ranks` sum by collectives; one of them is simulated.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Case:
     cost: Callable[[], Cost]
     lnc: int = 1
     dims: AttentionDims | None = None
+    ranks: int = 0
 
     @property
     def full_name(self) -> str:
@@ -38,7 +39,7 @@ class Case:
 
     def recorded(self) -> Recording:
         """One run on nkisim, without numerics: times do not depend on values."""
-        policy = nkisim.Policy(recording=True, numerics=False)
+        policy = nkisim.Policy(recording=True, numerics=False, ranks=self.ranks)
         return nkisim.run(self.kernel[self.lnc], self.arguments(), policy=policy).recording
 
 

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from bench.kernels.case import Case, normal, pool_of
-from bench.kernels.layer import DECODE_LAYER, LENGTHS, PROMPT_PRODUCTS, Shard, attention_dims
+from bench.kernels.layer import (
+    DECODE_LAYER,
+    FEW_LAYERS,
+    LENGTHS,
+    MANY_LAYERS,
+    PROMPT_PRODUCTS,
+    Shard,
+    attention_dims,
+)
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
 from nki_kernels.attention.blocks import append_rows_kernel
@@ -135,4 +143,5 @@ PROMPT_ATTENTION = (
 )
 
 APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
-CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + DECODE_LAYER + PROMPT_PRODUCTS
+LAYERS = DECODE_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
+CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + LAYERS

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.table import markdown
 from nki_kernels.roofline import AttentionDims, prompt_attention, verify_attention
 from nkisim.event import Event
-from nkisim.timeline.costs.dma import is_store
+from nkisim.timeline.costs.dma import COLLECTIVES, dma_cost, is_store
 from nkisim.timeline.schedule import Schedule, schedule
 from nkisim.timeline.trn2 import TRN2
 
@@ -37,7 +37,9 @@ def _functions(path: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def stage(event: Event) -> str:
-    """The kernel's function and the engine of an event; transfers are loads or stores."""
+    """The kernel's function and the engine of an event; transfers are loads, stores, exchanges or collectives."""
+    if event.op == "sendrecv" or event.op in COLLECTIVES:
+        return event.op
     if event.engine == "dma":
         return "store" if is_store(event) else "load"
     path, line = event.line
@@ -62,6 +64,18 @@ def explained(events: Sequence[Event]) -> str:
     total = tuple(sum(column) for column in zip(*path.values(), strict=True))
     lines = [[name, f"{whole:.2f}", f"{data:.2f}"] for name, (whole, data) in (*path.items(), ("all", total))]
     return markdown(["stage of the critical path", "us (simulated)", "of them data"], lines)
+
+
+def sums_ns(events: Sequence[Event]) -> float:
+    """Nanoseconds that no schedule with these all-reduces can beat, each of which needs the one before it.
+
+    The stores of the last product, the cores' barrier, the collective and the loads of the sum, and no work between.
+    """
+    n, cores = TRN2.at("nominal"), len({event.core for event in events})
+    fixed = 2 * (n.dma_trigger_ns + n.dma_tail_ns + n.dma_semaphore_ns) + n.dma_store_lead_ns + n.dma_load_lead_ns
+    fixed += (n.core_semaphore_ns + n.core_barrier_ns) * (cores > 1)
+    sums = [dma_cost(event, n) for event in events if event.op == "all_reduce" and event.core == events[0].core]
+    return sum(fixed + cost.lead + cost.shares[0][1] for cost in sums)
 
 
 def _bytes_ns(d: AttentionDims, cores: int) -> float:

@@ -14,6 +14,7 @@ from model.parallel import HeadMap
 from nki_kernels import roofline
 from nki_kernels.layer.attention import decode_attention_kernel
 from nki_kernels.layer.host import place
+from nki_kernels.layer.layers import decode_layers_kernel
 from nki_kernels.layer.mlp import decode_mlp_kernel
 from nki_kernels.layer.pack_weights import BANK, block_width, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
@@ -112,6 +113,24 @@ def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:
     return Case(f"{shard.name}-S{slots}", decode_attention_kernel, arguments, cost, lnc)
 
 
+def layers_arguments(shard: Shard, count: int, groups: Any) -> tuple[Any, ...]:
+    """Arguments of decode_layers_kernel: layers with the same weights, each with its own pools."""
+    x, gamma, k_norm, q_norm, qkv, out, cos, sin, keys, values, positions, table = attention_arguments(shard)
+    attention, mlp = (gamma, k_norm, q_norm, qkv, out), mlp_arguments(shard)[1:]
+    layers = tuple((*attention, *mlp, keys.copy(), values.copy()) for _ in range(count))
+    return x, layers, cos, sin, positions, table, groups
+
+
+def layers_case(shard: Shard, count: int, lnc: int = 2, summed: bool = True) -> Case:
+    """`count` layers in one launch, with the sums over the shard's ranks or without them."""
+    inner = shard.config.intermediate_size // shard.tp
+    cost = partial(roofline.decode_layers, attention_dims(shard), shard.config.hidden_size, inner, count)
+    groups, name = (tuple(range(shard.tp)),) if summed else None, f"{shard.name}-S{SLOTS}-L{count}"
+    arguments = partial(layers_arguments, shard, count, groups)
+    ranks = shard.tp if summed else 0
+    return Case(name if summed else f"{name}-alone", decode_layers_kernel, arguments, cost, lnc, ranks=ranks)
+
+
 DRAFTS = tuple(Shard(model, tp, batch, 1) for model in ("1.7B", "0.6B") for tp in (4, 8, 32) for batch in (1, 4))
 TARGET = Shard("32B", 32, 4, 8)
 ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
@@ -147,6 +166,19 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
 PROMPT_PRODUCTS = (
     *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
     *prompt_cases(TARGET, 2048, lnc=2),
+)
+
+# layers of a launch: of the target up to 16, of a draft up to all; without sums over ranks, what one launch does alone
+DRAFTS_ON_TWO = (Shard("1.7B", 32, 4, 1), Shard("0.6B", 32, 4, 1))
+FEW_LAYERS = (
+    *(layers_case(shard, count) for shard in (TARGET, *DRAFTS_ON_TWO) for count in (1, 2)),
+    layers_case(DRAFTS_ON_TWO[0], 2, lnc=1),
+)
+MANY_LAYERS = (
+    *(layers_case(TARGET, count) for count in (4, 8, 16)),
+    layers_case(TARGET, 4, summed=False),
+    *(layers_case(shard, count, lnc) for shard in DRAFTS_ON_TWO for count in (4, 28) for lnc in (1, 2)),
+    *(layers_case(shard, 4, summed=False) for shard in DRAFTS_ON_TWO),
 )
 
 DECODE_LAYER = (

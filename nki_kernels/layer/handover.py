@@ -33,9 +33,15 @@ class Division(nl.NKIObject):
         if self.shares_heads:
             self.made = (0, batch)
 
-    def blocks(self, weight, shared):
-        """The blocks of a packed weight that this core multiplies, first and last."""
-        if shared:
+    def of_heads(self, weight):
+        """The blocks of QKV that this core multiplies, first and last."""
+        if self.shares_heads:
+            return share_of_core(weight.shape[0])
+        return 0, weight.shape[0]
+
+    def of_output(self, weight):
+        """The same of the output projection."""
+        if self.shares_output:
             return share_of_core(weight.shape[0])
         return 0, weight.shape[0]
 

@@ -26,11 +26,10 @@ class Norm(nl.NKIObject):
     on and w sin from the first: fp32 (D, 1, R).
     """
 
-    def __init__(self, weight, rotary):
+    def __init__(self, loaded_1D, rotary):
         half, rows = P // 2, rotary.cos_DR.shape[1]
-        loaded_1D, weight_D1 = nl.ndarray((1, P), dtype=weight.dtype), nl.ndarray((P, 1), dtype=nl.float32)
-        move(loaded_1D, weight.ap([[P, 1], [1, P]], offset=0))
-        psum_D1 = nl.ndarray((P, 1), dtype=weight.dtype, buffer=nl.psum)
+        weight_D1 = nl.ndarray((P, 1), dtype=nl.float32)
+        psum_D1 = nl.ndarray((P, 1), dtype=loaded_1D.dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=psum_D1, data=loaded_1D)
         nisa.tensor_copy(dst=weight_D1, src=psum_D1)
         self.cos_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
@@ -39,6 +38,13 @@ class Norm(nl.NKIObject):
         nisa.tensor_scalar(dst=self.sin_D1R, data=rotary.sin_DR, op0=nl.multiply, operand0=weight_D1)
         second = self.sin_D1R[half:P]
         nisa.tensor_scalar(dst=second, data=second, op0=nl.multiply, operand0=-1.0)
+
+
+def load_norm(weight):
+    """The weight (D,) of a norm of heads: (1, D)."""
+    loaded_1D = nl.ndarray((1, P), dtype=weight.dtype)
+    move(loaded_1D, weight.ap([[P, 1], [1, P]], offset=0))
+    return loaded_1D
 
 
 def turned_angles(table, first, rows):

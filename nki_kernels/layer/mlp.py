@@ -22,8 +22,8 @@ import nki.language as nl
 
 from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
 from nki_kernels.layer.stream_output import room, store_product
-from nki_kernels.layer.stream_rows import Normed, sections
-from nki_kernels.layer.stream_weights import Stream, pieces, product, turn_rows
+from nki_kernels.layer.stream_rows import Loaded, Normed, load_gamma, sections
+from nki_kernels.layer.stream_weights import PIECE_BYTES, Stream, pieces, product, turn_rows
 from nki_kernels.tiles import BANK, itemsize, share_of_core, this_core, warm_up
 
 # bytes of the weights that two cores read as much sooner than one core as an exchange takes: 4.3 us by nkisim's laws
@@ -67,29 +67,49 @@ def shares(gate_up, down):
     return (0, 0), (0, 0)
 
 
-@nki.jit
-def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
-    """out (R, E) in x's dtype from x (R, E), gamma (E,), gate_up (blocks, E, 2 C) and down (blocks, I, C)."""
-    out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    mine, last = shares(gate_up, down)
-    if mine[0] < mine[1]:
-        rows, hidden = x.shape
-        width, inner = gate_up.shape[2] // 2, down.shape[1]
+class MLPHalf(nl.NKIObject):
+    """A layer's MLP on this core: gate_up (blocks, E, 2 C) and down (blocks, I, C)."""
+
+    def __init__(self, gate_up, down):
+        self.gate_up = gate_up
+        self.down = down
+        # the blocks of both on this core
+        mine, last = shares(gate_up, down)
+        self.mine = mine
+        self.last = last
         # the other core waits for this one's last block
-        shared = mine[1] - mine[0] < gate_up.shape[0]
-        warm_up(nl.silu)
-        normed = Normed(x, gamma, eps, 0, rows)
-        stream = Stream(pieces(gate_up, mine, sections(hidden), tail=shared) + pieces(down, last, tail=True))
-        stream.fill()
-        gated_RI = nl.ndarray((room(rows), inner), dtype=x.dtype)
+        self.shared = self.mine[1] - self.mine[0] < gate_up.shape[0]
+
+    def pieces(self, most=PIECE_BYTES):
+        """This core's pieces in the order of use."""
+        first = pieces(self.gate_up, self.mine, sections(self.gate_up.shape[1]), tail=self.shared, most=most)
+        return first + pieces(self.down, self.last, tail=True, most=most)
+
+    def gated(self, normed, stream):
+        """silu(gate) * up of Normed rows, turned: (128, tiles, room)."""
+        rows, width, mine = normed.turned_PTR.shape[2], self.gate_up.shape[2] // 2, self.mine
+        gated_RI = nl.ndarray((room(rows), self.down.shape[1]), dtype=self.down.dtype)
         if room(rows) > rows:
             nisa.memset(dst=gated_RI, value=0.0)
         for block in range(mine[0], mine[1]):
             both_psum = product(stream, normed.turned_PTR)
             swiglu(gated_RI[0:rows, block * width : (block + 1) * width], both_psum, normed.inverse())
-            if shared:
+            if self.shared:
                 exchange(gated_RI, block - mine[0], mine[1] - mine[0], width)
-        store_product(out_RE, stream, turn_rows(gated_RI), last)
+        return turn_rows(gated_RI)
+
+
+@nki.jit
+def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
+    """out (R, E) in x's dtype from x (R, E), gamma (E,), gate_up (blocks, E, 2 C) and down (blocks, I, C)."""
+    out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    half = MLPHalf(gate_up, down)
+    if half.mine[0] < half.mine[1]:
+        warm_up(nl.silu)
+        gamma_PT, loaded = load_gamma(gamma, x.dtype), Loaded(x, 0, x.shape[0])
+        normed, stream = Normed(loaded.turned(), gamma_PT, eps), Stream(half.pieces())
+        stream.fill()
+        store_product(out_RE, stream, half.gated(normed, stream), half.last)
     return out_RE
 
 

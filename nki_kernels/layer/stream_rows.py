@@ -23,38 +23,73 @@ def sections(hidden):
     return 1
 
 
-def load_turned(x, start, rows):
-    """R rows of x (rows, E) in HBM from row `start` on as (128, R, T), T = E / 128: with T = sections * per, place
-    (p, s * per + t) of a row holds its element s * E / sections + p * per + t.
-    """
-    hidden = x.shape[1]
-    tiles = hidden // P
-    if sections(hidden) == 1 and rows > FEW_ROWS:
-        rows_RE = nl.ndarray((rows, hidden), dtype=x.dtype)
-        move(rows_RE, x[start : start + rows, :])
-        return turn_rows(rows_RE).permute((0, 2, 1))
-    turned_PRT = nl.ndarray((P, rows, tiles), dtype=x.dtype)
-    if sections(hidden) == 1:
-        move(turned_PRT, x.ap([[tiles, P], [hidden, rows], [1, tiles]], offset=start * hidden))
+class Loaded(nl.NKIObject):
+    """R rows of x (rows, E) in HBM from row `start` on, on chip as they travel fastest."""
+
+    def __init__(self, x, start, rows):
+        self.hidden = x.shape[1]
+        self.start = start
+        self.rows = rows
+        # long rows cut over four partitions, up to 32 rows a tile; or all rows (R, E); or few, turned (128, R, T)
+        self.tiles = []
+        each, shape = rows, (rows, self.hidden)
+        if sections(self.hidden) == CUT:
+            each = P // CUT
+        elif rows <= FEW_ROWS:
+            shape = (P, rows, self.hidden // P)
+        for first in range(0, rows, each):
+            if sections(self.hidden) == CUT:
+                shape = (CUT * min(each, rows - first), self.hidden // CUT)
+            tile = nl.ndarray(shape, dtype=x.dtype)
+            move(tile, self.place(x, first, tile))
+            self.tiles.append(tile)
+
+    def place(self, x, first, tile):
+        """Where a tile, whose first row is number `first` of these, is in x."""
+        offset, tiles = (self.start + first) * self.hidden, self.hidden // P
+        if len(tile.shape) == 3:
+            return x.ap([[tiles, P], [self.hidden, self.rows], [1, tiles]], offset=offset)
+        return x.ap([[tile.shape[1], tile.shape[0]], [1, tile.shape[1]]], offset=offset)
+
+    def turned(self):
+        """(128, R, T), T = E / 128: with T = sections * per, place (p, s * per + t) of a row holds its element
+        s * E / sections + p * per + t.
+        """
+        if len(self.tiles[0].shape) == 3:
+            return self.tiles[0]
+        if sections(self.hidden) == 1:
+            return turn_rows(self.tiles[0]).permute((0, 2, 1))
+        turned_PRT = nl.ndarray((P, self.rows, self.hidden // P), dtype=self.tiles[0].dtype)
+        for i in range(len(self.tiles)):
+            turn_long_rows(turned_PRT, self.tiles[i], i * P // CUT)
         return turned_PRT
-    for first in range(0, rows, P // CUT):
-        turn_long_rows(turned_PRT, x, (start, first), min(P // CUT, rows - first))
-    return turned_PRT
+
+    def add(self, x):
+        """Add the same rows of a different x."""
+        others = Loaded(x, self.start, self.rows)
+        for i in range(len(self.tiles)):
+            nisa.tensor_tensor(dst=self.tiles[i], data1=self.tiles[i], data2=others.tiles[i], op=nl.add)
+
+    def store(self, x):
+        """Store the rows to their places in x."""
+        first = 0
+        for tile in self.tiles:
+            move(self.place(x, first, tile), tile)
+            first = first + P // CUT
 
 
-def turn_long_rows(turned_PRT, x, at, count):
-    """Up to 32 rows, each cut over four partitions and turned by the Tensor Engine: from row at[0] + at[1] of x on,
-    at[1] of the result.
+def turn_long_rows(turned_PRT, cut_rows, first):
+    """Up to 32 rows, each cut over four partitions (4 R, E / 4), turned by the Tensor Engine: the result's from
+    row `first` on.
     """
-    hidden = x.shape[1]
-    first, part, per, tile = at[1], hidden // CUT, hidden // CUT // P, CUT * count
-    cut_rows = nl.ndarray((tile, P, per), dtype=x.dtype)
-    move(cut_rows, x.ap([[part, tile], [1, part]], offset=(at[0] + first) * hidden))
+    tile, part = cut_rows.shape
+    count, per = tile // CUT, part // P
+    cut_rows = cut_rows.reshape((tile, P, per))
     by_section = turned_PRT.reshape((P, turned_PRT.shape[1], CUT, per))
-    each = PSUM_BANK_BYTES // (tile * itemsize(x.dtype))
+    each = PSUM_BANK_BYTES // (tile * itemsize(cut_rows.dtype))
     for t in range(0, per, each):
         size = min(each, per - t)
-        turned_psum = nl.ndarray((P, size, count, CUT), dtype=x.dtype, buffer=nl.psum)
+        turned_psum = nl.ndarray((P, size, count, CUT), dtype=cut_rows.dtype, buffer=nl.psum)
         for i in range(size):
             nisa.nc_transpose(dst=turned_psum[:, i, :, :], data=cut_rows[:, :, t + i])
         nisa.tensor_copy(
@@ -83,14 +118,11 @@ def scaled(turned_PRT, gamma_PT):
 
 
 class Normed(nl.NKIObject):
-    """R rows of x from row `start` on under RMSNorm: turned and times gamma, (128, E / 128, R), and on demand their
-    1 / rms.
-    """
+    """Turned rows (128, R, E / 128) under RMSNorm: times gamma, (128, E / 128, R), and on demand their 1 / rms."""
 
-    def __init__(self, x, gamma, eps, start, rows):
-        gamma_PT, turned_PRT = load_gamma(gamma, x.dtype), load_turned(x, start, rows)
+    def __init__(self, turned_PRT, gamma_PT, eps):
         self.eps = eps
-        self.hidden = x.shape[1]
+        self.hidden = P * turned_PRT.shape[2]
         self.turned_PTR = scaled(turned_PRT, gamma_PT)
         # each row's sum of squares over the elements of a partition: fp32 (128, R)
         self.squares_PR = sums_of_squares(turned_PRT)

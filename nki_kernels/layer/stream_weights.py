@@ -54,14 +54,14 @@ def copies_of_rest(rest):
     return 1
 
 
-def pieces(weight, blocks, cut=1, tail=False):
-    """The pieces of blocks[0] to blocks[1] in the order of use, K cut into `cut` sections.
+def pieces(weight, blocks, cut=1, tail=False, most=PIECE_BYTES):
+    """The pieces of blocks[0] to blocks[1] in the order of use, K cut into `cut` sections, of `most` bytes a partition.
 
     With `tail` the last block comes in short pieces, so that little is left to do when the last one arrives.
     """
     depth, columns = weight.shape[1], weight.shape[2]
     tiles, per, queue = depth // P, depth // P // cut, []
-    step = max(1, PIECE_BYTES // (columns * itemsize(weight.dtype)))
+    step = max(1, most // (columns * itemsize(weight.dtype)))
     for block in range(blocks[0], blocks[1]):
         if block == blocks[1] - 1 and tail:
             step = max(1, step // 4)

@@ -52,11 +52,11 @@ class Turn(nl.NKIObject):
         self.factor_PR = None
 
 
-def set_limits(chunks, launch):
+def set_limits(chunks, positions_BN, t):
     """Load the limits of all rows, before larger transfers are asked for."""
     for chunk in chunks:
         if chunk.index == 0:
-            chunk.pack.limit_R1 = row_limits(launch.positions_BN, launch.t, chunk.pack, False)
+            chunk.pack.limit_R1 = row_limits(positions_BN, t, chunk.pack, False)
 
 
 def begin(chunk, softmax):

@@ -17,14 +17,11 @@ from nki_kernels.tiles import P
 HALVES = 2
 
 
-class Blocks(nl.NKIObject):
-    """Keys and values (blocks, G, 128, D) in HBM, and where the sequences own[0] to own[1] are in them."""
+class Tables(nl.NKIObject):
+    """Where the sequences own[0] to own[1] are in a pool (blocks, G, 128, D), and in those of other layers."""
 
-    def __init__(self, pools, table_BL, candidates, t, own):
-        self.keys = pools[0]
-        self.values = pools[1]
+    def __init__(self, pool, table_BL, candidates, t, own):
         self.t = t
-        self.dtype = pools[0].dtype
         # this core's first sequence and group
         self.sequence = own[0]
         self.first = own[0] * t.kv_heads
@@ -35,21 +32,33 @@ class Blocks(nl.NKIObject):
         self.columns_1CB = columns(candidates[1], t)
         # where the rows of this core go, int32 (R, 1)
         rows = (own[1] - own[0]) * t.candidates
-        self.rows_R1 = rows_in_pool(pools[0], candidates[0], table_BL, own[0] * t.candidates, rows)
+        self.rows_R1 = rows_in_pool(pool, candidates[0], table_BL, own[0] * t.candidates, rows)
+
+
+class Blocks(nl.NKIObject):
+    """A layer's keys and values (blocks, G, 128, D) in HBM."""
+
+    def __init__(self, pools, tables):
+        self.keys = pools[0]
+        self.values = pools[1]
+        self.tables = tables
+        self.t = tables.t
+        self.dtype = pools[0].dtype
+        self.first = tables.first
         # hold: transposed new keys (D, N), one a group, and as rows (R, G, D)
         self.new = []
         self.new_RGD = None
 
     def index(self, runs_PBC, group, piece):
         """A piece's index of a group's sequence: (128, 1)."""
-        sequence = group // self.t.kv_heads - self.sequence
+        sequence = group // self.t.kv_heads - self.tables.sequence
         return runs_PBC[:, sequence, piece : piece + 1]
 
     def fetch_keys(self, chunk):
         """Let a chunk's keys travel: (128, RUN, D) a group."""
         for group in range(chunk.pack.group, chunk.pack.group + chunk.pack.count):
             rows_PRD = nl.ndarray((P, RUN, self.t.dim), dtype=self.dtype)
-            gather(rows_PRD, self.keys, group % self.t.kv_heads, self.index(self.keys_PBC, group, chunk.index))
+            gather(rows_PRD, self.keys, group % self.t.kv_heads, self.index(self.tables.keys_PBC, group, chunk.index))
             chunk.rows.append(rows_PRD)
 
     def turn_keys(self, chunk):
@@ -70,7 +79,7 @@ class Blocks(nl.NKIObject):
         t, pack, width = self.t, chunk.pack, chunk.keys_DGW.shape[2]
         for i in range(pack.count):
             sequence = (pack.group + i) // t.kv_heads
-            column = self.columns_1CB[0:1, chunk.index, sequence : sequence + 1]
+            column = self.tables.columns_1CB[0:1, chunk.index, sequence : sequence + 1]
             stale_DN = chunk.keys_DGW.ap(
                 [[pack.count * width, t.dim], [1, t.candidates]], offset=i * width, scalar_offset=column, indirect_dim=2
             )
@@ -82,16 +91,18 @@ class Blocks(nl.NKIObject):
             for half in range(HALVES):
                 values_PJD = nl.ndarray((P, RUN // HALVES, self.t.dim), dtype=self.dtype)
                 piece = chunk.index * HALVES + half
-                gather(values_PJD, self.values, group % self.t.kv_heads, self.index(self.values_PBC, group, piece))
+                gather(
+                    values_PJD, self.values, group % self.t.kv_heads, self.index(self.tables.values_PBC, group, piece)
+                )
                 chunk.values.append(values_PJD)
 
     def append_values(self, new_DGBN):
         """Scatter the new values, turned (D, G, B, N), to their blocks before any are read."""
         new_RGD = rows_of_heads(new_DGBN)
         for head in range(self.t.kv_heads):
-            scatter(self.values, head, new_RGD[:, head, :], self.rows_R1)
+            scatter(self.values, head, new_RGD[:, head, :], self.tables.rows_R1)
 
     def append_keys(self):
         """The same of the new keys, once all stale ones have been asked for."""
         for head in range(self.t.kv_heads):
-            scatter(self.keys, head, self.new_RGD[:, head, :], self.rows_R1)
+            scatter(self.keys, head, self.new_RGD[:, head, :], self.tables.rows_R1)

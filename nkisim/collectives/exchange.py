@@ -67,7 +67,7 @@ def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
     if not isinstance(group, ReplicaGroup):
         found = f"is {group!r:.60}"
         raise WrongArgument(op, "replica_group", found, "a ReplicaGroup is needed")
-    ranks, world = [r for g in group.groups for r in g], core.meeting.members // core.programs
+    ranks, world = [r for g in group.groups for r in g], core.policy.ranks or core.meeting.members // core.programs
     if len(set(ranks)) != len(ranks) or any(not 0 <= r < world for r in ranks):
         found = f"is {group.groups}"
         allowed = f"each of the {world} ranks appears at most once"
@@ -83,14 +83,18 @@ def meet(call: Call, ring: Sequence[int], payload: Any) -> dict[int, Any]:
 
     Both cores of a rank issue a collective, which is one operation: it orders their accesses to its tensors, as
     a core_barrier does. Tensors that are on chip or private are exchanged with the cores of the same number.
+    A rank that stands for others (`Policy.ranks`) meets itself alone, and they bring what it brings.
     """
     line = kernel_line()
     text = f"{call.card.op} at {line[0]}:{line[1]}"
     core, count = call.core, call.core.programs
-    members = tuple(rank * count + program for rank in ring for program in range(count))
+    call.args["cores"] = len(ring) * count
+    present = [core.rank] if core.policy.ranks else ring
+    members = tuple(rank * count + program for rank in present for program in range(count))
     wait = Wait((call.card.op, members), members, text, (payload, [t._storage for t in call.tensors.values()]))
     answer = core.meeting.meet(core.number, wait, _ordered)
-    return {rank: answer[rank * count + core.program][0] for rank in ring}
+    there = {rank: answer[rank * count + core.program][0] for rank in present}
+    return {rank: there.get(rank, payload) for rank in ring}
 
 
 def _ordered(payloads: dict[int, Any]) -> None:
@@ -108,9 +112,10 @@ def start(
     srcs, dsts = list(srcs), list(dsts)
     names = [f"dsts[{i}]" for i in range(len(dsts))] + [f"srcs[{i}]" for i in range(len(srcs))]
     operands = tuple(Operand(n, "out" if n.startswith("d") else "in", spaces=DMA, dtypes=ANY) for n in names)
-    work = {"bytes": 0, "rows": 1, "row_bytes": 0, "dge": "none", "transpose": False,
-            "issuer": "gpsimd", "collective": op}  # fmt: skip
-    call = Call(current(op), Card(op, ("dma",), operands, _body, work=lambda _: work), {}, "dma")
+    work: dict[str, object] = {"bytes": 0, "rows": 1, "row_bytes": 0, "dge": "none", "transpose": False,
+                               "issuer": "gpsimd", "collective": op}  # fmt: skip
+    card = Card(op, ("dma",), operands, _body, work=lambda call: work | {"cores": call.args["cores"]})
+    call = Call(current(op), card, {"cores": 1}, "dma")
     spaces = set()
     for name, tensor in zip(names, dsts + srcs, strict=False):
         if tensor.__class__ is not NkiTensor or tensor._dynamic is not None:

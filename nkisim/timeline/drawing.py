@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from nkisim.event import Event
+from nkisim.timeline.costs.dma import COLLECTIVES
 from nkisim.timeline.schedule import Schedule
 
 WIDTH, LEFT, RIGHT = 1280, 150, 20
@@ -20,6 +21,7 @@ COLOURS = {
     "sync": "#7a8794",
     "load": "#5f9fb5",
     "store": "#b5768a",
+    "collective": "#d8c24a",
     "wait": "#e0a050",
     "semaphore": "#d64545",
 }
@@ -97,6 +99,8 @@ def bars(events: Sequence[Event], result: Schedule, lane: int, scale: float) -> 
 
 
 def _event_colour(event: Event, result: Schedule, lane: int) -> str:
+    if event.op in COLLECTIVES:
+        return COLOURS["collective"]
     if event.engine == "dma":
         stores = bool(event.writes) and event.writes[0].space == "hbm"
         return COLOURS["store" if stores else "load"]
@@ -128,11 +132,11 @@ def clock(ns: float) -> str:
     return f"{ns / 1e3:,.2f} us" if ns < 1e7 else f"{ns / 1e6:,.2f} ms"
 
 
-def draw(events: Sequence[Event], result: Schedule) -> str:
-    """The SVG of one schedule."""
+def draw(events: Sequence[Event], result: Schedule, core: int | None = None) -> str:
+    """The SVG of one schedule, of all cores or of one."""
     latency = max(result.latency_ns, 1.0)
     scale = (WIDTH - LEFT - RIGHT) / latency
-    order = lane_order(result)
+    order = [i for i in lane_order(result) if core is None or result.lanes[i].startswith(f"core {core} ")]
     height = TOP + (len(order) + 1) * (ROW + GAP) + 10
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

@@ -104,7 +104,6 @@ class _Laws:
 
     def __init__(self, events: Sequence[Event], numbers: list[Numbers]) -> None:
         self.numbers = numbers
-        self.ranks = len({event.core for event in events})
         self.tiles = _tile_bounds(events)
         self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
         # by the identity of the costs on the engine that the event is recorded on
@@ -121,7 +120,7 @@ class _Laws:
 
     def _cost(self, event: Event, n: Numbers, whole: bool) -> AnyCost:
         if event.engine == "dma":
-            return dma_cost(event, n, whole, self.ranks)
+            return dma_cost(event, n, whole)
         return law_of(event.engine, event.op)(event, n)
 
     def _fills_a_tile(self, event: Event) -> bool:

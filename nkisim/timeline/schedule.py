@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nkisim.event import Event
 from nkisim.timeline.chip import CASES, Chip, Numbers
-from nkisim.timeline.costs.dma import DmaCost, hbm_bytes
+from nkisim.timeline.costs.dma import COLLECTIVES, DmaCost, hbm_bytes
 from nkisim.timeline.costs.engines import MatmulCost
 from nkisim.timeline.critical_path import PathEvent, critical_path, waits_by_cause
 from nkisim.timeline.habits import COMPILER, Habits
@@ -101,7 +101,9 @@ def _schedule(events: Sequence[Event], chip: Chip, band: bool, habits: Habits) -
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
     path = critical_path(program, times, n)
-    moving = {event: end - shared - stream for event, (_, _, stream, shared, end) in times.moved.items()}
+    # a collective is under way from its start: its latency is work of others
+    transfers = {i: t for i, t in times.moved.items() if events[i].op not in COLLECTIVES}
+    moving = {event: end - shared - stream for event, (_, _, stream, shared, end) in transfers.items()}
     flops, compute_ns = _compute(program)
     moved = sum(hbm_bytes(event) for event in events if event.engine == "dma")
     memory_ns = _memory(program, moved, n)

@@ -13,8 +13,11 @@ import pytest
 from bench.kernels import __main__ as kernels
 from bench.kernels import library
 from bench.kernels.cases import CASES
-from bench.kernels.explain import best_share, bound_ns, prompt_bound_ns
+from bench.kernels.explain import best_share, bound_ns, prompt_bound_ns, sums_ns
+from bench.kernels.layer import MANY_LAYERS
 from model.errors import UserError
+from nkisim.timeline.costs.dma import collective_ns
+from nkisim.timeline.trn2 import TRN2
 
 SMALL = "merge_attention_kernel/M4-R64"
 
@@ -97,6 +100,17 @@ def test_no_order_beats_the_bound_of_prompts() -> None:
     share = case.cost().flops / 78.6e3 / prompt_bound_ns(case.dims)
     assert share == pytest.approx(0.80, abs=0.005)
     assert prompt_bound_ns(case.dims) < 1e3 * kernels.simulate(case)["us"]
+
+
+def test_no_schedule_beats_the_sums_over_ranks() -> None:
+    """Two collectives a layer, each behind the one before, and the joins of two cores."""
+    one, two = (
+        next(c for c in MANY_LAYERS if c.name.startswith("1.7B") and "-L4" in c.name and c.lnc == n) for n in (1, 2)
+    )
+    bounds = {case.lnc: sums_ns(case.recorded().events) for case in (one, two)}
+    assert 8 * collective_ns(0, 32, 1, TRN2.at("nominal")) < bounds[1] < bounds[2] - 8 * 4100
+    assert bounds[1] < 1e3 * kernels.simulate(one)["us"]
+    assert bounds[2] < 1e3 * kernels.simulate(two)["us"]
 
 
 @pytest.mark.parametrize("flags", [["--explain"], ["--recording", "x"], ["--picture", "x"]])

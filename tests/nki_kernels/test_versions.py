@@ -14,7 +14,7 @@ from nkisim.lint import lint
 from nkisim.pytest_plugin import KernelRuns
 from tests.nki_kernels.attention import test_merge, test_prompt, test_verify
 from tests.nki_kernels.attention.inputs import Dims as Slots
-from tests.nki_kernels.layer import test_attention, test_mlp, test_prompt_matmul
+from tests.nki_kernels.layer import test_attention, test_layers, test_mlp, test_prompt_matmul
 from tests.nki_kernels.layer.inputs import AttentionDims
 from tests.nki_kernels.sampling import test_draw_and_accept, test_noise, test_weights_above
 from tests.nki_kernels.sampling.inputs import Dims
@@ -27,6 +27,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "merge": lambda: test_merge.test_law(KernelRuns(), 3, 131, 64, 2),
     "mlp": lambda: test_mlp.test_law((3, 384, 250), "bf16", 2),
     "attention": lambda: test_attention.test_law_and_model(AttentionDims(2, 3, 256, 3, 3, 96), "fp32", 1),
+    "layers": lambda: test_layers.test_sums_over_ranks(2, 1),
     "prompt": lambda: test_prompt.test_as_exact_as_the_model((1, 1), 1024, 64, 0, 128, "fp32", 1),
     "prompt mlp": lambda: test_prompt_matmul.test_mlp_has_decode_s_bits((1, 256, 96), "bf16"),
     "prompt product": lambda: test_prompt_matmul.test_products_of_all_layouts(1, 256, "bf16"),

@@ -160,15 +160,15 @@ def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers, gathers: 
     return fixed + size_bytes / n.collective_bytes_per_ns
 
 
-def collective(event: Event, n: Numbers, ranks: int = 1) -> DmaCost:
-    """A latency by ranks and a share of the links; the least certain law here."""
-    size = float(sum(extent_bytes(x) for x in event.writes))
-    lead = collective_ns(0.0, ranks, 1, n, event.op.startswith("all_gather")) if size else n.register_ns
+def collective(event: Event, n: Numbers) -> DmaCost:
+    """A latency by the cores that take part and a share of the links; the least certain law here."""
+    size, cores = float(sum(extent_bytes(x) for x in event.writes)), int(number(event, "cores", 1.0))
+    lead = collective_ns(0.0, cores, 1, n, event.op.startswith("all_gather")) if size else n.register_ns
     data = size / n.collective_bytes_per_ns
     return DmaCost(n.dma_trigger_ns, 0.0, "links", lead, 0.0, ((-2, data),), hbm_bytes(event) / n.hbm_bytes_per_ns)
 
 
-def dma_cost(event: Event, n: Numbers, whole: bool = False, ranks: int = 1) -> DmaCost:
+def dma_cost(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
     """The law of one data movement.
 
     Raises:
@@ -177,5 +177,5 @@ def dma_cost(event: Event, n: Numbers, whole: bool = False, ranks: int = 1) -> D
     if event.op in TRANSFERS:
         return transfer(event, n, whole)
     if event.op in COLLECTIVES:
-        return collective(event, n, ranks)
+        return collective(event, n)
     raise NotSimulated(event.op, "time", "no cost law for it on the dma engines")

@@ -14,6 +14,8 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.ranks import simulate_ranks
+from nkisim.timeline.costs.dma import collective_ns, dma_cost
+from nkisim.timeline.trn2 import TRN2
 
 WORLD = 4
 # cores of a rank in this test
@@ -201,3 +203,19 @@ def test_tiles_on_chip_go_to_the_cores_of_the_same_number(cores: int) -> None:
     found = on(kernel, 2, [(DATA[0],), (DATA[1],)])
     for core in range(cores):
         np.testing.assert_allclose(found[1][core], np.concatenate(DATA[:2], 1) + 100 * core, rtol=1e-5)
+
+
+def test_one_rank_stands_for_many(cores: int) -> None:
+    """Its recording has the times of them all; where numbers count it is refused."""
+
+    def kernel(a: Any) -> Any:
+        dst = nl.ndarray((8, 6), dtype=a.dtype, buffer=nl.shared_hbm)
+        ncc.all_reduce([a], [dst], ncc.ReplicaGroup([list(range(32))]), nl.add)
+        return dst
+
+    policy, n = nkisim.Policy(recording=True, numerics=False, ranks=32), TRN2.at("nominal")
+    ran = nkisim.run(nkisim.jit(kernel)[cores], (DATA[0],), policy=policy)
+    cost = dma_cost(ran.recording.events[0], n)
+    assert cost.lead == collective_ns(0, 32, cores, n) > collective_ns(0, 1, cores, n)
+    with pytest.raises(errors.BadLaunch, match="simulate_ranks"):
+        nkisim.Policy(ranks=32)
