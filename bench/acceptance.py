@@ -29,12 +29,10 @@ from model.llm import Output
 from model.progress import each
 from model.serving.request import Params, Result
 
-BATCH, KS, POSITIONS = 8, (1, 2, 3, 5, 7, 11, 15), (1, 2, 3, 4, 6, 8, 12, 15)
+BATCH, KS, POSITIONS = 8, (1, 3, 7, 15), (1, 2, 3, 4, 6, 8, 12, 15)
 TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}
 HELD_OUT = "held-out"
 CLASSES = (*ENTROPIES, HELD_OUT)
-# a drafter, or a smaller model for one, by the name of its rows: its kind and the folder of its model
-DRAFTS = {name: (name, folder) for name, folder in MODELS.items()} | {"small chain": ("chain", "draft_small")}
 Rows = list[dict[str, Any]]
 
 
@@ -49,12 +47,11 @@ def measure(options: argparse.Namespace, asked: Sequence[Prompt]) -> Rows:
     """A table for each drafter, weight, class of prompts and temperature, with its answers' ids."""
     rows: Rows = []
     for name, weight in itertools.product(options.drafters, options.weights):
-        kind, model = DRAFTS[name]
         shown = name if weight is None else f"{name}, noise {weight:g}"
         for temperature, params in TEMPERATURES.items():
             requests, outputs = [request(p, params, options.tokens) for p in asked], dict[int, list[Output]]()
             for k in each(options.ks, f"{shown}, T {temperature:g}"):
-                outputs[k] = [_output(result) for result in engine(kind, k, model, BATCH, weight).run(requests)]
+                outputs[k] = [_output(result) for result in engine(name, k, BATCH, weight).run(requests)]
             rows += [{"draft": shown} | row for row in tables(asked, temperature, outputs)]
     return rows
 
@@ -128,7 +125,7 @@ def picture(rows: Rows) -> Figure:
 def main(arguments: list[str]) -> None:
     """Print the tables; exit 1 if any id differs."""
     parser = argparse.ArgumentParser(prog="python -m bench.acceptance", description=__doc__)
-    parser.add_argument("--drafters", nargs="+", default=list(DRAFTS), choices=DRAFTS, help="which (default: all)")
+    parser.add_argument("--drafters", nargs="+", default=list(MODELS), choices=MODELS, help="which (default: all)")
     parser.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
     parser.add_argument("--every", type=count(), default=1, help="take every n-th prompt of the demo's")
     parser.add_argument("--ks", nargs="+", type=int, default=KS, choices=KS, help="which k (default: all)")

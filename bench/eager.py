@@ -60,9 +60,9 @@ class Eager:
             tensor[slot] = 0
 
 
-def engine(drafter: str, k: int, model: str, batch: int, noise_weight: float | None = None) -> Engine:
+def engine(drafter: str, k: int, batch: int, noise_weight: float | None = None) -> Engine:
     """An engine of the demo target and a drafter, whose drafts have this weight of the noise, by default its own."""
-    asked = spec(Path(), drafter, k, model, batch=batch)
+    asked = spec(Path(), drafter, k, batch=batch)
     bundle, folders = asked.bundle, asked.checkpoints
     target, drafting = _loaded(bundle.parts[0], Checkpoint(folders["target"], bundle.target_config)), Drafter()
     if bundle.has_draft:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compile.neuron.specialise import lost_kernels
+from compile.report import different_drafters
 from compile.serve_command import routes
 from model.bundle.contract import violations
 from model.bundle.opening import Bundle, damage, read_bundle
@@ -94,15 +95,14 @@ def main(arguments: list[str]) -> None:
     bundle = read_bundle(options.bundle)
     about, found = summary(bundle), findings(bundle)
     if options.json:
-        print(
-            json.dumps(
-                about | {"generates": not found, "findings": found, "routes": {} if found else routes(bundle)}, indent=1
-            )
-        )
+        about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
+        print(json.dumps(about | {"routes": {} if found else routes(bundle)}, indent=1))
     else:
         for key, value in about.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             print(f"{key + ':':<12}{shown}")
+        for said in different_drafters(bundle.spec):
+            print(f"the draft was {said}")
         print("\n".join(f"CANNOT GENERATE: {sentence}" for sentence in found) or "\n".join(_verdict(bundle)))
     if found:
         raise SystemExit(1)

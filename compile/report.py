@@ -18,6 +18,7 @@ def plan_as_json(plan: BundlePlan) -> dict[str, Any]:
     return {
         "spec": spec.as_json(),
         "ks": [0, *spec.ks],
+        "untrained_ks": spec.untrained_ks,
         "rows": spec.rows,
         "buckets": list(spec.buckets),
         "graphs": [_graph_as_json(g) for g in plan.graphs],
@@ -38,6 +39,7 @@ def plan_as_text(plan: BundlePlan) -> str:
     lines = [
         *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
         f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
+        *(f"draft  {said}" for said in different_drafters(spec)),
         f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
@@ -46,6 +48,15 @@ def plan_as_text(plan: BundlePlan) -> str:
         counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
         lines.append(f"       {graph.key.name}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)
+
+
+def different_drafters(spec: BundleSpec) -> list[str]:
+    """A sentence if the draft was trained for a block of a different k."""
+    if not (ks := spec.untrained_ks):
+        return []
+    shown = ", ".join(map(str, ks))
+    return [f"trained for k {spec.draft_config.trained_k}: with k {shown} it is a different drafter, whose acceptance "
+            "has to be measured (docs/drafters.md)"]  # fmt: skip
 
 
 def _step(spec: BundleSpec) -> str:

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from bench.kernels.case import Case, normal, pool_of
-from bench.kernels.layer import DECODE_LAYER, FEW_LAYERS, LENGTHS, MANY_LAYERS, PROMPT_PRODUCTS
+from bench.kernels.layer import (
+    DECODE_LAYER,
+    FEW_LAYERS,
+    LENGTHS,
+    MANY_LAYERS,
+    PROMPT_PRODUCTS,
+    Shard,
+    attention_dims,
+)
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
 from nki_kernels.attention.blocks import append_rows_kernel
@@ -63,6 +71,17 @@ def _attention(dims: tuple[int, ...], lnc: int = 1, paged: bool = False, tree: b
     if tree:
         return Case(f"{name}-ancestors", verify_attention_kernel, partial(tree_arguments, d), cost, lnc, d)
     return Case(name, verify_attention_kernel, partial(attention_arguments, d), cost, lnc, d)
+
+
+def block_case(shard: Shard, lnc: int = 1) -> Case:
+    """Attention alone of a shard whose rows see all rows of their sequence, whatever their order."""
+    d = attention_dims(shard)
+
+    def arguments() -> tuple[Any, ...]:
+        return *paged_arguments(d), np.full((d.batch, d.candidates), (1 << d.candidates) - 1, np.int32)
+
+    cost = partial(roofline.verify_attention, d)
+    return Case(f"{shard.name}-block", verify_attention_paged_kernel, arguments, cost, lnc)
 
 
 # the Qwen3-32B shard at TP 32 over lengths and k, then other shapes

@@ -149,8 +149,8 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
         return normal((rows, hidden), BF16), normal((hidden,), BF16), packed(hidden, inner, 2), packed(inner, hidden)
 
     def qkv() -> tuple[Any, ...]:
-        # pack_qkv has two blocks of whole heads here
-        return normal((rows, hidden), BF16), normal((2, hidden, width // 2), BF16)
+        q, k = (normal((of * d.dim, hidden), BF16) for of in (d.heads, d.kv_heads))
+        return normal((rows, hidden), BF16), pack_qkv(q, k, k, d.dim)
 
     def out() -> tuple[Any, ...]:
         return normal((rows, heads), BF16), packed(heads, hidden)

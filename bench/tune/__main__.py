@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bench.table import markdown
 from bench.tune import acceptance, choose, drafters, published, regimes
 from bench.tune.acceptance import Acceptance
 from bench.tune.choose import Latency, Setup
+from bench.tune.drafters import Known
 from model.errors import UserError, run_cli
 from model.progress import progress
 
@@ -36,6 +38,7 @@ class Plan:
     workloads: list[Acceptance]
     latencies: dict[str, Latency]
     limit_ms: float
+    known: Sequence[Known] = drafters.KNOWN
 
     @property
     def reference(self) -> Setup:
@@ -56,6 +59,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         "--trace-draft",
         choices=("", *DRAFTS),
         help="read the traces as made with this draft; empty: with any (default: as the files say)",
+    )
+    parser.add_argument(
+        "--acceptance", type=Path, help="a file of bench.acceptance: which drafter would win with these"
     )
     parser.add_argument("--draft", nargs="+", default=list(DRAFTS), choices=DRAFTS, help="drafts to compare")
     parser.add_argument("--tp", nargs="+", type=int, default=[8, 32], choices=DEGREES, help="ranks of the target")
@@ -84,7 +90,8 @@ def _plan(options: argparse.Namespace) -> Plan:
             f"the traces are of the drafts {sorted({w.draft for w in workloads})}, the study of {options.draft}; "
             "give traces of one of these, or name their draft with --trace-draft"
         )
-    return Plan(setups, workloads, choose.band(), options.limit_ms)
+    known = [*drafters.KNOWN, *(drafters.of_demo(options.acceptance) if options.acceptance else [])]
+    return Plan(setups, workloads, choose.band(), options.limit_ms, known)
 
 
 def candidates(plan: Plan) -> list[Found]:
@@ -111,7 +118,7 @@ def choices(rows: list[Found], limit_ms: float) -> list[Found]:
     return found
 
 
-def run(plan: Plan, drafts: list[str], degrees: list[int]) -> Found:
+def run(plan: Plan, drafts: list[str], degrees: list[int], batches: list[int]) -> Found:
     """The study as one JSON object."""
     at = plan.reference
     own = [degree for degree in degrees if degree <= at.tp]
@@ -119,7 +126,7 @@ def run(plan: Plan, drafts: list[str], degrees: list[int]) -> Found:
         rows = candidates(plan)
         return {
             "setup": dataclasses.asdict(at), "choices": choices(rows, plan.limit_ms), "candidates": rows,
-            "regimes": regimes.rows(drafts, own), "answers": drafters.answers(at, own),
+            "regimes": regimes.rows(drafts, own), "answers": drafters.answers(at, own, batches, plan.known),
             "drafters": [drafters.row(known, at) for known in drafters.possible(at)],
         }  # fmt: skip
 
@@ -154,7 +161,7 @@ def text(found: Found) -> str:
 def main(arguments: list[str]) -> None:
     """Print the tables, or one JSON object."""
     options = _options(arguments)
-    found = header("simulated") | run(_plan(options), options.draft, options.draft_tp)
+    found = header("simulated") | run(_plan(options), options.draft, options.draft_tp, options.batch)
     print(json.dumps(found) if options.json else text(found))
 
 

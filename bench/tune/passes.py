@@ -2,8 +2,9 @@
 
 Every time is simulated. A pass is all layers, the head, which
 streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
-choice, and one exchange between the ranks of the head). The embedding's rows are not in it. A step, one graph of
-several passes, is launched once: `launch_us`.
+choice, and one exchange between the ranks of the head). The embedding's rows are not in it. Attention is the fused
+kernel, or, where the rows of a block see each other, the three that a graph then has; norms, rotations and additions
+between these are not in it. A step, one graph of several passes, is launched once: `launch_us`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import cache, partial
 from typing import Any
 
 from bench.kernels.case import Case
-from bench.kernels.layer import BF16, Shard, attention_case, mlp_case
+from bench.kernels.cases import block_case
+from bench.kernels.layer import BF16, Shard, attention_case, mlp_case, prompt_cases
 from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
 from nki_kernels import roofline
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
@@ -27,6 +29,8 @@ MOST_ROWS = 128
 _KNOTS = (1, 2, 8, 16)
 # bytes of a row's winner, its value and its id
 _WINNER = 2 * FP32
+# the kernels of a layer's attention: queries, keys and values, then attention alone, then the output projection
+QKV, _BLOCK, _OUT = "qkv", "block", "out"
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,9 @@ def _sampling_cases(rows: int, columns: int, lnc: int) -> tuple[Case, Case]:
 def _case(shard: Shard, part: str, lnc: int) -> Case:
     if part in ("noise", "draw"):
         return _sampling_cases(shard.rows, shard.config.vocab_size // shard.tp, lnc)[part == "draw"]
-    return {"attention": attention_case, "mlp": mlp_case}[part](shard, lnc)
+    if part in (QKV, _OUT):
+        return prompt_cases(shard, shard.rows, lnc)[1 + (part == _OUT)]
+    return {"attention": attention_case, _BLOCK: block_case, "mlp": mlp_case}[part](shard, lnc)
 
 
 @cache
@@ -78,22 +84,27 @@ def _events(shard: Shard, part: str, lnc: int) -> tuple[Any, ...]:
 
 
 @cache
-def _kernel_us(shard: Shard, part: str, lnc: int, chip: Chip) -> float:
+def kernel_us(shard: Shard, part: str, lnc: int, chip: Chip) -> float:
+    """One launch of a part's kernel."""
     return schedule(_events(shard, part, lnc), chip, band=False).latency_ns / 1e3
 
 
 @cache
-def simulated_pass(shard: Shard, lnc: int, chip: Chip = TRN2, head_tp: int = 0, noise: bool = True) -> Pass:
+def simulated_pass(
+    shard: Shard, lnc: int, chip: Chip = TRN2, head_tp: int = 0, noise: bool = True, block: bool = False
+) -> Pass:
     """One pass of a shard's model over its rows.
 
     `head_tp` ranks split the head, those of the layers if 0. Without `noise` the rows draw with that of another pass.
+    The rows of a `block` see each other.
     """
     layers, hidden, head = shard.config.num_hidden_layers, shard.config.hidden_size, head_tp or shard.tp
     of_head = replace(shard, tp=head)
-    attention, mlp = (_kernel_us(shard, part, lnc, chip) for part in ("attention", "mlp"))
-    drawn = sum(_kernel_us(of_head, part, lnc, chip) for part in (("noise", "draw") if noise else ("draw",)))
+    of_attention = (QKV, _BLOCK, _OUT) if block else ("attention",)
+    attention, mlp = (sum(kernel_us(shard, part, lnc, chip) for part in half) for half in (of_attention, ("mlp",)))
+    drawn = sum(kernel_us(of_head, part, lnc, chip) for part in (("noise", "draw") if noise else ("draw",)))
     head_bytes = shard.config.vocab_size // head * hidden * BF16
-    read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in ("attention", "mlp")) + head_bytes
+    read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in (*of_attention, "mlp")) + head_bytes
     reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
     drawn += collective_us(chip, head, lnc, shard.rows * _WINNER)
     return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read)

@@ -87,6 +87,11 @@ class BundleSpec:
         return self.k > 0 and not self.has_draft
 
     @property
+    def untrained_ks(self) -> list[int]:
+        """The k with which the draft is a different drafter than the trained one, and accepted less or more often."""
+        return self.draft_config.untrained(self.ks) if hasattr(self.draft_config, "untrained") else []
+
+    @property
     def buckets(self) -> tuple[int, ...]:
         """Powers of two from the key tile up to max_len, and max_len itself."""
         sizes, size = [], KEY_TILE

@@ -22,6 +22,7 @@ rows, E hidden, F tapped states, C candidates, K drafts, M ranks, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,14 +73,22 @@ class Block:
 class DFlashConfig(Block, Qwen3Config):
     """The layers of a DFlash draft, those of a Qwen3 of the target's hidden size, and its block."""
 
+    @property
+    def trained_k(self) -> int:
+        """The drafts of the trained block."""
+        return self.block_size - (not self.shifted)
+
+    def untrained(self, ks: Sequence[int]) -> list[int]:
+        """Of these k those whose rows see fewer masks behind them than they were trained with."""
+        return [k for k in ks if k != self.trained_k and not self.causal]
+
     def misfit(self, target: Qwen3Config, k: int) -> str:
         """Why this draft cannot draft k ids for a target; "" if it can."""
-        most = self.block_size - (not self.shifted)
         if self.hidden_size != target.hidden_size:
             return f"read states of {self.hidden_size} numbers, the target's have {target.hidden_size}"
         if max(self.taps) > target.num_hidden_layers:
             return f"read the target's state {max(self.taps)}, and it has {target.num_hidden_layers} layers"
-        return f"draft at most {most} ids in a block of {self.block_size} and k is {k}" if k > most else ""
+        return f"draft at most {self.trained_k} ids in a block of {self.block_size} and k is {k}" * (k > self.trained_k)
 
     @property
     def parameter_count(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from bench.kernels.__main__ import simulate
 from bench.kernels.layer import Shard, attention_case, mlp_case
+from bench.provenance import write_result
 from bench.tune import __main__ as command
 from bench.tune import choose, drafters, passes, regimes
 from bench.tune.acceptance import Acceptance, at_rate, from_steps, tokens
@@ -262,16 +263,46 @@ def test_heads_are_billed_for_each_matrix_once(billed: list[Shard]) -> None:
     assert 100 / 64 + 1 < one < 60
 
 
+def test_a_block_is_billed_for_its_kernels_and_its_context(
+    billed: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "kernel_us", lambda *_: 2.0)
+    plain, with_head = (_bill("dflash", model, 7) for model in (drafters.LAYERS, drafters.MARKOV))
+    fc = passes.read_us(TRN2, 2, 5 * 5120 * 5120 * 2 / 32)
+    assert [s.candidates for s in billed] == [8, 8]
+    assert plain == pytest.approx(111 + 5 * 2 + fc + collective_us(TRN2, 32, 2, 4 * 8 * 5120 * 2))
+    assert 0 < with_head - plain < 40
+
+
 def test_the_answer_is_the_largest_gain_of_each_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     def gains(known: Known, setup: Setup, chip: Any) -> tuple[float, float]:
         return 1.0, known.k + (0.5 if setup.draft_tp == 8 else 0) + (90 if known.drafter == "parallel" else 0)
 
     monkeypatch.setattr(drafters, "gain", gains)
-    found = {(r["workload"], r["evidence"], r["regime"]): r for r in drafters.answers(REFERENCE, (8, 32))}
+    found = {(r["workload"], r["evidence"], r["regime"]): r for r in drafters.answers(REFERENCE, (8, 32), (1, 4))
+             if r["batch"] == 4}  # fmt: skip
     assert found["MT-Bench", "with assumptions", "measured median"]["drafter"] == "parallel"
     published = found["MT-Bench", "published", "measured best"]
     assert (published["assumed"], published["k"], published["draft_tp"]) == (False, 6, 8)
     assert ("edits", "published", "measured best") not in found
+    # nothing gains: no drafts
+    monkeypatch.setattr(drafters, "gain", lambda known, *_: (1.0, 1.0 if known.drafter == "none" else 0.9))
+    assert {(r["drafter"], r["k"]) for r in drafters.answers(REFERENCE, (32,), (4,))} == {("none", 0)}
+
+
+def test_acceptance_of_the_demo_is_billed_at_the_sizes_of_the_32b(tmp_path: Path) -> None:
+    tables = [{"draft": d, "name": "demo open", "tokens_per_step": {"3": 2.0, "7": 2.5}} for d in ("dspark", "other")]
+    write_result(tmp_path / "a.json", {"source": "wall", "commit": "", "machine": "", "date": "", "tables": tables})
+    known = drafters.of_demo(tmp_path / "a.json")
+    assert [(n.drafter, n.model, n.k, n.tokens, n.assumed) for n in known] == [
+        ("dflash", drafters.MARKOV, 3, 2.0, True), ("dflash", drafters.MARKOV, 7, 2.5, True),
+    ]  # fmt: skip
+    # the kernels hold 128 rows: a parallel draft of seven has 14 of each sequence
+    parallel = replace(known[1], drafter="parallel")
+    assert [drafters.possible(replace(REFERENCE, batch=b), [parallel]) for b in (4, 16)] == [[parallel], []]
+    write_result(tmp_path / "b.json", {"source": "wall", "commit": "", "machine": "", "date": "", "tables": tables[1:]})
+    with pytest.raises(UserError, match="has no table of chain"):
+        drafters.of_demo(tmp_path / "b.json")
 
 
 def test_what_is_assumed_says_so() -> None:

@@ -165,6 +165,8 @@ def test_no_row_sees_what_was_not_kept(folder: Path, form: str) -> None:
 
 @pytest.mark.parametrize(("form", "same"), [("z-lab", False), ("causal", True)])
 def test_a_block_of_fewer_rows_is_a_different_drafter_unless_it_is_causal(folder: Path, form: str, same: bool) -> None:
+    config = load_draft(KIND, str(folder / form), load_config(str(folder / "target")))
+    assert config.untrained((2, 5)) == ([] if same else [2])
     few, many = (next(_steps(folder, form, k, 1)) for k in (2, 5))
     assert all(torch.allclose(a.logits, b.logits[:2], atol=1e-5) for a, b in zip(few, many, strict=True)) is same
 
@@ -244,6 +246,20 @@ def test_what_is_not_built_is_refused_by_name(
         load_draft(KIND, str(tmp_path), load_config(str(folder / "target")))
 
 
+def test_formats_of_one_draft_are_one_configuration(tmp_path: Path) -> None:
+    """The demo's drafts, in SpecForge's and z-lab's formats, restated in DeepSpec's and in speculators'."""
+    target = load_config("demo/target")
+    for name, kind, forms in (("draft_dspark", "dspark", 2), ("draft_dflash", "dflash", 1)):
+        raw = json.loads((Path("demo") / name / "config.json").read_text())
+        expected, own = load_draft(KIND, f"demo/{name}", target), raw.pop("dflash_config")
+        taps = {"aux_hidden_state_layer_ids": [layer + 1 for layer in own.pop("target_layer_ids")]}
+        speculators = {"speculators_model_type": kind, "transformer_layer_config": raw, "block_size": 16} | own | taps
+        deepspec = raw | own | {"target_layer_ids": [tap - 1 for tap in expected.taps]}
+        for form in (speculators, deepspec)[:forms]:
+            (tmp_path / "config.json").write_text(json.dumps(form))
+            assert load_draft(KIND, str(tmp_path), target) == expected
+
+
 @pytest.mark.parametrize("form", BLOCKS)
 def test_every_format_is_inferred(folder: Path, form: str) -> None:
     assert inferred(str(folder / form)) is KIND
@@ -282,6 +298,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], list[int], int]] = {
         {"hidden_size": 5120, "intermediate_size": 9728, "block_size": 16, "num_target_layers": 64,
          "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 16, 31, 46, 61]}},
         [2, 17, 32, 47, 62], 15,
+    ),
+    # none with a Markov head is published for the 32B: SpecForge's configs/qwen3.6-27b-dspark.json has its sizes
+    "qwen3.6-27b-dspark": (
+        "Qwen/Qwen3-32B",
+        {"hidden_size": 5120, "intermediate_size": 17408, "block_size": 16, "num_target_layers": 64,
+         "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [2, 17, 32, 47, 62],
+                           "projector_type": "dspark", "markov_rank": 256}},
+        [3, 18, 33, 48, 63], 16,
     ),
 }  # fmt: skip
 
