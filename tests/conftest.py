@@ -21,6 +21,8 @@ __all__ = ["family"]
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
 
 jax.config.update("jax_num_cpu_devices", 2)
+# a collection would look at every object of torch and JAX again
+gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +48,19 @@ def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         executables.share((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executables", patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """XLA compiles quickly, but for a module whose subject is the released code: it shares no graphs with others."""
+    if request.node.get_closest_marker("released_code"):
+        last_few.forget()
+        yield
+        last_few.forget()
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        executables.compile_quickly(patch)
         yield
 
 

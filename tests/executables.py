@@ -2,7 +2,11 @@
 
 A trace is named by its spec and graph, an executable by the digest of everything that compiling reads: the proto, the
 weights' form, the options, the number of devices, the compiler's version and the code of the seam. Only tests use
-this: a bundle has no executables. A test that changes what is traced calls `compile.graph.trace.lower_graph`.
+this: a bundle has no executables. A test that changes what is traced calls `compile.graph.trace.lower_graph`, and one
+that changes how a graph is compiled `COMPILE`.
+
+Tests compile with the options of `tests/quick.py`. A module whose subject is the bits of the released code has the mark
+`released_code`, and then the options are the product's.
 """
 
 from __future__ import annotations
@@ -23,11 +27,10 @@ from compile.graph.trace import lower_graph
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.spec import BundleSpec
 from model.serving import columns, pjrt, quicker
+from tests.quick import FOLDER, QUICK
 
-COMPILE = pjrt.compile_hlo
+COMPILE, RELEASED = pjrt.compile_hlo, pjrt.SAME_BITS
 _CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, quicker))
-# where processes that a test starts find the folder
-VARIABLE = "TESTS_EXECUTABLES"
 
 
 def _written(file: Path, content: bytes) -> None:
@@ -39,7 +42,7 @@ def _written(file: Path, content: bytes) -> None:
 def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Let every graph of this process be traced and compiled once, into the folder."""
     folder.mkdir(exist_ok=True)
-    patch.setenv(VARIABLE, str(folder))
+    patch.setenv(FOLDER, str(folder))
 
     def traced(spec: BundleSpec, graph: GraphSpec) -> bytes:
         # the models' names are for people
@@ -65,6 +68,13 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pjrt, "compile_hlo", compile_hlo)
 
 
+def compile_quickly(patch: pytest.MonkeyPatch) -> None:
+    """Compile what follows with the tests' options."""
+    patch.setattr(pjrt, "SAME_BITS", RELEASED | QUICK)
+
+
 def share_with_parent() -> None:
     """The same in a process that a test has started, for the rest of its life."""
-    share(Path(os.environ[VARIABLE]), pytest.MonkeyPatch())
+    patch = pytest.MonkeyPatch()
+    share(Path(os.environ[FOLDER]), patch)
+    compile_quickly(patch)

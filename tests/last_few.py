@@ -16,8 +16,8 @@ def last_few(function: Callable[..., T]) -> Callable[..., T]:
     return cached
 
 
-def forget(module: str) -> None:
-    """Forget what the functions of a module remember."""
+def forget(module: str = "") -> None:
+    """Forget what the functions of a module remember, or of all."""
     for of, cached in _CACHES:
-        if of == module:
+        if module in ("", of):
             cached.cache_clear()

@@ -6,17 +6,21 @@ options of its own only where these are its subject.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from filelock import FileLock
 
+import compile.build
 from compile.build import build
 from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.bundle.opening import read_bundle
+from model.graph_key import GraphKey
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.last_few import last_few
@@ -60,8 +64,12 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
-    """By default k 3, batch 3, length 128, fp32, one rank."""
-    flags = DRAFTERS[drafter] | changes
+    """By default k 3, batch 3, length 128, fp32, one rank, and prompts in chunks of 32 rows alone.
+
+    A bundle of a different length, of slots in one piece or with kernels has the chunks that every bundle has.
+    """
+    flags: dict[str, Any] = {} if {"max_len", "kv_shard", "kernels"} & changes.keys() else {"chunks": (32,)}
+    flags |= DRAFTERS[drafter] | changes
     # the host drafts where there is no folder: the spec then names the default, which a build ignores
     flags["draft"] = str(folder / flags["draft"]) if "draft" in flags else BuildSpec.draft
     name = "-".join(["of", drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
@@ -76,3 +84,26 @@ def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
         bundle = read_bundle(build(plan))
     assert not findings(bundle)
     return Graphs(bundle)
+
+
+class AsTheyRun(Graphs):
+    """The graphs of a bundle without traces: each is traced, and held to its contract, when it is first used."""
+
+    def _executable(self, key: GraphKey) -> Any:
+        if key not in self._executables:
+            self._protos[key] = compile.build.lower_graph(self.bundle.spec, self._graph(key))
+        return super()._executable(key)
+
+
+def untraced(plan: BuildSpec) -> Graphs:
+    """The graphs of a bundle for requests that use a few of them: tracing all takes most of such a test's time."""
+    with mock.patch.object(compile.build, "lower_graph", return_value=b"not traced"):
+        return AsTheyRun(read_bundle(build(plan)))
+
+
+@last_few
+def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+    """The graphs of a drafter's bundle, untraced."""
+    plan = family_spec(folder, drafter, **changes)
+    with FileLock(f"{plan.out}-untraced.lock"):
+        return untraced(dataclasses.replace(plan, out=f"{plan.out}-untraced"))

@@ -25,7 +25,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request, Result, Shape, check
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
-from tests.model.family import DRAFTERS, V, graphs
+from tests.model.family import DRAFTERS, V, graphs, some_graphs
 from tests.model.heads import write_head
 from tests.model.test_masked_drafts import _mostly
 from tests.model.test_masks import some, words
@@ -99,7 +99,7 @@ def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
 @pytest.mark.parametrize(("drafter", "changes"), CASES, ids=str)
 def test_ids_do_not_depend_on_drafts_or_company(family: Path, drafter: str, changes: dict[str, int]) -> None:
     """Greedy and drawn; alone, any limit of drafts, slots that others have used, neighbours that ask nothing."""
-    loaded = graphs(family, drafter, **changes)
+    loaded = some_graphs(family, drafter, **changes)
     requests = _requests() + [dataclasses.replace(r, logprobs=0) for r in _requests(0.9)]
     alone = [_run(loaded, [request], speculative=False)[0] for request in requests]
     propose = _mostly(requests, alone) if drafter == "ngram" else None
@@ -158,7 +158,7 @@ def test_two_ranks_draw_mask_and_score_as_one_does(tmp_path: Path, kernels: str,
 def test_scores_of_a_prompt_are_the_model_s(family: Path) -> None:
     """A prompt of several blocks of rows: log-probabilities, ranks and the best ids of every id but the first."""
     theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
-    loaded = graphs(family, "none", max_len=256)
+    loaded = some_graphs(family, "none", max_len=256)
     for length in (1, 2, 31, 250):
         ids = tuple((7 * n * n + 3 * n) % V for n in range(length))
         asked = Request(ids, Params(presence_penalty=1.0, allowed_token_ids=(3, 4)), 2, logprobs=0, prompt_logprobs=5)

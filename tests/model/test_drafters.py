@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from compile.graph.trace import lower_graph
-from model.bundle.contract import declared
+from model.bundle.contract import declared, violations
 from model.bundle.manifest import canonical_hash, parse_manifest
 from model.bundle.plan import make_plan
 from model.errors import UserError
@@ -26,7 +26,7 @@ from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
 from model.serving.step_k import Always
-from tests.model.family import MASK, family_spec, graphs
+from tests.model.family import MASK, family_spec, graphs, some_graphs
 
 # what else a bundle may differ in
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -73,8 +73,8 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
     """
     requests = _requests(12, len(str(changes)), drafter != "ngram" and CASES.index((drafter, changes)) % 2 == 0)
     same = {n: changes[n] for n in ("dtype", "max_len") if n in changes}
-    expected = [r.ids for r in _run(graphs(family, "none", **same), requests)]
-    results = _run(graphs(family, drafter, **changes), requests)
+    expected = [r.ids for r in _run(some_graphs(family, "none", **same), requests)]
+    results = _run(some_graphs(family, drafter, **changes), requests)
     assert [r.ids for r in results] == expected
     assert sum(map(sum, (r.accepted for r in results))) > 0, "a test of acceptance must accept"
     assert any(sum(r.accepted) < sum(r.drafted) for r in results), "and refuse"
@@ -93,9 +93,14 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
     ],
 )
 def test_a_step_runs_the_collectives_of_its_passes(family: Path, drafter: str, counts: dict[str, int]) -> None:
+    """And the graphs that no request of this file runs, the asking ones, keep their contract on ranks too."""
     plan = make_plan(family_spec(family, drafter, tp=2).bundle)
     proto = lower_graph(plan.spec, plan.by_key[GraphKey(Stage.STEP, 3, 128)])
     assert {op: n for (op, _), n in declared(proto).collectives.items()} == counts
+    asking = [graph for key, graph in plan.by_key.items() if key.asking and key.k]
+    assert {graph.key.stage for graph in asking} == {Stage.PREFILL, Stage.DRAFT, Stage.VERIFY}
+    for graph in asking:
+        assert not violations(graph, lower_graph(plan.spec, graph), plan.spec)
 
 
 def test_the_manifest_names_the_drafter_and_its_state(family: Path) -> None:
@@ -134,7 +139,7 @@ def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(family: Pat
     """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same."""
     requests = [Request((5, 9, 2), Params(t, seed=n), 24) for n, t in enumerate((0.0, 0.8, 1.5))]
     fused, target = graphs(family), graphs(family, "ngram")
-    draft = graphs(family, "none", target=str(family / "chain"))
+    draft = some_graphs(family, "none", target=str(family / "chain"))
 
     def draws(slot: Slot, most: int) -> list[int]:
         asked = Request(slot.ids, slot.request.params, most)
@@ -148,8 +153,8 @@ def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(family: Pat
 def test_a_head_that_steps_of_the_target_left_behind_changes_no_token(family: Path) -> None:
     """Steps of six drafts, of two and of none in turn."""
     requests = _requests(6, 5, filters=False)
-    expected = [r.ids for r in _run(graphs(family, "none", dtype="bf16"), requests)]
-    loaded = graphs(family, "eagle3", k="2,6", batch=1, dtype="bf16")
+    expected = [r.ids for r in _run(some_graphs(family, "none", dtype="bf16"), requests)]
+    loaded = some_graphs(family, "eagle3", k="2,6", batch=1, dtype="bf16")
     engine, results, ks = Engine(loaded, shape_of(loaded.bundle)), dict[int, Result](), set[int]()
     for request in requests:
         engine.add(request)

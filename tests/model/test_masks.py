@@ -243,5 +243,5 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(graphs: Graphs) 
 
 
 def test_every_bundle_has_asking_graphs(graphs: Graphs) -> None:
-    # three prefills, the step of k 0 and two halves of the largest k
-    assert sum(key.asking for key in graphs.bundle.plan.by_key) == 6
+    # a prefill, the step of k 0 and two halves of the largest k
+    assert sum(key.asking for key in graphs.bundle.plan.by_key) == 4

@@ -21,6 +21,7 @@ from model.serving.runtime import Graphs
 from tests import executables
 from tests.model.family import graphs, write_family
 
+pytestmark = pytest.mark.released_code
 POISON = 9
 PROMPT = (3, 5, 7)
 

@@ -19,6 +19,7 @@ from tests.model.ahead import Watched
 from tests.model.family import graphs as graphs_of
 from tests.model.synthetic_load import BySeated
 
+pytestmark = pytest.mark.released_code
 KS = (1, 3)
 
 

@@ -7,6 +7,7 @@ that the graph aliases to an input must be the very tensor of that input, and no
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from filelock import FileLock
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.xla_client import _xla
@@ -22,6 +24,7 @@ from model.bundle.contract import declared
 from model.bundle.graph_spec import TensorSpec
 from model.dtypes import BY_NAME
 from model.serving.pjrt import SAME_BITS
+from tests.quick import FOLDER, QUICK
 
 MAGIC = b"NEFF"
 
@@ -132,12 +135,24 @@ class NrtpyModel:
         options.num_replicas, options.num_partitions = world, 1
         ids = np.array([device.id for device in devices]).reshape(-1, 1)
         options.device_assignment = xla_client.DeviceAssignment.create(ids)
-        options.env_option_overrides = list(SAME_BITS.items())
+        options.env_option_overrides = list((SAME_BITS | QUICK).items())
         self._device = jax.local_devices(backend="cpu")[0]
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
-        self._executable = self._device.client.compile_and_load(
-            _xla.mlir.hlo_to_stablehlo(content[end:]), xla_client.DeviceList((self._device,)), options
-        )
+        self._executable = self._loaded(content[end:], options)
+
+    def _loaded(self, hlo: bytes, options: xla_client.CompileOptions) -> Any:
+        """An executable of a graph, which the first rank compiles for all, if the tests' folder for these is named."""
+        client, listed = self._device.client, xla_client.DeviceList((self._device,))
+        if FOLDER not in os.environ:
+            return client.compile_and_load(_xla.mlir.hlo_to_stablehlo(hlo), listed, options)
+        ranks = options.num_replicas
+        file = Path(os.environ[FOLDER]) / f"nrtpy-{ranks}-{hashlib.sha256(hlo).hexdigest()}"
+        with FileLock(f"{file}.lock"):
+            if file.exists():
+                return client.deserialize_executable(file.read_bytes(), listed, options)
+            compiled = client.compile_and_load(_xla.mlir.hlo_to_stablehlo(hlo), listed, options)
+            file.write_bytes(compiled.serialize())
+        return compiled
 
     @classmethod
     def load_from_neff(
