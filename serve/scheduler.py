@@ -8,6 +8,8 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
+from serve import arrivals
+
 
 @dataclass
 class StepOutput(ModelRunnerOutput):
@@ -35,6 +37,10 @@ class BundleScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_lookahead_tokens = self.num_spec_tokens + 1
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)
+        arrivals.known(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         most, alone = self.max_num_active_reqs, False

@@ -22,6 +22,7 @@ from model.serving.overlap import OverlappedEngine
 from model.serving.ready import open_graphs, shape_of, step_seconds
 from model.serving.request import Score
 from model.serving.step_k import Always, Paying
+from serve import arrivals
 from serve.allowed import engine_request
 from serve.drain import leave_ctrl_c_to_the_server
 from serve.grammar import Grammar, Grammars
@@ -44,6 +45,7 @@ class BundleWorker(WorkerBase):
     def init_device(self) -> None:
         self.device = torch.device("cpu")
         leave_ctrl_c_to_the_server()
+        arrivals.watch()
 
     @passed_on()
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -160,12 +162,12 @@ class BundleWorker(WorkerBase):
         pieces = self._pieces(scheduler_output)
         for number, length in pieces.items():
             self.engine.fill(number, length)
-        if not pieces:
+        if not (pieces or self._awaited):
             self.engine.follow()
         events = self._end()
         while pieces and self.engine.begun:
             events += self._end()
-        if not (pieces or self.engine.begun):
+        if not (pieces or self.engine.begun or self._awaited):
             # vLLM and the clients get the ids while the next step runs; a first id goes out before anything else
             self.engine.begin()
             if self.engine.begun:
@@ -176,6 +178,11 @@ class BundleWorker(WorkerBase):
         of_number = {event.number: event for event in events}
         self._uncount(scheduler_output, of_number)
         return self._output(scheduler_output, of_number)
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether a request that has come gets a slot before the next step."""
+        return arrivals.waiting() and not self.engine.slots.full
 
     def _grow(self, cached: CachedRequestData) -> None:
         """Give running requests the blocks that vLLM has added."""

@@ -23,6 +23,8 @@ SIGNATURES = {
     "vllm.platforms.interface.Platform.validate_request": ["processed_inputs", "params"],
     "vllm.platforms.interface.Platform.check_and_update_config": ["vllm_config"],
     "vllm.platforms.interface.Platform.pre_register_and_update": ["parser"],
+    "vllm.v1.core.sched.scheduler.Scheduler.add_request": ["self", "request"],
+    "vllm.v1.engine.core.EngineCore.preprocess_add_request": ["self", "request"],
     "vllm.v1.worker.worker_base.WorkerBase.execute_model": ["self", "scheduler_output"],
     "vllm.v1.worker.worker_base.WorkerBase.sample_tokens": ["self", "grammar_output"],
     "vllm.v1.worker.worker_base.WorkerBase.load_model": ["self", "load_dummy_weights"],

@@ -180,3 +180,42 @@ def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> N
         cached = SimpleNamespace(req_ids=list(names), new_block_ids=[None] * len(names))
         worker._serve(SimpleNamespace(scheduled_cached_reqs=cached))
         assert begun.count(True) == steps
+
+
+def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
+
+    from serve import arrivals  # noqa: PLC0415
+    from serve.scheduler import BundleScheduler  # noqa: PLC0415
+
+    monkeypatch.setattr(EngineCore, "preprocess_add_request", lambda self, request: (request, 0))
+    monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
+    arrivals.watch()
+    calls, slots = list[str](), SimpleNamespace(full=False)
+    worker.engine = SimpleNamespace(
+        begun=False, filling=lambda _: False, slots=slots,
+        begin=lambda masks=False: calls.append("scheduled" if masks else "early"), follow=lambda: calls.append("twice"),
+    )  # fmt: skip
+    worker.shape, worker.dead_ends = SimpleNamespace(block=0), set()
+    worker.metrics = SimpleNamespace(begin=lambda: None)
+    worker._pieces = lambda _: {}
+    worker._output = worker._uncount = lambda *_: None
+    step = SimpleNamespace(scheduled_cached_reqs=SimpleNamespace(req_ids=["a"], new_block_ids=[None]))
+
+    def served() -> list[str]:
+        calls.clear()
+        worker._serve(step)
+        return list(calls)
+
+    request, all_of_it = SimpleNamespace(request_id="new"), ["scheduled", "twice", "early"]
+    assert served() == all_of_it
+    assert EngineCore.preprocess_add_request(None, request) == (request, 0)  # type: ignore[arg-type, comparison-overlap]
+    assert served() == ["scheduled"]
+    slots.full = True
+    assert served() == all_of_it
+    slots.full = False
+    BundleScheduler.add_request(BundleScheduler.__new__(BundleScheduler), request)  # type: ignore[arg-type]
+    assert served() == all_of_it
