@@ -152,7 +152,8 @@ class DFlash(Drafter):
         """Weighted mean KL(target || draft) over blocks at random anchors; the first of r rows' drafts weigh most.
 
         The n-th draft's weight is exp(-2 n / r): the published decay, 4 of blocks of 8 and 7 of blocks of 16 rows.
-        With a Markov head the rows alone learn the same law too: they choose the ids that get the head's bias.
+        With a Markov head the rows alone learn the same law too, since they choose the ids that get the head's bias;
+        a draft with the bias then weighs exp(-1 / r) of the same one without.
         """
         rows = (*SMALLER, BLOCK)[int(torch.randint(len(SMALLER) + 1, (), generator=generator))]
         length, drafts = seen.ids_BS.shape[1], rows - self.idle

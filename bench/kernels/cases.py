@@ -14,12 +14,16 @@ import numpy as np
 from bench.kernels.case import Case, normal, pool_of
 from bench.kernels.layer import (
     DECODE_LAYER,
+    DFLASH,
     FEW_LAYERS,
     LENGTHS,
     MANY_LAYERS,
     PROMPT_PRODUCTS,
     Shard,
+    attention_case,
     attention_dims,
+    mlp_case,
+    prompt_cases,
 )
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
@@ -142,6 +146,13 @@ PROMPT_ATTENTION = (
     prompt_attention_case((512, 4096, 2, 1, 128, 4)),
 )
 
+# a layer of a DFlash block, whose rows see each other, as a graph has it; and its attention if it were a chain's
+_BLOCK = Shard(DFLASH, 32, 4, 8)
+BLOCK_LAYER = (
+    *prompt_cases(_BLOCK, _BLOCK.rows, lnc=2)[1:],
+    *(make(_BLOCK, lnc=2) for make in (block_case, mlp_case, attention_case)),
+)
+
 APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
-LAYERS = DECODE_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
+LAYERS = DECODE_LAYER + BLOCK_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
 CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + LAYERS

@@ -88,7 +88,9 @@ class DFlashConfig(Block, Qwen3Config):
             return f"read states of {self.hidden_size} numbers, the target's have {target.hidden_size}"
         if max(self.taps) > target.num_hidden_layers:
             return f"read the target's state {max(self.taps)}, and it has {target.num_hidden_layers} layers"
-        return f"draft at most {self.trained_k} ids in a block of {self.block_size} and k is {k}" * (k > self.trained_k)
+        if k > self.trained_k:
+            return f"draft at most {self.trained_k} ids in a block of {self.block_size} and k is {k}"
+        return ""
 
     @property
     def parameter_count(self) -> int:

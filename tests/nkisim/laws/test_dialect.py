@@ -11,16 +11,19 @@ from nkisim.dialect.rules import Rule
 from nkisim.lint import Finding, lint, main
 from nkisim.versions import VERSIONS
 
-HEAD = """
-import math
-from dataclasses import dataclass
-from enum import Enum
-import numpy as np
-import nki
-import nki.isa as nisa
-import nki.language as nl
-import neuronxcc.nki.language as old
-"""
+# text under lint, which nothing imports
+HEAD = "\n".join((
+    "",
+    "import math",
+    "from dataclasses import dataclass",
+    "from enum import Enum",
+    "import numpy as np",
+    "import nki",
+    "import nki.isa as nisa",
+    "import nki.language as nl",
+    "import neuronxcc.nki.language as old",
+    "",
+))  # fmt: skip
 
 # rule -> (broken, kept); lines of the body of a kernel with parameters a (a tensor) and n
 BODIES: dict[str, tuple[str, str]] = {
