@@ -12,11 +12,12 @@ from typing import Any
 from compile.neuron.specialise import lost_kernels
 from compile.report import different_drafters
 from compile.serve_command import routes
-from model.bundle.contract import violations
+from model.bundle.contract import declared, violations
 from model.bundle.opening import Bundle, damage, read_bundle
 from model.bundle.shards import shard_fault
 from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
+from model.graph_key import GraphKey, Stage
 from model.serving.text import TOKENIZER, tokenizer_fault
 
 
@@ -52,13 +53,21 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "models": {role: bundle.title(role) for role in ("target", "draft")},
         "drafter": spec.drafter, "ks": [0, *spec.ks], "rows": spec.rows, "tp": spec.tp, "draft_tp": spec.draft_ranks,
         "kv_shard": spec.kv_shard, "batch": spec.batch, "max_len": spec.max_len,
-        "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels, "graphs": len(bundle.graphs),
+        "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels,
+        "layers": spec.layers, "graphs": len(bundle.graphs),
         "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
         "kernels in": manifest.compiler.kernels,
         "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
         "versions": manifest.versions, "commit": manifest.commit,
         "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
     }  # fmt: skip
+
+
+def launches(bundle: Bundle) -> dict[str, int]:
+    """How often each kernel is launched by the largest step without filters."""
+    spec = bundle.spec
+    graph = bundle.plan.by_key[GraphKey(Stage.STEP, spec.k, spec.buckets[-1], filters=False)]
+    return dict(sorted(declared(bytes(bundle.read(graph.file))).launches.items()))
 
 
 def verify(path: str | Path) -> dict[str, Any]:
@@ -94,6 +103,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
     about, found = summary(bundle), findings(bundle)
+    if bundle.spec.kernels != "reference" and not any(sentence.startswith("hlo/") for sentence in found):
+        about["launches"] = launches(bundle)
     if options.json:
         about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
         print(json.dumps(about | {"routes": {} if found else routes(bundle)}, indent=1))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from compile.neuron.flags import DEFAULT_FLAGS, flags_of
 from compile.tokenizer import same_tokenizer
 from model.bundle.checkpoint import has_weights
-from model.bundle.spec import MAX_TP, BundleSpec, spec_from_json
+from model.bundle.spec import LAYERS, MAX_LAYERS, MAX_TP, BundleSpec, spec_from_json
 from model.config import PRESETS, load_config
 from model.drafters.kind import Kind
 from model.drafters.registry import KINDS, NONE, inferred, load_draft
@@ -30,15 +30,17 @@ class Recipe:
 
     `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `kv_shard` sequence: the ranks that share a
     kv head hold a slice of its positions each. `blocks`: those of a pool of caches, by default as many as the batch may
-    need. `chunks`: rows of the prompts' graphs, powers of two. `toolchain`: auto takes the installed SDK, cpu makes HLO
-    alone, neuron fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's tag: line}.
-    `compiler_input`: the form in which neuronx-cc gets a graph.
+    need. `chunks`: rows of the prompts' graphs, powers of two. `layers`: the most layers of a launch of NKI kernels, by
+    default 16; 1 launches each half of one. `toolchain`: auto takes the installed SDK, cpu makes HLO alone, neuron
+    fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's tag: line}. `compiler_input`: the
+    form in which neuronx-cc gets a graph.
     """
 
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
     kv_shard: Literal["heads", "sequence"] = "heads"
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
+    layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
     toolchain: Literal["auto", "cpu", "neuron"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
     compiler_input: Literal["hlo", "stablehlo"] = "hlo"
@@ -68,7 +70,7 @@ class BuildSpec:
     recipe: Recipe = field(
         default=_PLAIN,
         metadata={
-            "help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, blocks, chunks, toolchain, "
+            "help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, blocks, chunks, layers, toolchain, "
             "compiler_flags, compiler_input"
         },
     )
@@ -95,6 +97,7 @@ class BuildSpec:
             draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
             draft_tp=self.recipe.draft_tp, kv_shard=self.recipe.kv_shard,
             blocks=self.recipe.blocks, chunks=self.recipe.chunks,
+            layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 
     @property

@@ -1,18 +1,24 @@
 """A layer whose halves are one kernel each, norm and projections included, with weights packed as they are streamed.
 
-The kernels read packed weights as they are; those of a prompt take any number of rows.
+The kernels read packed weights as they are; those of a prompt take any number of rows. Several layers may be one launch
+for few rows: it ends where a drafter taps the target.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 
 from model.cache import Cache, Placement
 from model.config import LayerConfig, Qwen3Config
 from model.nki.kernels import NkiKernels, like, whole_chunks
+from model.nki.launches import LAYERS
+from model.ops import Ops
 from model.packing import fused_packing
 from model.parallel import Parallel
-from model.qwen3 import MLP, Attention, Layer, RMSNorm
+from model.qwen3 import MLP, Attention, Layer, Layers, RMSNorm
 from model.rope import Rotation
 from nki_kernels.layer.pack_weights import (
     pack,
@@ -40,16 +46,21 @@ class PackedAttention(Attention):
         v, k, q = both.split([self.kv_features, self.kv_features, both.shape[-1] - 2 * self.kv_features], -1)
         return q, k, v
 
+    def kv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = -(-2 * self.kv_features // self.qkv_packed.shape[2])
+        v, k = self.product(x_BNE, self.qkv_packed, blocks)[..., : 2 * self.kv_features].chunk(2, -1)
+        return k, v
+
     def out(self, o_BNF: Tensor) -> Tensor:
         # the packed weight has its inputs in the order D, H
         by_dim = o_BNF.unflatten(-1, (-1, self.head_dim)).transpose(-1, -2).flatten(-2)
         return self.ops.all_reduce(self.product(by_dim, self.out_packed))
 
-    def product(self, x_BNK: Tensor, packed: Tensor) -> Tensor:
-        """Rows times a packed weight."""
-        x_RK = x_BNK.flatten(0, 1)
-        result = like(x_RK)._replace(shape=(x_RK.shape[0], packed.shape[0] * packed.shape[2]))
-        return self.run("prompt_product", (x_RK, packed), result)[0].unflatten(0, x_BNK.shape[:2])
+    def product(self, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
+        """Rows times the first blocks of a packed weight, or times all of it."""
+        x_RK, first = x_BNK.flatten(0, 1), (blocks,) if blocks else ()
+        result = like(x_RK)._replace(shape=(x_RK.shape[0], (blocks or packed.shape[0]) * packed.shape[2]))
+        return self.run("prompt_product", (x_RK, packed, *first), result)[0].unflatten(0, x_BNK.shape[:2])
 
 
 class PackedMLP(MLP):
@@ -98,6 +109,14 @@ class FusedLayer(Layer):
         x = x + attended
         return x + branch(self.post_attention_layernorm, self.mlp, x), cache
 
+    def tensors(self, cache: Cache) -> tuple[Tensor, ...]:
+        """The tensors of a layer, both of whose halves are packed, as the kernel of several takes them."""
+        half: Any = self.self_attn
+        mlp: Any = self.mlp
+        norms = (self.input_layernorm.weight, half.k_norm.weight, half.q_norm.weight)
+        packed = (self.post_attention_layernorm.weight, mlp.gate_up_packed, mlp.down_packed)
+        return (*norms, half.qkv_packed, half.out_packed, *packed, *cache)
+
     def _attended(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         norm, half = self.input_layernorm, self.self_attn
         if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, placement):
@@ -109,6 +128,66 @@ class FusedLayer(Layer):
         arguments = (x_RE, *norms, *weights, *angles, *cache, *places, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
+
+
+class Joined(nn.Module):
+    """Consecutive layers as one launch."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.layers: Any = nn.ModuleList(layers)
+        # a trace serves launches of as many layers
+        self.config = (self.layers[0].config, len(self.layers))
+
+    def forward(
+        self, x_BNE: Tensor, angles: Rotation, caches: list[Cache], placement: Placement
+    ) -> tuple[Tensor, list[Cache]]:
+        first, x_RE, places = self.layers[0], x_BNE.flatten(0, 1), (placement.positions_BN, whole_chunks(placement))
+        layers = tuple(layer.tensors(cache) for layer, cache in zip(self.layers, caches, strict=True))
+        own, eps = len(layers[0]), first.input_layernorm.eps
+        arguments: tuple[Any, ...] = (x_RE, layers, *angles, *places, first.ops.groups, eps)
+        # behind x, and last of each layer's
+        changed = tuple(own * (i + 1) + which - 1 for i in range(len(layers)) for which in (0, 1))
+        x_RE, *pools = first.run(LAYERS, arguments, like(x_RE), changed=changed)
+        return x_RE.reshape(x_BNE.shape), [Cache(*pair) for pair in zip(pools[::2], pools[1::2], strict=True)]
+
+
+class FusedLayers(Layers):
+    """Layers of which up to `most` are one launch, where the kernels take the model's sizes and the pass's rows."""
+
+    def __init__(self, layers: Iterable[nn.Module], most: int = 1) -> None:
+        super().__init__(layers)
+        self.most = most
+
+    def run(
+        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], placement: Placement, taps: tuple[int, ...]
+    ) -> tuple[dict[int, Tensor], list[Cache]]:
+        half, mlp = self[0].self_attn, self[0].mlp
+        packed = self.most > 1 and isinstance(mlp, PackedMLP)
+        if not packed or not isinstance(half, PackedAttention) or not _few_rows(x) or not _fit(half, x, placement):
+            return super().run(ops, x, angles, caches, placement, taps)
+        states, written = {0: x}, list[Cache]()
+        for count in launched(len(self), self.most, taps):
+            first = len(written)
+            if count == 1:
+                # a launch of one layer is slower than its halves
+                x, cache = ops.call(self[first], x, angles, caches[first], placement)
+                written.append(cache)
+            else:
+                part = slice(first, first + count)
+                x, caches_of_part = ops.call(Joined(self[part]), x, angles, caches[part], placement)
+                written += caches_of_part
+            states[len(written)] = x
+        return states, written
+
+
+def launched(layers: int, most: int, taps: tuple[int, ...] = ()) -> list[int]:
+    """How many of a model's layers each launch of a pass has: at most `most`, and it ends before a tapped state."""
+    counts, first = list[int](), 0
+    for end in sorted({*taps, layers} - {0}):
+        counts += [min(most, end - at) for at in range(first, end, most)]
+        first = end
+    return counts
 
 
 def _few_rows(x_BNE: Tensor) -> bool:

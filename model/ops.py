@@ -20,6 +20,8 @@ class Ops:
 
     # consecutive ranks that a collective joins
     ranks = 1
+    # the groups of ranks that sum, for a kernel that sums inside; None for one rank
+    groups: tuple[tuple[int, ...], ...] | None = None
 
     def grouped(self, ranks: int) -> Ops:
         """The same operations, with collectives inside of each `ranks` consecutive ranks."""

@@ -17,7 +17,7 @@ from model.backing import REFERENCE, Backing
 from model.cache import Cache, Placement
 from model.config import LayerConfig, Qwen3Config
 from model.kernels import Kernels
-from model.ops import rows_of
+from model.ops import Ops, rows_of
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
 from model.rope import Rotation, rotation
@@ -62,7 +62,11 @@ class Attention(nn.Module):
 
     def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of normed rows, (B, N, heads * D) each."""
-        return self.q_proj(x_BNE), self.k_proj(x_BNE), self.v_proj(x_BNE)
+        return self.q_proj(x_BNE), *self.kv(x_BNE)
+
+    def kv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor]:
+        """The same without queries."""
+        return self.k_proj(x_BNE), self.v_proj(x_BNE)
 
     def heads(self, x_BNE: Tensor, angles: Rotation) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Queries (B, H, N, D), and keys and values (B, G, N, D), of normed rows, as attention takes them."""
@@ -71,7 +75,8 @@ class Attention(nn.Module):
 
     def write(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> Cache:
         """The cache with the keys and values of normed rows."""
-        return self.kernels.append(self.attention_ops, self.heads(x_BNE, angles)[1], cache, placement)
+        k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.kv(x_BNE))
+        return self.kernels.append(self.attention_ops, (rotate(self.k_norm(k), angles), v), cache, placement)
 
     def out(self, o_BNF: Tensor) -> Tensor:
         """(B, N, E) of the heads' results, summed over the ranks."""
@@ -119,6 +124,22 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
+class Layers(nn.ModuleList):
+    """The decoder layers, one after the other."""
+
+    def run(
+        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], placement: Placement, taps: tuple[int, ...]
+    ) -> tuple[dict[int, Tensor], list[Cache]]:
+        """The states before each layer and behind the last, by number, the tapped ones at least; the caches written."""
+        states, written, whole = {0: x}, list[Cache](), placement._replace(read_BN=None)
+        for layer, cache in zip(self, caches, strict=True):
+            reads = layer is self[-1] and type(layer) is Layer and not taps
+            x, cache = ops.call(layer, x, angles, cache, placement if reads else whole)
+            written.append(cache)
+            states[len(written)] = x
+        return states, written
+
+
 class Hidden(NamedTuple):
     """Results of a pass: (B, N, E) after the last layer, the caches with the rows written, (B, N, taps E) states."""
 
@@ -142,26 +163,22 @@ class Qwen3(RankModel):
         layer, of_head = backing.layer or Layer, parallel.of_head
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // parallel.tp, parallel.ops)
         layers = (layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
-        self.layers = nn.ModuleList(layers)
+        self.layers = (backing.layers or Layers)(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Head(config.hidden_size, config.vocab_size // of_head.tp, of_head.ops, backing.sharded)
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
         x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
-        config, read_BN = self.config, placement.read_BN
+        config, read_BN, last = self.config, placement.read_BN, len(self.layers)
         angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
-        written, states, placement = [], [x], placement._replace(read_BN=None)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            if layer is self.layers[-1] and type(layer) is Layer and not self.taps:
-                placement, read_BN = placement._replace(read_BN=read_BN), None
-            x, cache = self.parallel.ops.call(layer, x, angles, cache, placement)
-            written.append(cache)
-            states.append(x)
-        x = x if read_BN is None else rows_of(x, read_BN)
+        states, written = self.layers.run(self.parallel.ops, x, angles, caches, placement, self.taps)
+        x = states[last]
+        if read_BN is not None and x.shape[1] != read_BN.shape[1]:
+            x = rows_of(x, read_BN)
         if not self.taps:
             return Hidden(x, written)
-        states[-1] = self.norm(states[-1])
+        states[last] = self.norm(states[last])
         return Hidden(x, written, torch.cat([states[tap] for tap in self.taps], -1))
 
     def logits(self, x_BNE: Tensor) -> Tensor:

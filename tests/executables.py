@@ -26,11 +26,11 @@ import compile.build
 from compile.graph.trace import lower_graph
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.spec import BundleSpec
-from model.serving import columns, pjrt, quicker
-from tests.quick import FOLDER, QUICK
+from model.serving import apart, columns, pjrt, quicker, sums
+from tests.quick import FOLDER, MODE, options
 
 COMPILE, RELEASED = pjrt.compile_hlo, pjrt.SAME_BITS
-_CODE = "".join(inspect.getsource(module) for module in (pjrt, columns, quicker))
+_CODE = "".join(inspect.getsource(module) for module in (pjrt, apart, columns, quicker, sums))
 
 
 def _written(file: Path, content: bytes) -> None:
@@ -69,12 +69,13 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def compile_quickly(patch: pytest.MonkeyPatch) -> None:
-    """Compile what follows with the tests' options."""
-    patch.setattr(pjrt, "SAME_BITS", RELEASED | QUICK)
+    """Compile what follows with the tests' options, here and in processes that are started."""
+    patch.setenv(MODE, "1")
+    patch.setattr(pjrt, "SAME_BITS", RELEASED | options())
 
 
 def share_with_parent() -> None:
     """The same in a process that a test has started, for the rest of its life."""
     patch = pytest.MonkeyPatch()
     share(Path(os.environ[FOLDER]), patch)
-    compile_quickly(patch)
+    patch.setattr(pjrt, "SAME_BITS", RELEASED | options())

@@ -1,6 +1,8 @@
 """How long a pass takes: the kernels of a layer on nkisim's timeline, all-reduces by its law, head and sampling.
 
-Every time is simulated. A pass is all layers, the head, which
+Every time is simulated. Where both cores of a rank have stored parts of a half's result, they join before the sum over
+the ranks. Several layers are one launch where that is faster; the taps of a drafter, which end launches, are not in it.
+A pass is all layers, the head, which
 streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
 choice, and one exchange between the ranks of the head). The embedding's rows are not in it. Attention is the fused
 kernel, or, where the rows of a block see each other, the three that a graph then has; norms, rotations and additions
@@ -13,13 +15,17 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import nkisim
 from bench.kernels.case import Case
 from bench.kernels.cases import block_case
-from bench.kernels.layer import BF16, Shard, attention_case, mlp_case, prompt_cases
+from bench.kernels.layer import BF16, Shard, attention_case, layers_case, mlp_case, prompt_cases
 from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
+from model.bundle.spec import LAYERS
+from model.fused_layer import launched
 from nki_kernels import roofline
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
+from nkisim.isa import core_barrier
 from nkisim.timeline.chip import CASES, Chip
 from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.schedule import schedule
@@ -31,6 +37,9 @@ _KNOTS = (1, 2, 8, 16)
 _WINNER = 2 * FP32
 # the kernels of a layer's attention: queries, keys and values, then attention alone, then the output projection
 QKV, _BLOCK, _OUT = "qkv", "block", "out"
+# those whose results are summed over the ranks, and launches of several layers, which sum inside
+_SUMMED = ("attention", "mlp", _OUT)
+_SEVERAL = {"4 layers": 4, "8 layers": 8}
 
 
 @dataclass(frozen=True)
@@ -43,11 +52,13 @@ class Pass:
     head: float
     sampling: float
     hbm_bytes: float
+    # what launches of several layers take less than their halves and sums
+    saved: float = 0.0
 
     @property
     def total(self) -> float:
         """The whole pass in microseconds."""
-        return self.attention + self.mlp + self.collectives + self.head + self.sampling
+        return self.attention + self.mlp + self.collectives - self.saved + self.head + self.sampling
 
 
 def chip_at(case: str) -> Chip:
@@ -74,19 +85,44 @@ def _case(shard: Shard, part: str, lnc: int) -> Case:
         return _sampling_cases(shard.rows, shard.config.vocab_size // shard.tp, lnc)[part == "draw"]
     if part in (QKV, _OUT):
         return prompt_cases(shard, shard.rows, lnc)[1 + (part == _OUT)]
+    if part in _SEVERAL:
+        return layers_case(shard, _SEVERAL[part], lnc, summed=shard.tp > 1)
     return {"attention": attention_case, _BLOCK: block_case, "mlp": mlp_case}[part](shard, lnc)
 
 
 @cache
 def _events(shard: Shard, part: str, lnc: int) -> tuple[Any, ...]:
     """The events of a part's kernel, recorded once: chips differ only in their times."""
-    return tuple(_case(shard, part, lnc).recorded().events)
+    case = _case(shard, part, lnc)
+    events = tuple(case.recorded().events)
+    if part not in _SUMMED or len({event.core for event in events}) == 1:
+        return events
+    return tuple(replace(case, kernel=_joining(case.kernel)).recorded().events)
+
+
+def _joining(kernel: Any) -> Any:
+    """A kernel at whose end the two cores join, before the sum over the ranks."""
+
+    def joined(*arguments: Any) -> Any:
+        out = kernel.fn(*arguments)
+        core_barrier(data=out, cores=(0, 1))
+        return out
+
+    return nkisim.jit(joined)
 
 
 @cache
 def kernel_us(shard: Shard, part: str, lnc: int, chip: Chip) -> float:
     """One launch of a part's kernel."""
     return schedule(_events(shard, part, lnc), chip, band=False).latency_ns / 1e3
+
+
+@cache
+def launches_us(shard: Shard, lnc: int, chip: Chip) -> float:
+    """All layers in launches of several, sums included: by a straight line through launches of 4 and of 8 layers."""
+    four, eight = (kernel_us(shard, part, lnc, chip) for part in _SEVERAL)
+    layer, counts = (eight - four) / 4, launched(shard.config.num_hidden_layers, LAYERS)
+    return len(counts) * (four - 4 * layer) + sum(counts) * layer
 
 
 @cache
@@ -107,7 +143,9 @@ def simulated_pass(
     read = layers * sum(_case(shard, part, lnc).cost().hbm_bytes for part in (*of_attention, "mlp")) + head_bytes
     reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
     drawn += collective_us(chip, head, lnc, shard.rows * _WINNER)
-    return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read)
+    halves = layers * (attention + mlp) + reduces
+    saved = 0.0 if block else max(0.0, halves - launches_us(shard, lnc, chip))
+    return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read, saved)
 
 
 def launch_us(chip: Chip) -> float:

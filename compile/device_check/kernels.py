@@ -6,6 +6,7 @@ and returns each result with its expected value and its bound.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from nki_kernels.attention.merge import merge_attention_kernel
 from nki_kernels.attention.prompt import prompt_attention
 from nki_kernels.layer import law as layer_law
 from nki_kernels.layer.host import AttentionWeights, decode_attention, place
+from nki_kernels.layer.layers import decode_layers
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
@@ -161,6 +163,27 @@ def attention_half(run: Run) -> list[Compared]:
     return [Compared("out", out, expected, _SUMS)]
 
 
+def layers(run: Run, count: int = 1) -> list[Compared]:
+    """Two rows of two sequences through so many layers in one launch, on one rank."""
+    (x,) = _normal(7, (2, 2, 256))
+    gammas = [np.ones(n, np.float32) for n in (256, 128, 128)]
+    packed, expected = [], x.astype(np.float64)
+    for i in range(count):
+        w = _normal(20 + i, (256, 256), *((128, 256),) * 2, (256, 256), *((192, 256),) * 2, (256, 192), size=0.06)
+        keys, values = _normal(40 + i, *((2, 1, 100, 128),) * 2)
+        (keys_pool, table), (values_pool, _) = _pool(keys), _pool(values)
+        rows = place(_positions([30, 77], 2), table, 128)
+        own = AttentionWeights(*gammas, pack_qkv(w[0], w[1], w[2], 128), pack_out(w[3], 128))
+        packed.append((own, (gammas[0], pack_gate_up(w[4], w[5]), pack(w[6])), (keys_pool, values_pool)))
+        angles, of_half = _wide((rows.cos, rows.sin)), (_wide(gammas), _wide(w[:4]))
+        expected = expected + layer_law.decode_attention(
+            expected, *of_half, angles, _wide((keys, values)), rows.positions
+        )
+        expected = expected + layer_law.decode_mlp(expected, gammas[0].astype(np.float64), _wide(w[4:]))
+    out = decode_layers(x, packed, rows, lnc=LNC, run=run)
+    return [Compared("out", out, expected, count * _SUMS)]
+
+
 def noise(run: Run) -> list[Compared]:
     """Noise of two seeds."""
     seeds = np.array([[1, -2], [7, 1 << 30]], np.int32)
@@ -213,6 +236,8 @@ CASES: dict[str, Callable[[Run], list[Compared]]] = {
     "decode_mlp": mlp,
     "prompt_mlp, prompt_product": prompt_products,
     "decode_attention": attention_half,
+    "decode_layers": layers,
+    "decode_layers, 4 layers": functools.partial(layers, count=4),
     "gumbel_noise": noise,
     "coupled_sample, weights_above": sample,
     "accept_drafts": accept,

@@ -169,6 +169,9 @@ QUESTIONS = (
     Question("kernels", "does nki's private seam give a kernel that returns its caches the aliases that its call "
              "declares",
              "caches are returned and aliased; a build compares both", how="build with `--kernels nki` beside nki"),
+    Question("kernels", "does neuronx-cc take a launch of layers that sums over ranks inside, and are the ranks of a "
+             "`ReplicaGroup` there those of the graph's replica groups", "yes: `\"layers\": 1` in a recipe sums in the "
+             "graph", how="build with `--kernels nki --tp 2` beside nki, generate"),
     Question("kernels", "does neuronx-cc find a kernel's IR below its working folder after it was moved there",
              "`<digest>/<file>`, as NCC_EVRF059 says", how="build with `--kernels nki` beside nki"),
     Question("hlo", "do a NEFF's tensors have the names of the attributes `neff_input_names` and "

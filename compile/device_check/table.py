@@ -14,6 +14,8 @@ KERNELS = {
     "decode_mlp": "decode_mlp_kernel/1.7B-tp32-B4-N1",
     "prompt_mlp, prompt_product": "prompt_mlp_kernel/32B-tp32-C128",
     "decode_attention": "decode_attention_kernel/1.7B-tp32-B4-N1-S1024",
+    "decode_layers": "decode_layers_kernel/1.7B-tp32-B4-N1-S1024-L4-alone-lnc2",
+    "decode_layers, 4 layers": "decode_layers_kernel/32B-tp32-B4-N8-S1024-L4-alone-lnc2",
     "verify_attention": "verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16",
     "verify_attention_paged": "verify_attention_paged_kernel/B4-H2-G1-S8192-N8-D128-bf16",
     "append_rows, prompt_attention": "prompt_attention_kernel/C2048-S2048-H2-G1-D128-bf16",

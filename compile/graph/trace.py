@@ -31,6 +31,8 @@ class TracedOps(Ops):
 
     def __init__(self, ranks: int, world: int = 0) -> None:
         self.ranks, self.world = ranks, world or ranks
+        if ranks > 1:
+            self.groups = tuple(tuple(range(r, r + ranks)) for r in range(0, self.world, ranks))
         self._kinds: dict[Any, Callable[..., Any]] = {}
 
     def grouped(self, ranks: int) -> Ops:
@@ -94,7 +96,7 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     outputs, then the state, each state parameter aliased to its result.
     """
     ops = TracedOps(spec.tp)
-    pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph))
+    pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph, spec.layers))
     weight_names = spec.weight_names()
     held = {t.name for t in graph.weights}
     stored = {ours: weight_names[ours] for ours in pair.state_dict() if weight_names[ours] in held}

@@ -137,30 +137,46 @@ def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> byt
     return base64.b64encode(json.dumps(call).encode())
 
 
-def _returning(launch: Launch) -> Callable[..., Any]:
-    """The kernel's function, which returns what it changes too, as the vendor's own do: nki sees aliases."""
+def _flat(launch: Launch) -> tuple[Callable[..., Any], list[Any]]:
+    """The kernel's function for a framework, and its arguments.
+
+    It returns what it changes too, as the vendor's own do: nki sees aliases. Its tensors are parameters one by one:
+    frameworks name the operands of a call by the parameters, and take a tuple for a constant (nki-library calls its
+    transformer kernel, which takes lists of weights, through such a function: test_transformer_tkg.py).
+    """
     function: Callable[..., Any] = KERNELS[launch.kernel].func
-    places = [launch.arguments.index(f"#{number}") for number in launch.changed]
+    leaves: dict[str, Any] = {}
+
+    def split(name: str, argument: Any) -> Any:
+        if isinstance(argument, list) and "#" in str(argument):
+            return [split(f"{name}_{i}", item) for i, item in enumerate(argument)]
+        leaves[name] = argument
+        return f"#{len(leaves) - 1}"
+
+    nested = [split(n, a) for n, a in zip(inspect.signature(function).parameters, launch.arguments, strict=False)]
+    plain = list(leaves.values())
+    signature = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in leaves])
 
     @functools.wraps(function)
     def returning(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        given = list(inspect.signature(function).bind(*args, **kwargs).arguments.values())
+        given = list(signature.bind(*args, **kwargs).arguments.values())
+        found = function(*filled(nested, given))
         results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
-        return (*results, *(given[at] for at in places))
+        return (*results, *(given[plain.index(f"#{number}")] for number in launch.changed))
 
-    return returning if places else function
+    returning.__signature__ = signature  # type: ignore[attr-defined]
+    return (returning if launch.changed else function), plain
 
 
 def _compiled(launch: Launch, operands: Sequence[Result], work: Path) -> Any:
     """nki's configuration of a launch for a framework, its artifacts in `work`."""
     # vendor seam
     vendor: Any = importlib.import_module(_SEAM)
-    kernel, function = KERNELS[launch.kernel], _returning(launch)
+    kernel, (function, plain) = KERNELS[launch.kernel], _flat(launch)
     fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel) if f.name != "func"}
     fields |= {"lnc": launch.lnc, "target": TARGET, "artifacts_dir": str(work)}
     arrays = [np.empty(o.shape, BY_NAME[o.dtype].numpy) for o in operands]
-    arguments = filled(launch.arguments, arrays)
+    arguments = filled(plain, arrays)
     try:
         compiling = vendor.CompileKernel(function, **fields)
         inputs = inspect.signature(function).bind(*arguments)

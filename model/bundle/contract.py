@@ -22,6 +22,7 @@ from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.refusals import ELEMENT, of_instruction, tensor
 from model.bundle.spec import BundleSpec
 from model.graph_key import Stage
+from model.nki.launches import TARGET, from_text
 
 # rotary frequencies are the largest constant of a graph; a weight of any real model is larger
 CONSTANT_BYTES = 1024
@@ -38,9 +39,9 @@ Groups = tuple[tuple[int, ...], ...]
 @dataclass(frozen=True)
 class Declared:
     """Parameters and results in order as (name, shape, dtype); result -> parameter of each alias, and whether all must
-    be; results that are a parameter or another result; how often each collective runs with which groups;
-    parameters that nothing reads; bytes of the largest constant; how often each opcode is written; those that
-    Trainium's compiler does not take."""
+    be; results that are a parameter or another result; how often each collective runs with which groups, inside of a
+    launch too, and how often each kernel is launched; parameters that nothing reads; bytes of the largest constant; how
+    often each opcode is written; those that Trainium's compiler does not take."""
 
     parameters: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
@@ -48,6 +49,7 @@ class Declared:
     must_alias: bool
     shared: tuple[int, ...]
     collectives: Counter[tuple[str, Groups]]
+    launches: Counter[str]
     unread: frozenset[int]
     largest_constant: int
     opcodes: Counter[str]
@@ -63,7 +65,7 @@ def declared(proto: bytes) -> Declared:
     root = entry[walk.roots[module.entry_computation_id]]
     names, results = border.output_names(root), list(root.operand_ids)
     constants = [i.shape for body in walk.bodies.values() for i in body.values() if i.opcode == "constant"]
-    read = walk.read(module.entry_computation_id)
+    read, runs = walk.read(module.entry_computation_id), walk.runs(module.entry_computation_id)
     return Declared(
         tuple(tensor(border.input_name(p), p.shape) for p in parameters),
         tuple(tensor(name or "", shape) for name, shape in zip_longest(names, root.shape.tuple_shapes) if shape),
@@ -73,7 +75,8 @@ def declared(proto: bytes) -> Declared:
         },
         all(e.kind == border.MUST_ALIAS for e in module.input_output_alias.entries),
         tuple(at for at, i in enumerate(results) if entry[i].opcode == "parameter" or i in results[:at]),
-        Counter(dict(walk.collectives(module.entry_computation_id))),
+        Counter({(op, groups): n for (op, groups), n in runs.items() if op in _COLLECTIVES}),
+        Counter({kernel: n for (kernel, _), n in runs.items() if kernel not in _COLLECTIVES}),
         frozenset(p.parameter_number for p in parameters) - read,
         max((_bytes(shape) for shape in constants), default=0),
         Counter(i.opcode for body in walk.bodies.values() for i in body.values()),
@@ -92,17 +95,19 @@ class _Walk:
         self.bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
         self.roots = {c.id: c.root_id for c in module.computations}
         # a layer is called many times and read once
-        self.collectives = functools.cache(self._collectives)
+        self.runs = functools.cache(self._runs)
         self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
         self.executed = functools.cache(self._executed)
 
-    def _collectives(self, computation: int) -> Counter[tuple[str, Groups]]:
-        """How often each collective runs: calls followed, loops counted."""
+    def _runs(self, computation: int) -> Counter[tuple[str, Groups]]:
+        """How often each collective and each kernel, without groups, runs: calls followed, loops counted."""
         total: Counter[tuple[str, Groups]] = Counter()
         for instruction in self.bodies[computation].values():
-            inner = [self.collectives(c) for c in instruction.called_computation_ids]
+            inner = [self.runs(c) for c in instruction.called_computation_ids]
             if instruction.opcode in _COLLECTIVES:
                 total[instruction.opcode, _groups(instruction)] += 1
+            elif instruction.custom_call_target == TARGET:
+                total.update(_of_launch(instruction))
             elif instruction.opcode == "while" and any(inner):
                 times = self._trips(computation, instruction)
                 for part in inner:
@@ -162,6 +167,15 @@ class _Walk:
             for at, operand in enumerate(instruction.operand_ids):
                 if operand in numbers and (called is None or at in called):
                     yield numbers[operand]
+
+
+def _of_launch(call: Any) -> Counter[tuple[str, Groups]]:
+    """A launch and the sums over ranks inside of it; nothing where its text is none, which `refusals` names."""
+    with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, AttributeError):
+        launch = from_text(call.backend_config.decode())[0]
+        count, groups = launch.sums
+        return Counter({(str(launch.kernel), ()): 1} | ({("all-reduce", groups): count} if count else {}))
+    return Counter()
 
 
 def _groups(instruction: Any) -> Groups:

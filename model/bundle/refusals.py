@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model.bundle.graph_spec import TensorSpec
-from model.nki.launches import API_VERSION, LNC, TARGET, from_text
+from model.nki.launches import API_VERSION, LNC, TARGET, filled, from_text
 
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 ELEMENT = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
@@ -97,6 +97,7 @@ def _of_call(call: Any, operands: list[Any]) -> Iterator[str]:
     try:
         launch, given = from_text(call.backend_config.decode())
         told = [given, launch.outputs(given)]
+        _ = filled(launch.arguments, given), launch.sums
         first = len(launch.results)
         changed = [(number, first + at) for at, number in enumerate(launch.changed)]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):

@@ -27,6 +27,11 @@ MAX_TP = 64
 # the most drafts of a step: the kernels take 32 rows
 MAX_K = 31
 DRAFT_GROUPS = (1, 2, 4, 8)
+# layers of a launch. neuronx-cc refuses graphs of over 5 million instructions (its message in aws-neuron-sdk's issue
+# 819), and users report 150,000 to 300,000 for one operation (NCC_EXTP003): a layer of the 32B has 1,100
+MAX_LAYERS = 128
+# what is built unless a recipe says otherwise: a launch more costs 15 us (docs/decode_layer.md)
+LAYERS = 16
 # of a chat's first turns; on a CPU a pass over a tile of keys costs four times and twice as much
 SHORT_PROMPTS = (32, 64)
 # rows of the prompts' graphs, as far as the length reaches
@@ -43,6 +48,7 @@ class BundleSpec:
     `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft. With `kv_shard` sequence
     the ranks that share a kv head hold a slice of its positions each. `blocks` are those of a pool of caches, block 0
     among them, by default as many as the batch may need; `chunks` the rows of the prompts' graphs, by default `CHUNKS`.
+    `layers` are the most layers of a launch, for kernels that do all of a layer; with 1 each half of one has its own.
     """
 
     target: Name
@@ -60,6 +66,7 @@ class BundleSpec:
     kv_shard: Literal["heads", "sequence"] = "heads"
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
+    layers: Annotated[int, Range(1, MAX_LAYERS)] = 1
 
     @property
     def k(self) -> int:
@@ -194,6 +201,8 @@ def _check_numbers(spec: BundleSpec) -> None:
                         "set of k is different numbers, the largest last")  # fmt: skip
     if not 1 <= spec.tp <= MAX_TP:
         raise UserError(f"tp is {spec.tp}; a trn2 machine has {MAX_TP} logical cores, choose 1 to {MAX_TP}")
+    if spec.layers > 1 and spec.kernels == "reference":
+        raise UserError(f"layers is {spec.layers} and kernels reference has no launches; leave it out, or use nki")
     if spec.batch < 1:
         raise UserError(f"batch is {spec.batch}; it must be at least 1")
     if spec.max_len < KEY_TILE or spec.max_len % KEY_TILE:

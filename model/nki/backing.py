@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.attention import KEY_TILE
 from model.backing import REFERENCE, Backing
-from model.fused_layer import FusedLayer, branch, fused_mlp
+from model.fused_layer import FusedLayer, FusedLayers, branch, fused_mlp
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Launch, Launcher
 from model.packing import fused_packing
@@ -22,9 +22,12 @@ def planned(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @functools.cache
-def backing_of(name: str, launch: Launcher = planned) -> Backing:
-    """The backing of one of `NAMES`, its kernels served by `launch`."""
+def backing_of(name: str, launch: Launcher = planned, layers: int = 1) -> Backing:
+    """The backing of one of `NAMES`, its kernels served by `launch`, with at most so many layers in a launch."""
     if name == REFERENCE.name:
         return REFERENCE
     kernels = NkiKernels(launch)
-    return Backing(name, kernels, FusedLayer, fused_mlp, branch, fused_packing, sharded=True, prompt_rows=KEY_TILE)
+    return Backing(
+        name, kernels, FusedLayer, functools.partial(FusedLayers, most=layers), fused_mlp, branch, fused_packing,
+        sharded=True, prompt_rows=KEY_TILE,
+    )  # fmt: skip

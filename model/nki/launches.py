@@ -1,13 +1,13 @@
 """Launches of NKI kernels as values; `model/nki/simulated.py` serves them on the CPU.
 
 A launch names a kernel and its arguments; tensors among them are numbered, so that it can travel through a graph
-as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors. The vendor's
-frameworks count tensors at the top level of a kernel's arguments alone: none of ours takes a tuple.
+as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,10 @@ TARGET = "AwsNeuronCustomNativeKernel"
 API_VERSION = 3
 # cores of a launch: one number for all kernels of a graph and for its compiler, which refuses a mixture (NCC_EVRF066)
 LNC: Final = 2
-Argument = Tensor | int | float | None
+Argument = Tensor | int | float | None | tuple[Any, ...]
+Groups = tuple[tuple[int, ...], ...]
+# the kernel of several layers, and its argument of the ranks that sum
+LAYERS, _GROUPS = "decode_layers", 6
 
 
 class Result(NamedTuple):
@@ -32,7 +35,10 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel on `lnc` cores: arguments in order, "#i" for tensor i; `changed` are the tensors that it writes."""
+    """One kernel on `lnc` cores: arguments in order, "#i" for tensor i; `changed` are the tensors that it writes.
+
+    Arguments that are tuples are lists here.
+    """
 
     kernel: str
     arguments: list[Any]
@@ -43,6 +49,13 @@ class Launch:
     def outputs(self, operands: Sequence[Result]) -> list[Result]:
         """Everything that the launch returns."""
         return [*self.results, *(operands[i] for i in self.changed)]
+
+    @property
+    def sums(self) -> tuple[int, Groups]:
+        """How many sums over ranks the kernel runs, and the groups of these: two a layer of a kernel of layers."""
+        groups = self.arguments[_GROUPS] if self.kernel == LAYERS else None
+        ranks = tuple(tuple(map(operator.index, group)) for group in groups or ())
+        return (2 * len(self.arguments[1]) if ranks else 0), ranks
 
 
 Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -72,14 +85,24 @@ def from_text(text: str) -> tuple[Launch, list[Result]]:
 def numbered(arguments: Sequence[Argument]) -> tuple[list[Any], tuple[Tensor, ...]]:
     """Arguments with "#i" for their tensors, and the tensors in order."""
     tensors: list[Tensor] = []
-    plain: list[Any] = []
-    for argument in arguments:
-        assert not isinstance(argument, tuple), "a kernel takes its tensors one by one"
-        plain.append(f"#{len(tensors)}" if isinstance(argument, Tensor) else argument)
-        tensors += [argument] if isinstance(argument, Tensor) else []
-    return plain, tuple(tensors)
+
+    def plain(argument: Argument) -> Any:
+        if isinstance(argument, tuple):
+            return [plain(item) for item in argument]
+        if not isinstance(argument, Tensor):
+            return argument
+        tensors.append(argument)
+        return f"#{len(tensors) - 1}"
+
+    return [plain(argument) for argument in arguments], tuple(tensors)
 
 
 def filled(arguments: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
     """The arguments of `numbered` with arrays in their places."""
-    return [arrays[int(a[1:])] if isinstance(a, str) else a for a in arguments]
+
+    def full(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return tuple(full(item) for item in argument)
+        return arrays[int(argument[1:])] if isinstance(argument, str) else argument
+
+    return [full(argument) for argument in arguments]

@@ -8,6 +8,7 @@ from nki_kernels.attention.blocks import append_rows_kernel
 from nki_kernels.attention.paged import verify_attention_paged_kernel
 from nki_kernels.attention.prompt import prompt_attention_kernel
 from nki_kernels.layer.attention import decode_attention_kernel
+from nki_kernels.layer.layers import decode_layers_kernel
 from nki_kernels.layer.mlp import decode_mlp_kernel
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
 from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
@@ -20,6 +21,7 @@ KERNELS: dict[str, Any] = {
     "append_rows": append_rows_kernel,
     "coupled_sample": coupled_sample_kernel,
     "decode_attention": decode_attention_kernel,
+    "decode_layers": decode_layers_kernel,
     "decode_mlp": decode_mlp_kernel,
     "gumbel_noise": gumbel_noise_kernel,
     "prompt_attention": prompt_attention_kernel,

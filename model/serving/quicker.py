@@ -16,8 +16,8 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-# numbers left of a row after the maxima of its columns: two registers of fp32
-_COLUMNS = 16
+# numbers left of a row after its columns are reduced: a register of fp32
+COLUMNS = 16
 # how many tiles of keys begin after the last key that a row sees
 _UNSEEN = """func.func private @unseen(%keys: {keys}, %last: {last}) -> tensor<i32> {{
   %none = stablehlo.constant dense<0> : tensor<i32>
@@ -112,20 +112,32 @@ def _origin(value: Any, numbers: Sequence[int | None]) -> int | None:
 
 def _by_columns(reduce: Any) -> None:
     """The maximum of long rows along their last axis, in two steps."""
-    if len(reduce.results) != 1 or reduce.regions[0].blocks[0].operations[0].operation.name != "stablehlo.maximum":
+    numbers = along_rows(reduce, "stablehlo.maximum")
+    if numbers % COLUMNS or numbers < 4 * COLUMNS:
         return
-    row = ir.RankedTensorType(reduce.operands[0].type)
-    *others, numbers = row.shape
-    if list(reduce.attributes["dimensions"]) != [len(others)] or numbers % _COLUMNS or numbers < 4 * _COLUMNS:
-        return
-    by_columns = ir.RankedTensorType.get([*others, numbers // _COLUMNS, _COLUMNS], row.element_type)
     with ir.InsertionPoint(reduce), reduce.location:
-        first = reduce.clone()
-        first.operands[0] = stablehlo.ReshapeOp(by_columns, reduce.operands[0]).result
-        first.move_before(reduce)
-        first.results[0].set_type(ir.RankedTensorType.get([*others, _COLUMNS], row.element_type))
+        first = of_columns(reduce, reduce.operands[0])
         # XLA would join the two steps again
-        reduce.operands[0] = stablehlo.OptimizationBarrierOp(list(first.results)).results[0]
+        reduce.operands[0] = stablehlo.OptimizationBarrierOp([first]).results[0]
+
+
+def along_rows(reduce: Any, name: str) -> int:
+    """How many numbers of a row a reduction joins by this operation, 0 if it is a different one or along other axes."""
+    if len(reduce.results) != 1 or reduce.regions[0].blocks[0].operations[0].operation.name != name:
+        return 0
+    *others, numbers = ir.RankedTensorType(reduce.operands[0].type).shape
+    return numbers if list(reduce.attributes["dimensions"]) == [len(others)] else 0
+
+
+def of_columns(reduce: Any, rows: Any) -> Any:
+    """(..., 16) the reduction along rows, each of whole columns, of the columns instead; where the caller inserts."""
+    row, like = ir.RankedTensorType(rows.type), reduce.clone()
+    *others, numbers = row.shape
+    by_columns = ir.RankedTensorType.get([*others, numbers // COLUMNS, COLUMNS], row.element_type)
+    like.operands[0] = stablehlo.ReshapeOp(by_columns, rows).result
+    like.move_before(reduce)
+    like.results[0].set_type(ir.RankedTensorType.get([*others, COLUMNS], row.element_type))
+    return like.results[0]
 
 
 def _turned_first(product: Any) -> None:

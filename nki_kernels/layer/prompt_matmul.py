@@ -144,12 +144,12 @@ def groups_of_core(x, gamma_PT, ahead, inner):
     return groups
 
 
-def stream_for(groups, weights, cuts):
-    """The blocks of all weights, one after the other, once for each group of tiles."""
+def stream_for(groups, weights, blocks, cuts):
+    """The first blocks of each weight, one weight after the other, once for each group of tiles."""
     queue = []
     for _ in range(len(groups) - 1):
         for i in range(len(weights)):
-            queue = queue + pieces(weights[i], (0, weights[i].shape[0]), cuts[i])
+            queue = queue + pieces(weights[i], (0, blocks[i]), cuts[i])
     return Stream(queue)
 
 
@@ -193,7 +193,7 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     # the first rows are long to prepare: one tile alone lets the products begin
     groups = groups_of_core(x, load_gamma(gamma, x.dtype), 1, inner)
     warm_up(nl.silu)
-    stream = stream_for(groups, (gate_up, down), (sections(hidden), 1))
+    stream = stream_for(groups, (gate_up, down), (gate_up.shape[0], down.shape[0]), (sections(hidden), 1))
     begin(groups[0])
     for g in range(len(groups) - 1):
         tiles, turned = groups[g], []
@@ -214,13 +214,18 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
 
 
 @nki.jit
-def prompt_product_kernel(x, weight):
-    """y (C, blocks * W) in x's dtype from x (C, K) and weight (blocks, K, W), K a multiple of 128."""
+def prompt_product_kernel(x, weight, first=0):
+    """y (C, blocks * W) in x's dtype from x (C, K) and weight (blocks, K, W), K a multiple of 128.
+
+    With `first` of the first blocks alone.
+    """
     count, depth = x.shape
     blocks, _, columns = weight.shape
+    if first > 0:
+        blocks = first
     out_CE = nl.ndarray((count, blocks * columns), dtype=x.dtype, buffer=nl.shared_hbm)
     groups = groups_of_core(x, None, GROUP, 0)
-    stream = stream_for(groups, (weight,), (sections(depth),))
+    stream = stream_for(groups, (weight,), (blocks,), (sections(depth),))
     begin(groups[0])
     for g in range(len(groups) - 1):
         turned = []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.kernels.__main__ import simulate
-from bench.kernels.layer import Shard, attention_case, mlp_case
+from bench.kernels.layer import Shard, attention_case, layers_case, mlp_case
 from bench.provenance import write_result
 from bench.tune import __main__ as command
 from bench.tune import choose, drafters, passes, regimes
@@ -165,6 +165,20 @@ def test_a_pass_is_layers_collectives_head_and_sampling() -> None:
     draft = choose.draft_pass(Setup("0.6B", 32, 8, 1))
     assert draft.head == pytest.approx(found.head)
     assert draft.sampling < found.sampling
+
+
+def test_halves_join_their_cores_and_launches_of_several_layers_follow_a_line() -> None:
+    """Two cores that both store join before a sum; a core that makes the MLP alone does not wait."""
+    shard = Shard("1.7B", 32, 4, 1)
+    found = passes.simulated_pass(shard, 2)
+    plain = [28 * simulate(make(shard, 2))["us"] for make in (attention_case, mlp_case)]
+    assert found.attention > plain[0] + 28 * TRN2.core_barrier_ns.value / 1e3
+    assert found.mlp == pytest.approx(plain[1])
+    four, eight = (passes.kernel_us(shard, part, 2, TRN2) for part in passes._SEVERAL)
+    assert 2 * eight - four == pytest.approx(simulate(layers_case(shard, 12))["us"], rel=0.01)
+    launches = passes.launches_us(shard, 2, TRN2)
+    assert found.total - found.head - found.sampling == pytest.approx(launches)
+    assert launches < found.attention + found.mlp + found.collectives
 
 
 @pytest.mark.usefixtures("billed")

@@ -47,7 +47,7 @@ class CompileKernel(Kernel):
 
     def _cached_compile_to_bir(self, *, frontend: Any, inputs: dict[str, Any], compile_opts: Any) -> Any:
         assert list(inputs) == list(inspect.signature(self.func).parameters)
-        assert not any(isinstance(value, tuple) for value in inputs.values()), "only top-level tensors count"
+        assert not any(isinstance(value, (tuple, list)) for value in inputs.values()), "only top-level tensors count"
         config = _config(self, {n: np.zeros_like(v) if isinstance(v, np.ndarray) else v for n, v in inputs.items()})
         return SimpleNamespace(build_config=lambda: config)
 

@@ -19,8 +19,8 @@ from model.bundle.opening import read_bundle
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from tests import executables
+from tests.model.family import AsTheyRun
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = [
@@ -34,7 +34,7 @@ def tokens(bundle: Path, most: int) -> list[list[int]]:
     """The ids of each request, at most so many."""
     opened = read_bundle(bundle)
     requests = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, most)) for r in REQUESTS]
-    return [r.ids for r in Engine(Graphs(opened), shape_of(opened)).run(requests)]
+    return [r.ids for r in Engine(AsTheyRun(opened), shape_of(opened)).run(requests)]
 
 
 def tokens_of_process(bundles: Sequence[Path], most: int) -> list[list[list[int]]]:

@@ -106,10 +106,8 @@ def test_generate_runs_it(base: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_with_the_sdk_it_is_served_without_speculation(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_sdk.write_compiler(tmp_path / "bin")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     fake_sdk.install(monkeypatch)
     out = build(spec(base, "served", k=0))
     builder = fake_sdk.ModelBuilder.built[-1]

@@ -34,8 +34,9 @@ from tests.compile.tiny import relist, spec, write_model
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# prompts of every size, and of one
 CASES: list[dict[str, Any]] = [
-    {"k": 1},
+    {"k": 1, "chunks": ()},
     {"tp": 8, "dtype": "bf16", "batch": 1},
     {"tp": 2, "kernels": "nki"},
     {"tp": 2, "k": 0, "max_len": 256},

@@ -21,7 +21,6 @@ from compile.device_check.kernels import CASES, Compared
 from compile.device_check.questions import QUESTIONS
 from compile.device_check.table import KERNELS, STEPS, CheckStep
 from model.errors import UserError
-from tests.compile import fake_sdk
 
 
 def test_without_the_sdk_it_says_what_it_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,11 +158,9 @@ def test_a_step_that_crashes_or_hangs_is_an_outcome(tmp_path: Path, code: str, s
 
 
 def test_with_a_compiler_alone_the_steps_run_and_the_exit_code_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compiler: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two real steps in processes of their own: this machine has no device, so neither may hold."""
-    fake_sdk.write_compiler(tmp_path / "bin")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     few = tuple(s for s in STEPS if s.name in ("NxD", "kernel merge_attention"))
     with pytest.raises(SystemExit, match="1"):
         device_check(["--out", str(tmp_path / "report")], few)

@@ -20,13 +20,14 @@ from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import FUSED, PREFILL
 from compile.neuron.sdk import nxdi_tags
 from compile.spec import Recipe
+from model.bundle.opening import read_bundle
 from model.bundle.plan import make_plan
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.serving.runtime import Graphs
 from tests.model.demo_bundle import ROOT, graphs
-from tests.model.family import untraced
+from tests.model.family import AsTheyRun, untraced
 
 TARGET = ROOT / "demo/target"
 MAX_LEN, BORDER, VOCABULARY = 256, 128, 2048
@@ -113,7 +114,7 @@ def test_a_planted_fault_is_seen(fault: str, held: Graphs) -> None:
 def test_a_right_device_in_bf16_passes_on_any_number_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks round other sums than one: ids differ at near ties, and after them. Of the hot requests one round."""
     monkeypatch.setattr(requests, "asked", lambda plan: islice(asked(plan), 3 * plan.spec.batch))
-    two = untraced(routes.demo("bf16", tmp_path, tp=2, recipe=Recipe()))
+    two = AsTheyRun(read_bundle(untraced(routes.demo("bf16", tmp_path, tp=2, recipe=Recipe()))))
     facts = _judged(two)
     assert facts["tolerance"] > 1e-2
     assert facts["near_ties"] <= facts["ids"] / 20

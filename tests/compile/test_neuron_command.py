@@ -14,7 +14,6 @@ from model.bundle.manifest import MANIFEST
 from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from model.serving import pjrt
-from tests.compile import fake_sdk
 from tests.compile.tiny import spec
 
 # as on a machine with the SDK, whose jax is another and whose torchax is torch_xla's own
@@ -31,9 +30,7 @@ with pytest.MonkeyPatch.context() as patch:
 """
 
 
-def test_model_pt_is_added_without_jax_and_without_torchax(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_sdk.write_compiler(base / "bin")
-    monkeypatch.setenv("PATH", str(base / "bin"), prepend=":")
+def test_model_pt_is_added_without_jax_and_without_torchax(base: Path, compiler: Path) -> None:
     out = build(spec(base, "elsewhere", toolchain="cpu", k=1, batch=1))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WITHOUT_JAX, str(out)], capture_output=True, text=True, check=False

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compile.build import build
 from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
 from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import nxdi_tag
@@ -27,6 +26,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_noisy_pair
+from tests.model.family import AsTheyRun, untraced
 
 # a chunk for each bucket: the host pads a whole prompt to one
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128, 256)}
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(base: Path) -> Graphs:
-    return Graphs(read_bundle(build(spec(base, "pair", **SIZES))))
+    return AsTheyRun(read_bundle(untraced(spec(base, "pair", **SIZES))))
 
 
 def sequences() -> list[Sequence]:
@@ -138,7 +138,7 @@ def test_so_does_the_module_for_model_pt(base: Path, pair: Graphs) -> None:
 
 
 def test_and_the_target_alone_with_one_result_a_step(base: Path, pair: Graphs) -> None:
-    alone = read_bundle(build(spec(base, "alone", **(SIZES | {"k": 0}))))
+    alone = read_bundle(untraced(spec(base, "alone", **(SIZES | {"k": 0}))))
     served = _served(_of_nxdi(alone), ModelPt(base, alone.path, k=0), 0, 3)
     assert _agree(pair, served)
 

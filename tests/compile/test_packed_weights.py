@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jaxlib._hlo import HloModule
 
-from compile.build import build
+from compile.graph.trace import lower_graph
 from model.bundle.opening import Bundle, read_bundle
 from model.bundle.weights import shard_file
 from model.errors import UserError
@@ -20,6 +20,7 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile.tiny import relist, spec, write_model
+from tests.model.family import AsTheyRun, untraced
 
 # the smallest layers that both fused kernels take
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "head_dim": 128}
@@ -32,12 +33,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     write_model(base / "target", 1, num_key_value_heads=1, num_hidden_layers=1, **SIZES)
     write_model(base / "draft", 2, num_key_value_heads=1, num_hidden_layers=1, tie_word_embeddings=True, **SIZES)
     for kernels in ("reference", "nki"):
-        build(spec(base, kernels, kernels=kernels, k=1))
+        untraced(spec(base, kernels, kernels=kernels, k=1))
     return {kernels: read_bundle(base / kernels) for kernels in ("reference", "nki")}
 
 
 def _tokens(bundle: Bundle) -> list[list[int]]:
-    return [r.ids for r in Engine(Graphs(bundle), shape_of(bundle)).run(REQUESTS)]
+    return [r.ids for r in Engine(AsTheyRun(bundle), shape_of(bundle)).run(REQUESTS)]
 
 
 def test_tokens_are_the_reference_s(bundles: dict[str, Bundle]) -> None:
@@ -62,7 +63,7 @@ def test_a_step_s_graph_takes_them_as_they_are(bundles: dict[str, Bundle]) -> No
     names = {t.name for t in graph.weights}
     assert "target_model.layers.0.mlp.gate_up_packed" in names
     assert not [n for n in names if "_proj" in n]
-    proto = (bundles["nki"].path / graph.file).read_bytes()
+    proto = lower_graph(bundles["nki"].spec, graph)
     rows, *weights = _operands(proto, "decode_mlp")
     assert weights == ["parameter"] * 3
     assert rows != "parameter"

@@ -118,7 +118,7 @@ def test_what_runs_while_a_graph_is_traced_is_in_its_recipe(base: Path, kernels:
     """Of the graphs that ask and filter, which run what the others run too."""
     plan = make_plan(spec(base, kernels=kernels, k=2).bundle)
     steps = [g for g in plan.graphs if g.key.bucket == 128 and (g.key.asking or g.key == GraphKey(Stage.STEP, 2, 128))]
-    assert len(steps) == (7 if kernels == "reference" else 5)
+    assert len(steps) == 5
     for graph in steps:
         ran = _files_that_run(lambda graph=graph: lower_graph(plan.spec, graph))
         assert "model/speculative.py" in ran

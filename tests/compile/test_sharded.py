@@ -18,6 +18,8 @@ from model.bundle.weights import shard_file
 from tests.compile.run_sharded import RANKS, K, requests
 from tests.compile.tiny import write_model
 
+pytestmark = pytest.mark.released_code
+
 ROOT = Path(__file__).resolve().parents[2]
 # ids of each slot whose rows every run has written
 KNOWN = [len(request.ids) for request in requests()]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from jaxlib import xla_client
 
-from compile.build import build
 from compile.graph.trace import lower_graph
 from model.bundle.opening import read_bundle
 from model.bundle.plan import make_plan
@@ -23,10 +22,10 @@ from model.rough_filters import STEPS
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.test_toolchain import Ranks, SlotSeeds
 from tests.compile.tiny import relist, spec, write_model
+from tests.model.family import AsTheyRun, untraced
 
 # the attention kernel's smallest head, and a vocabulary that is no other size
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 320}
@@ -46,9 +45,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def built(base: Path, kernels: str, tp: int, **split: object) -> Path:
     out = f"{kernels}{tp}" + "".join(f"-{value}" for value in split.values())
-    return (
-        base / out if (base / out).exists() else build(spec(base, out, kernels=kernels, tp=tp, k=1, batch=3, **split))
-    )
+    if (base / out).exists():
+        return base / out
+    return untraced(spec(base, out, kernels=kernels, tp=tp, k=1, batch=3, **split))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +110,7 @@ def test_the_module_for_nxdi_draws_from_shards(base: Path) -> None:
         Request((9, 2), Params(1.2, top_k=9, top_p=0.8), max_new_tokens=3),
         Request((11,), Params(0.9), max_new_tokens=3),
     ]
-    runners = (SlotSeeds(Graphs(one)), Ranks(two.path, 2, base, kernels="nki", k=1, batch=3))
+    runners = (SlotSeeds(AsTheyRun(one)), Ranks(two.path, 2, base, kernels="nki", k=1, batch=3))
     ids = [
         [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]  # type: ignore[arg-type]
         for runner, bundle in zip(runners, (one, two), strict=True)

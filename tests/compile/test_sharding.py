@@ -11,12 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import compile.build
 from compile.build import build, build_and_count
 from compile.build import main as build_command
 from compile.bundle import cutting, sources
@@ -34,6 +36,7 @@ from model.bundle.weights import shard_file
 from model.config import config_from_dict
 from model.packing import Packing
 from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
+from tests.model.family import NOT_TRACED
 
 ROOT = Path(__file__).resolve().parents[2]
 # Qwen3-32B and 0.6B with a tenth of their widths or less; 16 query heads are padded at tp 32
@@ -169,6 +172,13 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
             kept = shard[attention + f"{which}_proj.weight"]
             assert torch.equal(kept, torch.full((8, 32), group + 1.0))
         assert torch.equal(shard["layers.0.mlp.down_proj.weight"], torch.full((32, 1), float(rank)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _untraced() -> Iterator[None]:
+    """Builds whose subject is their shards."""
+    with mock.patch.object(compile.build, "lower_graph", return_value=NOT_TRACED):
+        yield
 
 
 class Stopped(BaseException):

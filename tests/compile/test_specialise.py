@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.nki.launches import LNC, TARGET
 from model.nki.table import KERNELS
 from model.serving.runtime import Graphs
-from tests.compile import fake_nki, fake_sdk
+from tests.compile import fake_nki
 from tests.compile.tiny import relist, spec
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
@@ -34,19 +34,12 @@ FORM = {
 BINARY = {"binary": str, "input_names": list, "output_names": list, "version_identifier": str, "aliases": list}
 
 
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with neuronx-cc alone, which looks for the kernels that a graph calls."""
-    fake_sdk.write_compiler(tmp_path / "bin")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-
-
 def _calls(proto: bytes) -> list[Any]:
     return [i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == TARGET]
 
 
 def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
-    base: Path, compiler: None, monkeypatch: pytest.MonkeyPatch
+    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         fake_nki.install(patch)
@@ -80,7 +73,7 @@ def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
     assert any(json.loads(c.backend_config)["changed"] for c in _calls(bundle.read(bundle.graphs[0].file)))
 
 
-def test_a_kernel_that_is_gone_is_named(base: Path, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_gone_is_named(base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         fake_nki.install(patch)
         path = build(spec(base, "lost", **CALLING))
@@ -109,7 +102,7 @@ def test_a_configuration_without_a_field_is_refused(lost: str) -> None:
 
 
 def test_without_nki_every_door_says_so(
-    base: Path, compiler: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    base: Path, compiler: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not specialise.here(), "nkisim answers to the name nki and has no such seam"
     with pytest.raises(UserError, match="gets no NEFFs: its graphs call NKI kernels and this machine has neuronx-cc w"):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compile.build import build
 from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.tiny import spec, write_model
+from tests.model.family import untraced
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 8}
 
@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(base: Path) -> dict[int, list[list[int]]]:
     """The ids of every request by the number of ranks; this process has two devices."""
-    bundles = {tp: build(spec(base, f"tp{tp}", tp=tp, k=1, chunks=(32,))) for tp in (1, 2, 8, 32)}
+    bundles = {tp: untraced(spec(base, f"tp{tp}", tp=tp, k=1)) for tp in (1, 2, 8, 32)}
     here = {tp: tokens(bundles[tp], 12) for tp in (1, 2)}
     return here | dict(zip((8, 32), tokens_of_process([bundles[8], bundles[32]], 12), strict=True))
 

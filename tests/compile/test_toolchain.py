@@ -46,17 +46,10 @@ from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec
+from tests.model.family import AsTheyRun, untraced
 
 # the graphs of other tests too
 SMALL = {"k": 1, "batch": 1}
-
-
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with neuronx-cc alone."""
-    fake_sdk.write_compiler(tmp_path / "bin")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    return tmp_path / "bin"
 
 
 def test_nothing_is_found_here_and_nkisim_is_not_the_sdk() -> None:
@@ -224,7 +217,7 @@ def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(ba
     with pytest.raises(UserError, match=r"ended with 1 on step_k0.* said: \[F137\] the graph is too large; read"):
         build(spec(base, "refused", **SMALL))
     kept = {p: p.stat().st_mtime_ns for p in (base / "refused").rglob("*.neff")}
-    assert len(kept) == 10
+    assert len(kept) == 6
     fake_sdk.write_compiler(compiler)
     build(spec(base, "refused", **SMALL))
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
@@ -325,7 +318,9 @@ def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: 
 
 def test_the_module_for_nxdi_emits_what_the_bundle_emits(base: Path) -> None:
     """On two ranks; on one: test_nxdi_host.py."""
-    path = build(spec(base, "same", tp=2))
+    # NxDI's host gives a prompt whole
+    changes: dict[str, Any] = {"tp": 2, "chunks": ()}
+    path = untraced(spec(base, "same", **changes))
     bundle = read_bundle(path)
     # the last one reaches the end of the cache
     requests = [
@@ -338,9 +333,9 @@ def test_the_module_for_nxdi_emits_what_the_bundle_emits(base: Path) -> None:
     def ids(runner: Any) -> list[list[int]]:
         return [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]
 
-    graphs = Graphs(bundle)
+    graphs = AsTheyRun(bundle)
     expected = ids(SlotSeeds(graphs))
-    assert ids(Ranks(path, 2, base)) == expected
+    assert ids(Ranks(path, base=base, **changes)) == expected
     assert ids(graphs) != expected, "seeds have a say"
 
 
@@ -352,9 +347,9 @@ def test_the_module_for_nxdi_carries_groups_of_ranks(
     changes = {"tp": 4, "draft_tp": 2, "kv_shard": "sequence", "max_len": 256}
     with monkeypatch.context() as patch:
         fake_sdk.install(patch)
-        path = build(spec(base, "groups", **changes))
+        path = untraced(spec(base, "groups", **changes))
         assert fake_sdk.ModelBuilder.built[-1].groups == {2, 4}
-    alone = read_bundle(build(spec(base, "alone", max_len=256)))
+    alone = read_bundle(untraced(spec(base, "alone", max_len=256, chunks=())))
     requests = [
         Request((5, 9, 2, 7), Params(0.9, seed=3), max_new_tokens=6),
         # from the first tile into the second, which another rank holds
@@ -366,7 +361,7 @@ def test_the_module_for_nxdi_carries_groups_of_ranks(
         return [r.ids for r in Engine(runner, shape_of(alone)).run(requests)]
 
     ranks = Ranks(path, base=base, **changes)
-    expected = ids(SlotSeeds(Graphs(alone)))
+    expected = ids(SlotSeeds(AsTheyRun(alone)))
     assert ids(ranks) == expected
     assert all(ranks.state[0][n].shape[2] == 128 for n in ranks.state[0] if n.startswith("target_model.kv"))
 

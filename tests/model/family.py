@@ -27,6 +27,7 @@ from tests.last_few import last_few
 from tests.model.heads import write_block, write_head
 
 V, MASK = 64, 61
+NOT_TRACED = b"not traced"
 # of each drafter: the flags that are its own; a second k is for steps of few drafts
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": "0"},
@@ -64,11 +65,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
-    """By default k 3, batch 3, length 128, fp32, one rank, and prompts in chunks of 32 rows alone.
-
-    A bundle of a different length, of slots in one piece or with kernels has the chunks that every bundle has.
-    """
-    flags: dict[str, Any] = {} if {"max_len", "kv_shard", "kernels"} & changes.keys() else {"chunks": (32,)}
+    """By default k 3, batch 3, length 128, fp32, one rank; one of a different length has every size of chunks."""
+    flags: dict[str, Any] = {"chunks": ()} if "max_len" in changes else {}
     flags |= DRAFTERS[drafter] | changes
     # the host drafts where there is no folder: the spec then names the default, which a build ignores
     flags["draft"] = str(folder / flags["draft"]) if "draft" in flags else BuildSpec.draft
@@ -87,18 +85,18 @@ def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
 
 
 class AsTheyRun(Graphs):
-    """The graphs of a bundle without traces: each is traced, and held to its contract, when it is first used."""
+    """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
 
     def _executable(self, key: GraphKey) -> Any:
-        if key not in self._executables:
+        if self._protos[key] == NOT_TRACED:
             self._protos[key] = compile.build.lower_graph(self.bundle.spec, self._graph(key))
         return super()._executable(key)
 
 
-def untraced(plan: BuildSpec) -> Graphs:
-    """The graphs of a bundle for requests that use a few of them: tracing all takes most of such a test's time."""
-    with mock.patch.object(compile.build, "lower_graph", return_value=b"not traced"):
-        return AsTheyRun(read_bundle(build(plan)))
+def untraced(plan: BuildSpec) -> Path:
+    """A bundle without traces, for requests that use a few graphs: tracing all takes most of such a test's time."""
+    with mock.patch.object(compile.build, "lower_graph", return_value=NOT_TRACED):
+        return build(plan)
 
 
 @last_few
@@ -106,4 +104,4 @@ def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
     """The graphs of a drafter's bundle, untraced."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}-untraced.lock"):
-        return untraced(dataclasses.replace(plan, out=f"{plan.out}-untraced"))
+        return AsTheyRun(read_bundle(untraced(dataclasses.replace(plan, out=f"{plan.out}-untraced"))))

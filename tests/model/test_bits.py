@@ -25,7 +25,7 @@ from model.filters import Filters
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
-from model.serving import columns, quicker
+from model.serving import columns, quicker, sums
 from model.serving.pjrt import SAME_BITS
 from model.window import MIN_TARGET_ROWS
 
@@ -92,6 +92,7 @@ class Compiled:
             module = lowered.compiler_ir("stablehlo")
             plain = str(module)
             with module.context, ir.Location.unknown():
+                sums.in_order(module)
                 quicker.rewrite(module)
             assert str(module) != plain
             self._executables[rows] = lowered.compile(compiler_options=SAME_BITS)

@@ -28,6 +28,7 @@ from model.serving.slots import Slot
 from model.serving.step_k import Always
 from tests.model.family import MASK, family_spec, graphs, some_graphs
 
+pytestmark = pytest.mark.released_code
 # what else a bundle may differ in
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("chain", {"k": 3, "tp": 2, "draft_tp": 1}),

@@ -15,6 +15,7 @@ from model.bundle.weights import decoder_weights
 from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
+from model.fused_layer import launched as layers_of_launches
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.nki.launches import LNC, Launch, Result
@@ -99,6 +100,59 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype, monkeypatch: pytest.Mon
     expected = of_prompts | {"decode_attention": 1, "decode_mlp": 2}
     layers = CONFIG.num_hidden_layers
     assert {name: names.count(name) for name in names} == {name: n * layers for name, n in expected.items()}
+
+
+@torch.no_grad()
+def test_keys_and_values_alone_take_no_products_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit those of a whole product, whose blocks of queries are not multiplied."""
+    shapes: list[tuple[int, ...]] = []
+    real = simulated.simulate
+
+    def counted(launch: Any, operands: Any) -> Any:
+        shapes.extend(result.shape for result in launch.results)
+        return real(launch, operands)
+
+    monkeypatch.setattr(simulated, "simulate", counted)
+    attention = models(torch.bfloat16)[1].layers[0].self_attn
+    rows = torch.randn(2, 3, CONFIG.hidden_size).bfloat16()
+    whole, pair = attention.qkv(rows)[1:], attention.kv(rows)  # type: ignore[union-attr, operator]
+    assert all(torch.equal(a, b) for a, b in zip(whole, pair, strict=True))
+    features = CONFIG.head_dim * (CONFIG.num_attention_heads + 2 * CONFIG.num_key_value_heads)
+    assert shapes == [(6, features), (6, features // 2)]
+
+
+@torch.no_grad()
+def test_launches_of_several_layers_end_where_a_drafter_taps() -> None:
+    """Tapped states, the last rows and all caches have the bits of the halves; the launches have 2, 1 and 2 layers."""
+    config, launches, found = dataclasses.replace(CONFIG, num_hidden_layers=5), list[Launch](), []
+
+    def noted(launch: Launch, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        launches.append(launch)
+        return simulated.serve(launch, tensors)
+
+    for most in (1, 2):
+        torch.manual_seed(1)
+        model = Qwen3(config, backing=backing_of("nki", noted, most)).to(torch.bfloat16)
+        for p in model.parameters():
+            torch.nn.init.normal_(p, 0.0 if p.dim() > 1 else 1.0, 0.06) if p.is_floating_point() else None
+        model.taps = (0, 2, 3, 5)
+        positions = torch.tensor([[40], [200]], dtype=torch.int32) + torch.arange(5, dtype=torch.int32)
+        placement = Placement(positions, torch.arange(256, dtype=torch.int32), table_BL=TABLE)
+        caches = empty_caches(config, Parallel(), 8, 128, torch.bfloat16)
+        x, caches, taps = model.hidden(torch.arange(10, dtype=torch.int32).view(2, 5), caches, placement)
+        assert taps is not None
+        found.append([x, taps, *(t for cache in caches for t in cache)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    layers = [len(launch.arguments[1]) if launch.kernel == "decode_layers" else 0 for launch in launches]
+    assert [launch.kernel for launch in launches[:10]] == ["decode_attention", "decode_mlp"] * 5
+    assert layers[10:] == [2, 0, 0, 2]
+
+
+def test_how_many_layers_each_launch_has() -> None:
+    assert layers_of_launches(64, 16) == [16] * 4
+    assert layers_of_launches(28, 16) == [16, 12]
+    assert layers_of_launches(64, 16, (2, 32, 61)) == [2, 16, 14, 16, 13, 3]
+    assert layers_of_launches(3, 16, (0, 3)) == [3]
 
 
 def _logits(model: Qwen3, chunks: tuple[tuple[int, int], ...], tables: list[list[int]]) -> torch.Tensor:

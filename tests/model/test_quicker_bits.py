@@ -22,7 +22,7 @@ from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
-from model.serving import pjrt, quicker
+from model.serving import pjrt, quicker, sums
 from model.serving.engine import Engine
 from model.serving.pjrt import SAME_BITS
 from model.serving.ready import shape_of
@@ -100,6 +100,7 @@ def _weighted(quick: bool, *given: np.ndarray) -> list[np.ndarray]:
     lowered = jax.jit(lambda *arrays: interop.call_torch(run, *arrays)).lower(*map(jnp.asarray, given))
     module = lowered.compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
+        sums.in_order(module)
         if quick:
             quicker.rewrite(module)
     return [np.asarray(a) for a in lowered.compile(compiler_options=SAME_BITS)(*given)]

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build import build
+from compile.graph.trace import lower_graph
 from model.backing import REFERENCE
 from model.bundle.opening import read_bundle
+from model.bundle.plan import make_plan
 from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
@@ -36,6 +37,7 @@ from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.compile.tiny import spec, write_model
 from tests.last_few import last_few
+from tests.model.family import AsTheyRun, untraced
 
 NKI, SIMULATED = backing_of("nki", simulated.serve), NkiKernels(simulated.serve)
 # the one that filters is the longest: beside it no step needs the graph without filters, which XLA would compile too
@@ -60,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @last_few
 def _graphs(folder: Path, kernels: str, k: int, batch: int, dtype: str = "fp32") -> Graphs:
     plan = spec(folder, f"{kernels}{k}-{batch}-{dtype}", kernels=kernels, k=k, batch=batch, dtype=dtype)
-    return Graphs(read_bundle(build(plan)))
+    return AsTheyRun(read_bundle(untraced(plan)))
 
 
 def _run(g: Graphs, speculative: bool, requests: list[Request]) -> list[Any]:
@@ -91,13 +93,13 @@ def test_the_target_alone_emits_the_same(folder: Path, k: int, batch: int, dtype
 
 def test_the_graph_holds_the_calls(folder: Path) -> None:
     """Each layer's attention, the noise, the draws and the acceptance are calls by the compiler's name."""
-    bundle, plain = (_graphs(folder, kernels, 3, 2).bundle for kernels in ("nki", "reference"))
+    plans = (make_plan(spec(folder, kernels=kernels).bundle) for kernels in ("nki", "reference"))
     step = GraphKey(Stage.STEP, 3, 128)
-    fused = bundle.read(bundle.plan.by_key[step].file)
+    fused, plain = (lower_graph(plan.spec, plan.by_key[step]) for plan in plans)
     assert TARGET.encode() in fused
     for kernel in ("verify_attention", "gumbel_noise", "coupled_sample", "weights_above", "accept_drafts"):
         assert f'"kernel": "{kernel}"'.encode() in fused
-    assert TARGET.encode() not in plain.read(plain.plan.by_key[step].file)
+    assert TARGET.encode() not in plain
 
 
 def test_a_failure_inside_a_call_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

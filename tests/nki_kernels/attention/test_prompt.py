@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import nkisim
 from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Placement
 from model.ops import EAGER
@@ -24,6 +23,7 @@ from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import DTYPES
+from tests.nki_kernels.recorded import events_of
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,8 @@ def test_three_cores() -> None:
 @cache
 def share(count: int, slots: int, lnc: int = 1) -> float:
     """Simulated share of the Tensor Engine's bound for two heads of one kv head, D 128, bf16."""
-    x, events = draw(2, 1, slots, 128, "bf16"), []
-
-    def recorded(kernel: Any) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            policy = nkisim.Policy(recording=True, numerics=False)
-            result = nkisim.run(kernel, arguments, policy=policy)
-            events.extend(result.recording.events)
-            return result.outputs
-
-        return call
-
-    run(x, slots - count, count, slots, lnc=lnc, run=recorded)
+    x = draw(2, 1, slots, 128, "bf16")
+    events = events_of(run, x, slots - count, count, slots, lnc=lnc)
     flops = roofline.prompt_attention(roofline.AttentionDims(1, 2, 1, count, slots, 128, 2)).flops
     return flops / (lnc * TRN2.tensor_bf16_tflops.value * 1e3) / schedule(events, band=False).latency_ns
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-import nkisim
 from nki_kernels import roofline
 from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.roofline import AttentionDims
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
 from tests.nki_kernels.attention.inputs import Dims, draw, pooled
+from tests.nki_kernels.recorded import events_of
 
 
 class Launch(NamedTuple):
@@ -38,16 +37,7 @@ class Time(NamedTuple):
 @cache
 def timed(launch: Launch) -> Time:
     """The launch's simulated time."""
-    dims, events = Dims(4, 2, 1, launch.candidates, launch.slots, 128, "bf16"), []
-
-    def recorded(kernel: Any) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            result = nkisim.run(kernel, arguments, policy=nkisim.Policy(recording=True))
-            events.extend(result.recording.events)
-            return result.outputs
-
-        return call
-
+    dims = Dims(4, 2, 1, launch.candidates, launch.slots, 128, "bf16")
     x = draw(dims, first=[launch.slots - launch.candidates] * 4)
     cached, table, ancestors = x.fresh(), None, None
     if launch.paged:
@@ -55,7 +45,7 @@ def timed(launch: Launch) -> Time:
     if launch.tree:
         ancestors = np.tile((1 | 1 << np.arange(launch.candidates)).astype(np.int32), (4, 1))
     rows = Candidates(x.positions, ancestors, table)
-    verify_attention(x.q, x.new, cached, rows, lnc=launch.lnc, run=recorded)
+    events = events_of(verify_attention, x.q, x.new, cached, rows, lnc=launch.lnc)
     cost = roofline.verify_attention(AttentionDims(4, 2, 1, launch.candidates, launch.slots, 128, 2))
     ns = schedule(events).latency_ns
     return Time(ns / 1e3, cost.hbm_bytes / hbm_peak(events, TRN2) / ns)

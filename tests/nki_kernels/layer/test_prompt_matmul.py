@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import nki
 import numpy as np
 import pytest
 
-import nkisim
 from nki_kernels import roofline
 from nki_kernels.layer import law
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
-from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
+from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product, prompt_product_kernel
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import DTYPES
 from tests.nki_kernels.layer.inputs import MLP, as_fp64, draw_mlp, linear, naive_mlp
+from tests.nki_kernels.recorded import events_of
 
 
 def packed(m: MLP) -> tuple[Any, Any]:
@@ -30,9 +31,7 @@ SHAPES = [(130, 384, 250), (1, 256, 96), (700, 256, 160), (257, 4096, 64), (257,
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    "shape", [(130, 384, 250), (1, 256, 96), (700, 256, 160), (257, 4096, 64), (257, 256, 5200)], ids=str
-)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mlp_has_decode_s_bits(shape: tuple[int, int, int], dtype: str) -> None:
     """Rows of one prompt on one core and on two, and as decode makes them, 50 at a time."""
     m = draw_mlp(*shape, dtype)
@@ -69,6 +68,8 @@ def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
         assert is_close(y, linear(x, plain), x.astype(np.float64) @ plain.astype(np.float64).T)
         assert prompt_product(rows_x, weight, lnc=2).tobytes() == y.tobytes()
         assert prompt_product(rows_x[-1:].copy(), weight).tobytes() == y[-1:].tobytes()
+        first = nki.simulate(prompt_product_kernel[1])(rows_x, weight, 1)
+        assert first.tobytes() == y[:, : weight.shape[2]].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -102,19 +103,8 @@ def test_a_wrong_weight_of_a_product() -> None:
 
 def share(kernel: Callable[..., Any], operands: tuple[Any, ...], cost: roofline.Cost) -> float:
     """Simulated share of the Tensor Engine's bound."""
-    events: list[Any] = []
-
-    def recorded(launched: Any) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            policy = nkisim.Policy(recording=True, numerics=False)
-            result = nkisim.run(launched, arguments, policy=policy)
-            events.extend(result.recording.events)
-            return result.outputs
-
-        return call
-
-    kernel(*operands, run=recorded)
-    return cost.flops / (TRN2.tensor_bf16_tflops.value * 1e3) / schedule(events, band=False).latency_ns
+    ns = schedule(events_of(kernel, *operands), band=False).latency_ns
+    return cost.flops / (TRN2.tensor_bf16_tflops.value * 1e3) / ns
 
 
 def test_a_whole_model_on_one_rank_fits() -> None:

@@ -16,15 +16,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from filelock import FileLock
+from jax._src.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
-from jaxlib.xla_client import _xla
+from jaxlib.mlir import ir
 
 from model.bundle.contract import declared
 from model.bundle.graph_spec import TensorSpec
 from model.dtypes import BY_NAME
-from model.serving.pjrt import SAME_BITS
-from tests.quick import FOLDER, QUICK
+from model.serving import sums
+from model.serving.pjrt import SAME_BITS, stablehlo_of
+from tests.quick import FOLDER
+from tests.quick import options as of_tests
 
 MAGIC = b"NEFF"
 
@@ -116,6 +119,14 @@ class NrtpyTensor:
         return array if array.dtype.kind != "V" else array.view(f"V{array.itemsize}")
 
 
+def _code(hlo: bytes) -> bytes:
+    """A graph as XLA's CPU gets it, with the order of sums that our runtime on a CPU gives them."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = stablehlo_of(hlo)
+        sums.in_order(module)
+        return bytes(mlir.module_to_bytecode(module))
+
+
 class NrtpyModel:
     """A graph on one core."""
 
@@ -135,7 +146,7 @@ class NrtpyModel:
         options.num_replicas, options.num_partitions = world, 1
         ids = np.array([device.id for device in devices]).reshape(-1, 1)
         options.device_assignment = xla_client.DeviceAssignment.create(ids)
-        options.env_option_overrides = list((SAME_BITS | QUICK).items())
+        options.env_option_overrides = list((SAME_BITS | of_tests()).items())
         self._device = jax.local_devices(backend="cpu")[0]
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
         self._executable = self._loaded(content[end:], options)
@@ -144,13 +155,14 @@ class NrtpyModel:
         """An executable of a graph, which the first rank compiles for all, if the tests' folder for these is named."""
         client, listed = self._device.client, xla_client.DeviceList((self._device,))
         if FOLDER not in os.environ:
-            return client.compile_and_load(_xla.mlir.hlo_to_stablehlo(hlo), listed, options)
+            return client.compile_and_load(_code(hlo), listed, options)
         ranks = options.num_replicas
-        file = Path(os.environ[FOLDER]) / f"nrtpy-{ranks}-{hashlib.sha256(hlo).hexdigest()}"
+        digest = hashlib.sha256(hlo + repr(options.env_option_overrides).encode()).hexdigest()
+        file = Path(os.environ[FOLDER]) / f"nrtpy-{ranks}-{digest}"
         with FileLock(f"{file}.lock"):
             if file.exists():
                 return client.deserialize_executable(file.read_bytes(), listed, options)
-            compiled = client.compile_and_load(_xla.mlir.hlo_to_stablehlo(hlo), listed, options)
+            compiled = client.compile_and_load(_code(hlo), listed, options)
             file.write_bytes(compiled.serialize())
         return compiled
 
