@@ -93,9 +93,11 @@ def rows(
         yield row[:length]
 
 
-def batches(prose: Prose, tokenizer: Tokenizer, shape: tuple[int, int], seed: int) -> Iterator[torch.Tensor]:
-    """Endless ids of a shape [B, S], a structured row and an open one in turn."""
-    both = [rows(prose, entropy, tokenizer, shape[1], seed) for entropy in ("structured", "open")]
-    stream = (next(source) for source in itertools.cycle(both))
+def batches(
+    prose: Prose, tokenizer: Tokenizer, shape: tuple[int, int], seed: int, open_rows: int = 1
+) -> Iterator[torch.Tensor]:
+    """Endless ids of a shape [B, S]: a structured row, then so many open ones, in turn."""
+    structured, unstructured = (rows(prose, entropy, tokenizer, shape[1], seed) for entropy in ("structured", "open"))
+    stream = (next(source) for source in itertools.cycle([structured, *[unstructured] * open_rows]))
     while True:
         yield torch.tensor(list(itertools.islice(stream, shape[0])))

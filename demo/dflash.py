@@ -6,7 +6,6 @@ then is the draft of the position after its own. Training puts the blocks of man
 """
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
 from demo.drafter import Drafter, TargetPass, write_checkpoint
-from demo.learn import distillation_loss, weighted_mean
 from demo.models import ROPE_THETA
 
 # outputs of these layers of the target, as z-lab counts them
@@ -26,10 +24,12 @@ LAYER_IDS = (0, 2, 4)
 LAYERS, INNER, RANK = 2, 384, 32
 # the token of byte 0xFF, as the parallel draft's mask
 MASK_ID = 188
-# rows of a block; a pass of training takes all of them or fewer, as steps of k 3 and 7 do
-BLOCK, SMALLER = 16, (4, 8)
+# rows of a block, and the drafts of a training pass's blocks: a step's k
+BLOCK, DRAFTS = 16, (3, 7, 15)
 # block rows of one row of text in a training pass
 ROWS = 512
+# of the loss: the share of an overlap that counts, and the weight of rows without their Markov head's bias
+SURE, UNBIASED = 0.75, 0.2
 SHARED = (
     "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "max_position_embeddings", "hidden_act", "attention_bias", "bos_token_id", "eos_token_id",
@@ -44,7 +44,7 @@ def rotated(x_BHRD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Queries of block rows; keys and values of the context and of these rows."""
+    """Queries of block rows; keys and values of the context and of the row's own block."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -59,15 +59,24 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps) for _ in "qk")
 
     def forward(
-        self, x_BRH: torch.Tensor, context_BSH: torch.Tensor, rotary: tuple[Rotary, Rotary], mask: torch.Tensor
+        self, x_BRH: torch.Tensor, context_BSH: torch.Tensor, rotary: tuple[Rotary, Rotary], before_AS: torch.Tensor
     ) -> torch.Tensor:
-        """Rotations of the block's rows and of all; the mask (R, S + R) shows a row its keys."""
-        all_BXH = torch.cat([context_BSH, x_BRH], dim=1)
+        """Rotations of the block's rows and of all; `before_AS` shows a block its context."""
+        all_BXH, (blocks, length) = torch.cat([context_BSH, x_BRH], dim=1), before_AS.shape
         projected = (self.q_proj(x_BRH), self.k_proj(all_BXH), self.v_proj(all_BXH))
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in projected)
-        q, k = rotated(self.q_norm(q).transpose(1, 2), rotary[0]), rotated(self.k_norm(k).transpose(1, 2), rotary[1])
-        seen = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), attn_mask=mask, enable_gqa=True)
-        return self.o_proj(seen.transpose(1, 2).flatten(2))
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
+        q, k = rotated(self.q_norm(q), rotary[0]), rotated(self.k_norm(k), rotary[1])
+        # rows of all query heads of a key head, block by block: no block is multiplied by another's keys
+        q_BGhAND = q.unflatten(1, (k.shape[1], -1)).unflatten(3, (blocks, -1)) * self.head_dim**-0.5
+        q_BGAXD = q_BGhAND.transpose(2, 3).flatten(3, 4)
+        (k_BGSD, own_k), (v_BGSD, own_v) = ((y[:, :, :length], y[:, :, length:]) for y in (k, v))
+        k_BGAND, v_BGAND = (y.unflatten(2, (blocks, -1)) for y in (own_k, own_v))
+        context_BGAXS = (q_BGAXD.flatten(2, 3) @ k_BGSD.transpose(2, 3)).unflatten(2, (blocks, -1))
+        context_BGAXS = context_BGAXS.masked_fill(~before_AS[:, None], float("-inf"))
+        shares = torch.cat([context_BGAXS, q_BGAXD @ k_BGAND.transpose(3, 4)], dim=-1).softmax(-1)
+        seen = (shares[..., :length].flatten(2, 3) @ v_BGSD).unflatten(2, (blocks, -1)) + shares[..., length:] @ v_BGAND
+        of_heads = seen.unflatten(3, (q_BGhAND.shape[2], -1)).permute(0, 2, 4, 1, 3, 5)
+        return self.o_proj(of_heads.flatten(3).flatten(1, 2))
 
 
 class Layer(nn.Module):
@@ -80,10 +89,10 @@ class Layer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = norms
 
     def forward(
-        self, x_BRH: torch.Tensor, context_BSH: torch.Tensor, rotary: tuple[Rotary, Rotary], mask: torch.Tensor
+        self, x_BRH: torch.Tensor, context_BSH: torch.Tensor, rotary: tuple[Rotary, Rotary], before_AS: torch.Tensor
     ) -> torch.Tensor:
         """The rows after the layer; the context stays as it is."""
-        x_BRH = x_BRH + self.self_attn(self.input_layernorm(x_BRH), context_BSH, rotary, mask)
+        x_BRH = x_BRH + self.self_attn(self.input_layernorm(x_BRH), context_BSH, rotary, before_AS)
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
 
 
@@ -127,14 +136,12 @@ class DFlash(Drafter):
         context_BSH = self.hidden_norm(self.fc(states))
         ids_BAN = ids_BS[:, anchors_A, None].where(own_N == 0, torch.tensor(MASK_ID))
         x_BRH = functional.embedding(ids_BAN, self.embed_VH).flatten(1, 2)
-        block_R = torch.arange(len(anchors_A)).repeat_interleave(rows)
-        before_RS = torch.arange(length) < anchors_A[block_R][:, None]
-        mask = torch.cat([before_RS, block_R[:, None] == block_R], dim=1)
+        before_AS = torch.arange(length) < anchors_A[:, None]
         position_R = position_AN.flatten()
         positions = (position_R, torch.cat([torch.arange(length), position_R]))
         own, every = (self.rotary(x_BRH, p[None]) for p in positions)
         for layer in self.layers:
-            x_BRH = layer(x_BRH, context_BSH, (own, every), mask)
+            x_BRH = layer(x_BRH, context_BSH, (own, every), before_AS)
         x_BANH = self.norm(x_BRH).unflatten(1, (-1, rows))[:, :, self.idle :]
         return functional.linear(x_BANH, self.head_VH)
 
@@ -149,20 +156,25 @@ class DFlash(Drafter):
         return [*self.layers.parameters(), *self.fc.parameters()]
 
     def loss(self, seen: TargetPass, generator: torch.Generator) -> torch.Tensor:
-        """Weighted mean KL(target || draft) over blocks at random anchors; the first of r rows' drafts weigh most.
+        """KL(target || draft) of blocks at random anchors, each draft's times the chance that those before it are kept.
 
-        The n-th draft's weight is exp(-2 n / r): the published decay, 4 of blocks of 8 and 7 of blocks of 16 rows.
-        With a Markov head the rows alone learn the same law too, since they choose the ids that get the head's bias;
-        a draft with the bias then weighs exp(-1 / r) of the same one without.
+        That chance is the product of both laws' overlaps, smoothed as in D-PACE (arXiv 2605.18810): text that is hard
+        to guess teaches the first drafts, text that is not teaches all. With a Markov head later rows alone learn the
+        same law too, with a small weight, since they choose the ids that get the head's bias.
         """
-        rows = (*SMALLER, BLOCK)[int(torch.randint(len(SMALLER) + 1, (), generator=generator))]
-        length, drafts = seen.ids_BS.shape[1], rows - self.idle
-        anchors_A = torch.randperm(length - rows - 1, generator=generator)[: ROWS // rows] + 1
-        logits = self.block_logits(seen, anchors_A, rows)
-        teachers = [seen.logits_BSV[:, anchors_A + n] for n in range(drafts)]
-        ways = [logits] if self.markov_head is None else [logits, self.biased(logits, seen.ids_BS, anchors_A)]
-        losses = (distillation_loss(way[:, :, n], t) for n, t in enumerate(teachers) for way in ways)
-        return weighted_mean(losses, math.exp(-2 / rows / len(ways)))
+        drafts = DRAFTS[int(torch.randint(len(DRAFTS), (), generator=generator))]
+        rows = drafts + self.idle
+        anchors_A = torch.randperm(seen.ids_BS.shape[1] - rows - 1, generator=generator)[: ROWS // rows] + 1
+        teacher_BANV = seen.logits_BSV[:, anchors_A[:, None] + torch.arange(drafts)].log_softmax(-1)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = self.block_logits(seen, anchors_A, rows)
+            biased = self.biased(logits, seen.ids_BS, anchors_A)
+        divergence_BAN, overlap_BAN = compared(biased, teacher_BANV)
+        if self.markov_head is not None:
+            alone_BAN, _ = compared(logits[:, :, 1:], teacher_BANV[:, :, 1:])
+            divergence_BAN = divergence_BAN + UNBIASED * functional.pad(alone_BAN, (1, 0))
+        kept_BAN = functional.pad(1 - SURE * (1 - overlap_BAN[..., :-1]), (1, 0), value=1.0).cumprod(-1)
+        return (kept_BAN * divergence_BAN).sum(-1).mean()
 
     @torch.no_grad()
     def draft_logits(self, seen: TargetPass, anchors_A: torch.Tensor, k: int) -> torch.Tensor:
@@ -190,6 +202,13 @@ class DFlash(Drafter):
             "torch_dtype": "bfloat16",
         }
         write_checkpoint(self, config, folder)
+
+
+def compared(logits_BANV: torch.Tensor, teacher_BANV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, A, N) each: KL(target || draft) in nats, and the overlap of the two laws, without a gradient."""
+    draft_BANV = logits_BANV.float().log_softmax(-1)
+    divergence_BAN = functional.kl_div(draft_BANV, teacher_BANV, log_target=True, reduction="none").sum(-1)
+    return divergence_BAN, torch.minimum(draft_BANV.detach(), teacher_BANV).exp().sum(-1)
 
 
 def new_draft(target: Qwen3ForCausalLM, rank: int = 0) -> DFlash:

@@ -6,6 +6,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from demo.corpus import load_prose
 from demo.models import load, save
 from demo.tokenizer import train_tokenizer
 from demo.train import PairPlan, PairRun
-from demo.train_drafters import NEW, PLANS, TextPlan, train, write_text
+from demo.train_drafters import LONGER, NEW, PLANS, TRAINED, TextPlan, train, write_text
 
 HERE = Path(__file__).parent
 STAGES = ("pair", *NEW)
@@ -30,13 +31,15 @@ def train_pair(out: Path, plan: PairPlan) -> dict[str, object]:
     return run.report()
 
 
-def train_drafters(names: list[str], out: Path, text: TextPlan) -> dict[str, dict[str, object]]:
-    """Write the folders of these drafters for the target in `out`; returns their reports."""
+def train_drafters(names: list[str], out: Path, text: TextPlan, longer: bool) -> dict[str, dict[str, object]]:
+    """Write these drafters' folders for the target in `out`, or train those there longer; returns their reports."""
     target, tokenizer = load(out / "target")
     text_RS, reports = write_text(target, tokenizer, load_prose(), text), {}
     for name in names:
-        torch.manual_seed(PLANS[name].seed)
-        reports[name] = train(NEW[name](out, target, text_RS), target, text_RS, PLANS[name], out / f"draft_{name}")
+        plan = LONGER if longer else PLANS[name]
+        torch.manual_seed(plan.seed)
+        drafter = TRAINED[name](out, target) if longer else NEW[name](out, target, text_RS)
+        reports[name] = train(drafter, target, text_RS, plan, out / f"draft_{name}")
     return reports
 
 
@@ -45,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="default: all, in order")
     parser.add_argument("--batches", type=int, default=TextPlan.batches, help="of 64 rows of the target's text")
+    parser.add_argument("--open-rows", type=int, default=TextPlan.open_rows, help="of them for each structured one")
+    parser.add_argument("--longer", action="store_true", help="train the drafters in --out longer")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the model folders, read and written")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -53,7 +58,11 @@ def main() -> None:
     if "pair" in args.only:
         reports["pair"] = train_pair(args.out, PairPlan())
     names = [name for name in NEW if name in args.only]
-    reports |= train_drafters(names, args.out, TextPlan(batches=args.batches)) if names else {}
+    if names:
+        text = TextPlan(batches=args.batches, open_rows=args.open_rows)
+        for name, report in train_drafters(names, args.out, text, args.longer).items():
+            before = {"before": reports.get(name)} if args.longer else {}
+            reports[name] = report | {"text": asdict(text)} | before
     file.write_text(json.dumps(reports, indent=1) + "\n")
     print(file)
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 from demo.corpus import Prose, batches
-from demo.dflash import RANK, new_draft
+from demo.dflash import RANK, load_draft, new_draft
 from demo.drafter import Drafter, K, TargetPass, target_pass
-from demo.eagle3 import new_head
+from demo.eagle3 import load_head, new_head
 from demo.learn import Rates, Sampler, Updates, greedy, written
 from demo.models import load
 from demo.parallel import Parallel
@@ -28,6 +28,13 @@ NEW: dict[str, Callable[[Path, Qwen3ForCausalLM, torch.Tensor], Drafter]] = {
     "dflash": lambda models, target, text_RS: new_draft(target),
     "dspark": lambda models, target, text_RS: new_draft(target, RANK),
 }
+# a trained one of the same folder
+TRAINED: dict[str, Callable[[Path, Qwen3ForCausalLM], Drafter]] = {
+    "parallel": lambda models, target: Parallel(*load(models / "draft_parallel")),
+    "eagle3": lambda models, target: load_head(models / "draft_eagle3"),
+    "dflash": lambda models, target: load_draft(models / "draft_dflash", target),
+    "dspark": lambda models, target: load_draft(models / "draft_dspark", target),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class TextPlan:
     batches: int = 48
     batch_rows: int = 64
     length: int = 256
+    # for each structured row
+    open_rows: int = 1
     seed: int = 5
 
 
@@ -57,6 +66,8 @@ PLANS = {
     "dflash": DrafterPlan(1500, Rates(muon=8e-3, adamw=4e-3)),
     "dspark": DrafterPlan(1500, Rates(muon=8e-3, adamw=4e-3)),
 }
+# of a trained one
+LONGER = DrafterPlan(600, Rates(muon=4e-3, adamw=2e-3), every=100)
 
 
 def write_text(target: Qwen3ForCausalLM, tokenizer: Tokenizer, prose: Prose, plan: TextPlan) -> torch.Tensor:
@@ -64,7 +75,7 @@ def write_text(target: Qwen3ForCausalLM, tokenizer: Tokenizer, prose: Prose, pla
     generator = torch.Generator().manual_seed(plan.seed)
     choices = (greedy, Sampler(generator, 0.6, 0.95), Sampler(generator))
     ways = [(PROMPT_TOKENS[n // 3 % 4], choices[n % 3]) for n in range(plan.batches)]
-    corpus = batches(prose, tokenizer, (plan.batch_rows, plan.length), plan.seed)
+    corpus = batches(prose, tokenizer, (plan.batch_rows, plan.length), plan.seed, plan.open_rows)
     rows = written(target, corpus, ways, plan.length)
     return rows[torch.randperm(len(rows), generator=generator)]
 

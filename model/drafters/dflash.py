@@ -16,8 +16,9 @@ has no attention. Where the block is not causal a row sees the masks behind it: 
 drafter, and less than the trained one.
 
 The rows are marginals: draft j does not know draft j - 1. A Markov head adds w2 w1[draft j - 1] to row j's logits, here
-to those of the TOP ids that are best with the row's noise, in a walk that every rank does alike. Shapes: B sequences, N
-rows, E hidden, F tapped states, C candidates, K drafts, M ranks, V vocabulary.
+to those of the TOP ids that are best with the row's noise, in a walk that every rank does alike. The id before the
+first draft is known: all of its logits have the bias. Shapes: B sequences, N rows, E hidden, F tapped states, C
+candidates, K drafts, M ranks, V vocabulary.
 """
 
 from __future__ import annotations
@@ -119,19 +120,24 @@ class DFlashModel(Qwen3):
         angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
         rows_BNE, written = self.hidden_norm(self.parallel.ops.all_gather(self.fc(states_BNF))), []
         for layer, cache in zip(self.layers, caches, strict=True):
-            _, new = layer.self_attn.heads(rows_BNE, angles)  # type: ignore[union-attr, operator]
-            written.append(self.kernels.append(self.parallel.ops, new, cache, placement))
+            written.append(layer.self_attn.write(rows_BNE, angles, cache, placement))  # type: ignore[union-attr, operator]
         return written
 
     def walk(self, ids_B1: Tensor, logits_RV: Tensor, draw: Draw, k: int) -> Tensor:
-        """(B, k) drafts of R = B k rows, each with the bias by the one before it."""
-        ids_BKC, logits_BKC, noise_BKC = (t.unflatten(0, (-1, k)) for t in self._candidates(logits_RV, draw))
+        """(B, k) drafts of R = B k rows, each with the bias by the one before it; the first one's has all ids."""
+        first_BV = F.linear(F.embedding(ids_B1[:, 0], self.markov_w1), F.embedding(ids_of(self.shard), self.markov_w2))
+        rows_BKV = logits_RV.unflatten(0, (-1, k))
+        rows_BKV = torch.cat((rows_BKV[:, :1] + first_BV[:, None].float(), rows_BKV[:, 1:]), 1)
+        of_rows = self._candidates(rows_BKV.flatten(0, 1), draw)
+        ids_BKC, logits_BKC, noise_BKC = (t.unflatten(0, (-1, k)) for t in of_rows)
         drafts_B1 = [ids_B1]
         for n in range(k):
-            before_B1r = F.embedding(drafts_B1[-1].clamp(min=0), self.markov_w1)
-            bias_BC = (F.embedding(ids_BKC[:, n], self.markov_w2) * before_B1r).float().sum(-1)
+            logits_BC = logits_BKC[:, n]
+            if n:
+                before_B1r = F.embedding(drafts_B1[-1].clamp(min=0), self.markov_w1)
+                logits_BC = logits_BC + (F.embedding(ids_BKC[:, n], self.markov_w2) * before_B1r).float().sum(-1)
             of_row = draw.row(n, k)._replace(noise_RV=noise_BKC[:, n], asked=None)
-            place_B1 = coupled_sample(self.head_ops, logits_BKC[:, n] + bias_BC, of_row)[:, None].clamp(min=0)
+            place_B1 = coupled_sample(self.head_ops, logits_BC, of_row)[:, None].clamp(min=0)
             drafts_B1.append(_taken(ids_BKC[:, n], place_B1))
         return torch.cat(drafts_B1[1:], 1)
 

@@ -1,7 +1,6 @@
 """The committed text gives the committed tokenizer; two steps of each training give checkpoints that reopen."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,13 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 from demo.corpus import Prose, load_prose
-from demo.dflash import load_draft
-from demo.drafter import Drafter
-from demo.eagle3 import load_head
 from demo.learn import Rates, Sampler, top_p_logits
 from demo.models import load, save
-from demo.parallel import Parallel
 from demo.tokenizer import save_tokenizer, train_tokenizer
 from demo.train import PairPlan, PairRun
-from demo.train_drafters import NEW, DrafterPlan, TextPlan, train, write_text
+from demo.train_drafters import NEW, TRAINED, DrafterPlan, TextPlan, train, write_text
 
 DEMO = Path("demo")
-REOPENED: dict[str, Callable[[Path], Drafter]] = {
-    "parallel": lambda folder: Parallel(*load(folder)),
-    "eagle3": load_head,
-    "dflash": lambda folder: load_draft(folder, load(DEMO / "target")[0]),
-    "dspark": lambda folder: load_draft(folder, load(DEMO / "target")[0]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +79,14 @@ def test_two_steps_of_a_drafter(
     drafter = NEW[name](DEMO, target[0], text_RS)
     before = {n: w.detach().clone() for n, w in drafter.named_parameters()}
     plan = DrafterPlan(steps=2, rates=Rates(1e-3, 1e-3), batch=2, every=1)
-    report = train(drafter, target[0], text_RS, plan, tmp_path)
+    folder = tmp_path / f"draft_{name}"
+    report = train(drafter, target[0], text_RS, plan, folder)
     assert [point["step"] for point in report["curve"]] == [1, 2]  # type: ignore[attr-defined]
     learned = [not torch.equal(w, before[n]) for n, w in drafter.named_parameters()]
     assert learned == [w.requires_grad for w in drafter.parameters()]
-    assert config(tmp_path) == config(DEMO / f"draft_{name}")
-    assert tensors(tmp_path) == tensors(DEMO / f"draft_{name}")
-    assert all(weight.isfinite().all() for weight in REOPENED[name](tmp_path).parameters())
+    assert config(folder) == config(DEMO / folder.name)
+    assert tensors(folder) == tensors(DEMO / folder.name)
+    assert all(weight.isfinite().all() for weight in TRAINED[name](tmp_path, target[0]).parameters())
 
 
 def test_top_p_keeps_the_least_ids_that_reach_it() -> None:

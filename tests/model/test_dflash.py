@@ -125,13 +125,15 @@ class Plain:
         return self.norm("norm", x_NE)[rows - k :] @ self.head.T
 
     def drafts(self, token: int, logits_kV: Tensor) -> list[int]:
-        """The greedy drafts behind the input id, by the Markov head if there is one, of the best ids."""
+        """The greedy drafts behind the input id; with a Markov head all but the first are of their row's best ids."""
         names, drafts = [f"markov_head.markov_{w}.weight" for w in ("w1", "w2")], [token]
         for logits_V in logits_kV:
             scores_V = logits_V
             if names[0] in self.w:
                 bias_V = self.w[names[1]] @ self.w[names[0]][drafts[-1]]
                 best_C = logits_V.topk(TOP).indices
+                if len(drafts) == 1:
+                    best_C = torch.arange(len(logits_V))
                 scores_V = torch.full_like(logits_V, float("-inf"))
                 scores_V[best_C] = (logits_V + bias_V)[best_C]
             drafts.append(int(scores_V.argmax()))

@@ -110,8 +110,10 @@ def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int,
             seen, anchors = target_pass(theirs, torch.tensor([ids])), torch.tensor([len(drafted.known) - 1, 1])
             logits = trained.block_logits(seen, anchors, k + trained.idle)
             farthest = max(farthest, float((drafted.logits - logits[0, 0]).abs().max()))
-            candidates_kC = drafted.logits.topk(TOP).indices
-            biased_kC = trained.biased(logits, seen.ids_BS, anchors)[0, 0].gather(1, candidates_kC)
+            biased_kV = trained.biased(logits, seen.ids_BS, anchors)[0, 0]
+            # the first draft's best ids are known with the bias
+            candidates_kC = torch.cat((biased_kV[:1], drafted.logits[1:])).topk(TOP).indices
+            biased_kC = biased_kV.gather(1, candidates_kC)
             walked = candidates_kC.gather(1, biased_kC.argmax(-1, keepdim=True))[:, 0].tolist()
             assert fault or drafted.drafts == walked
     assert farthest > 0.1 if fault else farthest < 1e-3
