@@ -80,10 +80,11 @@ class NrtGraphs:
         if key not in self._loaded:
             self.rehearse(key)
 
-    def rehearse(self, key: GraphKey, runs: int = 1) -> float:
-        """The wall seconds of a run of a graph on zeros, of several in a row, while no sequence is in the cache."""
+    def rehearse(self, key: GraphKey, runs: int = 1, inputs: StepInputs | None = None) -> float:
+        """The wall seconds of a run of a graph on zeros or other inputs, of several in a row, while no sequence is in
+        the cache."""
         self._load(key)
-        inputs = zeros_of(self.bundle.plan.by_key[key].inputs)
+        inputs = inputs or zeros_of(self.bundle.plan.by_key[key].inputs)
         begin = time.perf_counter()
         for run in [self._run(key, inputs)[0].run for _ in range(runs)]:
             run.result()

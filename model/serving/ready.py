@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from model.attention import KEY_TILE
 from model.bundle.opening import Bundle
+from model.graph_io import StepInputs, zeros_of
 from model.graph_key import GraphKey, Stage
 from model.serving import runtime
 from model.serving.engine import Engine
@@ -75,7 +78,7 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
 
 
 def step_seconds(graphs: Graphs) -> dict[tuple[int, int], float]:
-    """The wall seconds of a step by its k and bucket, while no request is in the caches.
+    """The wall seconds of a step at its bucket's end by its k and bucket, while no request is in the caches.
 
     The least of several rounds, each over every graph: what else runs on the machine meets all of them. Steps follow
     each other, as those of requests do: the host's part of one is hidden behind the one before.
@@ -84,8 +87,22 @@ def step_seconds(graphs: Graphs) -> dict[tuple[int, int], float]:
     keys = [GraphKey(Stage.STEP, k, bucket, filters=False) for bucket in spec.buckets for k in (0, *spec.ks)]
     for key in keys:
         graphs.prepare(key)
-    rounds = [[graphs.rehearse(key, _IN_A_ROW) for key in keys] for _ in range(_ROUNDS)]
+    ends = [at_the_end(graphs.bundle, key) for key in keys]
+    rounds = [
+        [graphs.rehearse(key, _IN_A_ROW, end) for key, end in zip(keys, ends, strict=True)] for _ in range(_ROUNDS)
+    ]
     return {(key.k, key.bucket): min(seconds) for key, seconds in zip(keys, zip(*rounds, strict=True), strict=True)}
+
+
+def at_the_end(bundle: Bundle, key: GraphKey) -> StepInputs:
+    """A step's inputs whose rows are the last of its bucket, so that they see all of its keys, each in its place."""
+    inputs = zeros_of(bundle.plan.by_key[key].inputs)
+    inputs.attention_mask[:] = 1
+    inputs.position_ids[:] = key.bucket - key.k - 1 + np.arange(inputs.position_ids.shape[1])
+    if inputs.block_table is not None:
+        inputs.block_table[:] = 1 + np.arange(inputs.block_table.size).reshape(inputs.block_table.shape)
+        inputs.block_table[:] %= bundle.spec.pool
+    return inputs
 
 
 def serve(graphs: Graphs, request: Request, speculative: bool, told: Callable[[list[int]], None] | None = None) -> Run:

@@ -60,10 +60,11 @@ class Graphs:
         if key not in self._executables:
             self.rehearse(key)
 
-    def rehearse(self, key: GraphKey, runs: int = 1) -> float:
-        """The wall seconds of a run of a graph on zeros, of several in a row, while no sequence is in the cache."""
+    def rehearse(self, key: GraphKey, runs: int = 1, inputs: StepInputs | None = None) -> float:
+        """The wall seconds of a run of a graph on zeros or other inputs, of several in a row, while no sequence is in
+        the cache."""
         graph = self._graph(key)
-        inputs = zeros_of(graph.inputs)
+        inputs = inputs or zeros_of(graph.inputs)
         begin = time.perf_counter()
         try:
             jax.block_until_ready([self._run(key, inputs) for _ in range(runs)])

@@ -7,6 +7,7 @@ alone. `Paying` knows both: the time of steps by k and bucket, and how many draf
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,16 +59,17 @@ class Always:
 _MEMORY = 1 - 1 / 256
 # the acceptance of a draft before any was judged, and the drafts that this weighs
 _FIRST, _WEIGHT = 0.8, 5.0
-# another k has to be better by this much: below it lies the noise of the clock
-_BETTER = 1.04
+# another k has to be better by this much, the noise of the clock, and by so many steps in all before it is taken: the
+# first ones behind a change are slower, and a request's last ids want few drafts for a moment
+_BETTER, _CHANGE = 1.04, 1.5
 # the share of time that may go to trials of another k, and the least that a step of one is taken to waste
 _TRIALS, _LEAST_PRICE = 0.01, 0.25
-# steps of a trial: of drafts, until the draft's cache has keys of the latest ids again; of the target alone, of which
-# only the time is measured
-_OF_DRAFTS, _OF_TARGET = 24, 6
-# how much of a new measurement goes into the time of a k, how far it may be from the last one, and steps behind a
-# change of k that are measured
-_NEW, _FAR, _FRESH = 0.2, 1.25, 4
+# steps of a trial: of drafts, until the draft's cache has keys of the latest ids again; of these the first are left out
+# of the measurement, by whether there are drafts: the target's have not its own pace yet
+_OF_TRIAL, _UNSETTLED, _MEASURED = 26, {False: 16, True: 4}, 10
+# how much of a step goes into the pace of its run; how much of a new measurement into the time of a k, and how far it
+# may be from the last one
+_LATEST, _NEW, _FAR = 0.02, 0.3, 1.5
 
 
 class Acceptance:
@@ -90,16 +92,20 @@ class Acceptance:
 
 @dataclass
 class _Run:
-    """Steps of one k in a row: their number and their time beside the first one of their graphs, of which the latest
-    weigh most."""
+    """Steps of one k in a row: those that measured, and their time beside the first one of their graphs, of which the
+    latest weigh most."""
 
     k: int
-    steps: int = 0
+    steps: int = field(init=False)
     slower: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.steps = -_UNSETTLED[self.k > 0]
 
     def add(self, slower: float) -> None:
         self.steps += 1
-        self.slower += (slower - self.slower) * max(1 / self.steps, _NEW)
+        if self.steps > 0:
+            self.slower += (slower - self.slower) * max(1 / self.steps, _LATEST)
 
 
 @dataclass
@@ -108,10 +114,11 @@ class Paying:
 
     `seconds` are the times of a step by its k and bucket, measured before any request. Only their ratios matter: load
     slows the steps of every k. How much slower those of a k have become beside another's is measured again behind each
-    change of k, but for the first step: it could not begin before the last one of the k before it was read.
+    change of k, by its settled steps.
 
     While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row
-    and at most 1 % of the time. Steps of the target alone leave holes in the draft's cache; only recent ones matter.
+    and at most 1 % of the time; the first time soon. Steps of the target alone leave holes in the draft's cache; only
+    recent ones matter.
 
     One estimate serves all requests: a step has one k, and an estimate of each request was never better (LOG.md).
     """
@@ -126,17 +133,19 @@ class Paying:
     _run: _Run | None = None
     _before: _Run | None = None
     _current: int = -1
+    # what the current k has lost against each since that is better, in steps
+    _lost: dict[int, float] = field(init=False)
     # the k on trial, the steps of it that are left, and the time that they waste, in steps of the current k
     _trial: int = -1
     _left: int = 0
-    _price: float = _LEAST_PRICE * _OF_DRAFTS
-    _credit: float = 0.0
+    _price: float = _LEAST_PRICE * _OF_TRIAL
+    _credit: float = 0.95 * _LEAST_PRICE * _OF_TRIAL
     # the answer until a step has ended
     _chosen: int | None = None
 
     def __post_init__(self) -> None:
         self.ks, self._buckets = (tuple(sorted(set(part))) for part in zip(*self.seconds, strict=True))
-        self._slower = dict.fromkeys(self.ks, 1.0)
+        self._slower, self._lost = dict.fromkeys(self.ks, 1.0), dict.fromkeys(self.ks, 0.0)
         self._acceptance = Acceptance(max(self.ks))
         self._emitted = self._acceptance.emitted()
 
@@ -149,9 +158,13 @@ class Paying:
     def _choose(self, slots: Sequence[Slot]) -> int:
         most = [_drafts(slot) for slot in slots]
         ids = {k: sum(self._emitted[min(k, n)] for n in most) / self._cost(slots, k) for k in self.ks}
-        best = max(self.ks, key=lambda k: ids[k])
-        if self._current < 0 or ids[best] > ids[self._current] * _BETTER:
-            self._current, self._left = best, 0
+        if self._current < 0:
+            self._current = max(self.ks, key=lambda k: ids[k])
+        for k, lost in self._lost.items():
+            self._lost[k] = max(0.0, lost + math.log(ids[k] / ids[self._current] / _BETTER))
+        worst = max(self.ks, key=lambda k: self._lost[k])
+        if self._lost[worst] > _CHANGE:
+            self._current, self._left, self._lost = worst, 0, dict.fromkeys(self.ks, 0.0)
         if not self._left:
             self._try(slots, ids)
         return self._trial if self._left else self._current
@@ -175,10 +188,9 @@ class Paying:
         self._trial = max(others, key=lambda k: ids[k])
         wasted = 1 - ids[self._trial] / ids[self._current]
         price = max(wasted * self._cost(slots, self._trial) / self._cost(slots, self._current), _LEAST_PRICE)
-        # six steps of the target alone leave holes, which cost about as much as the steps of a longer trial
-        self._price = price * _OF_DRAFTS
+        self._price = price * _OF_TRIAL
         if self._credit >= self._price:
-            self._credit, self._left = self._credit - self._price, _OF_DRAFTS if self._trial else _OF_TARGET
+            self._credit, self._left = self._credit - self._price, _OF_TRIAL
 
     def _cost(self, slots: Sequence[Slot], k: int) -> float:
         """The seconds of a step of k without a load, in the bucket that its rows need."""
@@ -189,12 +201,11 @@ class Paying:
     def _measure(self, k: int, slower: float) -> None:
         if self._run is None or self._run.k != k:
             self._before, self._run = self._run, _Run(k)
-            return
         self._run.add(slower)
-        if self._before is None or not self._before.steps or self._run.steps > _FRESH:
+        if self._before is None or self._before.steps < _MEASURED or self._run.steps != _MEASURED:
             return
         # the target alone is the unit: the time of the other k is measured by it, or that of k by the other's
-        ratio = slower / self._before.slower
+        ratio = self._run.slower / self._before.slower
         changed, measured = k, self._slower[self._before.k] * ratio
         if not k:
             changed, measured = self._before.k, self._slower[0] / ratio

@@ -46,6 +46,7 @@ class World:
     of_k: dict[int, int] = field(default_factory=dict)
     early: int = 0
     switch: float = 1.0
+    warming: int = 0
     mixed: bool = False
     cost: dict[int, float] = field(default_factory=lambda: TRUE)
 
@@ -53,6 +54,7 @@ class World:
         """Time until every request has its ids."""
         draw, sizes, spent, seated = random.Random(self.seed), random.Random(self.seed), 0.0, list[Slot]()
         chances, drafted, hard, left, before = dict[int, float](), dict[int, list[bool]](), False, self.requests, -1
+        run = 0
         while left or seated:
             while left and len(seated) < self.slots:
                 slot = Slot(len(seated), left, Request((1,), max_new_tokens=sizes.randint(32, 96)))
@@ -64,6 +66,8 @@ class World:
             assert rule.choose(seated) == k, "asked twice, it answers the same"
             bucket = next(b for b in GROWTH if b > max(slot.position for slot in seated) + k)
             took = load * self.cost[k] * GROWTH[bucket] * draw.uniform(1, 1.1) * (1 if k == before else self.switch)
+            run = run + 1 if k == before else 1
+            took *= 1.5 if not k and run <= self.warming else 1
             before = k
             self.of_k[k], spent, ended = self.of_k.get(k, 0) + 1, spent + took, []
             for slot in seated:
@@ -125,6 +129,13 @@ def test_a_wrong_first_measurement_is_put_right(wrong: float, chance: float) -> 
     rule, cost = Paying(first(wrong, cost={0: 1.0, 7: 3.5})), {0: 1.0, 7: 3.5}
     World(chance, cost=cost).seconds(rule)
     assert share(rule, chance=chance, cost=cost, requests=200) > 0.96
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.6, 0.7])
+def test_the_first_steps_of_the_target_alone_do_not_speak_for_it(chance: float) -> None:
+    """Behind steps with drafts a server's step of the target alone has its own pace only after a dozen of its kind."""
+    cost = {0: 1.0, 7: 3.5}
+    assert share(Paying(first(0.8, cost=cost)), chance=chance, slots=4, cost=cost, warming=14, requests=200) > 0.96
 
 
 def test_a_load_that_slows_every_step_changes_nothing() -> None:
