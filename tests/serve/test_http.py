@@ -241,8 +241,8 @@ def test_a_start_ends_with_a_request_to_try_and_tells_nothing_false(server: Serv
         pytest.skip("the server is not ours, and neither is its log")
     lines = server.log.read_text(encoding="utf-8").splitlines()
     (place,) = (n for n, line in enumerate(lines) if "Application startup complete" in line)
-    # whoever waits for the server asks for its health meanwhile, and each such call is a line too
-    line = next(li for li in lines[place + 1 :] if '"GET /health' not in li)
+    # whoever waits for the server calls it meanwhile, and each call it answers is a line too
+    line = next(li for li in lines[place + 1 :] if '"GET /' not in li)
     assert line.startswith(f"curl {server.url}/v1/completions ")
     body = json.loads(shlex.split(line)[-1])
     assert (body["model"], body["max_tokens"]) == (name, 64)
