@@ -175,14 +175,15 @@ def test_a_block_of_fewer_rows_is_a_different_drafter_unless_it_is_causal(folder
 
 def _walked(config: DFlashConfig, tp: int, ops: Ops, rank: int, asked: Sampling, k: int) -> Tensor:
     """Drafts of random rows, on one of the ranks."""
-    torch.manual_seed(1)
+    # ranks are threads, which share torch's own generator
+    of_rank = torch.Generator().manual_seed(1)
     backing = backing_of("nki", serve) if tp > 1 else REFERENCE
     batch, width = len(asked.temperature_B), config.vocab_size // tp
     model = DFlashModel(config, Parallel(tp, ops), backing)
     model.rank_util.rank.data[:] = rank
     for weight in (model.markov_w1, model.markov_w2):
-        weight.data = torch.randn(weight.shape)
-    logits_RV = 2 * torch.randn(batch * k, config.vocab_size)[:, rank * width : (rank + 1) * width]
+        weight.data = torch.randn(weight.shape, generator=of_rank)
+    logits_RV = 2 * torch.randn(batch * k, config.vocab_size, generator=of_rank)[:, rank * width : (rank + 1) * width]
     draw = model.kernels.prepare(ops, asked, 40 + torch.arange(k, dtype=torch.int32).expand(batch, -1), model.shard)
     return model.walk(torch.arange(batch, dtype=torch.int32)[:, None], logits_RV, roughly(draw), k)
 
