@@ -15,6 +15,8 @@ from model.cache import Cache, Placement
 from model.ops import EAGER, Ops, State, iota
 
 KEY_TILE = 128
+# rows whose loop over the tiles of keys is one: on a CPU it ends at the last tile that any of them sees
+ROW_TILE = 256
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -29,9 +31,12 @@ def verify_attention(
     query head h reads kv head h // (H / G).
     """
     cache = append(ops, new, cache, placement, placement.positions_BN)
-    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement, ops)
-    o_BGRD = out_BGRD / total_BGR[..., None]
-    return o_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype), cache
+    out = []
+    tiles = zip(q_BHND.split(ROW_TILE, 2), placement.positions_BN.split(ROW_TILE, 1), strict=True)
+    for tile_BHND, positions_BN in tiles:
+        out_BGRD, total_BGR, _ = weighted(tile_BHND, cache, placement._replace(positions_BN=positions_BN), ops)
+        out.append((out_BGRD / total_BGR[..., None]).reshape(tile_BHND.shape))
+    return torch.cat(out, 2).to(q_BHND.dtype), cache
 
 
 def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement, places_BN: Tensor) -> Cache:

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.attention import KEY_TILE, weighted
+from model.attention import KEY_TILE, ROW_TILE, verify_attention, weighted
 from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
@@ -97,6 +97,10 @@ def _weighted(quick: bool, *given: np.ndarray) -> list[np.ndarray]:
     def run(q_BHND: Any, k: Any, v: Any, positions_BN: Any, keys_S: Any) -> Any:
         return weighted(q_BHND, Cache(k, v), Placement(positions_BN, keys_S), TracedOps(1))
 
+    return _compiled(run, quick, *given)
+
+
+def _compiled(run: Any, quick: bool, *given: np.ndarray) -> list[np.ndarray]:
     lowered = jax.jit(lambda *arrays: interop.call_torch(run, *arrays)).lower(*map(jnp.asarray, given))
     module = lowered.compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
@@ -118,6 +122,27 @@ def test_tiles_that_no_row_sees_are_left_out(last: int) -> None:
     v[:, :, seen:] = np.nan
     assert all(map(np.array_equal, _weighted(True, q_BHND, k, v, *placed), plain))
     assert np.isnan(_weighted(False, q_BHND, k, v, *placed)[0]).all()
+
+
+def test_a_chunk_s_first_rows_end_at_their_own_last_tile() -> None:
+    """NaN in the values of later rows does not reach them, and they have the bits of a chunk without these."""
+    rng, slots = np.random.default_rng(0), 2 * ROW_TILE
+    q, k, v = (rng.normal(0, 1, (1, heads, slots, 32)).astype(np.float32) for heads in (4, 2, 2))
+    v[:, :, ROW_TILE:] = np.nan
+    nothing = np.zeros_like(k)
+
+    def chunk(q_BHND: Any, k: Any, v: Any, cache_k: Any, cache_v: Any, positions_BN: Any, keys_S: Any) -> Any:
+        return verify_attention(TracedOps(1), q_BHND, (k, v), Cache(cache_k, cache_v), Placement(positions_BN, keys_S))
+
+    def out(rows: int, quick: bool) -> np.ndarray:
+        placed = np.arange(rows, dtype=np.int32)[None], np.arange(slots, dtype=np.int32)
+        return _compiled(chunk, quick, *(a[:, :, :rows] for a in (q, k, v)), nothing, nothing, *placed)[0]
+
+    whole, first = out(slots, True), out(ROW_TILE, True)
+    assert np.array_equal(whole[:, :, :ROW_TILE], first)
+    assert np.isfinite(first).all()
+    assert np.isnan(whole[:, :, ROW_TILE:]).all()
+    assert np.isnan(out(slots, False)).all()
 
 
 def _same_states(both: tuple[Recorder, Recorder]) -> None:
