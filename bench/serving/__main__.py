@@ -34,6 +34,8 @@ from model.progress import each
 
 _LOAD_SECONDS, _DEMO_K, _DEMO_BATCH, _DEMO_LENGTH = 3600, 7, 4, 512
 BASELINE, SPECULATIVE, FIXED, STOCK = "baseline", "speculative", f"always k {_DEMO_K}", "stock vLLM"
+# the speculative bundle held at the target's own steps; the baseline's bundle has no draft
+NEVER = "always k 0"
 # of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
 FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms", "spec_decode_acceptance_length")
 _BY_POSITION, _STEPS = "spec_decode_per_position_acceptance_rates", "spec_decode_num_drafts"
@@ -189,11 +191,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def demo_servers(options: argparse.Namespace, stack: ExitStack, names: Sequence[str]) -> dict[str, Endpoint]:
     """Servers of the demo pair by these names, on ports from `options.port` on."""
     found, vllm = {}, vllm_command(options.vllm)
-    always = ["--additional-config", json.dumps({"k": _DEMO_K})]
+    always, never = (["--additional-config", json.dumps({"k": k})] for k in (_DEMO_K, 0))
     stock = ["--dtype", "float32", "--max-model-len", str(_DEMO_LENGTH), "--max-num-seqs", str(_DEMO_BATCH),
              "--gpu-memory-utilization", "0.3"]  # fmt: skip
     ways: tuple[tuple[str, int | None, list[str]], ...]
-    ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always), (STOCK, None, stock))
+    ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always), (NEVER, _DEMO_K, never),
+            (STOCK, None, stock))  # fmt: skip
     for number, (name, k, more) in enumerate(way for way in ways if way[0] in names):
         model = demo.TARGET
         if k is not None:

@@ -1,9 +1,10 @@
 """`python -m bench.serving.bursts`: does the server choose the right k? Short bursts, one server after the other.
 
-The servers of `bench.serving --demo`: the target alone, always 7 drafts, and the one that chooses. A round sends the
-same requests to each, in random order, half a second to two each, so that ratios within a round are free of what slows
-the machine for longer. `times the best fixed k` is the median over rounds of the tokens a second over those of the
-better of the other two, which is better by its own median; p20 and p80 are beside it.
+Four servers of the demo pair: the target alone, a bundle without a draft; and one bundle held at k 0, held at 7 drafts,
+and choosing by itself. A round sends the same requests to each, in random order, half a second to two each, so that
+ratios within a round are free of what slows the machine for longer. `times the best fixed k` is the median over rounds
+of the tokens a second over those of the better one of the two that are held, which is better by its own median; p20 and
+p80 are beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from bench.demo import count
 from bench.provenance import header, said, write_result
-from bench.serving.__main__ import BASELINE, FIXED, SPECULATIVE, counts, demo_servers
+from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE, counts, demo_servers
 from bench.serving.prompts import Prompt, prompt_sets
 from bench.serving.servers import Endpoint
 from bench.table import markdown
@@ -32,6 +33,7 @@ from model.progress import each
 from model.serving.request import Params
 
 Rows = list[dict[str, Any]]
+SERVERS = (BASELINE, NEVER, FIXED, SPECULATIVE)
 
 
 def burst(endpoint: Endpoint, prompts: Sequence[Prompt], clients: int, tokens: int) -> float:
@@ -69,8 +71,8 @@ def summary(rows: Rows) -> Rows:
     for tier, clients in dict.fromkeys((r["tier"], r["clients"]) for r in rows):
         own = [r["tokens_s"] for r in rows if (r["tier"], r["clients"]) == (tier, clients)]
         medians = {name: round(statistics.median(r[name] for r in own), 1) for name in own[0]}
-        best = max((BASELINE, FIXED), key=lambda name: medians[name])
-        ratios = {other: spread([r[SPECULATIVE] / r[other] for r in own]) for other in (BASELINE, FIXED)}
+        best = max((NEVER, FIXED), key=lambda name: medians[name])
+        ratios = {other: spread([r[SPECULATIVE] / r[other] for r in own]) for other in SERVERS[:-1]}
         row = {"tier": tier, "clients": clients, "rounds": len(own), "source": "wall", "tokens_s": medians}
         found.append(row | {"times": ratios, "best": best, "of_best": ratios[best]})
     return found
@@ -78,10 +80,10 @@ def summary(rows: Rows) -> Rows:
 
 def table(rows: Rows) -> str:
     """A line for each tier and number of clients."""
-    heads = [f"{name}, tokens/s (wall)" for name in (BASELINE, FIXED, SPECULATIVE)]
+    heads = [f"{name}, tokens/s (wall)" for name in SERVERS]
     lines = []
     for r in rows:
-        cells = [f"{r['tokens_s'][name]:.0f}" for name in (BASELINE, FIXED, SPECULATIVE)]
+        cells = [f"{r['tokens_s'][name]:.0f}" for name in SERVERS]
         low, middle, high = r["of_best"]
         cells += [f"{r['times'][BASELINE][1]:.2f}", f"{middle:.2f} ({low:.2f} to {high:.2f})"]
         lines.append([r["tier"], str(r["clients"]), *cells])
@@ -98,11 +100,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
     parser.add_argument("--seed", type=count(0), default=0, help="of prompts and orders")
     parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="bundles and logs")
-    parser.add_argument("--port", type=count(), default=8780, help="the first of three")
+    parser.add_argument("--port", type=count(), default=8780, help="the first of four")
     parser.add_argument("--out", type=Path, help="write the results here")
     options, made_by = parser.parse_args(arguments), header("wall")
     with ExitStack() as stack:
-        endpoints = demo_servers(options, stack, (BASELINE, FIXED, SPECULATIVE))
+        endpoints = demo_servers(options, stack, SERVERS)
         rows = summary(measure(endpoints, options))
     if options.out:
         write_result(options.out, made_by | {"tokens": options.tokens, "rows": rows})

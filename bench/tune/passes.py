@@ -1,12 +1,12 @@
 """How long a pass takes: the kernels of a layer on nkisim's timeline, all-reduces by its law, head and sampling.
 
 Every time is simulated. Where both cores of a rank have stored parts of a half's result, they join before the sum over
-the ranks. Several layers are one launch where that is faster; the taps of a drafter, which end launches, are not in it.
-A pass is all layers, the head, which
-streams its vocabulary shard at the rate that the rank's cores draw, and the drawing of one token per row (noise,
-choice, and one exchange between the ranks of the head). The embedding's rows are not in it. Attention is the fused
-kernel, or, where the rows of a block see each other, the three that a graph then has; norms, rotations and additions
-between these are not in it. A step, one graph of several passes, is launched once: `launch_us`.
+the ranks. Layers are in launches of several, as in a build by default; the taps of a drafter, which end launches, are
+not in it. A pass is all layers, the head, which streams its vocabulary shard at the rate that the rank's cores draw,
+and the drawing of one token per row (noise, choice, and one exchange between the ranks of the head). The embedding's
+rows are not in it. Attention is the fused kernel, or, where the rows of a block see each other, the three that a graph
+then has; norms, rotations and additions between these are not in it. A step, one graph of several passes, is launched
+once: `launch_us`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pass:
     head: float
     sampling: float
     hbm_bytes: float
-    # what launches of several layers take less than their halves and sums
+    # what launches of several layers take less than their halves and sums; below 0 if they take more
     saved: float = 0.0
 
     @property
@@ -144,7 +144,7 @@ def simulated_pass(
     reduces = 2 * layers * collective_us(chip, shard.tp, lnc, shard.rows * hidden * BF16)
     drawn += collective_us(chip, head, lnc, shard.rows * _WINNER)
     halves = layers * (attention + mlp) + reduces
-    saved = 0.0 if block else max(0.0, halves - launches_us(shard, lnc, chip))
+    saved = 0.0 if block else halves - launches_us(shard, lnc, chip)
     return Pass(layers * attention, layers * mlp, reduces, read_us(chip, lnc, head_bytes), drawn, read, saved)
 
 

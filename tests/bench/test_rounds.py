@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.serving import bursts, long_prompts
-from bench.serving.__main__ import BASELINE, FIXED, SPECULATIVE
+from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE
 from model.errors import UserError
 from tests.bench.endpoint import endpoint
 
@@ -18,7 +18,7 @@ DRIFT = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def test_a_burst_s_best_fixed_k_is_by_its_median_and_ratios_are_by_round() -> None:
-    speeds = {BASELINE: 100.0, FIXED: 200.0, SPECULATIVE: 190.0}
+    speeds = {BASELINE: 100.0, NEVER: 80.0, FIXED: 200.0, SPECULATIVE: 190.0}
     rows: list[dict[str, Any]] = [
         {"tier": "open", "clients": 4, "round": n, "tokens_s": {name: s / slow for name, s in speeds.items()}}
         for n, slow in enumerate(DRIFT, 1)
@@ -26,7 +26,7 @@ def test_a_burst_s_best_fixed_k_is_by_its_median_and_ratios_are_by_round() -> No
     (row,) = bursts.summary(rows)
     assert (row["best"], row["of_best"][1], row["rounds"]) == (FIXED, 0.95, 5)
     assert row["times"][BASELINE][1] == 1.9
-    assert "| open | 4 | 25 | 50 | 48 | 1.90 | 0.95 (0.95 to 0.95) |" in bursts.table([row])
+    assert "| open | 4 | 25 | 20 | 50 | 48 | 1.90 | 0.95 (0.95 to 0.95) |" in bursts.table([row])
 
 
 def test_a_long_prompt_s_ratio_is_stock_s_time_over_ours_by_round() -> None:
