@@ -61,11 +61,14 @@ class Sequences(nl.NKIObject):
 
     def pieces(self, weights, most=PIECE_BYTES):
         """This core's pieces of a layer's QKV, and those of its output."""
-        if self.rows[1] == 0:
-            return [], []
-        cut, division = sections(weights[0].shape[1]), self.division
-        heads = pieces(weights[0], division.of_heads(weights[0]), cut, tail=True, most=most)
-        return heads, pieces(weights[1], division.of_output(weights[1]), tail=True, most=most)
+        heads, output, division = [], [], self.division
+        if self.rows[1] > 0:
+            cut = sections(weights[0].shape[1])
+            heads = pieces(weights[0], division.of_heads(weights[0]), cut, tail=True, most=most)
+        # a core that makes heads for the other one alone has no rows of the output
+        if division.shares_output or division.count() > 0:
+            output = pieces(weights[1], division.of_output(weights[1]), tail=True, most=most)
+        return heads, output
 
 
 class AttentionHalf(nl.NKIObject):

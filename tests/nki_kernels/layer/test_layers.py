@@ -76,14 +76,6 @@ def by_halves(ranks: list[Model]) -> Any:
     return x
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "shared"])
-def _sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cores read small weights twice, or each half of them."""
-    if request.param:
-        monkeypatch.setattr(handover, "WORTH_SHARING", 0)
-        monkeypatch.setattr(mlp, "WORTH_SHARING", 0)
-
-
 WAYS = [
     (ODD, "bf16", 4, 1),
     (ODD, "fp32", 1, 2),
@@ -94,10 +86,17 @@ WAYS = [
 ]
 
 
-@pytest.mark.usefixtures("_sharing")
+@pytest.mark.parametrize("shared", ["none", "heads", "all"])
 @pytest.mark.parametrize(("dims", "dtype", "count", "lnc"), WAYS, ids=str)
-def test_the_bits_of_the_halves(dims: AttentionDims, dtype: str, count: int, lnc: int) -> None:
+def test_the_bits_of_the_halves(
+    shared: str, dims: AttentionDims, dtype: str, count: int, lnc: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cores read small weights twice, or each half of them; of one sequence a core may make heads alone."""
     right, model = draw(dims, dtype, count), draw(dims, dtype, count)
+    if shared != "none":
+        qkv, out = model.layers[0][0].qkv.nbytes, model.layers[0][0].out.nbytes
+        monkeypatch.setattr(handover, "WORTH_SHARING", 0 if shared == "all" else (qkv + out) // 2)
+        monkeypatch.setattr(mlp, "WORTH_SHARING", 0)
     out = decode_layers(model.x, model.layers, model.rows, lnc=lnc)
     assert out.tobytes() == by_halves([right]).tobytes()
     assert model.pools() == right.pools()
