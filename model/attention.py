@@ -8,6 +8,8 @@ it, nor on the bucket.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,8 @@ from model.ops import EAGER, Ops, State, iota
 KEY_TILE = 128
 # rows whose loop over the tiles of keys is one: on a CPU it ends at the last tile that any of them sees
 ROW_TILE = 256
-_LOWEST = torch.finfo(torch.float32).min
+# of finite scores: without a visible key -inf - (-inf) would be NaN, a finite lowest score gives weights of 0
+LOWEST = torch.finfo(torch.float32).min
 
 
 def verify_attention(
@@ -34,8 +37,8 @@ def verify_attention(
     out = []
     tiles = zip(q_BHND.split(ROW_TILE, 2), placement.positions_BN.split(ROW_TILE, 1), strict=True)
     for tile_BHND, positions_BN in tiles:
-        out_BGRD, total_BGR, _ = weighted(tile_BHND, cache, placement._replace(positions_BN=positions_BN), ops)
-        out.append((out_BGRD / total_BGR[..., None]).reshape(tile_BHND.shape))
+        out_BGRD = attended(tile_BHND, cache, placement._replace(positions_BN=positions_BN), ops)
+        out.append(out_BGRD.reshape(tile_BHND.shape))
     return torch.cat(out, 2).to(q_BHND.dtype), cache
 
 
@@ -57,28 +60,65 @@ def _in_blocks(table_BL: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
     return blocks_BN, torch.where(held_BN, positions_BN % KEY_TILE, KEY_TILE)
 
 
+def attended(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> Tensor:
+    """(B, G, R, D) fp32: attention of the R = (H / G) x N rows of each kv head over the cache."""
+    if placement.table_BL is not None:
+        return ops.shared(attend_blocks, *_rows(q_BHND, cache, placement), *cache, placement.table_BL)
+    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement, ops)
+    return out_BGRD / total_BGR[..., None]
+
+
+def attend_blocks(
+    ops: Ops, q_BGRD: Tensor, last_BR: Tensor, keys_TK: Tensor, k_PGKD: Tensor, v_PGKD: Tensor, table_BL: Tensor
+) -> Tensor:
+    """(B, G, R, D) fp32: attention of rows that see the keys up to `last_BR`, over pools of blocks.
+
+    A graph has a function of this name; on a CPU `model/serving/block_attention.py` takes its place.
+    """
+
+    def tile(tile_1: Tensor) -> list[Tensor]:
+        return [c[table_BL.index_select(1, tile_1)[:, 0]] for c in (k_PGKD, v_PGKD)]
+
+    out_BGRD, total_BGR, _ = _over_tiles(ops, q_BGRD, last_BR, keys_TK, tile)
+    return out_BGRD / total_BGR[..., None]
+
+
 def weighted(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> tuple[Tensor, Tensor, Tensor]:
     """The values' weighted sum (B, G, R, D) of the rows, the weights' sum and the largest score (B, G, R), all fp32.
 
-    R are the (H / G) x N rows of a kv head. A row that sees no key has sums of 0 and the largest score -inf.
+    The cache has slots. A row that sees no key has sums of 0 and the largest score -inf.
     """
+
+    def tile(tile_1: Tensor) -> list[Tensor]:
+        of_slots = (c.index_select(2, tile_1 * KEY_TILE + iota(KEY_TILE, tile_1)) for c in cache)
+        return [c if placement.slots_B is None else c[placement.slots_B] for c in of_slots]
+
+    return _over_tiles(ops, *_rows(q_BHND, cache, placement), tile)
+
+
+def _rows(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of each kv head (B, G, R, D), the last position that each sees (B, R), and the tiles of keys."""
     batch, heads, count, dim = q_BHND.shape
     group = heads // cache.k.shape[1]
-    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim).float()
     last_BN = placement.positions_BN if placement.last_B1 is None else placement.last_B1.expand(-1, count)
     last_BR = last_BN[:, None].expand(-1, group, -1).flatten(1)
-    keys_TK = placement.keys_S.unflatten(0, (-1, KEY_TILE))
+    return q_BHND.reshape(batch, -1, group * count, dim).float(), last_BR, placement.keys_S.unflatten(0, (-1, KEY_TILE))
+
+
+def _over_tiles(
+    ops: Ops, q_BGRD: Tensor, last_BR: Tensor, keys_TK: Tensor, tile: Callable[[Tensor], list[Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `weighted`; `tile` returns each sequence's keys and values (B, G, 128, D) of a tile."""
 
     def add(state: State) -> State:
         tile_1, out_BGRD, total_BGR, best_BGR = state
-        k_BGKD, v_BGKD = (_tile(c, placement, tile_1) for c in cache)
+        k_BGKD, v_BGKD = tile(tile_1)
         # products of the cache's dtype, summed in fp32, as the matrix engine does
-        scores = torch.einsum("bgrd,bgkd->bgrk", q_BGRD, k_BGKD.float()) * dim**-0.5
+        scores = torch.einsum("bgrd,bgkd->bgrk", q_BGRD, k_BGKD.float()) * q_BGRD.shape[-1] ** -0.5
         visible = keys_TK.index_select(0, tile_1) <= last_BR[:, None, :, None]
         scores = torch.where(visible, scores, float("-inf"))
         higher_BGR = torch.maximum(best_BGR, scores.amax(-1))
-        # without a visible key -inf - (-inf) would be NaN: a finite lowest score gives weights of 0
-        from_BGR1 = higher_BGR.clamp(min=_LOWEST)[..., None]
+        from_BGR1 = higher_BGR.clamp(min=LOWEST)[..., None]
         weights, kept_BGR1 = torch.exp(scores - from_BGR1), torch.exp(best_BGR[..., None] - from_BGR1)
         more_BGRD = torch.einsum("bgrk,bgkd->bgrd", weights.to(v_BGKD.dtype).float(), v_BGKD.float())
         total_BGR = total_BGR * kept_BGR1[..., 0] + weights.sum(-1)
@@ -88,11 +128,3 @@ def weighted(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGE
     begin = iota(1, q_BGRD), nothing, nothing[..., 0], torch.full_like(nothing[..., 0], float("-inf"))
     _, out_BGRD, total_BGR, best_BGR = ops.repeat(len(keys_TK), add, begin)
     return out_BGRD, total_BGR, best_BGR
-
-
-def _tile(cache: Tensor, placement: Placement, tile_1: Tensor) -> Tensor:
-    """(B, G, 128, D) each sequence's keys or values of a tile."""
-    if placement.table_BL is not None:
-        return cache[placement.table_BL.index_select(1, tile_1)[:, 0]]
-    tile_BGKD = cache.index_select(2, tile_1 * KEY_TILE + iota(KEY_TILE, tile_1))
-    return tile_BGKD if placement.slots_B is None else tile_BGKD[placement.slots_B]

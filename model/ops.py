@@ -37,8 +37,11 @@ class Ops:
             state = body(state)
         return state
 
-    def shared(self, function: Callable[..., Tensor], *given: Any, **fixed: Any) -> Tensor:
-        """function(ops, *given, **fixed) of tensors, and of fixed values; a build traces it once for each shape."""
+    def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
+        """function(ops, *given, **fixed) of tensors, and of fixed values; a build traces it once for each shape.
+
+        In a graph it is a function of that name.
+        """
         return function(self, *given, **fixed)
 
     def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class TracedOps(Ops):
         step = interop.jax_view(body)
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
-    def shared(self, function: Callable[..., Tensor], *given: Any, **fixed: Any) -> Tensor:
+    def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
         return interop.call_jax(_shared(function, self.ranks, self.world, tuple(fixed.items())), *given)
 
     def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class TracedOps(Ops):
 
 @functools.cache
 def _shared(
-    function: Callable[..., Tensor], ranks: int, world: int, fixed: tuple[tuple[str, Any], ...]
+    function: Callable[..., Any], ranks: int, world: int, fixed: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
     """The function for all graphs of a process: its trace is most of a step's, and no length changes it."""
 

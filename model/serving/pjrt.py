@@ -22,7 +22,7 @@ from model.bundle.manifest import Compiler
 from model.errors import UserError
 from model.graph_key import GraphKey
 from model.nki.launches import LNC
-from model.serving import apart, columns, quicker, sums
+from model.serving import apart, block_attention, columns, quicker, sums
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -165,5 +165,6 @@ def _take_as_held(module: ir.Module, graph: GraphSpec) -> None:
     main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
     columns.take_turned(main, graph.weights)
     columns.retype(module)
+    block_attention.take_over(module)
     sums.in_order(module)
     quicker.rewrite(module)

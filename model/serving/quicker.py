@@ -1,45 +1,27 @@
-"""Rewrites three patterns that XLA compiles badly for CPUs; results keep every bit.
+"""Rewrites two patterns that XLA compiles badly for CPUs; results keep every bit.
 
 - XLA searches the maximum of a row one number after the other. Rewritten as the maxima of columns, then the maximum of
   these, the search runs on vectors; a maximum is exact in any order.
 - XLA packs a product number by number if both operands have the summed axis last. With the second one transposed
   first it sums the same products in the same order.
-- The loop over tiles of keys (`model/attention.py`) has a fixed number of rounds, since Trainium's compiler takes no
-  other. Here it leaves out the tiles that no row sees: they are the last ones and change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, stablehlo
+from jaxlib.mlir.dialects import stablehlo
 
 # numbers left of a row after its columns are reduced: a register of fp32
 COLUMNS = 16
-# how many tiles of keys begin after the last key that a row sees
-_UNSEEN = """func.func private @unseen(%keys: {keys}, %last: {last}) -> tensor<i32> {{
-  %none = stablehlo.constant dense<0> : tensor<i32>
-  %most = stablehlo.reduce(%last init: %none) applies stablehlo.maximum across dimensions = {axes} :
-    ({last}, tensor<i32>) -> tensor<i32>
-  %first = stablehlo.slice %keys [0:{tiles}, 0:1] : ({keys}) -> tensor<{tiles}x1xi32>
-  %here = stablehlo.broadcast_in_dim %most, dims = [] : (tensor<i32>) -> tensor<{tiles}x1xi32>
-  %after = stablehlo.compare GT, %first, %here :
-    (tensor<{tiles}x1xi32>, tensor<{tiles}x1xi32>) -> tensor<{tiles}x1xi1>
-  %each = stablehlo.convert %after : (tensor<{tiles}x1xi1>) -> tensor<{tiles}x1xi32>
-  %count = stablehlo.reduce(%each init: %none) applies stablehlo.add across dimensions = [0, 1] :
-    (tensor<{tiles}x1xi32>, tensor<i32>) -> tensor<i32>
-  return %count : tensor<i32>
-}}"""
 
 
 def rewrite(module: ir.Module) -> None:
-    """Change a parsed module's loops over tiles, maxima and products of batches."""
+    """Change a parsed module's maxima and products of batches."""
     for operation in list(operations(module)):
-        if operation.name == "stablehlo.while":
-            _while_seen(operation, module)
-        elif operation.name == "stablehlo.reduce":
+        if operation.name == "stablehlo.reduce":
             _by_columns(operation)
         elif operation.name == "stablehlo.dot_general":
             _turned_first(operation)
@@ -56,58 +38,6 @@ def _inside(outer: Any) -> Iterator[Any]:
             for operation in block.operations:
                 yield operation.operation
                 yield from _inside(operation)
-
-
-def _while_seen(loop: Any, module: ir.Module) -> None:
-    """A loop over tiles of keys begins its count of rounds with the tiles that no row sees."""
-    functions = ir.SymbolTable(module.operation)
-    condition, body = (region.blocks[0] for region in loop.regions)
-    compared = _compared(body, range(len(loop.operands)), functions)
-    if compared is None:
-        return
-    *_, below, _ = condition.operations
-    *_, after = body.operations
-    counter, kept = below.operands[0].arg_number, all(after.operands[n] == body.arguments[n] for n in compared)
-    keys, last = (loop.operands[number] for number in compared)
-    tiles, rounds = keys.type.shape[0], ir.DenseIntElementsAttr(below.operands[1].owner.attributes["value"])[0]
-    # the number of the tile is counted apart
-    if not kept or tiles != rounds or tiles == 1 or len(list(body.arguments[counter].uses)) != 1:
-        return
-    sizes = {"keys": keys.type, "last": last.type, "tiles": tiles, "axes": list(range(last.type.rank))}
-    unseen = ir.Operation.parse(_UNSEEN.format(**sizes))
-    module.body.append(unseen)
-    # which gives it a name of its own
-    name = functions.insert(unseen).value
-    with ir.InsertionPoint(loop), loop.location:
-        loop.operands[counter] = func.CallOp([loop.operands[counter].type], name, [keys, last]).result
-
-
-def _compared(block: ir.Block, numbers: Sequence[int | None], functions: ir.SymbolTable) -> tuple[int, int] | None:
-    """The loop's operands, by number, that the rounds compare: keys and the last one of each row.
-
-    `numbers` are those of the block's arguments.
-    """
-    for operation in block.operations:
-        origins = [_origin(operand, numbers) for operand in operation.operands]
-        if operation.operation.name == "stablehlo.compare":
-            (keys, last), of_ints = origins, "i32>" in str(operation.operands[0].type)
-            below = "LE" in str(operation.attributes["comparison_direction"])
-            if of_ints and below and keys is not None and last is not None:
-                return keys, last
-        if operation.operation.name == "func.call":
-            called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
-            if found := _compared(called.regions[0].blocks[0], origins, functions):
-                return found
-    return None
-
-
-def _origin(value: Any, numbers: Sequence[int | None]) -> int | None:
-    """The number of the argument that a value is made from, by the first operand of each operation."""
-    while not isinstance(value, ir.BlockArgument):
-        if not len(value.owner.operands):
-            return None
-        value = value.owner.operands[0]
-    return numbers[value.arg_number]
 
 
 def _by_columns(reduce: Any) -> None:

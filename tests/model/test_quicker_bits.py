@@ -17,12 +17,12 @@ from jaxlib.mlir import ir
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.attention import KEY_TILE, ROW_TILE, verify_attention, weighted
+from model.attention import KEY_TILE, ROW_TILE, attended, verify_attention
 from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
-from model.serving import pjrt, quicker, sums
+from model.serving import block_attention, pjrt, quicker, sums
 from model.serving.engine import Engine
 from model.serving.pjrt import SAME_BITS
 from model.serving.ready import shape_of
@@ -45,7 +45,8 @@ class Recorder(Graphs):
         if self.quick:
             return super()._executable(key)
         # not shared: the session has the graph as it is said quicker
-        with mock.patch.object(quicker, "rewrite"), mock.patch.object(pjrt, "compile_hlo", COMPILE):
+        left_out = mock.patch.object(quicker, "rewrite"), mock.patch.object(block_attention, "take_over")
+        with left_out[0], left_out[1], mock.patch.object(pjrt, "compile_hlo", COMPILE):
             return super()._executable(key)
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
@@ -91,11 +92,11 @@ def test_a_short_chunk_has_the_bits_of_a_long_one(both: tuple[Recorder, Recorder
     assert ids[0] == ids[1] == ids[2]
 
 
-def _weighted(quick: bool, *given: np.ndarray) -> list[np.ndarray]:
-    """Attention's sums of q, keys and values, compiled quicker or plain."""
+def _over_blocks(quick: bool, *given: np.ndarray) -> list[np.ndarray]:
+    """Attention of q over pools of keys and values, compiled quicker or plain."""
 
-    def run(q_BHND: Any, k: Any, v: Any, positions_BN: Any, keys_S: Any) -> Any:
-        return weighted(q_BHND, Cache(k, v), Placement(positions_BN, keys_S), TracedOps(1))
+    def run(q_BHND: Any, k: Any, v: Any, positions_BN: Any, keys_S: Any, table_BL: Any) -> Any:
+        return attended(q_BHND, Cache(k, v), Placement(positions_BN, keys_S, table_BL=table_BL), TracedOps(1))
 
     return _compiled(run, quick, *given)
 
@@ -104,24 +105,30 @@ def _compiled(run: Any, quick: bool, *given: np.ndarray) -> list[np.ndarray]:
     lowered = jax.jit(lambda *arrays: interop.call_torch(run, *arrays)).lower(*map(jnp.asarray, given))
     module = lowered.compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
+        if quick:
+            block_attention.take_over(module)
         sums.in_order(module)
         if quick:
             quicker.rewrite(module)
     return [np.asarray(a) for a in lowered.compile(compiler_options=SAME_BITS)(*given)]
 
 
-@pytest.mark.parametrize("last", [3, KEY_TILE - 1, KEY_TILE, 2 * KEY_TILE + 50])
-def test_tiles_that_no_row_sees_are_left_out(last: int) -> None:
-    """NaN in them shows which were computed; of two sequences the longer one counts."""
-    rng, rows, seen = np.random.default_rng(0), 4, KEY_TILE * (last // KEY_TILE + 1)
-    shape = (2, 1, 4 * KEY_TILE, 32)
-    q_BHND, k, v = (rng.normal(0, 1, s).astype(np.float32) for s in ((2, 2, rows, 32), shape, shape))
-    positions_BN = np.array([[0] * rows, range(last + 1 - rows, last + 1)], np.int32)
-    placed = positions_BN, np.arange(4 * KEY_TILE, dtype=np.int32)
-    plain = _weighted(False, q_BHND, k, v, *placed)
-    v[:, :, seen:] = np.nan
-    assert all(map(np.array_equal, _weighted(True, q_BHND, k, v, *placed), plain))
-    assert np.isnan(_weighted(False, q_BHND, k, v, *placed)[0]).all()
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("lasts", [(3, 300), (KEY_TILE, KEY_TILE - 1), (511,), (130, 2, 40)], ids=str)
+def test_each_sequence_ends_at_the_last_tile_that_its_rows_see(lasts: tuple[int, ...], dtype: Any) -> None:
+    """NaN in the blocks of later tiles shows which were computed."""
+    rng, rows, batch, tiles = np.random.default_rng(0), 4, len(lasts), 4
+    table_BL = rng.permutation(1 + np.arange(batch * tiles, dtype=np.int32)).reshape(batch, tiles)
+    pool = (1 + batch * tiles, 1, KEY_TILE, 32)
+    q_BHND, k, v = (rng.normal(0, 1, s).astype(dtype) for s in ((batch, 2, rows, 32), pool, pool))
+    positions_BN = np.maximum(np.array(lasts, np.int32)[:, None] + np.arange(1 - rows, 1, dtype=np.int32), 0)
+    placed = positions_BN, np.arange(tiles * KEY_TILE, dtype=np.int32), table_BL
+    plain = _over_blocks(False, q_BHND, k, v, *placed)
+    for row, last in enumerate(lasts):
+        v[table_BL[row, last // KEY_TILE + 1 :]] = np.nan
+    assert all(map(np.array_equal, _over_blocks(True, q_BHND, k, v, *placed), plain))
+    if any(last < (tiles - 1) * KEY_TILE for last in lasts):
+        assert np.isnan(_over_blocks(False, q_BHND, k, v, *placed)[0].astype(np.float32)).any()
 
 
 def test_a_chunk_s_first_rows_end_at_their_own_last_tile() -> None:
@@ -129,13 +136,15 @@ def test_a_chunk_s_first_rows_end_at_their_own_last_tile() -> None:
     rng, slots = np.random.default_rng(0), 2 * ROW_TILE
     q, k, v = (rng.normal(0, 1, (1, heads, slots, 32)).astype(np.float32) for heads in (4, 2, 2))
     v[:, :, ROW_TILE:] = np.nan
-    nothing = np.zeros_like(k)
+    tiles = slots // KEY_TILE
+    nothing, table_BL = np.zeros((1 + tiles, 2, KEY_TILE, 32), np.float32), 1 + np.arange(tiles, dtype=np.int32)[None]
 
-    def chunk(q_BHND: Any, k: Any, v: Any, cache_k: Any, cache_v: Any, positions_BN: Any, keys_S: Any) -> Any:
-        return verify_attention(TracedOps(1), q_BHND, (k, v), Cache(cache_k, cache_v), Placement(positions_BN, keys_S))
+    def chunk(q_BHND: Any, k: Any, v: Any, pool_k: Any, pool_v: Any, positions_BN: Any, keys_S: Any, table: Any) -> Any:
+        placement = Placement(positions_BN, keys_S, table_BL=table)
+        return verify_attention(TracedOps(1), q_BHND, (k, v), Cache(pool_k, pool_v), placement)
 
     def out(rows: int, quick: bool) -> np.ndarray:
-        placed = np.arange(rows, dtype=np.int32)[None], np.arange(slots, dtype=np.int32)
+        placed = np.arange(rows, dtype=np.int32)[None], np.arange(slots, dtype=np.int32), table_BL
         return _compiled(chunk, quick, *(a[:, :, :rows] for a in (q, k, v)), nothing, nothing, *placed)[0]
 
     whole, first = out(slots, True), out(ROW_TILE, True)

@@ -1,0 +1,96 @@
+"""Attention over blocks as a CPU runs it: each sequence by itself, and no further than the last tile that a row sees.
+
+A graph's own loop (`attend_blocks` of `model/attention.py`) has a fixed number of rounds for all sequences together,
+since Trainium's compiler takes no other. The tiles that it has more are a sequence's last ones and change nothing, so
+results keep every bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxlib.mlir import ir
+
+from model.attention import LOWEST, attend_blocks
+
+_NAME = re.compile(rf"{attend_blocks.__name__}(_\d+)?(\.\d+)?")
+_NAMES_OF_TYPES = {"f32": "float32", "bf16": "bfloat16", "i32": "int32"}
+_Tensor = tuple[tuple[int, ...], str]
+
+
+def take_over(module: ir.Module) -> None:
+    """Put the attention of this file where a parsed module calls that of its graph."""
+    functions = ir.SymbolTable(module.operation)
+    for function in list[Any](module.body.operations):
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        if _NAME.fullmatch(name):
+            own = _inserted(_lowered(*map(_tensor, function.arguments)), functions, module)
+            ir.SymbolTable.replace_all_symbol_uses(name, own, module.operation)
+            functions.erase(function)
+
+
+def _tensor(argument: Any) -> _Tensor:
+    return tuple(argument.type.shape), _NAMES_OF_TYPES[str(argument.type.element_type)]
+
+
+@functools.cache
+def _lowered(*tensors: _Tensor) -> str:
+    """The module of `_attend` on tensors of these shapes and types."""
+    structs = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in tensors]
+    return str(jax.jit(_attend).trace(*structs).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo"))
+
+
+def _inserted(text: str, functions: ir.SymbolTable, module: ir.Module) -> str:
+    """The name that the main function of a module has, once all of its functions are in a different one."""
+    others = ir.Module.parse(text)
+    for number, function in enumerate(list(others.body.operations)):
+        before = ir.StringAttr(function.attributes["sym_name"]).value
+        name = f"{attend_blocks.__name__}_on_cpu_{len(module.body.operations)}_{number}"
+        ir.SymbolTable.set_symbol_name(function, name)
+        ir.SymbolTable.replace_all_symbol_uses(before, name, others.operation)
+        if before == "main":
+            main = name
+    for function in list(others.body.operations):
+        function.detach_from_parent()
+        ir.SymbolTable.set_visibility(function, "private")
+        module.body.append(function)
+        functions.insert(function)
+    return main
+
+
+def _attend(
+    q_BGRD: jax.Array, last_BR: jax.Array, keys_TK: jax.Array, k_PGKD: jax.Array, v_PGKD: jax.Array, table_BL: jax.Array
+) -> jax.Array:
+    """As `attend_blocks`: (B, G, R, D)."""
+    of_one: Callable[..., Any] = functools.partial(_of_one, keys_TK=keys_TK, k_PGKD=k_PGKD, v_PGKD=v_PGKD)
+    if len(q_BGRD) == 1:
+        return of_one((q_BGRD[0], last_BR[0], table_BL[0]))[None]
+    return jax.lax.map(of_one, (q_BGRD, last_BR, table_BL))
+
+
+def _of_one(
+    sequence: tuple[jax.Array, jax.Array, jax.Array], keys_TK: jax.Array, k_PGKD: jax.Array, v_PGKD: jax.Array
+) -> jax.Array:
+    q_GRD, last_R, table_L = sequence
+
+    def add(tile: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        out_GRD, total_GR, best_GR = state
+        k_GKD, v_GKD = k_PGKD[table_L[tile]], v_PGKD[table_L[tile]]
+        scores = jnp.einsum("grd,gkd->grk", q_GRD, k_GKD.astype(jnp.float32)) * q_GRD.shape[-1] ** -0.5
+        scores = jnp.where(keys_TK[tile] <= last_R[:, None], scores, -jnp.inf)
+        higher_GR = jnp.maximum(best_GR, scores.max(-1))
+        from_GR1 = jnp.maximum(higher_GR, LOWEST)[..., None]
+        weights, kept_GR1 = jnp.exp(scores - from_GR1), jnp.exp(best_GR[..., None] - from_GR1)
+        rounded = weights.astype(v_GKD.dtype).astype(jnp.float32)
+        more_GRD = jnp.einsum("grk,gkd->grd", rounded, v_GKD.astype(jnp.float32))
+        return out_GRD * kept_GR1 + more_GRD, total_GR * kept_GR1[..., 0] + weights.sum(-1), higher_GR
+
+    nothing = jnp.zeros_like(q_GRD)
+    begin = nothing, nothing[..., 0], jnp.full_like(nothing[..., 0], -jnp.inf)
+    out_GRD, total_GR, _ = jax.lax.fori_loop(0, (keys_TK[:, 0] <= last_R.max()).sum(), add, begin)
+    return out_GRD / total_GR[..., None]
