@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,8 +168,9 @@ def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> N
     """One that comes alone, or comes back, is scheduled without the others, whose ids would be lost."""
     begun, filling = list[bool](), {2}
     worker.engine = SimpleNamespace(
-        begun=False, filling=filling.__contains__, begin=lambda masks=False: begun.append(masks), follow=lambda: None
-    )
+        begun=False, filling=filling.__contains__, slots=SimpleNamespace(full=True),
+        begin=lambda masks=False: begun.append(masks), follow=lambda: None,
+    )  # fmt: skip
     worker.shape, worker.dead_ends, worker.metrics = (
         SimpleNamespace(block=0),
         set(),
@@ -196,7 +199,7 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
     arrivals.watch()
     calls, slots = list[str](), SimpleNamespace(full=False)
     worker.engine = SimpleNamespace(
-        begun=False, filling=lambda _: False, slots=slots,
+        begun=False, filling=lambda _: False, slots=slots, left_s=0.0,
         begin=lambda masks=False: calls.append("scheduled" if masks else "early"), follow=lambda: calls.append("twice"),
     )  # fmt: skip
     worker.shape, worker.dead_ends = SimpleNamespace(block=0), set()
@@ -219,3 +222,14 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
     slots.full = False
     BundleScheduler.add_request(BundleScheduler.__new__(BundleScheduler), request)  # type: ignore[arg-type]
     assert served() == all_of_it
+    # one that comes while the step runs finds none handed over behind it
+    worker.engine.left_s = 60.0
+    with ThreadPoolExecutor(1) as pool:
+        step_runs = pool.submit(served)
+        while not calls:
+            time.sleep(0.001)
+        EngineCore.preprocess_add_request(None, request)  # type: ignore[arg-type]
+        assert step_runs.result(timeout=30) == ["scheduled"]
+    slots.full = True
+    assert served() == all_of_it, "nobody would get a slot: nothing waits"
+    arrivals.known("new")
