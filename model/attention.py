@@ -30,7 +30,7 @@ def verify_attention(
     Returns (B, H, N, D) in q's dtype and the updated cache. Softmax in fp32. H is a multiple of G;
     query head h reads kv head h // (H / G).
     """
-    cache = append(ops, new, cache, placement, placement.positions_BN)
+    cache = append(ops, new, cache, placement)
     out = []
     tiles = zip(q_BHND.split(ROW_TILE, 2), placement.positions_BN.split(ROW_TILE, 1), strict=True)
     for tile_BHND, positions_BN in tiles:
@@ -39,8 +39,9 @@ def verify_attention(
     return torch.cat(out, 2).to(q_BHND.dtype), cache
 
 
-def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement, places_BN: Tensor) -> Cache:
-    """The cache with the rows' keys and values at these places of their slots, or of their blocks."""
+def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
+    """The cache with the rows' keys and values at their places: of their slots, or of their blocks."""
+    places_BN = placement.positions_BN
     if placement.table_BL is None:
         slots = iota(places_BN.shape[0], places_BN) if placement.slots_B is None else placement.slots_B
         slots_BN = slots[:, None]

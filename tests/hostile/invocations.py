@@ -35,7 +35,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --recipe {tmp}/recipe-draft
         --recipe {tmp}/recipe-toolchain --dry-run
         --recipe {tmp}/recipe-flags
-        --recipe {tmp}/recipe-slices
         --tp 3
         --tp 0
         --tp -1
@@ -291,7 +290,7 @@ _CONTENTS = {
 }  # fmt: skip
 RECIPES: dict[str, Any] = {
     "recipe-draft": {"draft_tp": 2},
-    "recipe-toolchain": {"toolchain": "gpu"}, "recipe-slices": {"kv_shard": "sequence"},
+    "recipe-toolchain": {"toolchain": "gpu"},
     "recipe-flags": {"compiler_flags": {"x": "1"}},
 }  # fmt: skip
 SHAPE = Shape((3,), 2, 128, (128,), 64)
