@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.attention import KEY_TILE
 from model.bundle.opening import Bundle
 from model.graph_io import StepInputs, zeros_of
 from model.graph_key import GraphKey, Stage
@@ -46,10 +45,9 @@ def shape_of(bundle: Bundle) -> Shape:
         spec.max_len,
         spec.buckets,
         spec.target_config.vocab_size,
+        spec.pool,
         spec.host_drafts,
         spec.prompts,
-        KEY_TILE,
-        spec.pool,
         spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
     )
 

@@ -180,7 +180,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _refused(lambda: guarded(full, "out"), "full", "run the command again")
 
 
-SHAPE = Shape((3,), 2, 128, (128,), 64)
+SHAPE = Shape((3,), 2, 128, (128,), 64, 3)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ RECIPES: dict[str, Any] = {
     "recipe-toolchain": {"toolchain": "gpu"},
     "recipe-flags": {"compiler_flags": {"x": "1"}},
 }  # fmt: skip
-SHAPE = Shape((3,), 2, 128, (128,), 64)
+SHAPE = Shape((3,), 2, 128, (128,), 64, 3)
 REQUESTS = [
     *[Request((1,), Params(**{name: value})) for name, values in {
         "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),
