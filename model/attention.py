@@ -41,12 +41,11 @@ def verify_attention(
 
 def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
     """The cache with the rows' keys and values at their places: of their slots, or of their blocks."""
-    places_BN = placement.positions_BN
-    if placement.table_BL is None:
-        slots = iota(places_BN.shape[0], places_BN) if placement.slots_B is None else placement.slots_B
-        slots_BN = slots[:, None]
+    slots_B, places_BN, table_BL = placement.slots_B, placement.positions_BN, placement.table_BL
+    if table_BL is None:
+        slots_BN = (iota(len(places_BN), places_BN) if slots_B is None else slots_B)[:, None]
     else:
-        slots_BN, places_BN = _in_blocks(placement.table_BL, places_BN)
+        slots_BN, places_BN = _in_blocks(table_BL, places_BN)
     return Cache(*(ops.append(c, n, slots_BN, places_BN) for c, n in zip(cache, new, strict=True)))
 
 
