@@ -31,17 +31,17 @@ from model.speculative import Pair
 class Eager:
     """Prefills and steps of one pair; `kept` is the drafter's empty state, `keys` the graphs that would have run.
 
-    Caches are `batch` slots of a length, or a pool of so many blocks.
+    Caches are pools of so many blocks.
     """
 
-    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], batch: int, length: int) -> None:
-        draft = () if pair.draft_model is None else self._caches(pair.draft_model, batch, length)
+    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int) -> None:
+        draft = () if pair.draft_model is None else self._caches(pair.draft_model, pool)
         self.pair, self.state = pair, DraftState([*draft], kept)
-        self.caches, self.keys = self._caches(pair.target_model, batch, length), list[GraphKey]()
+        self.caches, self.keys = self._caches(pair.target_model, pool), list[GraphKey]()
 
     @staticmethod
-    def _caches(model: Any, batch: int, length: int) -> list[Cache]:
-        return empty_caches(model.config, ONE_RANK, batch, length, torch.float32)
+    def _caches(model: Any, pool: int) -> list[Cache]:
+        return empty_caches(model.config, ONE_RANK, pool, KEY_TILE, torch.float32)
 
     @torch.no_grad()
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
@@ -55,9 +55,11 @@ class Eager:
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         raise AssertionError("no step here is in halves")
 
-    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
-        for tensor in (*self.state.kept, *(t for cache in (*self.caches, *self.state.caches) for t in cache)):
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
+        for tensor in self.state.kept:
             tensor[slot] = 0
+        for tensor in (t for cache in (*self.caches, *self.state.caches) for t in cache):
+            tensor[list(blocks)] = 0
 
 
 def engine(drafter: str, k: int, batch: int, noise_weight: float | None = None) -> Engine:
@@ -75,10 +77,9 @@ def engine(drafter: str, k: int, batch: int, noise_weight: float | None = None) 
     target.taps = drafting.taps
     state = (t for t in make_plan(bundle).state if t.name.startswith(KEPT))
     kept = tuple(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in state)
-    runner = Eager(Pair(target, drafting, EAGER), kept, batch, bundle.max_len)
-    buckets = (KEY_TILE, bundle.max_len)
-    shape = Shape((k,), batch, bundle.max_len, buckets, bundle.target_config.vocab_size, bundle.host_drafts)
-    return Engine(runner, shape)
+    runner = Eager(Pair(target, drafting, EAGER, bundle.max_len), kept, bundle.pool)
+    buckets, vocabulary = (KEY_TILE, bundle.max_len), bundle.target_config.vocab_size
+    return Engine(runner, Shape((k,), batch, bundle.max_len, buckets, vocabulary, bundle.pool, bundle.host_drafts))
 
 
 def _loaded(part: Part, checkpoint: Checkpoint) -> Any:

@@ -133,7 +133,7 @@ def _ignore(result: object) -> None:
 def _graph(plan: BundlePlan, graph: GraphSpec) -> StagedFile:
     spec = plan.spec
     configs = [dataclasses.asdict(part.config) for part in spec.parts]
-    split = [spec.tp, spec.draft_ranks, spec.kv_shard, spec.max_len, spec.layers]
+    split = [spec.tp, spec.draft_ranks, spec.max_len, spec.layers]
     recipe = graph_recipe(dataclasses.asdict(graph), configs, spec.drafter, spec.k, split, spec.dtype, spec.kernels)
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(spec, graph))))
 

@@ -52,7 +52,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     return {
         "models": {role: bundle.title(role) for role in ("target", "draft")},
         "drafter": spec.drafter, "ks": [0, *spec.ks], "rows": spec.rows, "tp": spec.tp, "draft_tp": spec.draft_ranks,
-        "kv_shard": spec.kv_shard, "batch": spec.batch, "max_len": spec.max_len,
+        "batch": spec.batch, "max_len": spec.max_len,
         "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels,
         "layers": spec.layers, "graphs": len(bundle.graphs),
         "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,

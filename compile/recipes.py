@@ -23,7 +23,7 @@ TRACED_BY = (
     "model/graph_io.py", "model/halves.py", "model/kernels.py", "model/nki/backing.py", "model/nki/custom_calls.py",
     "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py", "model/ops.py", "model/packing.py",
     "model/parallel.py", "model/qwen3.py", "model/rank_model.py", "model/rope.py",
-    "model/rough_filters.py", "model/sampling.py", "model/scores.py", "model/sequence.py", "model/speculative.py",
+    "model/rough_filters.py", "model/sampling.py", "model/scores.py", "model/speculative.py",
     "model/threefry.py", "model/window.py", "nki_kernels/layer/pack_weights.py", "nki_kernels/limits.py",
 )  # fmt: skip
 TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")

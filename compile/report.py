@@ -40,7 +40,7 @@ def plan_as_text(plan: BundlePlan) -> str:
         *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
         f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
         *(f"draft  {said}" for said in different_drafters(spec)),
-        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks, kv by {spec.kv_shard}",
+        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks",
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ]

@@ -28,16 +28,14 @@ AUTO = "auto"
 class Recipe:
     """Rare fields of a build, a JSON object in the file of --recipe.
 
-    `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `kv_shard` sequence: the ranks that share a
-    kv head hold a slice of its positions each. `blocks`: those of a pool of caches, by default as many as the batch may
-    need. `chunks`: rows of the prompts' graphs, powers of two. `layers`: the most layers of a launch of NKI kernels, by
-    default 16; 1 launches each half of one. `toolchain`: auto takes the installed SDK, cpu makes HLO alone, neuron
-    fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's tag: line}. `compiler_input`: the
-    form in which neuronx-cc gets a graph.
+    `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `blocks`: those of a pool of caches, by
+    default as many as the batch may need. `chunks`: rows of the prompts' graphs, powers of two. `layers`: the most
+    layers of a launch of NKI kernels, by default 16; 1 launches each half of one. `toolchain`: auto takes the installed
+    SDK, cpu makes HLO alone, neuron fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's
+    tag: line}. `compiler_input`: the form in which neuronx-cc gets a graph.
     """
 
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
-    kv_shard: Literal["heads", "sequence"] = "heads"
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
@@ -70,7 +68,7 @@ class BuildSpec:
     recipe: Recipe = field(
         default=_PLAIN,
         metadata={
-            "help": "a JSON object of rare fields, or its file: draft_tp, kv_shard, blocks, chunks, layers, toolchain, "
+            "help": "a JSON object of rare fields, or its file: draft_tp, blocks, chunks, layers, toolchain, "
             "compiler_flags, compiler_input"
         },
     )
@@ -95,8 +93,7 @@ class BuildSpec:
             max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=kind.name,  # type: ignore[arg-type]
             draft=model_name(self.draft) if kind.has_model else "none",
             draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
-            draft_tp=self.recipe.draft_tp, kv_shard=self.recipe.kv_shard,
-            blocks=self.recipe.blocks, chunks=self.recipe.chunks,
+            draft_tp=self.recipe.draft_tp, blocks=self.recipe.blocks, chunks=self.recipe.chunks,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ def verify_attention(
     Returns (B, H, N, D) in q's dtype and the updated cache. Softmax in fp32. H is a multiple of G;
     query head h reads kv head h // (H / G).
     """
-    cache = append(ops, new, cache, placement, placement.positions_BN)
+    cache = append(ops, new, cache, placement)
     out = []
     tiles = zip(q_BHND.split(ROW_TILE, 2), placement.positions_BN.split(ROW_TILE, 1), strict=True)
     for tile_BHND, positions_BN in tiles:
@@ -42,13 +42,13 @@ def verify_attention(
     return torch.cat(out, 2).to(q_BHND.dtype), cache
 
 
-def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement, places_BN: Tensor) -> Cache:
-    """The cache with the rows' keys and values at these places of their slots, or of their blocks."""
-    if placement.table_BL is None:
-        slots = iota(places_BN.shape[0], places_BN) if placement.slots_B is None else placement.slots_B
-        slots_BN = slots[:, None]
+def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
+    """The cache with the rows' keys and values at their places: of their slots, or of their blocks."""
+    slots_B, places_BN, table_BL = placement.slots_B, placement.positions_BN, placement.table_BL
+    if table_BL is None:
+        slots_BN = (iota(len(places_BN), places_BN) if slots_B is None else slots_B)[:, None]
     else:
-        slots_BN, places_BN = _in_blocks(placement.table_BL, places_BN)
+        slots_BN, places_BN = _in_blocks(table_BL, places_BN)
     return Cache(*(ops.append(c, n, slots_BN, places_BN) for c, n in zip(cache, new, strict=True)))
 
 
@@ -62,10 +62,15 @@ def _in_blocks(table_BL: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 def attended(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> Tensor:
     """(B, G, R, D) fp32: attention of the R = (H / G) x N rows of each kv head over the cache."""
+    rows = _rows(q_BHND, cache, placement)
     if placement.table_BL is not None:
-        return ops.shared(attend_blocks, *_rows(q_BHND, cache, placement), *cache, placement.table_BL)
-    out_BGRD, total_BGR, _ = weighted(q_BHND, cache, placement, ops)
-    return out_BGRD / total_BGR[..., None]
+        return ops.shared(attend_blocks, *rows, *cache, placement.table_BL)
+
+    def tile(tile_1: Tensor) -> list[Tensor]:
+        of_slots = (c.index_select(2, tile_1 * KEY_TILE + iota(KEY_TILE, tile_1)) for c in cache)
+        return [c if placement.slots_B is None else c[placement.slots_B] for c in of_slots]
+
+    return _over_tiles(ops, *rows, tile)
 
 
 def attend_blocks(
@@ -79,21 +84,7 @@ def attend_blocks(
     def tile(tile_1: Tensor) -> list[Tensor]:
         return [c[table_BL.index_select(1, tile_1)[:, 0]] for c in (k_PGKD, v_PGKD)]
 
-    out_BGRD, total_BGR, _ = _over_tiles(ops, q_BGRD, last_BR, keys_TK, tile)
-    return out_BGRD / total_BGR[..., None]
-
-
-def weighted(q_BHND: Tensor, cache: Cache, placement: Placement, ops: Ops = EAGER) -> tuple[Tensor, Tensor, Tensor]:
-    """The values' weighted sum (B, G, R, D) of the rows, the weights' sum and the largest score (B, G, R), all fp32.
-
-    The cache has slots. A row that sees no key has sums of 0 and the largest score -inf.
-    """
-
-    def tile(tile_1: Tensor) -> list[Tensor]:
-        of_slots = (c.index_select(2, tile_1 * KEY_TILE + iota(KEY_TILE, tile_1)) for c in cache)
-        return [c if placement.slots_B is None else c[placement.slots_B] for c in of_slots]
-
-    return _over_tiles(ops, *_rows(q_BHND, cache, placement), tile)
+    return _over_tiles(ops, q_BGRD, last_BR, keys_TK, tile)
 
 
 def _rows(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,8 +98,8 @@ def _rows(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, T
 
 def _over_tiles(
     ops: Ops, q_BGRD: Tensor, last_BR: Tensor, keys_TK: Tensor, tile: Callable[[Tensor], list[Tensor]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `weighted`; `tile` returns each sequence's keys and values (B, G, 128, D) of a tile."""
+) -> Tensor:
+    """(B, G, R, D) fp32: attention; `tile` returns each sequence's keys and values (B, G, 128, D) of a tile."""
 
     def add(state: State) -> State:
         tile_1, out_BGRD, total_BGR, best_BGR = state
@@ -126,5 +117,5 @@ def _over_tiles(
 
     nothing = torch.zeros_like(q_BGRD)
     begin = iota(1, q_BGRD), nothing, nothing[..., 0], torch.full_like(nothing[..., 0], float("-inf"))
-    _, out_BGRD, total_BGR, best_BGR = ops.repeat(len(keys_TK), add, begin)
-    return out_BGRD, total_BGR, best_BGR
+    _, out_BGRD, total_BGR, _ = ops.repeat(len(keys_TK), add, begin)
+    return out_BGRD / total_BGR[..., None]

@@ -24,19 +24,15 @@ class Placement(NamedTuple):
 
     Row n of sequence b is written at absolute position `positions_BN[b, n]` of its cache slot and
     attends the keys of that slot whose position, listed in `keys_S`, is not greater. Slots are
-    `slots_B`, or sequence b's own slot b when None. Where the cache holds slice `slice_1` of the positions
-    (`model/sequence.py`), `keys_S` are that slice's and row n is written at its place `places_BN[b, n]`, if
-    that is not negative. Where the cache is a pool of blocks, entry t of sequence b in `table_BL` is the block of its
-    positions 128 t to 128 t + 127; block 0 is none, and rows without a block are dropped. With `last_B1` all rows of
-    sequence b attend the keys up to that position, which is their last one's. With `read_BN` a pass returns these rows
-    alone; of the others the last layer computes keys and values.
+    `slots_B`, or sequence b's own slot b when None. Where the cache is a pool of blocks, entry t of
+    sequence b in `table_BL` is the block of its positions 128 t to 128 t + 127; block 0 is none, and rows without a
+    block are dropped. With `last_B1` all rows of sequence b attend the keys up to that position, which is their last
+    one's. With `read_BN` a pass returns these rows alone; of the others the last layer computes keys and values.
     """
 
     positions_BN: Tensor
     keys_S: Tensor
     slots_B: Tensor | None = None
-    places_BN: Tensor | None = None
-    slice_1: Tensor | None = None
     table_BL: Tensor | None = None
     last_B1: Tensor | None = None
     read_BN: Tensor | None = None
@@ -44,14 +40,12 @@ class Placement(NamedTuple):
     def read(self) -> Placement:
         """The placement of the rows that are read."""
         assert self.read_BN is not None
-        places_BN = None if self.places_BN is None else rows_of(self.places_BN, self.read_BN)
-        positions_BN = rows_of(self.positions_BN, self.read_BN)
-        return self._replace(positions_BN=positions_BN, places_BN=places_BN, read_BN=None)
+        return self._replace(positions_BN=rows_of(self.positions_BN, self.read_BN), read_BN=None)
 
 
 def cache_shape(config: ModelConfig, parallel: Parallel, batch: int, length: int) -> tuple[int, int, int, int]:
     """The shape of one key or value cache on one rank: of `batch` slots, or blocks, of so many positions."""
-    return batch, parallel.heads(config).kv_per_rank, length // parallel.slices(config), config.head_dim
+    return batch, parallel.heads(config).kv_per_rank, length, config.head_dim
 
 
 def empty_caches(config: ModelConfig, parallel: Parallel, batch: int, length: int, dtype: torch.dtype) -> list[Cache]:

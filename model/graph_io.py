@@ -2,9 +2,9 @@
 
 The plan, the engine's inputs and the example inputs of a compiler follow from these declarations. Letters are B
 sequences, T ids of each that come in (1 in a step, N where the host drafts, its rows in a prompt), S positions (the
-bucket) and N = k + 1 rows; where caches have blocks L blocks of a bucket, and F = 1 in a prompt; in asking graphs alone
-W words of 32 ids each, A requests, M ids with a bias, C scores and, in a prompt, V ids: a tensor that has a letter
-without a size is not at the border.
+bucket), L blocks of the bucket and N = k + 1 rows; F = 1 in a prompt; in asking graphs alone W words of 32 ids each, A
+requests, M ids with a bias, C scores and, in a prompt, V ids: a tensor that has a letter without a size is not at the
+border.
 """
 
 from __future__ import annotations

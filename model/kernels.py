@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from model import attention, sampling, scores, sequence
+from model import attention, sampling, scores
 from model.cache import Cache, Placement
 from model.ops import Ops
 from model.parallel import Shard
@@ -24,15 +24,12 @@ class Kernels:
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
     ) -> tuple[Tensor, Cache]:
-        """See `model.attention.verify_attention`, and `model.sequence` for a cache that holds a slice."""
-        if placement.slice_1 is not None:
-            return sequence.verify_attention(ops, q_BHND, new, cache, placement)
+        """See `model.attention.verify_attention`."""
         return attention.verify_attention(ops, q_BHND, new, cache, placement)
 
     def append(self, ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
         """The cache with rows that attend nothing: keys and values (B, G, N, D) at their places."""
-        places_BN = placement.positions_BN if placement.places_BN is None else placement.places_BN
-        return attention.append(ops, new, cache, placement, places_BN)
+        return attention.append(ops, new, cache, placement)
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """The draw of the tokens at these positions: the noise of the shard's ids, and the requests about them."""

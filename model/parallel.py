@@ -152,13 +152,11 @@ class Shard(NamedTuple):
 class Parallel:
     """The tensor-parallel degree that a model is built for, and the operations it is built on.
 
-    With `sequence` the ranks that would hold copies of a kv head each hold a slice of the positions. `wider` are more
-    ranks, among which a draft in groups splits its head: each of them then draws from ids of its own.
+    `wider` are more ranks, among which a draft in groups splits its head: each of them then draws from ids of its own.
     """
 
     tp: int = 1
     ops: Ops = EAGER
-    sequence: bool = False
     wider: Parallel | None = None
 
     @property
@@ -168,15 +166,6 @@ class Parallel:
 
     def heads(self, config: HeadConfig) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
-
-    def slices(self, config: HeadConfig) -> int:
-        """The slices that a kv head's positions are cut into; 1 where a rank's cache holds them all."""
-        return self.heads(config).replicas if self.sequence else 1
-
-    def attention_ops(self, config: HeadConfig) -> Ops:
-        """The operations of attention: their collectives join the slices of a kv head."""
-        slices = self.slices(config)
-        return self.ops.grouped(slices) if slices > 1 else self.ops
 
 
 ONE_RANK = Parallel()

@@ -51,7 +51,6 @@ class Attention(nn.Module):
     def __init__(self, config: LayerConfig, parallel: Parallel, kernels: Kernels) -> None:
         super().__init__()
         self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
-        self.attention_ops = parallel.attention_ops(config)
         heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
         self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
         self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
@@ -76,7 +75,7 @@ class Attention(nn.Module):
     def write(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> Cache:
         """The cache with the keys and values of normed rows."""
         k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.kv(x_BNE))
-        return self.kernels.append(self.attention_ops, (rotate(self.k_norm(k), angles), v), cache, placement)
+        return self.kernels.append(self.ops, (rotate(self.k_norm(k), angles), v), cache, placement)
 
     def out(self, o_BNF: Tensor) -> Tensor:
         """(B, N, E) of the heads' results, summed over the ranks."""
@@ -85,7 +84,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
         q_BHND, new = self.heads(x_BNE, angles)
-        o_BHND, cache = self.kernels.verify_attention(self.attention_ops, q_BHND, new, cache, placement)
+        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, new, cache, placement)
         return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
@@ -169,8 +168,7 @@ class Qwen3(RankModel):
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
-        x, placement = self.embed_tokens(ids_BN), self.on_rank(placement)
-        config, read_BN, last = self.config, placement.read_BN, len(self.layers)
+        x, config, read_BN, last = self.embed_tokens(ids_BN), self.config, placement.read_BN, len(self.layers)
         angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
         states, written = self.layers.run(self.parallel.ops, x, angles, caches, placement, self.taps)
         x = states[last]

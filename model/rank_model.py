@@ -1,4 +1,4 @@
-"""One rank's share of a model: its number, the ids that it draws from, the positions that its caches hold."""
+"""One rank's share of a model: its number, and the ids that it draws from."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import torch
 from torch import nn
 
 from model.backing import Backing
-from model.cache import Cache, Placement
+from model.cache import Cache
 from model.config import ModelConfig
 from model.kernels import Kernels
 from model.ops import Ops
 from model.parallel import Parallel, Rank, Shard
-from model.sequence import sliced
 
 
 class RankModel(nn.Module):
@@ -46,10 +45,5 @@ class RankModel(nn.Module):
         return Shard(self.rank_util.rank[:, None] * width, width)
 
     def length(self, caches: list[Cache]) -> int:
-        """Positions that the caches of all ranks hold together."""
-        return caches[0].v.shape[2] * self.parallel.slices(self.config)
-
-    def on_rank(self, placement: Placement) -> Placement:
-        """The placement as this rank's caches take it: whole, or their slice of the positions."""
-        slices = self.parallel.slices(self.config)
-        return placement if slices == 1 else sliced(placement, self.rank_util.rank % slices, slices)
+        """Positions that the caches hold."""
+        return caches[0].v.shape[2]

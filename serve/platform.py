@@ -138,18 +138,12 @@ class BundlePlatform(Platform):
             generation_config=folder,
             max_model_len=bundle.spec.max_len,
             max_num_seqs=bundle.spec.batch,
-            enable_prefix_caching=bundle.spec.paged,
-            enable_chunked_prefill=bundle.spec.paged,
+            enable_prefix_caching=True,
+            enable_chunked_prefill=True,
+            max_num_batched_tokens=_chunk(bundle.spec),
             middleware=["serve.drain.DrainMiddleware", "serve.seed.SeedMiddleware"],
             shutdown_timeout=DRAIN_SECONDS,
         )
-        if bundle.spec.paged:
-            parser.set_defaults(max_num_batched_tokens=_chunk(bundle.spec))
-            return
-        for action in parser._actions:
-            if action.dest == "max_num_batched_tokens":
-                # vLLM has no default that a given value would differ from
-                action.type = _refuse_budget
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -178,9 +172,9 @@ class BundlePlatform(Platform):
             scheduler.max_num_batched_tokens += spec.batch * spec.rows
         scheduler.scheduler_cls = _SCHEDULER
         scheduler.async_scheduling = False
-        # where caches have no blocks, a slot is one; vLLM keeps block 0 for itself, as the pools do
-        cache.block_size = KEY_TILE if spec.paged else spec.max_len
-        cache.num_gpu_blocks_override = (cache.num_gpu_blocks_override or spec.pool) if spec.paged else spec.batch + 1
+        # vLLM keeps block 0 for itself, as the pools do
+        cache.block_size = KEY_TILE
+        cache.num_gpu_blocks_override = cache.num_gpu_blocks_override or spec.pool
         if speculates(bundle, vllm_config) and vllm_config.speculative_config is None:
             vllm_config.speculative_config = SpeculativeConfig(
                 method=_OURS,
@@ -218,17 +212,9 @@ class BundlePlatform(Platform):
             raise VLLMValidationError(str(refused), parameter=refused.parameter) from refused
 
 
-def _refuse_blocks(spec: BundleSpec, vllm_config: VllmConfig) -> None:
-    """UserError for an option about blocks and chunks that the bundle cannot follow."""
-    scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-    if not spec.paged:
-        why = "this bundle keeps a slot in one piece, leave it out"
-        if cache.enable_prefix_caching:
-            raise UserError(f"enable-prefix-caching was given; {why}")
-        if scheduler.enable_chunked_prefill:
-            raise UserError(f"enable-chunked-prefill was given; {why}")
-        return
-    blocks, least = cache.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
+def _refuse_blocks(spec: BundleSpec, blocks: int | None) -> None:
+    """UserError for a number of blocks that the bundle does not have."""
+    least = 1 + spec.max_len // KEY_TILE
     if blocks is not None and not least <= blocks <= spec.pool:
         raise UserError(f"num-gpu-blocks-override is {blocks}; this bundle takes {least} to {spec.pool}")
 
@@ -236,10 +222,6 @@ def _refuse_blocks(spec: BundleSpec, vllm_config: VllmConfig) -> None:
 def _chunk(spec: BundleSpec) -> int:
     """Ids of prompts in a step, unless the command says otherwise: a chunk that running requests wait for."""
     return max(rows for rows, _ in spec.prompts if rows <= _LONGEST_WAIT)
-
-
-def _refuse_budget(value: str) -> int:
-    raise UserError(f"max-num-batched-tokens is {value}; a step's size is fixed in the bundle's graphs, leave it out")
 
 
 def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
@@ -261,7 +243,7 @@ def _refuse_options(bundle: Bundle, vllm_config: VllmConfig) -> None:
         raise UserError(f"max-model-len is {model.max_model_len}; the bundle's is {spec.max_len}, leave it out")
     if scheduler.max_num_seqs > spec.batch:
         raise UserError(f"max-num-seqs is {scheduler.max_num_seqs}; the bundle has {spec.batch} slots, ask for no more")
-    _refuse_blocks(spec, vllm_config)
+    _refuse_blocks(spec, vllm_config.cache_config.num_gpu_blocks_override)
     if not bundle.manifest.has_weights:
         raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
     if not model.skip_tokenizer_init and TOKENIZER not in bundle.files:

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
+from model.attention import KEY_TILE
 from model.bundle.opening import open_bundle
 from model.progress import progress
 from model.serving.engine import Event
@@ -71,9 +72,8 @@ class BundleWorker(WorkerBase):
         self.dead_ends = set[str]()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        # nothing is stored in it: its blocks are those of the graphs' pools, or a block is a slot
-        block = self.shape.block or self.shape.max_len
-        return {"blocks": FullAttentionSpec(block, num_kv_heads=1, head_size=1, dtype=torch.float32)}
+        # nothing is stored in it: its blocks are those of the graphs' pools
+        return {"blocks": FullAttentionSpec(KEY_TILE, num_kv_heads=1, head_size=1, dtype=torch.float32)}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["NHD"]
@@ -109,14 +109,13 @@ class BundleWorker(WorkerBase):
         by = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
         ks = ", ".join(map(str, sorted(self.engine.ks())))
         chosen = "of every step" if self.fixed_k is not None else "as it pays"
-        blocks = f"  blocks   {self.shape.pool - 1} of {self.shape.block} tokens\n" if self.shape.block else ""
         drafts = f"{by}, k {ks} {chosen}" if self.engine.speculative else "none: the target alone"
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
             f"  target   {bundle.title('target')}\n"
             f"  drafts   {drafts}\n"
             f"  slots    {spec.batch}, each of {spec.max_len} tokens, prompt and answer together\n"
-            f"{blocks}"
+            f"  blocks   {self.shape.pool - 1} of {KEY_TILE} tokens\n"
             f"  runner   {self.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
         )
 
@@ -193,7 +192,7 @@ class BundleWorker(WorkerBase):
     def _grow(self, cached: CachedRequestData) -> None:
         """Give running requests the blocks that vLLM has added."""
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if self.shape.block and blocks and name in self.numbers:
+            if blocks and name in self.numbers:
                 self.engine.grow(self.numbers[name], blocks[0])
 
     def _pieces(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
@@ -208,7 +207,7 @@ class BundleWorker(WorkerBase):
                 places[name] = count, blocks
         for name, (count, blocks) in places.items():
             if name in self.requests and name not in self.failed:
-                self._place(name, blocks[0] if self.shape.block else [], count)
+                self._place(name, blocks[0], count)
         scheduled = scheduler_output.num_scheduled_tokens
         numbers = {self.numbers[name]: computed[name] + scheduled[name] for name in scheduled if name in self.numbers}
         return {number: length for number, length in numbers.items() if self.engine.filling(number)}

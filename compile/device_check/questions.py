@@ -223,8 +223,6 @@ QUESTIONS = (
              how="profile a fused graph built with and without `draft_tp` 4, `NEURON_LOGICAL_NC_CONFIG=2`"),
     Question("sharding: collectives", "does the tracer keep the replica groups of torch_xla's `all_reduce` and "
              "`all_gather`, and the compiler take graphs with groups of several sizes",
-             "literal groups, `pin_layout=False`", how="for slices build with `draft_tp` 2 and `kv_shard` sequence, "
-             "read `logs/*.hlo`, generate", step="requests, draft groups"),
-    Question("sharding: slices", "do the two all-gathers a layer cost less than the cache that a rank no longer reads",
-             "whole caches by default", how="profile `kv_shard` sequence at lengths 1024, 4096, 8192"),
+             "literal groups, `pin_layout=False`", how="build with `draft_tp` 2, read `logs/*.hlo`, "
+             "generate", step="requests, draft groups"),
 )  # fmt: skip

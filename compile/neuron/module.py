@@ -62,8 +62,7 @@ class StepModule(nn.Module):
         super().__init__()
         spec = plan.spec
         self.alone, self.run = not spec.k, stage_of(graph)
-        # blocks of a slot
-        self.blocks = spec.max_len // KEY_TILE if spec.paged else 0
+        self.blocks_of_slot = spec.max_len // KEY_TILE
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
         self.graph = graph
@@ -122,12 +121,10 @@ class StepModule(nn.Module):
         after += [*out.draft_state.kept, *(t for cache in out.target_caches for t in cache)]
         return (*visible, *after, counts)
 
-    def _table(self, slots_B: Tensor, bucket: int) -> Tensor | None:
-        """(B, L) the blocks of these slots, where caches have blocks."""
-        if not self.blocks:
-            return None
+    def _table(self, slots_B: Tensor, bucket: int) -> Tensor:
+        """(B, L) the blocks of these slots."""
         own_L = torch.arange(bucket // KEY_TILE, dtype=torch.int32, device=slots_B.device)
-        return 1 + slots_B[:, None] * self.blocks + own_L
+        return 1 + slots_B[:, None] * self.blocks_of_slot + own_L
 
     def aliases(self) -> dict[Tensor, int]:
         """Parameter that is state, the caches and the counts -> the index of the output that replaces it."""

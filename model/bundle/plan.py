@@ -89,16 +89,10 @@ def _prefill(
     spec: BundleSpec, rows: int, keys: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]
 ) -> GraphSpec:
     """The graph of at most `rows` ids of a prompt, which attend `keys` positions."""
-    sizes = _blocks_of(spec, keys) | ({"F": 1} if spec.paged else {})
-    inputs = tensor_specs(INPUTS, B=1, T=rows, S=keys, **sizes)
+    inputs = tensor_specs(INPUTS, B=1, T=rows, S=keys, L=keys // KEY_TILE, F=1)
     outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
     key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
     return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
-
-
-def _blocks_of(spec: BundleSpec, keys: int) -> dict[str, int]:
-    """The blocks of a bucket, by their letter, where caches have blocks."""
-    return {"L": keys // KEY_TILE} if spec.paged else {}
 
 
 def _steps(
@@ -109,8 +103,8 @@ def _steps(
     The asking step of drafts is in halves: one that drafts, unless the host does, and one that verifies.
     """
     # a host that drafts brings the drafts with the input ids
-    rows, table = 1 if spec.has_draft else key.k + 1, _blocks_of(spec, key.bucket)
-    inputs = tensor_specs(INPUTS, B=spec.batch, T=rows, S=key.bucket, **table)
+    rows = 1 if spec.has_draft else key.k + 1
+    inputs = tensor_specs(INPUTS, B=spec.batch, T=rows, S=key.bucket, L=key.bucket // KEY_TILE)
     outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1, S=key.bucket)
     passes = spec.kind.passes(key.k, spec.k) if key.k or spec.kind.follows else ()
     for filters in (True, False):
@@ -140,7 +134,7 @@ def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     draft_key, verify_key = (key._replace(stage=stage) for stage in (Stage.DRAFT, Stage.VERIFY))
     yield replace(fused, key=draft_key, outputs=outputs, collectives=drafting, **of("draft_model."))
     models = ("target_model.", "draft_model.") if kind.keeps else ("target_model.",)
-    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket, **_blocks_of(spec, key.bucket))
+    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket, L=key.bucket // KEY_TILE)
     yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **of(*models))
 
 
@@ -188,8 +182,7 @@ def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
 
 
 def _caches(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
-    slots, length = (spec.pool, KEY_TILE) if spec.paged else (spec.batch, spec.max_len)
-    shape = cache_shape(part.config, part.parallel, slots, length)
+    shape = cache_shape(part.config, part.parallel, spec.pool, KEY_TILE)
     return tuple(
         TensorSpec(f"{part.prefix}.kv.{layer}.{which}", shape, BY_FLAG[spec.dtype].name)
         for layer in range(part.config.num_hidden_layers)

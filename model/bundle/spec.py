@@ -32,10 +32,9 @@ DRAFT_GROUPS = (1, 2, 4, 8)
 MAX_LAYERS = 128
 # what is built unless a recipe says otherwise: a launch more costs 15 us (docs/decode_layer.md)
 LAYERS = 16
-# of a chat's first turns; on a CPU a pass over a tile of keys costs four times and twice as much
-SHORT_PROMPTS = (32, 64)
-# rows of the prompts' graphs, as far as the length reaches
-CHUNKS = (*SHORT_PROMPTS, 128, 512, 2048)
+# rows of the prompts' graphs, as far as the length reaches. The two short ones are for a chat's first turns: on a CPU a
+# pass over a tile of keys costs four times and twice as much
+CHUNKS = (32, 64, 128, 512, 2048)
 # a graph of a prompt may read so many times the keys that are there
 _KEYS_STEP = 4
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
@@ -45,10 +44,10 @@ Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 class BundleSpec:
     """One bundle. `ks` are the k of its fused steps, rising; without any there is no draft.
 
-    `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft. With `kv_shard` sequence
-    the ranks that share a kv head hold a slice of its positions each. `blocks` are those of a pool of caches, block 0
-    among them, by default as many as the batch may need; `chunks` the rows of the prompts' graphs, by default `CHUNKS`.
-    `layers` are the most layers of a launch, for kernels that do all of a layer; with 1 each half of one has its own.
+    `target` and `draft` are names for people, `draft_tp` the ranks of one copy of the draft. `blocks` are those of a
+    pool of caches, block 0 among them, by default as many as the batch may need; `chunks` the rows of the prompts'
+    graphs, by default `CHUNKS`. `layers` are the most layers of a launch, for kernels that do all of a layer; with 1
+    each half of one has its own.
     """
 
     target: Name
@@ -63,7 +62,6 @@ class BundleSpec:
     draft: Name = "none"
     draft_config: Any = None
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
-    kv_shard: Literal["heads", "sequence"] = "heads"
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
     layers: Annotated[int, Range(1, MAX_LAYERS)] = 1
@@ -108,14 +106,9 @@ class BundleSpec:
         return (*sizes, self.max_len)
 
     @property
-    def paged(self) -> bool:
-        """Whether caches are pools of blocks: unless ranks hold slices of the positions."""
-        return self.kv_shard == "heads"
-
-    @property
     def pool(self) -> int:
-        """Blocks of a pool of caches, block 0 among them; 0 where caches have none."""
-        return (self.blocks or 1 + self.batch * self.max_len // KEY_TILE) if self.paged else 0
+        """Blocks of a pool of caches, block 0 among them."""
+        return self.blocks or 1 + self.batch * self.max_len // KEY_TILE
 
     @property
     def prompts(self) -> tuple[tuple[int, int], ...]:
@@ -124,8 +117,6 @@ class BundleSpec:
         A chunk has a graph for a prompt's beginning, which attends its own rows, one for the whole length, and between
         them one for each 4 times as many keys, up to half of the length.
         """
-        if not self.paged:
-            return tuple((rows, max(rows, KEY_TILE)) for rows in (*SHORT_PROMPTS, *self.buckets))
         unit = backing_of(self.kernels).prompt_rows
         chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len and rows % unit == 0)
         return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
@@ -143,11 +134,10 @@ class BundleSpec:
 
     def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
         """How target and draft are split, on operations that join all ranks; all of them share the draft's head."""
-        sequence, ranks = self.kv_shard == "sequence", self.draft_ranks or self.tp
-        of_target = Parallel(self.tp, ops, sequence)
+        ranks, of_target = self.draft_ranks or self.tp, Parallel(self.tp, ops)
         if ranks == self.tp:
             return of_target, of_target
-        return of_target, Parallel(ranks, ops.grouped(ranks), sequence, of_target)
+        return of_target, Parallel(ranks, ops.grouped(ranks), of_target)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -172,8 +162,6 @@ class BundleSpec:
         _check_numbers(self)
         check_tp(self.target_config, self.tp, "target")
         _check_drafter(self)
-        if self.kv_shard == "sequence":
-            _check_slices(self)
         _check_blocks(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
@@ -251,10 +239,6 @@ def _check_drafter(spec: BundleSpec) -> None:
 
 
 def _check_blocks(spec: BundleSpec) -> None:
-    if not spec.paged:
-        if spec.blocks or spec.chunks:
-            raise UserError("blocks or chunks were given and kv_shard sequence has slots in one piece; leave them out")
-        return
     if spec.pool < (least := 1 + spec.max_len // KEY_TILE):
         raise UserError(
             f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions "
@@ -265,23 +249,4 @@ def _check_blocks(spec: BundleSpec) -> None:
     if not powers or list(spec.chunks) != sorted({*spec.chunks}):
         raise UserError(
             f"chunks are {_listed(spec.chunks)}; give rising powers of two, from {least} to max-len {spec.max_len}"
-        )
-
-
-def _check_slices(spec: BundleSpec) -> None:
-    slices = max(p.parallel.slices(p.config) if p.config.num_hidden_layers else 1 for p in spec.parts)
-    if slices == 1:
-        raise UserError(
-            f"kv_shard sequence has nothing to cut: the target's {spec.target_config.num_key_value_heads} kv heads are "
-            f"held once each by {spec.tp} ranks; leave it out, or raise --tp"
-        )
-    if spec.kernels != "reference":
-        raise UserError(
-            f"kv_shard sequence needs rows outside of a rank's cache, which kernels {spec.kernels} do not take; use "
-            "--kernels reference"
-        )
-    if spec.max_len % (slices * KEY_TILE):
-        raise UserError(
-            f"max-len {spec.max_len} cannot be cut into {slices} slices of whole tiles of {KEY_TILE} positions; use "
-            f"{-(-spec.max_len // (slices * KEY_TILE)) * slices * KEY_TILE}"
         )

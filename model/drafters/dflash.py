@@ -116,7 +116,7 @@ class DFlashModel(Qwen3):
 
     def context(self, states_BNF: Tensor, caches: list[Cache], placement: Placement) -> list[Cache]:
         """The caches with the keys and values of these rows of the target's states."""
-        placement, config = self.on_rank(placement), self.config
+        config = self.config
         angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
         rows_BNE, written = self.hidden_norm(self.parallel.ops.all_gather(self.fc(states_BNF))), []
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -165,7 +165,6 @@ class Eagle3Draft(RankModel):
         self, next_BN: Tensor, x_BNE: Tensor, caches: list[Cache], placement: Placement
     ) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with these rows."""
-        placement = self.on_rank(placement)
         angles = rotation(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
         x_BNE, cache = self.parallel.ops.call(
             self.layers[0], self.embed_tokens(next_BN), x_BNE, angles, caches[0], placement

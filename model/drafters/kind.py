@@ -102,8 +102,7 @@ class Kind:
 
 
 def decoder_collectives(config: ModelConfig, parallel: Parallel, passes: int) -> Counts:
-    """A decoder's: two all-reduces a layer, a gather an embedding, two more for a layer with sliced caches."""
+    """A decoder's: two all-reduces a layer, a gather an embedding."""
     if parallel.tp == 1:
         return {"all-reduce": 0, "all-gather": 0}
-    layers = passes * config.num_hidden_layers
-    return {"all-reduce": 2 * layers, "all-gather": passes + (2 * layers if parallel.slices(config) > 1 else 0)}
+    return {"all-reduce": 2 * passes * config.num_hidden_layers, "all-gather": passes}

@@ -72,9 +72,9 @@ class Engine:
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self.step_k: StepK = (step_k or Always(shape.k)) if self.speculative else Always(0)
         self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
-        self.slots, self.words = SlotTable(shape.batch, shape.block), words_of(shape.vocabulary)
-        # the free blocks; None where they are given with each request, or a slot is in one piece
-        self.blocks = Blocks(shape.pool) if shape.block and owns_blocks else None
+        self.slots, self.words = SlotTable(shape.batch), words_of(shape.vocabulary)
+        # the free blocks; None where they are given with each request
+        self.blocks = Blocks(shape.pool) if owns_blocks else None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
         # since when the work of seated requests has run without a pause

@@ -99,7 +99,7 @@ class NrtGraphs:
         (candidates_BN,) = self._run(key, inputs)
         return candidates_BN
 
-    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """Zero the NaN in a slot's state and in its blocks: attention multiplies rows that it does not see by 0."""
         self._ranks.ask("clear", slot, list(blocks))
 

@@ -94,7 +94,7 @@ class Rank:
         """Zero the NaN in a slot's state and in its blocks."""
         for tensor in self.bundle.plan.state:
             array = _numpy(self._state[tensor.name], tensor).copy()
-            places = list(blocks) if blocks and plan.is_cache(tensor.name) else [slot]
+            places = list(blocks) if plan.is_cache(tensor.name) else [slot]
             array[places] = np.where(np.isfinite(array[places]), array[places], 0)
             self._state[tensor.name].write_from_numpy(array)
 

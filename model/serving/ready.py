@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.attention import KEY_TILE
 from model.bundle.opening import Bundle
 from model.graph_io import StepInputs, zeros_of
 from model.graph_key import GraphKey, Stage
@@ -46,10 +45,9 @@ def shape_of(bundle: Bundle) -> Shape:
         spec.max_len,
         spec.buckets,
         spec.target_config.vocab_size,
+        spec.pool,
         spec.host_drafts,
         spec.prompts,
-        KEY_TILE if spec.paged else 0,
-        spec.pool,
         spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
     )
 
@@ -99,9 +97,8 @@ def at_the_end(bundle: Bundle, key: GraphKey) -> StepInputs:
     inputs = zeros_of(bundle.plan.by_key[key].inputs)
     inputs.attention_mask[:] = 1
     inputs.position_ids[:] = key.bucket - key.k - 1 + np.arange(inputs.position_ids.shape[1])
-    if inputs.block_table is not None:
-        inputs.block_table[:] = 1 + np.arange(inputs.block_table.size).reshape(inputs.block_table.shape)
-        inputs.block_table[:] %= bundle.spec.pool
+    blocks = 1 + np.arange(inputs.block_table.size).reshape(inputs.block_table.shape)
+    inputs.block_table[:] = blocks % bundle.spec.pool
     return inputs
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from model.asks import BIASES
+from model.attention import KEY_TILE
 from model.errors import UserError
 from model.scores import TOP
 from model.serving.masks import Allowed
@@ -47,13 +48,12 @@ class Shape:
     buckets: tuple[int, ...]
     # ids are below it
     vocabulary: int
+    # blocks of a pool of caches, block 0 among them
+    pool: int
     # whether the host brings the drafts of a step
     host_drafts: bool = False
     # rows and keys of the prompts' graphs, rising; without any, each bucket takes a whole prompt
     prompts: tuple[tuple[int, int], ...] = ()
-    # positions of a block and blocks of a pool, block 0 among them; 0 where a slot is in one piece
-    block: int = 0
-    pool: int = 0
     # ids before a prompt's end that its last chunk holds
     kept: int = 0
 
@@ -85,15 +85,15 @@ class Shape:
         prompts = self.prompts or tuple((b, b) for b in self.buckets)
         sizes = sorted({rows for rows, _ in prompts})
         holding = next((rows for rows in sizes if rows >= left), sizes[-1])
-        filled = [rows for rows in sizes if rows <= left and self.block]
+        filled = [rows for rows in sizes if rows <= left]
         rows = holding if 2 * left > holding or not filled else filled[-1]
         count = min(left, rows)
         keys = min(keys for r, keys in prompts if r == rows and keys >= first + count)
         return Chunk(first, count, rows, keys)
 
     def blocks(self, length: int) -> int:
-        """The blocks of so many positions, at most those of a sequence; none where a slot is in one piece."""
-        return -(-min(length, self.max_len) // self.block) if self.block else 0
+        """The blocks of so many positions, at most those of a sequence."""
+        return -(-min(length, self.max_len) // KEY_TILE)
 
     def chunks(self, length: int, first: int = 0, most: int | None = None) -> Iterator[Chunk]:
         """The chunks of a prompt of this length whose first ids are cached."""

@@ -81,13 +81,13 @@ class Graphs:
         (candidates_BN,) = self._run(key, inputs)
         return candidates_BN
 
-    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """Zero the NaN in a slot's state and in its blocks: attention multiplies rows that it does not see by 0."""
         for name, array in self._state.items():
             held = np.array(array)
             parts = np.split(held, self.tp)
             for part in parts:
-                places = list(blocks) if blocks and plan.is_cache(name) else [slot]
+                places = list(blocks) if plan.is_cache(name) else [slot]
                 part[places] = np.where(np.isfinite(part[places]), part[places], 0)
             self._state[name] = self._put(parts, own=True)
 

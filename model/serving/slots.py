@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.asks import BIASES, IN_PROMPT
+from model.attention import KEY_TILE
 from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
 from model.sampling import NO_ID
 from model.serving.masks import Allowed, Walk, masks_of_rows
@@ -72,8 +73,8 @@ class Slot:
 class SlotTable:
     """The slots of a batch."""
 
-    def __init__(self, batch: int, block: int = 0) -> None:
-        self.batch, self.block = batch, block
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
         self._free = list(range(batch))[::-1]
         self._slots: dict[int, Slot] = {}
         # the sampling inputs of the seated requests; made again when the seats change
@@ -108,10 +109,10 @@ class SlotTable:
         """Blocks or readiness of a slot have changed."""
         self._tables = {}
 
-    def table(self, bucket: int, block: int) -> np.ndarray:
+    def table(self, bucket: int) -> np.ndarray:
         """(B, L) the blocks of a bucket's positions; none for slots that are not ready."""
         if bucket not in self._tables:
-            table_BL = np.zeros((self.batch, bucket // block), np.int32)
+            table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
             for slot in self.ready:
                 table_BL[slot.index] = _row(slot, table_BL.shape[1])
             # a runner may keep it on its devices
@@ -193,19 +194,18 @@ class SlotTable:
             limits_B.flags.writeable = False
             self._limits = of_slots
             self._sampling["k_limits"] = limits_B
-        return self._sampling | ({"block_table": self.table(bucket, self.block)} if self.block else {})
+        return self._sampling | {"block_table": self.table(bucket)}
 
 
 def prompt_inputs(slot: Slot, chunk: Chunk, shape: Shape) -> StepInputs:
     """The inputs of a chunk of a slot's prompt."""
-    ids, paged = slot.ids, {"L": chunk.keys // shape.block, "F": 1} if shape.block else {}
-    inputs = zero_inputs(B=1, T=chunk.rows, S=chunk.keys, **paged)
+    ids, blocks = slot.ids, chunk.keys // KEY_TILE
+    inputs = zero_inputs(B=1, T=chunk.rows, S=chunk.keys, L=blocks, F=1)
     inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.last]
     inputs.attention_mask[0, : chunk.last], inputs.seq_ids[0] = 1, slot.index
     inputs.position_ids[0] = np.arange(chunk.first, chunk.first + chunk.rows)
-    if shape.block:
-        inputs.block_table[0] = _row(slot, paged["L"])
-        inputs.following[0] = ids[chunk.last] if chunk.last < slot.known else -1
+    inputs.block_table[0] = _row(slot, blocks)
+    inputs.following[0] = ids[chunk.last] if chunk.last < slot.known else -1
     _set(inputs, 0, slot.request)
     if not slot.request.asking:
         return inputs

@@ -33,15 +33,13 @@ RANKS, K = 8, 2
 BUNDLES: dict[str, dict[str, Any]] = {
     "one": {"tp": 1, "k": 1, "batch": 1},
     "two": {"tp": 2},
-    "sliced": {"draft_tp": 2, "kv_shard": "sequence"},
-    "both": {"draft_tp": 4, "kv_shard": "sequence"},
+    "pairs": {"draft_tp": 2},
+    "fours": {"draft_tp": 4},
 }
-# weights of "sliced" that each rank takes from the next one in groups of so many
-ROTATED = {"draft rotated": ("draft_model", 2), "slices rotated": ("target_model.rank_util", 4)}
 
 
 def requests() -> list[Request]:
-    """Greedy and sampled; their rows stand in all four slices, and cross from one into the next.
+    """Greedy and sampled; their rows are in all four blocks, and cross from one into the next.
 
     All filter, so that XLA compiles one kind of step; test_tensor_parallel.py has the other on ranks.
     """
@@ -77,9 +75,7 @@ def run(folder: Path, name: str, graphs: Graphs) -> dict[str, Any]:
     with mock.patch.object(engine.slots, "seat", noted):
         results = engine.run(requests())
     state = {n: np.stack(_shards(a)) for n, a in graphs._state.items()}
-    if graphs.bundle.spec.paged:
-        state = {n: in_slots(a, held) if is_cache(n) else a for n, a in state.items()}
-    np.savez(folder / f"{name}.npz", **state)
+    np.savez(folder / f"{name}.npz", **{n: in_slots(a, held) for n, a in state.items() if is_cache(n)})
     return {"ids": [r.ids for r in results], "steps": [r.steps for r in results], "reason": results[-1].reason}
 
 
@@ -98,19 +94,16 @@ def main(folder: Path) -> None:
     BundleSpec.buckets = property(lambda self: (self.max_len,))  # type: ignore[assignment]
     found = {}
     for name, changes in BUNDLES.items():
-        # a prompt is one chunk, whose rows have one graph however the caches are cut
+        # a prompt is one chunk
         sizes = {"tp": RANKS, "max_len": 512, "k": K, "chunks": ()} | changes
         graphs = AsTheyRun(read_bundle(untraced(spec(folder, name, **sizes))))
         found[name] = run(folder, name, graphs)
-        if name == "both":
+        if name == "fours":
             ahead, followed = ids_ahead(OverlappedEngine(graphs, shape_of(graphs.bundle)), requests())
             found["ahead"] = {"ids": ahead, "followed": followed}
-        if name == "sliced":
-            own = dict(graphs._weights)
-            for wrong, (prefix, size) in ROTATED.items():
-                graphs._weights = dict(own)
-                rotate(graphs, prefix, size)
-                found[wrong] = run(folder, wrong, graphs)
+        if name == "pairs":
+            rotate(graphs, "draft_model", 2)
+            found["rotated"] = run(folder, "rotated", graphs)
     print(json.dumps(found))
 
 

@@ -135,7 +135,7 @@ def test_weights_come_with_both_folders_or_with_none(base: Path) -> None:
 
 RECIPES = {
     "{": "not a recipe", "[]": "it is a list", '{"draft_tp": "2"}': "draft_tp is '2'", '{"tp": 2}': "tp is no field",
-    '{"kv_shard": "batch"}': "kv_shard is 'batch', expected one of heads, sequence",
+    '{"kv_shard": "sequence"}': "kv_shard is no field",
     '{"toolchain": "gpu"}': "auto, cpu",
     '{"compiler_flags": {"context_encoding_model": 3}}': "compiler_flags", "[" * 100_000: "not a recipe",
 }  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_recipe_is_read_strictly(tmp_path: Path, text: str, said: str) -> None
     file = tmp_path / "recipe.json"
     file.write_text('{"draft_tp": 4, "compiler_flags": "-O3"}', encoding="utf-8")
     recipe = parse(["--recipe", str(file)]).recipe
-    assert (recipe.draft_tp, recipe.kv_shard, set(recipe.compiler_flags.values())) == (4, "heads", {"-O3"})
+    assert (recipe.draft_tp, set(recipe.compiler_flags.values())) == (4, {"-O3"})
     file.write_text(text, encoding="utf-8")
     _refused(lambda: parse(["--recipe", str(file)]), said)
     _refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none cannot be read")
@@ -180,7 +180,7 @@ def test_folders_and_disks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _refused(lambda: guarded(full, "out"), "full", "run the command again")
 
 
-SHAPE = Shape((3,), 2, 128, (128,), 64)
+SHAPE = Shape((3,), 2, 128, (128,), 64, 3)
 
 
 @pytest.mark.parametrize(

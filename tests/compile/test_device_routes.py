@@ -79,7 +79,7 @@ class Planted:
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         raise AssertionError("no request is asking")
 
-    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
         self.held.clear(slot, blocks)
 
 

@@ -1,4 +1,4 @@
-"""Drafts in groups of ranks and slices of the sequence, executed on 8 virtual ranks: same tokens, promised caches."""
+"""Drafts in groups of ranks, executed on 8 virtual ranks: same tokens, promised caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from model.bundle.opening import damage, read_bundle
 from model.bundle.spec import BundleSpec
 from model.bundle.weights import shard_file
-from tests.compile.run_sharded import RANKS, K, requests
+from tests.compile.run_sharded import RANKS, requests
 from tests.compile.tiny import write_model
 
 pytestmark = pytest.mark.released_code
@@ -44,12 +44,8 @@ class Found:
 
 
 def same(one_BGSD: np.ndarray, other_BGSD: np.ndarray) -> bool:
-    """Whether two caches of a rank are equal where the prompts are, but for the first rows.
-
-    A slot in one piece that has become idle gets the rows of an empty sequence there.
-    """
-    pairs = zip(one_BGSD, other_BGSD, KNOWN, strict=False)
-    return all(np.array_equal(a[:, K + 1 : known], b[:, K + 1 : known]) for a, b, known in pairs)
+    """Whether two caches of a rank are equal where the prompts are."""
+    return all(np.array_equal(a[:, :n], b[:, :n]) for a, b, n in zip(one_BGSD, other_BGSD, KNOWN, strict=False))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return Found(folder)
 
 
-@pytest.mark.parametrize("name", ["two", "sliced", "both"])
+@pytest.mark.parametrize("name", ["two", "pairs", "fours"])
 def test_tokens_are_those_of_one_rank(found: Found, name: str) -> None:
     """Greedy and sampled, to the end of the context; the one rank has another k and batch."""
     assert found[name]["ids"] == found["one"]["ids"]
@@ -76,7 +72,7 @@ def test_what_the_devices_hand_from_one_step_to_the_next_is_on_all_of_them(found
 
 def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
     """A draft in groups of 2 inside of 8 ranks writes the caches of a draft on 2 ranks, in every group."""
-    alone, grouped, rotated = (found.caches(name) for name in ("two", "sliced", "draft rotated"))
+    alone, grouped, rotated = (found.caches(name) for name in ("two", "pairs", "rotated"))
     names = [n for n in alone if n.startswith("draft_model.kv.")]
     assert len(names) == 2
     for name in names:
@@ -84,35 +80,16 @@ def test_a_group_has_the_bits_of_a_world_of_its_size(found: Found) -> None:
             assert same(grouped[name][rank], alone[name][rank % 2])
             assert not same(rotated[name][rank], alone[name][rank % 2]), "a wrong shard must show"
     # what is emitted is the target's whatever the draft; how many steps it takes is not
-    assert found["draft rotated"]["ids"] == found["one"]["ids"]
-    assert found["sliced"]["steps"] == found["two"]["steps"]
-
-
-@pytest.mark.parametrize(("name", "model", "ranks", "slices"), [("sliced", "target", 8, 4), ("both", "draft", 4, 2)])
-def test_slices_hold_the_first_layers_cache_between_them(
-    found: Found, name: str, model: str, ranks: int, slices: int
-) -> None:
-    """Bit for bit, since keys and values of the first layer are made before any attention."""
-    whole, parts = found.caches("two"), found.caches(name)
-    for which in (f"{model}_model.kv.0.k", f"{model}_model.kv.0.v"):
-        assert parts[which].shape[3] * slices == whole[which].shape[3] == 512
-        for rank in range(RANKS):
-            first = rank // slices * slices
-            tiles = [parts[which][first + t % slices][:, :, t // slices * 128 :][:, :, :128] for t in range(4)]
-            assert same(np.concatenate(tiles, 2), whole[which][rank % ranks // slices])
-
-
-def test_slices_in_another_order_of_ownership_are_noticed(found: Found) -> None:
-    """Each rank numbered as the next one of its group: other places, and the heads of another rank."""
-    assert found["slices rotated"]["ids"] != found["one"]["ids"]
+    assert found["rotated"]["ids"] == found["one"]["ids"]
+    assert found["pairs"]["steps"] == found["two"]["steps"]
 
 
 def test_a_bundle_says_how_the_draft_is_split(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     # as run_sharded plans
     monkeypatch.setattr(BundleSpec, "buckets", property(lambda self: (self.max_len,)))
-    path = found.folder / "sliced"
+    path = found.folder / "pairs"
     bundle = read_bundle(path)
-    assert (bundle.spec.tp, bundle.spec.draft_ranks, bundle.spec.kv_shard) == (8, 2, "sequence")
+    assert (bundle.spec.tp, bundle.spec.draft_ranks) == (8, 2)
     assert damage(bundle) == []
     shards = [load_file(path / shard_file(rank)) for rank in range(RANKS)]
     for rank, shard in enumerate(shards):
@@ -124,5 +101,5 @@ def test_a_bundle_says_how_the_draft_is_split(found: Found, monkeypatch: pytest.
     draft = config["fused_spec_config"]["draft_config"]["neuron_config"]
     assert [config["neuron_config"][n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [8, 8, 8]
     assert [draft[n] for n in ("tp_degree", "world_size", "local_ranks_size")] == [2, 8, 8]
-    recipes = [read_bundle(found.folder / n).files[shard_file(3)].recipe for n in ("sliced", "both")]
+    recipes = [read_bundle(found.folder / n).files[shard_file(3)].recipe for n in ("pairs", "fours")]
     assert len(set(recipes)) == 2, "drafts on 2 and 4 ranks are cut anew"

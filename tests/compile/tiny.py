@@ -26,7 +26,7 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-_OF_RECIPE = ("draft_tp", "kv_shard", "blocks", "chunks", "layers", "toolchain", "compiler_flags", "compiler_input")
+_OF_RECIPE = ("draft_tp", "blocks", "chunks", "layers", "toolchain", "compiler_flags", "compiler_input")
 
 
 def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:
@@ -64,10 +64,9 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     """A spec of the pair that write_pair(base) has written, of its target alone for k 0; fields of a recipe by name.
 
     Prompts run in chunks of 32 rows alone, for each size is a graph to trace. With `chunks=()` they have those that
-    every bundle has, as they do with NKI kernels and with slots in one piece, which take no such chunk.
+    every bundle has, as they do with NKI kernels, which take no such chunk.
     """
-    whole = "kv_shard" in changes or changes.get("kernels") == "nki"
-    recipe: dict[str, Any] = {} if whole else {"chunks": (32,)}
+    recipe: dict[str, Any] = {} if changes.get("kernels") == "nki" else {"chunks": (32,)}
     recipe |= {n: changes.pop(n) for n in _OF_RECIPE if n in changes}
     values: dict[str, Any] = {
         "target": str(base / "target"), "tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32",

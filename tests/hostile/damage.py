@@ -92,7 +92,8 @@ EDITS: list[tuple[str, Any]] = [
     *[("spec.draft_tp", v) for v in (-1, 3, HUGE, "1", True, None)],
     *[("spec.dtype", v) for v in ("int9", "bf16", 32, None)],
     *[("spec.kernels", v) for v in ("x", "nki", 1, None)],
-    *[("spec.kv_shard", v) for v in ("sequence", "x", 1, None)],
+    # a field of older builds
+    *[("spec.kv_shard", v) for v in ("heads", "sequence")],
     *[("spec.drafter", v) for v in ("eagle3", "dflash", "parallel", "ngram", "none", "x", "", 7, None)],
     *[("spec.draft_config", v) for v in (None, {}, [], 7, {"hidden_size": 32})],
     *[(f"spec.{of}.vocab_size", v) for of in CONFIGS for v in (5, 0, -64, "64", HUGE)],

@@ -35,7 +35,6 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --recipe {tmp}/recipe-draft
         --recipe {tmp}/recipe-toolchain --dry-run
         --recipe {tmp}/recipe-flags
-        --recipe {tmp}/recipe-slices
         --tp 3
         --tp 0
         --tp -1
@@ -291,10 +290,10 @@ _CONTENTS = {
 }  # fmt: skip
 RECIPES: dict[str, Any] = {
     "recipe-draft": {"draft_tp": 2},
-    "recipe-toolchain": {"toolchain": "gpu"}, "recipe-slices": {"kv_shard": "sequence"},
+    "recipe-toolchain": {"toolchain": "gpu"},
     "recipe-flags": {"compiler_flags": {"x": "1"}},
 }  # fmt: skip
-SHAPE = Shape((3,), 2, 128, (128,), 64)
+SHAPE = Shape((3,), 2, 128, (128,), 64, 3)
 REQUESTS = [
     *[Request((1,), Params(**{name: value})) for name, values in {
         "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),

@@ -27,7 +27,7 @@ def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
     """The compiled graphs of a demo bundle, by default k 7, batch 4, length 256, fp32."""
     target, folder = str(ROOT / "demo/target"), str(ROOT / "demo" / draft)
     name = "-".join([draft, *(f"{k}{v}" for k, v in changes.items())])
-    recipe = Recipe(**{n: changes.pop(n) for n in ("draft_tp", "kv_shard", "blocks", "chunks") if n in changes})  # type: ignore[arg-type]
+    recipe = Recipe(**{n: changes.pop(n) for n in ("draft_tp", "blocks", "chunks") if n in changes})  # type: ignore[arg-type]
     values = {"tp": 1, "batch": 4, "max_len": 256, "dtype": "fp32", "recipe": recipe} | changes
     spec = BuildSpec(target, folder, out=str(base / name), **values | {"k": str(changes.get("k", 7))})  # type: ignore[arg-type]
     with FileLock(str(base / name) + ".lock"):

@@ -54,7 +54,7 @@ class Synthetic:
         self.keys.append(key)
         return np.pad(inputs.input_ids, ((0, 0), (0, key.k)))
 
-    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """There is no state."""
 
     def _row(self, row: int, inputs: StepInputs) -> list[int]:

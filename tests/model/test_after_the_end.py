@@ -48,12 +48,12 @@ class Scored(Synthetic):
             scores = np.pad(scores, ((0, 0), (int(first[0]) - 1, 0), (0, 0)))
         return out._replace(accepted=accepted, scores=scores)
 
-    def clear(self, slot: int, blocks: Sequence[int] = ()) -> None:
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
         self.cleared += (slot,)
 
 
 def _engine(runner: Any = None, batch: int = 2, **more: Any) -> OverlappedEngine:
-    return OverlappedEngine(runner or Scored(), Shape((K,), batch, MAX_LEN, (MAX_LEN,), 1000, **more))
+    return OverlappedEngine(runner or Scored(), Shape((K,), batch, MAX_LEN, (MAX_LEN,), 1000, 1 + batch, **more))
 
 
 def _request(seed: int, tokens: int = 12, **more: Any) -> Request:
@@ -150,7 +150,7 @@ def test_a_step_has_the_limits_of_its_own_requests() -> None:
         asked.append(next(counts))
         return [7] * asked[-1]
 
-    shape = Shape((1, 2, 3), 1, MAX_LEN, (MAX_LEN,), 1000, host_drafts=True)
+    shape = Shape((1, 2, 3), 1, MAX_LEN, (MAX_LEN,), 1000, 2, host_drafts=True)
     OverlappedEngine(runner, shape, propose=propose).run([_request(9, 30)])
     assert [step[9] for step in runner.limits] == asked
     assert len({*asked}) == 4

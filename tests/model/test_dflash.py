@@ -51,13 +51,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pair_of(target: Path, draft: Path) -> Pair:
+def pair_of(target: Path, draft: Path, length: int = 0) -> Pair:
     model, config = loaded(target), load_draft(KIND, str(draft), load_config(str(target)))
     of_target, module = Checkpoint(target, model.config), DFlashModel(config)
     module.load_state_dict(shard_of(Checkpoint(draft, config, of_target), 0, 1, torch.float32, Packing()))
     drafter = DFlash(module.eval())
     model.taps = drafter.taps
-    return Pair(model, drafter, EAGER)
+    return Pair(model, drafter, EAGER, length)
 
 
 def _steps(

@@ -27,7 +27,7 @@ K, BATCH, MAX_LEN = 3, 2, 64
 def _engine(
     batch: int = BATCH, step_k: StepK | None = None, ks: tuple[int, ...] = (K,), **more: Any
 ) -> OverlappedEngine:
-    shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, **more)
+    shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, 1 + batch, **more)
     return OverlappedEngine(Synthetic(), shape, step_k=step_k)
 
 

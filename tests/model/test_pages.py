@@ -14,12 +14,15 @@ import torch
 
 from bench.eager import Eager
 from model.backing import REFERENCE
-from model.cache import Cache
+from model.cache import Cache, empty_caches
 from model.drafters import Drafter
 from model.drafters.chain import Chain
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
+from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.serving.engine import Engine
 from model.serving.overlap import OverlappedEngine
@@ -39,8 +42,8 @@ def _made(drafter: str, blocks: int) -> tuple[Eager, Shape]:
     target, drafting, kept = DRAFTERS[drafter]()
     target.taps = drafting.taps
     pair, last = Pair(target, drafting, EAGER, LENGTH), K * (drafter == "parallel")
-    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, prompts=PROMPTS, block=BLOCK, pool=blocks, kept=last)
-    return Eager(pair, kept, blocks, BLOCK), shape
+    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, blocks, prompts=PROMPTS, kept=last)
+    return Eager(pair, kept, blocks), shape
 
 
 def _requests(count: int, seed: int) -> list[Request]:
@@ -55,12 +58,25 @@ def _requests(count: int, seed: int) -> list[Request]:
     return requests
 
 
+class InOnePiece(Eager):
+    """The target alone on caches of a slot each, which need no blocks."""
+
+    def __init__(self, target: Qwen3) -> None:
+        super().__init__(Pair(target, Drafter(), EAGER), (), 0)
+        self.caches = empty_caches(target.config, ONE_RANK, BATCH, LENGTH, torch.float32)
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        return super().run(key, inputs._replace(block_table=None))
+
+
+def _in_one_piece(target: Qwen3, requests: list[Request]) -> list[list[int]]:
+    """The ids by the target alone, on slots in one piece."""
+    shape = Shape((), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH * LENGTH // BLOCK)
+    return [r.ids for r in Engine(InOnePiece(target), shape).run(requests)]
+
+
 def _expected(drafter: str, requests: list[Request]) -> list[list[int]]:
-    """The ids by the target alone, on slots of one piece."""
-    target, *_ = DRAFTERS[drafter]()
-    runner = Eager(Pair(target, Drafter(), EAGER), (), BATCH, LENGTH)
-    engine = Engine(runner, Shape((), BATCH, LENGTH, (BLOCK, LENGTH), V))
-    return [r.ids for r in engine.run(requests)]
+    return _in_one_piece(DRAFTERS[drafter]()[0], requests)
 
 
 def _outer(drafter: str, requests: list[Request], seed: int, **more: Any) -> Outer:
@@ -88,12 +104,11 @@ def test_kernels_on_blocks_have_the_reference_s_ids() -> None:
             if parameter.is_floating_point():
                 parameter.data = torch.randn(parameter.shape) * 0.5 + (parameter.ndim == 1)
     requests = [replace(r, max_new_tokens=5) for r in _requests(6, 1)]
-    runner = Eager(Pair(models[0], Drafter(), EAGER), (), BATCH, LENGTH)
-    expected = [r.ids for r in Engine(runner, Shape((), BATCH, LENGTH, (BLOCK, LENGTH), V)).run(requests)]
+    expected = _in_one_piece(models[0], requests)
     prompts = ((128, 128), (128, LENGTH), (256, 256), (256, LENGTH))
-    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, prompts=prompts, block=BLOCK, pool=POOL)
+    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, POOL, prompts=prompts)
     kept = (torch.zeros(BATCH, 1, 1, dtype=torch.int32),)
-    runner = Eager(Pair(models[1], Chain(models[2]), EAGER, LENGTH), kept, POOL, BLOCK)
+    runner = Eager(Pair(models[1], Chain(models[2]), EAGER, LENGTH), kept, POOL)
     outer = Outer(OverlappedEngine(runner, shape, owns_blocks=False), requests, POOL, random.Random(2))
     assert outer.run() == expected
     assert min(outer.hits, outer.preempted) > 0
@@ -148,7 +163,7 @@ CHUNKS = {
 @pytest.mark.parametrize(("ids", "expected"), CHUNKS.items())
 def test_a_chunk_is_filled_by_more_than_half(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
     prompts = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (BLOCK, LENGTH) if rows <= keys)
-    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, prompts=prompts, block=BLOCK, pool=9)
+    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, 9, prompts=prompts)
     assert shape.chunk(*ids) == Chunk(*expected)
 
 

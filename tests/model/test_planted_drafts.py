@@ -72,12 +72,12 @@ NEARLY: list[Fault] = [_layers_off_by_one, _causal]
 @functools.cache
 def tokens_a_step(draft: str, fault: Fault | None) -> float:
     """Of the demo's prompts at temperature 0.6."""
-    pair = pair_of(Path("demo/target"), Path("demo") / draft)
+    pair, pool = pair_of(Path("demo/target"), Path("demo") / draft, LENGTH), 1 + BATCH
     drafter = pair.drafter
     assert isinstance(drafter, DFlash)
     if fault:
         fault(pair, drafter)
-    engine = Engine(Eager(pair, (), BATCH, LENGTH), Shape((K,), BATCH, LENGTH, (LENGTH,), 2048))
+    engine = Engine(Eager(pair, (), pool), Shape((K,), BATCH, LENGTH, (LENGTH,), 2048, pool))
     results = engine.run(request(p, Params(0.6, top_p=0.95, seed=n), TOKENS) for n, p in enumerate(prompts(2)))
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)
 

@@ -29,7 +29,7 @@ NOT_SERVED = {
 }  # fmt: skip
 # parameters that no client types
 TYPED = {"extra_args": "vllm_xargs"}
-SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048)
+SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048, pool=9)
 
 
 def sampling(**changes: Any) -> SimpleNamespace:

@@ -171,11 +171,7 @@ def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> N
         begun=False, filling=filling.__contains__, slots=SimpleNamespace(full=True),
         begin=lambda masks=False: begun.append(masks), follow=lambda: None,
     )  # fmt: skip
-    worker.shape, worker.dead_ends, worker.metrics = (
-        SimpleNamespace(block=0),
-        set(),
-        SimpleNamespace(begin=lambda: None),
-    )
+    worker.dead_ends, worker.metrics = set(), SimpleNamespace(begin=lambda: None)
     worker._pieces = lambda _: {}
     worker._output = worker._uncount = lambda *_: None
     for names, steps in ((("x",), 0), (("c",), 0), (("c", "a"), 1), ((), 0)):
@@ -202,8 +198,7 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
         begun=False, filling=lambda _: False, slots=slots, left_s=0.0,
         begin=lambda masks=False: calls.append("scheduled" if masks else "early"), follow=lambda: calls.append("twice"),
     )  # fmt: skip
-    worker.shape, worker.dead_ends = SimpleNamespace(block=0), set()
-    worker.metrics = SimpleNamespace(begin=lambda: None)
+    worker.dead_ends, worker.metrics = set(), SimpleNamespace(begin=lambda: None)
     worker._pieces = lambda _: {}
     worker._output = worker._uncount = lambda *_: None
     step = SimpleNamespace(scheduled_cached_reqs=SimpleNamespace(req_ids=["a"], new_block_ids=[None]))

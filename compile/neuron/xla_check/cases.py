@@ -21,6 +21,6 @@ CASES: dict[str, BuildSpec] = {
     "demo-tp2": spec(**_PAIR, tp=2, k="3"),
     "full-k7": spec(tp=32, k="7", max_len=128),
     "full-k0": spec(tp=32, k="0", max_len=128),
-    "full-groups": spec(tp=32, k="7", recipe=Recipe(draft_tp=4, kv_shard="sequence"), max_len=512),
+    "full-groups": spec(tp=32, k="7", recipe=Recipe(draft_tp=4), max_len=128),
 }
 RUN = ("demo-tp1", "demo-tp2")
