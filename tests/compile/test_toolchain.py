@@ -289,6 +289,9 @@ class SlotSeeds:
         seeds = np.array([(slot, self.counts[slot]) for slot in slots], np.int32)
         return self.graphs.run(key, inputs._replace(seeds=seeds))
 
+    def draft(self, key: GraphKey, inputs: Any) -> Any:
+        return self.graphs.draft(key, inputs)
+
 
 class Ranks(EagerRanks):
     """Modules of every rank as a runner of the engine."""
@@ -303,6 +306,9 @@ class Ranks(EagerRanks):
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
         return StepOutputs(*(t.numpy() for t in self(tag, [*given, nothing, nothing])))
+
+    def draft(self, key: GraphKey, inputs: Any) -> None:
+        """Nothing: a prompt's module is both models'."""
 
 
 def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: Path) -> None:
