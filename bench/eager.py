@@ -20,9 +20,10 @@ from model.cache import Cache, empty_caches
 from model.drafters import Drafter, DraftState
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.ops import EAGER
 from model.parallel import ONE_RANK
+from model.sampling import Sampling
 from model.serving.engine import Engine
 from model.serving.request import Shape
 from model.speculative import Pair
@@ -31,11 +32,12 @@ from model.speculative import Pair
 class Eager:
     """Prefills and steps of one pair; `kept` is the drafter's empty state, `keys` the graphs that would have run.
 
-    Caches are pools of so many blocks.
+    Caches are pools of so many blocks. The draft's part of a prompt may be `apart`.
     """
 
-    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int) -> None:
+    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int, apart: bool = False) -> None:
         draft = () if pair.draft_model is None else self._caches(pair.draft_model, pool)
+        self._prefill = (Pair(pair.target_model, Drafter(), pair.ops, pair.most) if apart else pair).prefill
         self.pair, self.state = pair, DraftState([*draft], kept)
         self.caches, self.keys = self._caches(pair.target_model, pool), list[GraphKey]()
 
@@ -45,15 +47,22 @@ class Eager:
 
     @torch.no_grad()
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        self.keys.append(key)
-        tensors = StepInputs(*(torch.from_numpy(np.asarray(x).copy()) if x is not None else None for x in inputs))
-        stage = self.pair.prefill if key.is_prefill else self.pair.step
-        out = stage(key.k, tensors, tensors.sampling(key.filters), self.state, self.caches)
+        stage = self._prefill if key.is_prefill else self.pair.step
+        out = stage(key.k, *self._given(key, inputs))
         self.state, self.caches = out.draft_state, list(out.target_caches)
         return out
 
+    @torch.no_grad()
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        raise AssertionError("no step here is in halves")
+        assert key.stage is Stage.PREFILL_DRAFT, "no step here is in halves"
+        out = self.pair.fill(key.k, *self._given(key, inputs))
+        self.state = out.draft_state
+        return out.filled
+
+    def _given(self, key: GraphKey, inputs: StepInputs) -> tuple[StepInputs, Sampling, DraftState, list[Cache]]:
+        self.keys.append(key)
+        tensors = StepInputs(*(torch.from_numpy(np.asarray(x).copy()) if x is not None else None for x in inputs))
+        return tensors, tensors.sampling(key.filters), self.state, self.caches
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         for tensor in self.state.kept:
@@ -77,9 +86,9 @@ def engine(drafter: str, k: int, batch: int, noise_weight: float | None = None) 
     target.taps = drafting.taps
     state = (t for t in make_plan(bundle).state if t.name.startswith(KEPT))
     kept = tuple(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in state)
-    runner = Eager(Pair(target, drafting, EAGER, bundle.max_len), kept, bundle.pool)
-    buckets, vocabulary = (KEY_TILE, bundle.max_len), bundle.target_config.vocab_size
-    return Engine(runner, Shape((k,), batch, bundle.max_len, buckets, vocabulary, bundle.pool, bundle.host_drafts))
+    runner = Eager(Pair(target, drafting, EAGER, bundle.max_len), kept, bundle.pool, bundle.kind.apart)
+    facts = (KEY_TILE, bundle.max_len), bundle.target_config.vocab_size, bundle.pool, bundle.host_drafts
+    return Engine(runner, Shape((k,), batch, bundle.max_len, *facts, apart=bundle.kind.apart))
 
 
 def _loaded(part: Part, checkpoint: Checkpoint) -> Any:

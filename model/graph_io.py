@@ -21,7 +21,7 @@ from model.cache import Cache
 from model.drafters import DraftState
 from model.dtypes import BY_NAME
 from model.filters import Filters
-from model.graph_key import GraphKey, Stage
+from model.graph_key import PROMPTS, GraphKey, Stage
 from model.sampling import Sampling
 
 
@@ -75,9 +75,9 @@ class StepInputs(NamedTuple):
         top_k, top_p, temperature = self.sampling_params.T
         filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
         # a prompt draws once: one graph serves it, whatever it filters
-        asking = self.allowed is not None
-        filters = asking or stage is Stage.PREFILL or bool(filtering.any())
-        rows = self.input_ids.shape[1] if stage is Stage.PREFILL else 0
+        asking = self.allowed is not None and stage is not Stage.PREFILL_DRAFT
+        filters = asking or stage in PROMPTS or bool(filtering.any())
+        rows = self.input_ids.shape[1] if stage in PROMPTS else 0
         return GraphKey(stage, k, bucket, filters, asking, rows)
 
     def sampling(self, filters: bool = True, counts_B1V: Any = None) -> Sampling:
@@ -132,7 +132,20 @@ class DraftOutputs(NamedTuple):
         return self[:1]
 
 
-Outputs = StepOutputs | DraftOutputs
+class FilledOutputs(NamedTuple):
+    """Outputs of a graph of a draft's own part of a prompt: how many of its ids are known; its state stays."""
+
+    filled: Annotated[Any, Port("B 1")]
+    draft_state: DraftState = DraftState([])
+    target_caches: Sequence[Cache] = ()
+    counts_B1V: Any = None
+
+    @property
+    def visible(self) -> tuple[Any, ...]:
+        return self[:1]
+
+
+Outputs = StepOutputs | DraftOutputs | FilledOutputs
 
 
 def _ports(border: type[NamedTuple]) -> dict[str, Port]:
@@ -141,7 +154,7 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 
 
 # field -> its declaration, in the graph's order
-INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
+INPUTS, OUTPUTS, DRAFTED, FILLED = map(_ports, (StepInputs, StepOutputs, DraftOutputs, FilledOutputs))
 # the inputs of asking graphs alone
 ASKS = ("allowed", "asked", "bias_ids", "bias", "occurred")
 

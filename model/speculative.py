@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
-from model.graph_io import Outputs, StepInputs, StepOutputs
+from model.graph_io import FilledOutputs, Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota, rows_of
 from model.qwen3 import Qwen3
 from model.sampling import Draw, Sampling
@@ -82,14 +82,9 @@ class Pair(nn.Module):
     ) -> StepOutputs:
         """Rows of one sequence's prompt into both models' state, and the token after them.
 
-        They are at the position of the first one and on; of its keys and theirs as many are known as the mask says, and
-        rows past these are padding. A host drops the token unless the prompt ends here.
+        A host drops the token unless the prompt ends here. A drafter that is apart is not here (`fill`).
         """
-        target, length_B = self.target_model, inputs.attention_mask.sum(-1).to(torch.int32)
-        first_B1, keys_S = inputs.position_ids[:, :1], iota(inputs.attention_mask.shape[1], length_B)
-        positions_BN = first_B1 + iota(inputs.input_ids.shape[1], length_B)
-        placement = Placement(positions_BN, keys_S, inputs.seq_ids, table_BL=inputs.block_table)
-        count_B = length_B - first_B1[:, 0]
+        target, (placement, length_B, count_B) = self.target_model, _prompt_rows(inputs)
         # as many times as a step has rows at least: its draw after the same ids is the same one
         last_BN = (count_B - 1)[:, None].expand(-1, MIN_TARGET_ROWS)
         # the token's position is the number of known ids
@@ -111,3 +106,24 @@ class Pair(nn.Module):
         of_token = None if scores_RC is None else scores_RC[:1]
         scores = prompt_scores(target, prompt, inputs.following, passed.x_BNE, of_token)
         return StepOutputs(accepted_BN, token_B1, next_mask, next_pos, state, passed.caches, scores)
+
+    def fill(
+        self, k: int, inputs: StepInputs, sampling: Sampling, state: DraftState, caches: list[Cache]
+    ) -> FilledOutputs:
+        """Rows of one sequence's prompt into the state of a drafter that reads nothing of the target there."""
+        placement, length_B, count_B = _prompt_rows(inputs)
+        prompt = Prompt(inputs.input_ids, placement, count_B, inputs.input_ids[:, :1], None)
+        return FilledOutputs(length_B[:, None], self.drafter.prompt(prompt, state))
+
+
+def _prompt_rows(inputs: StepInputs) -> tuple[Placement, Tensor, Tensor]:
+    """Where a prompt's rows are, and (B,) how many positions are known with them and how many of them are no padding.
+
+    They are at the position of the first one and on; of its keys and theirs as many are known as the mask says, and
+    rows past these are padding.
+    """
+    length_B = inputs.attention_mask.sum(-1).to(torch.int32)
+    first_B1, keys_S = inputs.position_ids[:, :1], iota(inputs.attention_mask.shape[1], length_B)
+    positions_BN = first_B1 + iota(inputs.input_ids.shape[1], length_B)
+    placement = Placement(positions_BN, keys_S, inputs.seq_ids, table_BL=inputs.block_table)
+    return placement, length_B, length_B - first_B1[:, 0]

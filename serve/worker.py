@@ -17,6 +17,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.attention import KEY_TILE
 from model.bundle.opening import open_bundle
+from model.graph_key import GraphKey, Stage
 from model.progress import progress
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
@@ -95,7 +96,7 @@ class BundleWorker(WorkerBase):
         begin = time.perf_counter()
         if self.engine.speculative and self.fixed_k is None:
             self.engine.step_k = Paying(step_seconds(self.graphs))
-        keys = [k for k in self.bundle.plan.by_key if k.is_prefill or k.k in self.engine.ks(asking=k.asking)]
+        keys = [key for key in self.bundle.plan.by_key if self._runs(key)]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:
                 self.graphs.prepare(key)
@@ -103,6 +104,12 @@ class BundleWorker(WorkerBase):
         seconds = time.perf_counter() - begin
         print(self._served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def _runs(self, key: GraphKey) -> bool:
+        """Whether the engine may run a graph."""
+        if key.is_prefill:
+            return self.engine.apart or key.stage is Stage.PREFILL
+        return key.k in self.engine.ks(asking=key.asking)
 
     def _served(self, seconds: float) -> str:
         bundle, spec = self.bundle, self.bundle.spec

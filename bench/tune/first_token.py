@@ -3,7 +3,9 @@
 A prompt comes in chunks of up to 2048 rows. Each layer has the products of `prompt_matmul`, the writing of the rows'
 blocks, prompt attention over the keys so far, and two all-reduces; each chunk one launch from the host, the last one a
 head for one row. Norms before queries, rotations and the additions of residuals stay in the graph and are left out.
-The bound has the same products and visible scores at the Tensor Engine's full rate, and nothing else.
+The host waits for the target's part alone where the draft is a chain or parallel, whose own part runs behind it. The
+layers of EAGLE-3 and DFlash, which run in front of the first id, are left out too. The bound has the same products and
+visible scores at the Tensor Engine's full rate, and nothing else.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from model.speculative import Pair
 _CACHES = ("draft_model.kv.", "target_model.kv.")
 _STAGES: dict[Stage, Callable[..., Outputs]] = {
     Stage.PREFILL: Pair.prefill,
+    Stage.PREFILL_DRAFT: Pair.fill,
     Stage.STEP: Pair.step,
     Stage.DRAFT: halves.draft,
     Stage.VERIFY: halves.verify,
@@ -54,7 +55,8 @@ def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
 def make_pair(spec: BundleSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> Pair:
     """The target, and its drafter where the graph drafts, on the meta device: the caller brings the weights."""
     of_target, of_draft = spec.parallel(ops)
-    drafting = (graph.key.k > 0 or spec.kind.follows) and spec.kind.model
+    drafts = any(t.name.startswith("draft_model.") for t in (*graph.weights, *graph.state))
+    drafting = spec.kind.model if drafts else None
     with torch.device("meta"):
         target = Qwen3(spec.target_config, of_target, backing)
         drafter = Drafter()

@@ -48,7 +48,7 @@ def nxdi_tag(key: GraphKey, spec: BundleSpec) -> str:
     """
     if key.asking or not key.filters or key.bucket not in spec.buckets:
         return ""
-    if key.is_prefill:
+    if key.stage is Stage.PREFILL:
         return PREFILL if key.rows == key.bucket else ""
     if key.stage is not Stage.STEP or key.k not in (0, spec.k):
         return ""

@@ -16,7 +16,7 @@ from model.bundle.weights import RANK
 from model.cache import cache_shape
 from model.drafters.kind import Counts, DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
-from model.graph_io import ASKS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
+from model.graph_io import ASKS, DRAFTED, FILLED, INPUTS, OUTPUTS, tensor_specs, words_of
 from model.graph_key import GraphKey, Stage
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.scores import COLUMNS, blocks
@@ -68,8 +68,11 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
+        of_draft: list[GraphSpec] = []
         prompt = _prefill(spec, rows, keys, both, state)
-        graphs += [prompt, _asking(prompt, spec)]
+        if spec.kind.apart:
+            prompt, *of_draft = _apart(prompt, spec)
+        graphs += [prompt, _asking(prompt, spec), *of_draft]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
@@ -93,6 +96,21 @@ def _prefill(
     outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
     key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
     return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
+
+
+def _apart(prompt: GraphSpec, spec: BundleSpec) -> tuple[GraphSpec, GraphSpec]:
+    """A prompt's graph as the target's and the draft's, each with only the tensors that it reads or writes."""
+    of_target = _collectives(spec)
+    of_draft = {op: count - of_target[op] for op, count in prompt.collectives.items()}
+    target = replace(prompt, collectives=of_target, **_tensors_of(prompt, "target_model."))
+    draft = replace(prompt, collectives=of_draft, **_tensors_of(prompt, "draft_model."))
+    return target, replace(draft, key=prompt.key._replace(stage=Stage.PREFILL_DRAFT), outputs=tensor_specs(FILLED, B=1))
+
+
+def _tensors_of(graph: GraphSpec, *prefixes: str) -> dict[str, Any]:
+    """A graph's weights and state whose names begin so."""
+    own = (tuple(t for t in tensors if t.name.startswith(prefixes)) for tensors in (graph.weights, graph.state))
+    return dict(zip(("weights", "state"), own, strict=True))
 
 
 def _steps(
@@ -125,17 +143,12 @@ def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     keeping = tuple(p._replace(drawn=0) for p in passes[: kind.keeps])
     verifying = _collectives(spec, keeping, key.filters)
     drafting = {op: count - verifying[op] for op, count in _collectives(spec, passes, key.filters).items()}
-
-    def of(*prefixes: str) -> dict[str, Any]:
-        own = tuple(t for t in fused.weights if t.name.startswith(prefixes))
-        return {"weights": own, "state": tuple(t for t in fused.state if t.name.startswith((*prefixes, KEPT)))}
-
     outputs = tensor_specs(DRAFTED, B=spec.batch, N=fused.rows)
     draft_key, verify_key = (key._replace(stage=stage) for stage in (Stage.DRAFT, Stage.VERIFY))
-    yield replace(fused, key=draft_key, outputs=outputs, collectives=drafting, **of("draft_model."))
+    yield replace(fused, key=draft_key, outputs=outputs, collectives=drafting, **_tensors_of(fused, "draft_model."))
     models = ("target_model.", "draft_model.") if kind.keeps else ("target_model.",)
     rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket, L=key.bucket // KEY_TILE)
-    yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **of(*models))
+    yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **_tensors_of(fused, *models, KEPT))
 
 
 def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:

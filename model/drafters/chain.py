@@ -88,4 +88,4 @@ CHAIN = DraftModel(
     unread=_unread,
     stored_as=_stored_as,
 )
-KIND = Kind("chain", CHAIN, _passes, kept=(Kept("ids", "B 1 1", "int32"),), decodes=True)
+KIND = Kind("chain", CHAIN, _passes, kept=(Kept("ids", "B 1 1", "int32"),), decodes=True, apart=True)

@@ -116,4 +116,5 @@ KIND = Kind(
     kept=(Kept("ids", "B K 1", "int32"),),
     limit=16,
     decodes=True,
+    apart=True,
 )

@@ -12,8 +12,8 @@ import numpy as np
 
 from model.asks import FORBIDDEN
 from model.errors import UserError
-from model.graph_io import StepOutputs, words_of
-from model.graph_key import Stage
+from model.graph_io import StepInputs, StepOutputs, words_of
+from model.graph_key import GraphKey, Stage
 from model.scores import TOP
 from model.serving import ngram
 from model.serving.blocks import Blocks
@@ -54,7 +54,9 @@ def by_ngram(slot: Slot, most: int) -> list[int]:
 class Engine:
     """Continuous batching over a runner. A request's ids do not depend on the order or the neighbours.
 
-    A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two.
+    A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two. Where
+    the draft's part of a prompt is a graph of its own, it runs behind the last chunk, so that no first id waits for it;
+    behind each chunk where other requests wait for their step.
 
     `step_k` chooses the k of each step, by default always the bundle's largest. Where the host drafts, `propose`
     returns drafts for a slot, at most a given number, by default from the slot's own ids.
@@ -81,6 +83,15 @@ class Engine:
         self._since: float | None = None
         # whether a step comes before the next chunk
         self._between = False
+        # the draft's part of the chunks that have run, in order, all of one slot's prompt
+        self._owed: list[tuple[GraphKey, StepInputs]] = []
+        # whether such a part was handed over behind the last step
+        self._delayed = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether the draft's part of a prompt runs as a graph of its own: not where no step drafts."""
+        return self.shape.apart and any(self.step_k.ks)
 
     def ks(self, k_limit: int | None = None, asking: bool = False) -> set[int]:
         """The k of every graph that a step of requests with this limit may run."""
@@ -158,8 +169,11 @@ class Engine:
         return self.slots.seat(number, request, limited(request, self.shape.vocabulary), blocks)
 
     def _leave(self, number: int) -> None:
-        if self.blocks and self.slots.has(number):
-            self.blocks.give(self.slots.find(number).blocks)
+        if self.slots.has(number):
+            # its blocks may have other owners next, or be found by their ids
+            self._fill_draft()
+            if self.blocks:
+                self.blocks.give(self.slots.find(number).blocks)
         self.slots.leave(number)
 
     def _chunk(self, slot: Slot, length: int) -> Work:
@@ -192,18 +206,42 @@ class Engine:
         self._since = self._since or time.perf_counter()
         if work.k is None:
             assert work.chunk
-            (slot,) = work.slots
-            inputs = prompt_inputs(slot, work.chunk, self.shape)
-            return work, self.runner.run(inputs.graph(Stage.PREFILL, self.shape.k, work.chunk.keys), inputs)
+            return work, self._run_chunk(work.slots[0], work.chunk)
+        k, work = work.k, self._timed(work)
         bucket = self._bucket(work)
-        if work.asking and work.k and not self.shape.host_drafts:
+        if work.asking and k and not self.shape.host_drafts:
             return run_halves(self.runner, self.slots, work, bucket, self.words)
-        rows = 1 + work.k if self.shape.host_drafts else 1
+        rows = 1 + k if self.shape.host_drafts else 1
         inputs = self.slots.step_inputs(
             work.limits, bucket, masks(work, self.shape.batch, self.words), work.drafts, rows
         )
-        stage = Stage.VERIFY if work.asking and work.k else Stage.STEP
-        return work, self.runner.run(inputs.graph(stage, work.k, bucket), inputs)
+        stage = Stage.VERIFY if work.asking and k else Stage.STEP
+        return work, self.runner.run(inputs.graph(stage, k, bucket), inputs)
+
+    def _run_chunk(self, slot: Slot, chunk: Chunk) -> StepOutputs:
+        """Run a chunk of a prompt, and the draft's part of it now or later."""
+        inputs, k = prompt_inputs(slot, chunk, self.shape), self.shape.k
+        if any(owed.seq_ids[0] != slot.index for _, owed in self._owed):
+            # it may share blocks with this one
+            self._fill_draft()
+        outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
+        if self.apart:
+            self._owed.append((inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
+            if chunk.last == slot.known or self.slots.ready:
+                self._fill_draft()
+        return outputs
+
+    def _fill_draft(self) -> None:
+        """Run the draft's part of the chunks that have run."""
+        owed, self._owed = self._owed, []
+        for key, inputs in owed:
+            self.runner.draft(key, inputs)
+        self._delayed |= bool(owed)
+
+    def _timed(self, work: Work) -> Work:
+        """A step that is handed over now, which knows whether its time is its own."""
+        work, self._delayed = replace(work, delayed=self._delayed), False
+        return work
 
     def _bucket(self, work: Work) -> int:
         """The bucket of a step: of all positions that it may write."""
@@ -228,7 +266,7 @@ class Engine:
             scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
             events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
         requests = [Ended(event.drafted, event.accepted) for event in events]
-        self.step_k.ended(work.k, bucket, None if work.asking else seconds, requests)
+        self.step_k.ended(work.k, bucket, None if work.asking or work.delayed else seconds, requests)
         return events
 
     def _filled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:

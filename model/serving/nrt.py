@@ -95,9 +95,9 @@ class NrtGraphs:
         return StepOutputs.of(self._run(key, inputs))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        """The candidates (B, N) of a graph that drafts alone, as `run` has its outputs."""
-        (candidates_BN,) = self._run(key, inputs)
-        return candidates_BN
+        """The only output of a graph of the draft alone, as `run` has its outputs: in a step the candidates (B, N)."""
+        (output,) = self._run(key, inputs)
+        return output
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """Zero the NaN in a slot's state and in its blocks: attention multiplies rows that it does not see by 0."""

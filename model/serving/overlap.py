@@ -157,4 +157,5 @@ class OverlappedEngine(Engine):
         within = max(slot.position for slot in seated) + 2 * ahead <= bucket and self._covered(work, 2)
         if within and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
             inputs = self.slots.inputs_after(outputs, work.limits)
-            self._begun.append((work, self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)))
+            outputs = self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)
+            self._begun.append((self._timed(work), outputs))

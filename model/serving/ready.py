@@ -49,6 +49,7 @@ def shape_of(bundle: Bundle) -> Shape:
         spec.host_drafts,
         spec.prompts,
         spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
+        spec.kind.apart,
     )
 
 
@@ -67,11 +68,13 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
     buckets = [b for b in shape.buckets if length < b <= shape.bucket(last)]
     prompts = {(chunk.rows, chunk.keys) for chunk in shape.chunks(length)}
     for key in bundle.plan.by_key:
+        # the draft's part of a prompt serves all requests
+        serves = engine.apart if key.stage is Stage.PREFILL_DRAFT else key.asking == request.asking
         if key.is_prefill:
             wanted = (key.rows, key.bucket) in prompts
         else:
             wanted = key.k in ks and key.bucket in buckets and (key.asking or key.filters == request.params.filter)
-        if wanted and key.asking == request.asking:
+        if wanted and serves:
             yield key
 
 

@@ -56,6 +56,8 @@ class Shape:
     prompts: tuple[tuple[int, int], ...] = ()
     # ids before a prompt's end that its last chunk holds
     kept: int = 0
+    # whether the draft's part of a prompt is a graph of its own
+    apart: bool = False
 
     @property
     def k(self) -> int:

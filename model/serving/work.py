@@ -32,7 +32,8 @@ class Work:
     """A chunk of one slot's prompt, or a step of k drafts of several slots; a prompt has no k.
 
     A step has for each slot the most drafts to accept and, where the host drafts, the drafts. `walks` are those of the
-    slots whose ids a mask restricts, by the slot's index.
+    slots whose ids a mask restricts, by the slot's index. A `delayed` step runs behind a draft's part of a prompt, and
+    its time holds both.
     """
 
     slots: tuple[Slot, ...]
@@ -41,6 +42,7 @@ class Work:
     drafts: tuple[list[int], ...] = ()
     walks: dict[int, Walk] = field(default_factory=dict)
     chunk: Chunk | None = None
+    delayed: bool = False
 
     @property
     def asking(self) -> bool:

@@ -24,7 +24,7 @@ from model.bundle.opening import read_bundle
 from model.bundle.plan import make_plan
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.serving.runtime import Graphs
 from tests.model.demo_bundle import ROOT, graphs
 from tests.model.family import AsTheyRun, untraced
@@ -77,7 +77,8 @@ class Planted:
         return out._replace(accepted=ids, next_ids=np.take_along_axis(ids, np.maximum(count - 1, 0), -1))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        raise AssertionError("no request is asking")
+        assert key.stage is Stage.PREFILL_DRAFT, "no request is asking"
+        return self.held.draft(key, inputs)
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         self.held.clear(slot, blocks)

@@ -21,6 +21,7 @@ from model.bundle.opening import Bundle, read_bundle
 from model.bundle.plan import make_plan
 from model.bundle.weights import shard_file
 from model.graph_io import StepInputs
+from model.graph_key import Stage
 from model.serving.engine import Engine
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
@@ -71,7 +72,10 @@ class OwnGraphs:
         table = 1 + lines[:, None] * (SIZES["max_len"] // KEY_TILE) + own_L
         following = np.array([-1], np.int32)
         inputs = StepInputs(*given[:5], np.zeros(lines.shape, np.float32), seeds, limits, table, following)
-        return list(self.graphs.run(graph.key, inputs))[:4]
+        results, of_draft = list(self.graphs.run(graph.key, inputs))[:4], graph.key._replace(stage=Stage.PREFILL_DRAFT)
+        if graph.key.is_prefill and of_draft in self.graphs.bundle.plan.by_key:
+            self.graphs.draft(of_draft, inputs)
+        return results
 
 
 class ModelPt:

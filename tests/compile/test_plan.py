@@ -8,7 +8,7 @@ import pytest
 
 from compile.build import main as build
 from compile.spec import BuildSpec
-from model.bundle.plan import make_plan
+from model.bundle.plan import make_plan, whole_prompts
 from model.config import PRESETS
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
@@ -30,6 +30,23 @@ def test_full_pair_at_tp_32() -> None:
     assert {g.key.bucket for g in plan.graphs} == {128, 256, 512, 1024}
     fused = plan.by_key[GraphKey(Stage.STEP, 7, 128)]
     assert fused.collectives == {"all-reduce": 2 * (64 + 7 * 28), "all-gather": 1 + 7 + 1 + 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "apart"), [({}, True), ({"k": "0"}, False), ({"drafter": "ngram"}, False)], ids=str
+)
+def test_each_prompt_has_a_graph_of_the_target_and_one_of_the_draft(changes: dict[str, Any], apart: bool) -> None:
+    """Together they hold what a graph of both does; the draft's serves prompts that ask, too."""
+    plan = make_plan(BuildSpec(**changes).bundle)
+    of_draft = [key for key in plan.by_key if key.stage is Stage.PREFILL_DRAFT]
+    prompts = [key for key in plan.by_key if key.stage is Stage.PREFILL and not key.asking]
+    assert [key._replace(stage=Stage.PREFILL) for key in of_draft] == prompts * apart
+    whole = whole_prompts(plan)[-1]
+    for key in prompts:
+        graphs = [plan.by_key[k] for k in (key._replace(stage=Stage.PREFILL_DRAFT), key) if k in plan.by_key]
+        assert sum((g.weights for g in graphs), ()) == whole.weights
+        assert sum((g.state for g in graphs), ()) == whole.state
+        assert {op: sum(g.collectives[op] for g in graphs) for op in whole.collectives} == whole.collectives
 
 
 # hidden, intermediate, layers, query heads of each model card; 8 kv heads of 128 and 151936 tokens everywhere

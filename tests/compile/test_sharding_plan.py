@@ -16,7 +16,7 @@ from compile.build import main
 from compile.graph.trace import lower_graph
 from compile.neuron.config import render
 from compile.spec import BuildSpec, Recipe
-from model.bundle.plan import make_plan
+from model.bundle.plan import make_plan, whole_prompts
 from model.drafters.eagle3 import Eagle3Config
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
@@ -109,12 +109,17 @@ def _in(size: int) -> tuple[tuple[int, ...], ...]:
 def test_each_collective_joins_the_promised_ranks(base: Path, draft_tp: int) -> None:
     """k 3, a target of two layers on 8 ranks, a draft of one layer, its head on all ranks."""
     plan = make_plan(spec(base, tp=8, draft_tp=draft_tp).bundle)
-    # passes of the draft's layers, and of its head
-    drafts = {(Stage.PREFILL, 3): (1, 0), (Stage.STEP, 3): (3, 3), (Stage.STEP, 0): (0, 0)}
+    # passes of the target, of the draft's layers, and of its head
+    passes_of = {
+        (Stage.PREFILL, 3): (1, 0, 0), (Stage.PREFILL_DRAFT, 3): (0, 1, 0),
+        (Stage.STEP, 3): (1, 3, 3), (Stage.STEP, 0): (1, 0, 0),
+    }  # fmt: skip
     # the plan's contract follows the loops of asking graphs, this count does not; no filter joins ranks here
-    for graph in (g for g in plan.graphs if g.key.filters and not g.key.asking):
-        passes, heads = drafts[graph.key[:2]]
-        expected = Counter({("all-reduce", _in(8)): 4, ("all-gather", _in(8)): 2})
+    cases = [(g, passes_of[g.key[:2]]) for g in plan.graphs if g.key.filters and not g.key.asking]
+    # NxDI's prompt is both models'
+    for graph, (targets, passes, heads) in [*cases, (whole_prompts(plan)[-1], (1, 1, 0))]:
+        of_target = {("all-reduce", _in(8)): 4, ("all-gather", _in(8)): 2}
+        expected = Counter(of_target if targets else {})
         if draft_tp > 1:
             expected += Counter({("all-reduce", _in(draft_tp)): 2 * passes})
             expected += Counter({("all-gather", _in(draft_tp)): passes})

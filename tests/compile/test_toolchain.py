@@ -217,7 +217,7 @@ def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_is_kept(ba
     with pytest.raises(UserError, match=r"ended with 1 on step_k0.* said: \[F137\] the graph is too large; read"):
         build(spec(base, "refused", **SMALL))
     kept = {p: p.stat().st_mtime_ns for p in (base / "refused").rglob("*.neff")}
-    assert len(kept) == 6
+    assert len(kept) == 7
     fake_sdk.write_compiler(compiler)
     build(spec(base, "refused", **SMALL))
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
@@ -289,6 +289,9 @@ class SlotSeeds:
         seeds = np.array([(slot, self.counts[slot]) for slot in slots], np.int32)
         return self.graphs.run(key, inputs._replace(seeds=seeds))
 
+    def draft(self, key: GraphKey, inputs: Any) -> Any:
+        return self.graphs.draft(key, inputs)
+
 
 class Ranks(EagerRanks):
     """Modules of every rank as a runner of the engine."""
@@ -303,6 +306,9 @@ class Ranks(EagerRanks):
         given = [torch.from_numpy(np.asarray(x).copy()) for x in inputs[:5]]
         nothing = torch.zeros(given[0].shape[0], dtype=torch.int32)
         return StepOutputs(*(t.numpy() for t in self(tag, [*given, nothing, nothing])))
+
+    def draft(self, key: GraphKey, inputs: Any) -> None:
+        """Nothing: a prompt's module is both models'."""
 
 
 def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.serving.slots import Slot
 from model.serving.step_k import Always
 
@@ -30,15 +30,24 @@ class BySeated(Always):
         return self.of_seated[min(len(slots), len(self.of_seated)) - 1]
 
 
+class Unread:
+    """An output for which no host may wait."""
+
+    def __array__(self, *_: object) -> np.ndarray:
+        raise AssertionError("a first id has waited for the draft")
+
+
 @dataclass
 class Synthetic:
-    """Each draft is accepted with chance alpha until the first miss; `keys` are those of the graphs that ran."""
+    """Each draft is accepted with chance alpha until the first miss; `keys` are those of the graphs that ran, and
+    `first` their first positions in the slot of the first row."""
 
     alpha: float = 0.6
     keys: list[GraphKey] = field(default_factory=list)
+    first: list[tuple[int, int]] = field(default_factory=list)
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        self.keys.append(key)
+        self._ran(key, inputs)
         if key.is_prefill:
             length = int(inputs.attention_mask.sum())
             return _outputs(np.array([[_token(_seed(inputs, 0), length)]]), np.array([[length]]))
@@ -50,12 +59,16 @@ class Synthetic:
         return _outputs(accepted, positions)
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        """The input ids, and zeros as drafts."""
-        self.keys.append(key)
-        return np.pad(inputs.input_ids, ((0, 0), (0, key.k)))
+        """The input ids, and zeros as drafts; nothing that may be read of a prompt."""
+        self._ran(key, inputs)
+        return Unread() if key.stage is Stage.PREFILL_DRAFT else np.pad(inputs.input_ids, ((0, 0), (0, key.k)))
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """There is no state."""
+
+    def _ran(self, key: GraphKey, inputs: StepInputs) -> None:
+        self.keys.append(key)
+        self.first.append((int(inputs.seq_ids[0]), int(inputs.position_ids[0, 0])))
 
     def _row(self, row: int, inputs: StepInputs) -> list[int]:
         seed, position, count = _seed(inputs, row), int(inputs.position_ids[row, 0]), 0

@@ -6,18 +6,21 @@ target and its own layers. test_invariance.py has the chain on one rank, test_ng
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compile.graph.trace import lower_graph
 from model.bundle.contract import declared, violations
+from model.bundle.graph_spec import GraphSpec
 from model.bundle.manifest import canonical_hash, parse_manifest
-from model.bundle.plan import make_plan
+from model.bundle.plan import make_plan, whole_prompts
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
@@ -26,7 +29,7 @@ from model.serving.request import Params, Request, Result
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
 from model.serving.step_k import Always
-from tests.model.family import MASK, family_spec, graphs, some_graphs
+from tests.model.family import MASK, AsTheyRun, family_spec, graphs, some_graphs
 
 pytestmark = pytest.mark.released_code
 # what else a bundle may differ in
@@ -79,6 +82,43 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
     assert [r.ids for r in results] == expected
     assert sum(map(sum, (r.accepted for r in results))) > 0, "a test of acceptance must accept"
     assert any(sum(r.accepted) < sum(r.drafted) for r in results), "and refuse"
+
+
+class Joined(AsTheyRun):
+    """Graphs whose prompts are one graph of both models, as NxDI's hosts take them."""
+
+    def _graph(self, key: GraphKey) -> GraphSpec:
+        graph = super()._graph(key)
+        if key.stage is not Stage.PREFILL:
+            return graph
+        draft = super()._graph(key._replace(stage=Stage.PREFILL_DRAFT, asking=False))
+        counts = {op: n + draft.collectives[op] for op, n in graph.collectives.items()}
+        return dataclasses.replace(
+            graph, weights=draft.weights + graph.weights, state=draft.state + graph.state, collectives=counts
+        )
+
+
+@pytest.mark.parametrize(
+    ("drafter", "changes"),
+    [("chain", {}), ("chain", {"k": 3, "tp": 2, "draft_tp": 1}), ("parallel", {"tp": 2, "draft_tp": 1})],
+    ids=_name,
+)
+def test_two_graphs_of_a_prompt_leave_what_one_does(family: Path, drafter: str, changes: dict[str, Any]) -> None:
+    """Every bit of the caches, so that the same drafts are accepted; prompts of several chunks, and one that asks."""
+    bundle = some_graphs(family, drafter, **changes).bundle
+    two, one, shape, plan = AsTheyRun(bundle), Joined(bundle), shape_of(bundle), bundle.plan
+    key = next(key for key in plan.by_key if key.stage is Stage.PREFILL and not key.asking)
+    (whole,) = whole_prompts(plan)
+    for part in ("weights", "state", "outputs", "collectives"):
+        assert getattr(one._graph(key), part) == getattr(whole, part)
+    requests = _requests(9, 2, False)
+    requests[4] = dataclasses.replace(requests[4], logprobs=0)
+    assert max(len(request.ids) for request in requests) > shape.prompts[-1][0]
+    apart = Engine(two, shape).run(requests)
+    assert apart == Engine(one, dataclasses.replace(shape, apart=False)).run(requests)
+    assert sum(map(sum, (r.accepted for r in apart))) > 0
+    for name, state in two._state.items():
+        assert np.array_equal(state, one._state[name]), name
 
 
 @pytest.mark.parametrize(

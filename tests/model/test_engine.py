@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
 from model.serving.request import Params, Request, Result, Shape
 from model.serving.slots import SlotTable
-from model.serving.step_k import StepK
+from model.serving.step_k import Always, Ended, StepK
 from tests.model.ahead import ids_ahead
 from tests.model.synthetic_load import BySeated, Synthetic
 
@@ -29,6 +30,20 @@ def _engine(
 ) -> OverlappedEngine:
     shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, 1 + batch, **more)
     return OverlappedEngine(Synthetic(), shape, step_k=step_k)
+
+
+def _apart(**more: Any) -> OverlappedEngine:
+    """An engine whose draft has graphs of its own for prompts, which run in chunks of 16 ids."""
+    prompts = tuple((16, keys) for keys in (16, MAX_LEN))
+    return _engine(apart=True, prompts=prompts, **more)
+
+
+def _prompt(seed: int, ids: int = 40, tokens: int = 2) -> Request:
+    return Request((1,) * ids, Params(seed=seed), tokens)
+
+
+def _place(engine: OverlappedEngine, request: Request) -> int:
+    return engine.place(request, engine.blocks.take(1) if engine.blocks else ())
 
 
 def _keys(engine: OverlappedEngine) -> list[GraphKey]:
@@ -346,6 +361,108 @@ def test_a_first_token_that_ends_the_request_frees_the_slot() -> None:
         engine.add(_request(seed, 1))
     assert [e.result.reason for e in _drain(engine) if e.result] == ["length", "length"]
     assert _stages(engine) == [Stage.PREFILL] * 2
+
+
+T, D = Stage.PREFILL, Stage.PREFILL_DRAFT
+
+
+def test_a_first_id_waits_for_no_draft() -> None:
+    """The draft's part of all chunks runs behind the last one of the target's, in order; nobody reads it."""
+    engine = _apart()
+    number = engine.add(_prompt(1))
+    events = [engine.step() for _ in range(3)]
+    assert [len(some) for some in events] == [0, 0, 1]
+    assert _stages(engine) == [T, T, T, D, D, D]
+    assert [first for _, first in engine.runner.first] == [0, 16, 32] * 2  # type: ignore[attr-defined]
+    assert [key._replace(stage=D) for key in _keys(engine)[:3]] == _keys(engine)[3:]
+    assert _ids([*events[2], *_drain(engine)], number) == _engine().run([_prompt(1)])[0].ids
+
+
+def test_the_draft_follows_each_chunk_while_others_wait_for_their_step() -> None:
+    engine = _apart()
+    engine.add(_request(1, 40))
+    engine.step()
+    engine.add(_prompt(2))
+    for _ in range(5):
+        engine.step()
+    assert _stages(engine) == [T, D, T, D, Stage.STEP, T, D, Stage.STEP, T, D]
+
+
+def test_the_draft_is_filled_before_a_different_prompt() -> None:
+    """Which may have found the blocks of the first one by their ids."""
+    engine = _apart()
+    numbers = [_place(engine, _prompt(seed)) for seed in (1, 2)]
+    slots = [engine.slots.find(number).index for number in numbers]
+    engine.fill(numbers[0], 32)
+    assert _stages(engine) == [T, T]
+    engine.fill(numbers[1], 16)
+    engine.fill(numbers[0], 40)
+    assert _stages(engine) == [T, T, D, D, T, D, T, D]
+    order = [(slots[0], 0), (slots[0], 16)] * 2 + [(slots[1], 0)] * 2 + [(slots[0], 32)] * 2
+    assert engine.runner.first == order  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
+def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
+    """The blocks of its first chunks may be found by their ids."""
+    engine = _apart()
+    engine.fill(number := _place(engine, _prompt(1)), 32)
+    engine.step()
+    assert D not in _stages(engine)
+    lost(engine, number)
+    assert _stages(engine) == [T, T, D, D]
+    engine.fill(_place(engine, _prompt(2)), 16)
+    assert _stages(engine)[4:] == [T], "it owes nothing of the other"
+
+
+def test_prompts_that_ask_share_the_draft_s_graph() -> None:
+    engine = _apart()
+    engine.add(Request((1, 2, 3), Params(seed=1, logit_bias={5: 1.0}), 2))
+    engine.step()
+    assert [(key.stage, key.asking) for key in _keys(engine)] == [(T, True), (D, False)]
+
+
+@pytest.mark.parametrize("more", [{"speculative": False}, {"step_k": Always(0)}], ids=["none", "k 0"])
+def test_no_draft_is_filled_where_none_drafts(more: dict[str, Any]) -> None:
+    shape = _apart().shape
+    engine = OverlappedEngine(Synthetic(), shape, **more)
+    engine.run([_prompt(1)])
+    assert _stages(engine) == [T, T, T, Stage.STEP]
+
+
+class Timed(BySeated):
+    """The k of every step, and of those whose time may be learned from."""
+
+    def __init__(self) -> None:
+        super().__init__(K)
+        self.times: list[bool] = []
+
+    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
+        self.times.append(seconds is not None)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_the_time_of_a_step_behind_a_draft_s_prompt_is_not_its_own(ahead: bool) -> None:
+    step_k = Timed()
+    engine = _apart(step_k=step_k)
+    engine.add(_request(1, 40))
+    engine.step()
+    for _ in range(2):
+        if ahead:
+            engine.begin()
+            engine.follow()
+        engine.step()
+    assert step_k.times == [False, True]
+    while engine.begun:
+        engine.step()
+    begun = len(step_k.times)
+    engine.begin()
+    number = _place(engine, _request(2, 40))
+    engine.fill(number, 3)
+    # the step that had begun before the prompt, the prompt, and two steps of both
+    for _ in range(4):
+        engine.step()
+    assert step_k.times[begun:] == [True, False, True]
 
 
 def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:

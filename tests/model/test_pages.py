@@ -17,8 +17,9 @@ from model.backing import REFERENCE
 from model.cache import Cache, empty_caches
 from model.drafters import Drafter
 from model.drafters.chain import Chain
+from model.drafters.registry import KINDS
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
@@ -42,8 +43,9 @@ def _made(drafter: str, blocks: int) -> tuple[Eager, Shape]:
     target, drafting, kept = DRAFTERS[drafter]()
     target.taps = drafting.taps
     pair, last = Pair(target, drafting, EAGER, LENGTH), K * (drafter == "parallel")
-    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, blocks, prompts=PROMPTS, kept=last)
-    return Eager(pair, kept, blocks), shape
+    apart = drafter in KINDS and KINDS[drafter].apart
+    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, blocks, prompts=PROMPTS, kept=last, apart=apart)
+    return Eager(pair, kept, blocks, apart), shape
 
 
 def _requests(count: int, seed: int) -> list[Request]:
@@ -145,7 +147,9 @@ def test_a_step_runs_between_the_chunks_of_a_prompt() -> None:
     engine.add(Request((3,) * 400, max_new_tokens=2))
     for _ in range(5):
         engine.step()
-    assert [key.is_prefill for key in runner.keys] == [True, True, False, True, False, False]
+    target, draft, step = Stage.PREFILL, Stage.PREFILL_DRAFT, Stage.STEP
+    prompt = [target, draft]
+    assert [key.stage for key in runner.keys] == [*prompt, *prompt, step, *prompt, step, step]
 
 
 CHUNKS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,9 @@ class Watched:
         assert key.bucket == next((b for b in buckets if positions <= b), buckets[-1]), (key, positions)
         self.edges.add((key.stage, int(positions)))
         return self.inner.run(key, inputs)
+
+    def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
+        return self.inner.draft(key, inputs)
 
 
 @pytest.mark.parametrize("speculative", [True, False], ids=["pair", "alone"])

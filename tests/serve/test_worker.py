@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from model.graph_key import PROMPTS, GraphKey, Stage
 from model.serving.engine import Event
 from model.serving.request import Result
 from tests.serve.server import NO_VLLM
@@ -56,6 +57,13 @@ def test_vllm_counts_with_the_drafts_of_the_step_that_runs(worker: Any) -> None:
         placeholders[k] = drafts and list(map(len, drafts.draft_token_ids))
     # a step that has not begun may get any k yet
     assert placeholders == {None: [3, 3, 3], 0: None, 1: [1, 1, 1], 3: [3, 3, 3]}
+
+
+def test_a_draft_s_prompts_are_compiled_where_a_step_may_draft(worker: Any) -> None:
+    keys = [GraphKey(stage, 3, 128, asking=asking) for stage in (*PROMPTS, Stage.STEP) for asking in (False, True)]
+    for apart, stages in ((True, [*PROMPTS, Stage.STEP]), (False, [Stage.PREFILL, Stage.STEP])):
+        worker.engine.apart, worker.engine.ks = apart, lambda asking: {3}
+        assert [key.stage for key in keys if worker._runs(key) and not key.asking] == stages
 
 
 def test_a_request_that_ends_by_itself_has_not_failed(worker: Any) -> None:
