@@ -137,6 +137,8 @@ ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
 
 # rows of a prompt's chunk
 CHUNKS = (128, 512, 2048)
+# the presets' longest rows: a whole model on one rank, and the target on the fewest that hold it
+LONG_ROWS = (Shard("8B", 1, 4, 8), Shard("32B", 4, 4, 8))
 
 
 def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
@@ -166,6 +168,8 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
 PROMPT_PRODUCTS = (
     *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
     *prompt_cases(TARGET, 2048, lnc=2),
+    *(case for shard in LONG_ROWS for rows in (128, 2048) for case in prompt_cases(shard, rows)),
+    *(case for shard in LONG_ROWS for case in prompt_cases(shard, 2048, lnc=2)),
 )
 
 # layers of a launch: of the target up to 16, of a draft up to all; without sums over ranks, what one launch does alone
