@@ -23,6 +23,8 @@ INNER = 224
 # odd first; two kv heads and more rows than are loaded turned; one sequence; long rows, which are cut in four
 ODD, WIDE = AttentionDims(3, 5, 384, 3, 1, 301), AttentionDims(5, 4, 256, 4, 2, 1100)
 ALONE, LONG = AttentionDims(1, 2, 256, 2, 1, 96), AttentionDims(3, 11, 4096, 2, 1, 150)
+# six chunks of keys: in fp32 four of them are asked for before the layer
+FAR = AttentionDims(2, 3, 256, 2, 1, 5200)
 
 
 @dataclass
@@ -83,6 +85,8 @@ WAYS = [
     (WIDE, "fp32", 1, 1),
     (ALONE, "bf16", 4, 2),
     (LONG, "bf16", 2, 2),
+    (FAR, "fp32", 2, 1),
+    (FAR, "bf16", 2, 2),
 ]
 
 
