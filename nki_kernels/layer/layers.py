@@ -34,8 +34,9 @@ from nki_kernels.tiles import absent, this_core, warm_up
 
 # bytes per partition of a transfer of weights: rows, sums and keys, which are waited for, travel between them
 SHORT_BYTES = 2048
-# bytes per partition of a layer's keys that travel during the MLP before it and are turned while the ranks sum that
-KEYS_AHEAD_BYTES = 32768
+# bytes per partition of a layer's keys that travel during the MLP before it and are turned while the ranks sum that: at
+# most so many, and as a part of the MLP's weights, which take as long to use
+KEYS_AHEAD_BYTES, KEYS_SHARE = 32768, 3
 
 
 class Operands(nl.NKIObject):
@@ -119,7 +120,8 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
             gated_PTR = mlp.gated(Normed(residual.turned(), norms.mlp_gamma_PT, eps), stream)
             warm_up(nl.exp, gated_PTR[0:1, 0, 0:1])
         if i + 1 < len(operands):
-            half = next_attention(operands[i + 1], following, sequences, rotary, KEYS_AHEAD_BYTES)
+            ahead = min(KEYS_AHEAD_BYTES, mlp.bytes_of_core() // KEYS_SHARE)
+            half = next_attention(operands[i + 1], following, sequences, rotary, ahead)
             norms = following
         if mlp.mine[0] < mlp.mine[1]:
             store_product(part_RE, stream, gated_PTR, mlp.last)
