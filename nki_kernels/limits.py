@@ -14,3 +14,5 @@ CHUNK = 1024
 FORBIDDEN = -1e25
 # the floor of a row that keeps every other id
 NO_FLOOR = FORBIDDEN / 2
+# numbers of a row and of an inner row of the MLP that a prompt's products hold in SBUF, turned, of bf16 and of fp32
+PROMPT_DEPTH, PROMPT_INNER = (5120, 4096), (12800, 8192)

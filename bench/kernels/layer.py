@@ -113,20 +113,20 @@ def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:
     return Case(f"{shard.name}-S{slots}", decode_attention_kernel, arguments, cost, lnc)
 
 
-def layers_arguments(shard: Shard, count: int, groups: Any) -> tuple[Any, ...]:
+def layers_arguments(shard: Shard, count: int, groups: Any, slots: int) -> tuple[Any, ...]:
     """Arguments of decode_layers_kernel: layers with the same weights, each with its own pools."""
-    x, gamma, k_norm, q_norm, qkv, out, cos, sin, keys, values, positions, table = attention_arguments(shard)
+    x, gamma, k_norm, q_norm, qkv, out, cos, sin, keys, values, positions, table = attention_arguments(shard, slots)
     attention, mlp = (gamma, k_norm, q_norm, qkv, out), mlp_arguments(shard)[1:]
     layers = tuple((*attention, *mlp, keys.copy(), values.copy()) for _ in range(count))
     return x, layers, cos, sin, positions, table, groups
 
 
-def layers_case(shard: Shard, count: int, lnc: int = 2, summed: bool = True) -> Case:
+def layers_case(shard: Shard, count: int, lnc: int = 2, summed: bool = True, slots: int = SLOTS) -> Case:
     """`count` layers in one launch, with the sums over the shard's ranks or without them."""
     inner = shard.config.intermediate_size // shard.tp
-    cost = partial(roofline.decode_layers, attention_dims(shard), shard.config.hidden_size, inner, count)
-    groups, name = (tuple(range(shard.tp)),) if summed else None, f"{shard.name}-S{SLOTS}-L{count}"
-    arguments = partial(layers_arguments, shard, count, groups)
+    cost = partial(roofline.decode_layers, attention_dims(shard, slots), shard.config.hidden_size, inner, count)
+    groups, name = (tuple(range(shard.tp)),) if summed else None, f"{shard.name}-S{slots}-L{count}"
+    arguments = partial(layers_arguments, shard, count, groups, slots)
     ranks = shard.tp if summed else 0
     return Case(name if summed else f"{name}-alone", decode_layers_kernel, arguments, cost, lnc, ranks=ranks)
 
@@ -137,6 +137,8 @@ ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
 
 # rows of a prompt's chunk
 CHUNKS = (128, 512, 2048)
+# the presets' longest rows: a whole model on one rank, and the target on the fewest that hold it
+LONG_ROWS = (Shard("8B", 1, 4, 8), Shard("32B", 4, 4, 8))
 
 
 def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
@@ -166,6 +168,8 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
 PROMPT_PRODUCTS = (
     *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
     *prompt_cases(TARGET, 2048, lnc=2),
+    *(case for shard in LONG_ROWS for rows in (128, 2048) for case in prompt_cases(shard, rows)),
+    *(case for shard in LONG_ROWS for case in prompt_cases(shard, 2048, lnc=2)),
 )
 
 # layers of a launch: of the target up to 16, of a draft up to all; without sums over ranks, what one launch does alone
@@ -179,6 +183,8 @@ MANY_LAYERS = (
     layers_case(TARGET, 4, summed=False),
     *(layers_case(shard, count, lnc) for shard in DRAFTS_ON_TWO for count in (4, 28) for lnc in (1, 2)),
     *(layers_case(shard, 4, summed=False) for shard in DRAFTS_ON_TWO),
+    *(layers_case(TARGET, 16, slots=slots) for slots in LENGTHS[1:3]),
+    *(layers_case(DRAFTS_ON_TWO[0], 28, slots=slots) for slots in LENGTHS[1:3]),
 )
 
 DECODE_LAYER = (

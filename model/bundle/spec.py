@@ -19,8 +19,9 @@ from model.drafters.registry import KINDS, NONE
 from model.errors import UserError
 from model.nki.backing import backing_of
 from model.ops import EAGER, Ops
-from model.parallel import Parallel, check_tp
+from model.parallel import HeadMap, Parallel, check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
+from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
 
 # a trn2.48xlarge has 16 devices of 8 cores, and two cores make a logical one
 MAX_TP = 64
@@ -163,6 +164,7 @@ class BundleSpec:
         check_tp(self.target_config, self.tp, "target")
         _check_drafter(self)
         _check_blocks(self)
+        _check_prompts(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
@@ -250,3 +252,23 @@ def _check_blocks(spec: BundleSpec) -> None:
         raise UserError(
             f"chunks are {_listed(spec.chunks)}; give rising powers of two, from {least} to max-len {spec.max_len}"
         )
+
+
+def _check_prompts(spec: BundleSpec) -> None:
+    """Refuse packed weights whose rows a prompt's kernels cannot hold in SBUF."""
+    fp32, split = spec.dtype == "fp32", "raise --tp"
+    for part in spec.parts:
+        config, packing, rows = part.config, part.packing, list[tuple[str, int, int, str]]()
+        if packing.attention or packing.mlp:
+            rows.append(("rows", config.hidden_size, PROMPT_DEPTH[fp32], "use --dtype bf16" if fp32 else ""))
+        if packing.attention:
+            heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, part.ranks).heads_per_rank
+            rows.append(("rows of heads", heads * config.head_dim, PROMPT_DEPTH[fp32], split))
+        if packing.mlp:
+            rows.append(("inner rows", config.intermediate_size // part.ranks, PROMPT_INNER[fp32], split))
+        for what, numbers, most, way in rows:
+            if numbers > most:
+                raise UserError(
+                    f"the {part.role}'s {what} have {numbers} numbers of {spec.dtype} on a rank, and a prompt's "
+                    f"kernels hold {most}; {' or '.join(filter(None, (way, 'use --kernels reference')))}"
+                )

@@ -90,15 +90,20 @@ class AttentionHalf(nl.NKIObject):
         self.launch = None
         self.chunks = []
         if division.count() > 0:
-            cache = Blocks(pools, sequences.tables)
-            self.launch = Launch(cache.t, cache, (sequences.positions_BN, None, None), (None, None))
             for chunk in sequences.chunks:
-                self.chunks.append(Chunk(chunk.pack, chunk.index, cache.t.slots))
+                self.chunks.append(Chunk(chunk.pack, chunk.index, sequences.tables.t.slots))
+            cache = Blocks(pools, sequences.tables, self.chunks)
+            self.launch = Launch(cache.t, cache, (sequences.positions_BN, None, None), (None, None))
 
-    def fetch(self):
-        """Let the first keys travel."""
+    def fetch(self, ahead=0):
+        """Let the first keys travel, more than a chunk's where `ahead` bytes a partition hold them."""
         if len(self.chunks) > 0:
-            self.launch.cache.fetch_keys(self.chunks[0])
+            self.launch.cache.fetch_keys(1, ahead)
+
+    def turn(self):
+        """Turn the keys that were asked for."""
+        if len(self.chunks) > 0:
+            self.launch.cache.turn_keys(self.launch.cache.asked)
 
     def store(self, out_RE, rows, streams):
         """Attention of Normed rows, whose part of the layer's output is stored.
@@ -109,7 +114,7 @@ class AttentionHalf(nl.NKIObject):
         self.make_heads(rows, streams[0])
         if len(self.chunks) > 0:
             turn = begin(self.chunks[0], None)
-            self.launch.cache.turn_keys(self.chunks[0])
+            self.launch.cache.turn_keys(1)
         handed.exchange_heads()
         if len(self.chunks) > 0:
             streams[1].fill()

@@ -34,6 +34,9 @@ from nki_kernels.tiles import absent, this_core, warm_up
 
 # bytes per partition of a transfer of weights: rows, sums and keys, which are waited for, travel between them
 SHORT_BYTES = 2048
+# bytes per partition of a layer's keys that travel during the MLP before it and are turned while the ranks sum that: at
+# most so many, and as a part of the MLP's weights, which take as long to use
+KEYS_AHEAD_BYTES, KEYS_SHARE = 32768, 3
 
 
 class Operands(nl.NKIObject):
@@ -99,7 +102,8 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
     if count > 0:
         rotary = Rotary((cos, sin), first, count)
     norms = Norms(operands[0])
-    half, following = next_attention(operands[0], norms, sequences, rotary), None
+    # values wait for the first layer's new ones, which would wait for keys behind the first chunk
+    half, following = next_attention(operands[0], norms, sequences, rotary, 0), None
     stream.fill()
     for i in range(len(operands)):
         part_RE, mlp = partial_sum(x), operands[i].mlp
@@ -116,22 +120,26 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
             gated_PTR = mlp.gated(Normed(residual.turned(), norms.mlp_gamma_PT, eps), stream)
             warm_up(nl.exp, gated_PTR[0:1, 0, 0:1])
         if i + 1 < len(operands):
-            half = next_attention(operands[i + 1], following, sequences, rotary)
+            ahead = min(KEYS_AHEAD_BYTES, mlp.bytes_of_core() // KEYS_SHARE)
+            half = next_attention(operands[i + 1], following, sequences, rotary, ahead)
             norms = following
         if mlp.mine[0] < mlp.mine[1]:
             store_product(part_RE, stream, gated_PTR, mlp.last)
-        residual.add(over_ranks(part_RE, groups))
+        sum_RE = over_ranks(part_RE, groups)
+        if i + 1 < len(operands) and count > 0:
+            half.turn()
+        residual.add(sum_RE)
     if this_core()[0] == 0:
         residual.store(out_RE)
     return out_RE
 
 
-def next_attention(layer, norms, sequences, rotary):
-    """A layer's attention, whose first keys are asked for; None on a core that makes no heads."""
+def next_attention(layer, norms, sequences, rotary, ahead):
+    """A layer's attention, whose first keys are asked for, `ahead` bytes a partition; None on a core without heads."""
     if sequences.rows[1] == 0:
         return None
     half = AttentionHalf(layer.weights, norms.heads_1D, layer.pools, sequences, rotary)
-    half.fetch()
+    half.fetch(ahead)
     return half
 
 

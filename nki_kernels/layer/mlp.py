@@ -24,7 +24,7 @@ from nki_kernels.layer.checks import check_dtypes, check_lnc, check_rows
 from nki_kernels.layer.stream_output import room, store_product
 from nki_kernels.layer.stream_rows import Loaded, Normed, load_gamma, sections
 from nki_kernels.layer.stream_weights import PIECE_BYTES, Stream, pieces, product, turn_rows
-from nki_kernels.tiles import BANK, itemsize, share_of_core, this_core, warm_up
+from nki_kernels.tiles import BANK, P, itemsize, share_of_core, this_core, warm_up
 
 # bytes of the weights that two cores read as much sooner than one core as an exchange takes: 4.3 us by nkisim's laws
 WORTH_SHARING = 4700000
@@ -55,12 +55,15 @@ def exchange(gated_RI, block, blocks, width):
     )
 
 
+def weight_bytes(weight):
+    """Bytes of a packed weight (blocks, K, C)."""
+    return weight.shape[0] * weight.shape[1] * weight.shape[2] * itemsize(weight.dtype)
+
+
 def shares(gate_up, down):
     """The blocks of gate and up and of down that this core multiplies, first and last: all, a half, or none."""
-    counts, size = (gate_up.shape[0], down.shape[0]), 0
-    for weight in (gate_up, down):
-        size = size + weight.shape[0] * weight.shape[1] * weight.shape[2] * itemsize(weight.dtype)
-    if size > WORTH_SHARING:
+    counts = (gate_up.shape[0], down.shape[0])
+    if weight_bytes(gate_up) + weight_bytes(down) > WORTH_SHARING:
         return share_of_core(counts[0]), share_of_core(counts[1])
     if this_core()[0] == 0:
         return (0, counts[0]), (0, counts[1])
@@ -84,6 +87,13 @@ class MLPHalf(nl.NKIObject):
         """This core's pieces in the order of use."""
         first = pieces(self.gate_up, self.mine, sections(self.gate_up.shape[1]), tail=self.shared, most=most)
         return first + pieces(self.down, self.last, tail=True, most=most)
+
+    def bytes_of_core(self):
+        """Bytes of a partition that the weights of a core which works on this MLP have."""
+        size = weight_bytes(self.gate_up) + weight_bytes(self.down)
+        if size > WORTH_SHARING:
+            size = size // this_core()[1]
+        return size // P
 
     def gated(self, normed, stream):
         """silu(gate) * up of Normed rows, turned: (128, tiles, room)."""

@@ -22,6 +22,7 @@ from nki_kernels.layer.checks import check_dtypes, check_lnc
 from nki_kernels.layer.mlp import check_weights, swiglu
 from nki_kernels.layer.stream_rows import inverse_root, load_gamma, sections
 from nki_kernels.layer.stream_weights import Stream, add_piece, pieces, products, turn_rows, turns
+from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
 from nki_kernels.tiles import BANK, PSUM_BANK_BYTES, P, absent, itemsize, move, share_of_core, warm_up
 
 # row tiles that share a block of weights: up to GROUP, as many as these bytes of a partition hold turned, and these
@@ -29,8 +30,6 @@ from nki_kernels.tiles import BANK, PSUM_BANK_BYTES, P, absent, itemsize, move, 
 GROUP, TURNED_BYTES, GROUP_BYTES = 4, 40960, 98304
 # contraction tiles of a block that SBUF holds as a whole; a deeper one is used piece by piece
 DEEP = 40
-# the longest rows of bf16 and of fp32: beside turned rows SBUF holds the next group's, their squares and the weights
-MAX_DEPTH = (5120, 4096)
 
 
 class RowTile(nl.NKIObject):
@@ -260,6 +259,9 @@ def prompt_mlp(
         raise ValueError(f"gamma is {tuple(gamma.shape)}, {x.shape[1:]} is needed: pass the norm of this layer")
     check_weights(x, weights)
     check_dtypes(x, gamma, *weights)
+    inner, most = weights[1].shape[1], PROMPT_INNER["float32" in str(x.dtype)]
+    if inner > most:
+        raise ValueError(f"an inner row has {inner} numbers of {x.dtype}, up to {most} are taken: raise tp")
     check_lnc(lnc)
     return run(prompt_mlp_kernel[lnc])(x, gamma, *weights, eps)
 
@@ -283,7 +285,7 @@ def prompt_product(x: Any, weight: Any, *, lnc: int = 1, run: Callable[[Any], An
 
 
 def _check_rows(x: Any) -> None:
-    shape, most = tuple(x.shape), MAX_DEPTH["float32" in str(x.dtype)]
+    shape, most = tuple(x.shape), PROMPT_DEPTH["float32" in str(x.dtype)]
     if len(shape) != 2 or not shape[0] or shape[1] % P or not P <= shape[1] <= most:
         raise ValueError(
             f"x is {x.dtype} {shape}, (C, K) with K a multiple of {P} up to {most} is needed: "

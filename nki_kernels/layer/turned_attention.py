@@ -74,12 +74,12 @@ def attend(launch, chunks, first, handed):
         chunks[i].pack.queries = queries[group : group + chunks[i].pack.count]
         following = None
         if i + 1 < len(chunks):
-            launch.cache.fetch_keys(chunks[i + 1])
+            launch.cache.fetch_keys(i + 2)
             following = begin(chunks[i + 1], turn.softmax)
         launch.cache.fetch_values(turn.chunk)
         exponentials(turn, scores(turn.chunk, launch), launch)
         if i + 1 < len(chunks):
-            launch.cache.turn_keys(chunks[i + 1])
+            launch.cache.turn_keys(i + 2)
         if i > 0:
             weigh(waiting, launch, attended_DHBN)
         turn, waiting = following, turn

@@ -11,7 +11,7 @@ from nki_kernels.attention.blocks import gather, rows_in_pool, run_index, scatte
 from nki_kernels.attention.rows import RUN, columns
 from nki_kernels.layer.heads import rows_of_heads
 from nki_kernels.limits import CHUNK
-from nki_kernels.tiles import P
+from nki_kernels.tiles import P, itemsize
 
 # the runs of slots on a partition: columns of keys that are 16 bytes apart or more load slowly
 HALVES = 2
@@ -36,9 +36,13 @@ class Tables(nl.NKIObject):
 
 
 class Blocks(nl.NKIObject):
-    """A layer's keys and values (blocks, G, 128, D) in HBM."""
+    """A layer's keys and values (blocks, G, 128, D) in HBM, and how far its chunks have come."""
 
-    def __init__(self, pools, tables):
+    def __init__(self, pools, tables, chunks):
+        self.chunks = chunks
+        # chunks whose keys were asked for, and those whose keys were turned
+        self.asked = 0
+        self.turned = 0
         self.keys = pools[0]
         self.values = pools[1]
         self.tables = tables
@@ -54,20 +58,31 @@ class Blocks(nl.NKIObject):
         sequence = group // self.t.kv_heads - self.tables.sequence
         return runs_PBC[:, sequence, piece : piece + 1]
 
-    def fetch_keys(self, chunk):
-        """Let a chunk's keys travel: (128, RUN, D) a group."""
-        for group in range(chunk.pack.group, chunk.pack.group + chunk.pack.count):
-            rows_PRD = nl.ndarray((P, RUN, self.t.dim), dtype=self.dtype)
-            gather(rows_PRD, self.keys, group % self.t.kv_heads, self.index(self.tables.keys_PBC, group, chunk.index))
-            chunk.rows.append(rows_PRD)
+    def fetch_keys(self, stop, ahead=0):
+        """Let the keys of the chunks before number `stop` travel, and of more up to `ahead` bytes a partition."""
+        size = 0
+        while self.asked < len(self.chunks) and (self.asked < stop or size < ahead):
+            chunk = self.chunks[self.asked]
+            for group in range(chunk.pack.group, chunk.pack.group + chunk.pack.count):
+                rows_PRD, head = nl.ndarray((P, RUN, self.t.dim), dtype=self.dtype), group % self.t.kv_heads
+                gather(rows_PRD, self.keys, head, self.index(self.tables.keys_PBC, group, chunk.index))
+                chunk.rows.append(rows_PRD)
+                size = size + RUN * self.t.dim * itemsize(self.dtype)
+            self.asked = self.asked + 1
 
-    def turn_keys(self, chunk):
-        """Turn a chunk's keys, with room for the candidates on both sides: (D, groups, N + W + N)."""
+    def turn_keys(self, stop):
+        """Turn the keys of the chunks before number `stop`, with room for the candidates on both sides:
+        (D, groups, N + W + N) a chunk.
+        """
         n = self.t.candidates
-        chunk.keys_DGW = nl.ndarray((self.t.dim, chunk.pack.count, CHUNK + 2 * n), dtype=self.dtype)
-        chunk.margin = n
-        for i in range(chunk.pack.count):
-            turn(chunk.keys_DGW[:, i, n : n + CHUNK], chunk.rows[i])
+        while self.turned < stop:
+            chunk = self.chunks[self.turned]
+            chunk.keys_DGW = nl.ndarray((self.t.dim, chunk.pack.count, CHUNK + 2 * n), dtype=self.dtype)
+            chunk.margin = n
+            for i in range(chunk.pack.count):
+                turn(chunk.keys_DGW[:, i, n : n + CHUNK], chunk.rows[i])
+            chunk.rows = []
+            self.turned = self.turned + 1
 
     def hold(self, new, new_DGBN):
         """Take the new keys, which are in SBUF, turned: a list of (D, N), one a group, and all of them (D, G, B, N)."""

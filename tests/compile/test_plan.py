@@ -111,6 +111,27 @@ def test_a_rank_that_cannot_hold_its_part_is_refused_with_the_sum() -> None:
         build(["--tp", "4", "--k", "7", "--batch", "16", "--max-len", "32768", "--dry-run"])
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("Qwen/Qwen3-14B --tp 4 --dtype fp32", r"rows have 5120 numbers of fp32 .* hold 4096; use --dtype bf16"),
+        ("Qwen/Qwen3-14B --tp 1 --k 0", r"inner rows have 17408 numbers of bf16 .* hold 12800; raise --tp"),
+        ("Qwen/Qwen3-32B --tp 1 --k 0", r"rows of heads have 8192 numbers of bf16 .* hold 5120; raise --tp"),
+    ],
+)
+def test_rows_that_a_prompt_s_kernels_cannot_hold_are_refused(asked: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build(["--target", *asked.split(), "--kernels", "nki", "--dry-run"])
+
+
+@pytest.mark.parametrize(
+    "asked", ["Qwen/Qwen3-8B --tp 1", "Qwen/Qwen3-8B --tp 2 --dtype fp32", "Qwen/Qwen3-32B --tp 4"]
+)
+def test_the_presets_longest_rows_that_kernels_hold(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    build(["--target", *asked.split(), "--draft", "Qwen/Qwen3-0.6B", "--kernels", "nki", "--dry-run"])
+    assert "graphs" in capsys.readouterr().out
+
+
 def test_a_plan_for_people_names_padded_heads(capsys: pytest.CaptureFixture[str]) -> None:
     build(["--target", "Qwen/Qwen3-14B", "--tp", "32", "--dry-run"])
     lines = capsys.readouterr().out.splitlines()

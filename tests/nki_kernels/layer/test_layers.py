@@ -23,6 +23,8 @@ INNER = 224
 # odd first; two kv heads and more rows than are loaded turned; one sequence; long rows, which are cut in four
 ODD, WIDE = AttentionDims(3, 5, 384, 3, 1, 301), AttentionDims(5, 4, 256, 4, 2, 1100)
 ALONE, LONG = AttentionDims(1, 2, 256, 2, 1, 96), AttentionDims(3, 11, 4096, 2, 1, 150)
+# six chunks of keys: in fp32 four of them fit that are asked for before the layer
+FAR = AttentionDims(2, 3, 256, 2, 1, 5200)
 
 
 @dataclass
@@ -83,6 +85,8 @@ WAYS = [
     (WIDE, "fp32", 1, 1),
     (ALONE, "bf16", 4, 2),
     (LONG, "bf16", 2, 2),
+    (FAR, "fp32", 2, 1),
+    (FAR, "bf16", 2, 2),
 ]
 
 
@@ -94,6 +98,8 @@ def test_the_bits_of_the_halves(
     """Two cores read small weights twice, or each half of them; of one sequence a core may make heads alone."""
     right, model = draw(dims, dtype, count), draw(dims, dtype, count)
     if shared != "none":
+        # all six chunks' keys that fit, whatever the MLP's weights
+        monkeypatch.setattr(layers, "KEYS_SHARE", 0.01)
         qkv, out = model.layers[0][0].qkv.nbytes, model.layers[0][0].out.nbytes
         monkeypatch.setattr(handover, "WORTH_SHARING", 0 if shared == "all" else (qkv + out) // 2)
         monkeypatch.setattr(mlp, "WORTH_SHARING", 0)

@@ -95,6 +95,12 @@ def test_bad_operands(change: dict[str, Callable[[Any], Any]], sentence: str) ->
         prompt_mlp(operands.pop("x"), operands.pop("gamma"), operands.pop("weights"), **operands)
 
 
+def test_an_inner_row_that_sbuf_cannot_hold() -> None:
+    x, inner = np.zeros((3, 128), np.float32), 8448
+    with pytest.raises(ValueError, match="8448 numbers of float32, up to 8192 are taken: raise tp"):
+        prompt_mlp(x, x[0], (np.zeros((inner // 128, 128, 256), np.float32), np.zeros((1, inner, 128), np.float32)))
+
+
 def test_a_wrong_weight_of_a_product() -> None:
     x = np.zeros((3, 256), np.float32)
     with pytest.raises(ValueError, match="make it with pack_weights"):
