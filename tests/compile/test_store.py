@@ -134,7 +134,7 @@ def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: Proxy) -
     files = read_bundle(other).files
     assert {n for n, e in files.items() if e.sha256 in sent} == {
         "neuron_config.json",
-        *(f"hlo/prefill_k2{asking}_r32_bk128.hlo.pb" for asking in ("", "_asking")),
+        *(f"hlo/prefill_{key}_r32_bk128.hlo.pb" for key in ("k2", "k2_asking", "draft_k2")),
         *(f"hlo/{half}_k2_asking_bk128.hlo.pb" for half in ("draft", "verify")),
         "hlo/step_k2_bk128.hlo.pb",
         "hlo/step_k2_unfiltered_bk128.hlo.pb",

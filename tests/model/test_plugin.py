@@ -58,7 +58,8 @@ def test_a_graph_is_stored_by_one_process_and_loaded_by_another(family: Path, tm
     facts = _run("tests.model.run_plugin", "load", str(held.bundle.path), str(file))
     assert facts["ids"] == _expected(held)
     assert facts["compiled"]
-    assert not [name for name in facts["compiled"] if "prefill" in name]
+    # the draft's part of a prompt is a graph of its own
+    assert not [name for name in facts["compiled"] if "prefill_k" in name]
 
 
 def test_the_device_check_s_step_runs_compiles_stores_and_loads(tmp_path: Path) -> None:
