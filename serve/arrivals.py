@@ -7,10 +7,9 @@ loop is asked, would stand between such a request and its first id.
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
-_UNKNOWN, _CHANGE, _ANY = set[str](), threading.Lock(), threading.Event()
+_UNKNOWN = set[str]()
 
 
 def watch() -> None:
@@ -23,9 +22,7 @@ def watch() -> None:
     @functools.wraps(unpack)
     def reported(self: Any, request: Any) -> Any:
         unpacked = unpack(self, request)
-        with _CHANGE:
-            _UNKNOWN.add(request.request_id)
-            _ANY.set()
+        _UNKNOWN.add(request.request_id)
         return unpacked
 
     EngineCore.preprocess_add_request = reported
@@ -33,18 +30,9 @@ def watch() -> None:
 
 def known(name: str) -> None:
     """The scheduler has this request."""
-    with _CHANGE:
-        _UNKNOWN.discard(name)
-        if not _UNKNOWN:
-            _ANY.clear()
+    _UNKNOWN.discard(name)
 
 
 def waiting() -> bool:
     """Whether a request has come that the scheduler does not know."""
-    return _ANY.is_set()
-
-
-def wait(seconds: float) -> None:
-    """Wait so long, or until such a request comes."""
-    if seconds > 0:
-        _ANY.wait(seconds)
+    return bool(_UNKNOWN)

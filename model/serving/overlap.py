@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -16,8 +15,6 @@ from model.serving.work import Work
 
 # steps behind the end of a request in which its client's next one is likely to arrive
 _EXPECTED = 2
-# how much more a step may take, after each one of its kind, than the shortest one
-_LONGER = 1.02
 
 
 class OverlappedEngine(Engine):
@@ -30,19 +27,6 @@ class OverlappedEngine(Engine):
     """
 
     _expecting = 0
-
-    @functools.cached_property
-    def _shortest(self) -> dict[tuple[int, int], float]:
-        """The seconds of the shortest recent step by its k and bucket."""
-        return {}
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the step that `step` reads next is likely to end; 0 where it is a chunk or the first one."""
-        work, since = (self._begun[0][0], self._since) if self._begun else (None, None)
-        if work is None or work.k is None or since is None:
-            return 0.0
-        return since + self._shortest.get((work.k, self._bucket(work)), 0.0) - time.perf_counter()
 
     @functools.cached_property
     def _begun(self) -> deque[tuple[Work, StepOutputs]]:
@@ -90,12 +74,7 @@ class OverlappedEngine(Engine):
 
     def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
         self._expecting = max(0, self._expecting - 1)
-        kind, before = None if work.k is None else (work.k, self._bucket(work)), self._since
-        events = super()._postprocess(work, outputs)
-        if kind and before and self._since:
-            seconds = self._since - before
-            self._shortest[kind] = min(seconds, _LONGER * self._shortest.get(kind, seconds))
-        return events
+        return super()._postprocess(work, outputs)
 
     @property
     def _patient(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,23 +247,6 @@ def _follows(engine: OverlappedEngine) -> bool:
     before = len(_keys(engine))
     engine.follow()
     return len(_keys(engine)) > before
-
-
-def test_the_end_of_a_step_is_foretold_by_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow step moves it by a fiftieth."""
-    now, left = [1.0], []
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    engine = _running()
-    for seconds in (3.0, 4.0, 50.0, 4.0):
-        now[0] += seconds
-        engine.step()
-        engine.begin()
-        left.append(round(engine.left_s, 4))
-    assert left == [3.0, 3.06, 3.1212, 3.1836]
-    now[0] += 1
-    assert round(engine.left_s, 4) == 2.1836
-    engine.cancel(0)
-    assert engine.left_s == 0, "nothing runs"
 
 
 def test_one_step_follows_and_no_more() -> None:
