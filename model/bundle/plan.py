@@ -68,10 +68,8 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
-        of_draft: list[GraphSpec] = []
-        prompt = _prefill(spec, rows, keys, both, state)
-        if spec.kind.apart:
-            prompt, *of_draft = _apart(prompt, spec)
+        whole = _prefill(spec, rows, keys, both, state)
+        prompt, *of_draft = _apart(whole, spec) if spec.kind.apart else (whole,)
         graphs += [prompt, _asking(prompt, spec), *of_draft]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):

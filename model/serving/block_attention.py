@@ -24,12 +24,19 @@ _Tensor = tuple[tuple[int, ...], str]
 
 
 def take_over(module: ir.Module) -> None:
-    """Put the attention of this file where a parsed module calls that of its graph."""
+    """Put the attention of this file where a parsed module calls that of its graph.
+
+    ValueError if a function of that name takes something else.
+    """
     functions = ir.SymbolTable(module.operation)
     for function in list[Any](module.body.operations):
         name = ir.StringAttr(function.attributes["sym_name"]).value
         if _NAME.fullmatch(name):
-            own = _inserted(_lowered(*map(_tensor, function.arguments)), functions, module)
+            try:
+                text = _lowered(*map(_tensor, function.arguments))
+            except (TypeError, KeyError, IndexError, ValueError) as error:
+                raise ValueError(f"{name} takes something else than attention over blocks") from error
+            own = _inserted(text, functions, module)
             ir.SymbolTable.replace_all_symbol_uses(name, own, module.operation)
             functions.erase(function)
 
@@ -48,14 +55,15 @@ def _lowered(*tensors: _Tensor) -> str:
 def _inserted(text: str, functions: ir.SymbolTable, module: ir.Module) -> str:
     """The name that the main function of a module has, once all of its functions are in a different one."""
     others = ir.Module.parse(text)
-    for number, function in enumerate(list(others.body.operations)):
+    parts = list[Any](others.body.operations)
+    for number, function in enumerate(parts):
         before = ir.StringAttr(function.attributes["sym_name"]).value
         name = f"{attend_blocks.__name__}_on_cpu_{len(module.body.operations)}_{number}"
         ir.SymbolTable.set_symbol_name(function, name)
         ir.SymbolTable.replace_all_symbol_uses(before, name, others.operation)
         if before == "main":
             main = name
-    for function in list(others.body.operations):
+    for function in parts:
         function.detach_from_parent()
         ir.SymbolTable.set_visibility(function, "private")
         module.body.append(function)

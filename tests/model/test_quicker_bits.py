@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
 from compile.graph.torchax_seam import interop
@@ -129,6 +130,15 @@ def test_each_sequence_ends_at_the_last_tile_that_its_rows_see(lasts: tuple[int,
     assert all(map(np.array_equal, _over_blocks(True, q_BHND, k, v, *placed), plain))
     if any(last < (tiles - 1) * KEY_TILE for last in lasts):
         assert np.isnan(_over_blocks(False, q_BHND, k, v, *placed)[0].astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("takes", ["tensor<4xf32>", "tensor<4xf64>", ", ".join(["tensor<4xf32>"] * 6)])
+def test_a_function_that_only_has_the_name_is_refused(takes: str) -> None:
+    arguments = ", ".join(f"%{number}: {each}" for number, each in enumerate(takes.split(", ")))
+    text = f"func.func private @attend_blocks.7({arguments}) {{ return }}"
+    said = pytest.raises(ValueError, match=r"attend_blocks\.7 takes something else than attention over blocks")
+    with mlir.make_ir_context(), ir.Location.unknown(), said:
+        block_attention.take_over(ir.Module.parse(text))
 
 
 def test_a_chunk_s_first_rows_end_at_their_own_last_tile() -> None:
