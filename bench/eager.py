@@ -57,7 +57,7 @@ class Eager:
         assert key.stage is Stage.PREFILL_DRAFT, "no step here is in halves"
         out = self.pair.fill(key.k, *self._given(key, inputs))
         self.state = out.draft_state
-        return out.filled
+        return out.candidates
 
     def _given(self, key: GraphKey, inputs: StepInputs) -> tuple[StepInputs, Sampling, DraftState, list[Cache]]:
         self.keys.append(key)

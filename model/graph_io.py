@@ -120,7 +120,10 @@ class StepOutputs(NamedTuple):
 
 
 class DraftOutputs(NamedTuple):
-    """Outputs of a graph that only drafts: the input ids and k drafts after them; its state stays with the device."""
+    """Outputs of a graph of the draft alone: the input ids and k drafts after them, or a prompt's last id.
+
+    Its state stays with the device.
+    """
 
     candidates: Annotated[Any, Port("B N")]
     draft_state: DraftState = DraftState([])
@@ -132,20 +135,7 @@ class DraftOutputs(NamedTuple):
         return self[:1]
 
 
-class FilledOutputs(NamedTuple):
-    """Outputs of a graph of a draft's own part of a prompt: how many of its ids are known; its state stays."""
-
-    filled: Annotated[Any, Port("B 1")]
-    draft_state: DraftState = DraftState([])
-    target_caches: Sequence[Cache] = ()
-    counts_B1V: Any = None
-
-    @property
-    def visible(self) -> tuple[Any, ...]:
-        return self[:1]
-
-
-Outputs = StepOutputs | DraftOutputs | FilledOutputs
+Outputs = StepOutputs | DraftOutputs
 
 
 def _ports(border: type[NamedTuple]) -> dict[str, Port]:
@@ -154,7 +144,7 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 
 
 # field -> its declaration, in the graph's order
-INPUTS, OUTPUTS, DRAFTED, FILLED = map(_ports, (StepInputs, StepOutputs, DraftOutputs, FilledOutputs))
+INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
 # the inputs of asking graphs alone
 ASKS = ("allowed", "asked", "bias_ids", "bias", "occurred")
 

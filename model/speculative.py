@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model.cache import Cache, Placement
 from model.drafters import Drafter, DraftState, Prompt, Verified
-from model.graph_io import FilledOutputs, Outputs, StepInputs, StepOutputs
+from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
 from model.ops import Ops, iota, rows_of
 from model.qwen3 import Qwen3
 from model.sampling import Draw, Sampling
@@ -109,11 +109,11 @@ class Pair(nn.Module):
 
     def fill(
         self, k: int, inputs: StepInputs, sampling: Sampling, state: DraftState, caches: list[Cache]
-    ) -> FilledOutputs:
+    ) -> DraftOutputs:
         """Rows of one sequence's prompt into the state of a drafter that reads nothing of the target there."""
-        placement, length_B, count_B = _prompt_rows(inputs)
+        placement, _, count_B = _prompt_rows(inputs)
         prompt = Prompt(inputs.input_ids, placement, count_B, inputs.input_ids[:, :1], None)
-        return FilledOutputs(length_B[:, None], self.drafter.prompt(prompt, state))
+        return DraftOutputs(rows_of(inputs.input_ids, count_B[:, None] - 1), self.drafter.prompt(prompt, state))
 
 
 def _prompt_rows(inputs: StepInputs) -> tuple[Placement, Tensor, Tensor]:

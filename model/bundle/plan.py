@@ -16,7 +16,7 @@ from model.bundle.weights import RANK
 from model.cache import cache_shape
 from model.drafters.kind import Counts, DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
-from model.graph_io import ASKS, DRAFTED, FILLED, INPUTS, OUTPUTS, tensor_specs, words_of
+from model.graph_io import ASKS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
 from model.graph_key import GraphKey, Stage
 from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
 from model.scores import COLUMNS, blocks
@@ -102,7 +102,9 @@ def _apart(prompt: GraphSpec, spec: BundleSpec) -> tuple[GraphSpec, GraphSpec]:
     of_draft = {op: count - of_target[op] for op, count in prompt.collectives.items()}
     target = replace(prompt, collectives=of_target, **_tensors_of(prompt, "target_model."))
     draft = replace(prompt, collectives=of_draft, **_tensors_of(prompt, "draft_model."))
-    return target, replace(draft, key=prompt.key._replace(stage=Stage.PREFILL_DRAFT), outputs=tensor_specs(FILLED, B=1))
+    return target, replace(
+        draft, key=prompt.key._replace(stage=Stage.PREFILL_DRAFT), outputs=tensor_specs(DRAFTED, B=1, N=1)
+    )
 
 
 def _tensors_of(graph: GraphSpec, *prefixes: str) -> dict[str, Any]:
