@@ -114,8 +114,9 @@ class Ranks:
             return
         if failure:
             time.sleep(_DOUBT_S)
-            gone = [number for number, other in enumerate(self._ranks) if other.process.poll() is not None]
-            rank, failure = next(((number, None) for number in gone if number != rank), (rank, failure))
+            others = (number for number, other in enumerate(self._ranks) if other.process.poll() is not None)
+            silent = (number for number in others if number != rank and not self._says_why(number))
+            rank, failure = next(((number, None) for number in silent), (rank, failure))
         said = failure.said if failure else self._ended(rank)
         error = UserError(f"rank {rank} of {len(self._ranks)} {said}; read what it wrote before this, and start again")
         with self._lock:
@@ -124,6 +125,14 @@ class Ranks:
         self._kill()
         for future, _ in due:
             future.set_exception(error)
+
+    def _says_why(self, rank: int) -> bool:
+        """Whether the last answer of a rank that has ended is a failure of its own: then it was not the cause."""
+        value, pipe = None, self._ranks[rank].pipe
+        with contextlib.suppress(EOFError, OSError):
+            while pipe.poll():
+                _, value = pipe.recv()
+        return isinstance(value, Failure)
 
     def _ended(self, rank: int) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
