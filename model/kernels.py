@@ -37,12 +37,12 @@ class Kernels:
         if asked.asks is not None:
             join = functools.partial(self.join, ops)
             of_rows = asked.asks.of_rows(shard, len(draw.position_R), join)
-        return draw._replace(noise_RV=self._noise(draw, shard), asked=of_rows)
+        return draw._replace(noise_RV=self._noise(ops, draw, shard), asked=of_rows)
 
-    def _noise(self, draw: Draw, shard: Shard) -> Tensor:
+    def _noise(self, ops: Ops, draw: Draw, shard: Shard) -> Tensor:
         if shard.ids_V is not None:
-            return sampling.gumbel_of(draw.seed_R2, draw.position_R, shard.ids_V)
-        return sampling.gumbel(draw.seed_R2, draw.position_R, shard.width)
+            return ops.shared(_gumbel_of, draw.seed_R2, draw.position_R, shard.ids_V)
+        return ops.shared(_gumbel, draw.seed_R2, draw.position_R, width=shard.width)
 
     def coupled_sample(self, ops: Ops, logits_RV: Tensor, draw: Draw) -> Draws:
         """See `model.sampling.coupled_sample`; `draw` comes from `prepare`."""
@@ -67,3 +67,11 @@ class Kernels:
     def accept(self, ops: Ops, drafts_BK: Tensor, draws: Draws, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's draws (M, B, N)."""
         return sampling.accept(drafts_BK, draws.merged(), limit_B)
+
+
+def _gumbel(ops: Ops, seed_R2: Tensor, position_R: Tensor, width: int) -> Tensor:
+    return sampling.gumbel(seed_R2, position_R, width)
+
+
+def _gumbel_of(ops: Ops, seed_R2: Tensor, position_R: Tensor, ids_V: Tensor) -> Tensor:
+    return sampling.gumbel_of(seed_R2, position_R, ids_V)

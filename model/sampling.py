@@ -118,7 +118,7 @@ def coupled_sample(ops: Ops, logits_RV: Tensor, draw: Draw) -> Tensor:
     """(R,) int32 token ids: those of the best perturbed scores; ties go to the smallest id; NO_ID where none is."""
     logits_RV = draw.adjusted(logits_RV)
     best_R = logits_RV.amax(-1)
-    ids_R = first_argmax(perturbed(ops, logits_RV, best_R, draw))
+    ids_R = first_argmax(ops.shared(perturbed, logits_RV, best_R, draw._replace(asked=None)))
     return torch.where(is_number(best_R), ids_R, NO_ID)
 
 

@@ -62,7 +62,7 @@ class TracedOps(Ops):
             at = (slots, slice(None), places)
             return cache.at[at].set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
 
-        inside = rows_inside(cache_BGSD, new_BGND, slots_BN, positions_BN)
+        inside = interop.call_jax(_inside, cache_BGSD, new_BGND, slots_BN, positions_BN)
         return interop.call_jax(write, cache_BGSD, *inside)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -87,6 +87,12 @@ def _shared(
 
     run.__name__ = function.__name__
     return jax.jit(run)
+
+
+@jax.jit
+def _inside(*given: jax.Array) -> Any:
+    """`rows_inside`, traced once in a process."""
+    return interop.call_torch(rows_inside, *given)
 
 
 def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:

@@ -44,10 +44,10 @@ class NkiKernels(Kernels):
         """With the shard's first id, and its noise at all positions of a step."""
         return super().prepare(ops, asked, positions_BN, shard)._replace(start_11=shard.start)
 
-    def _noise(self, draw: Draw, shard: Shard) -> Tensor:
+    def _noise(self, ops: Ops, draw: Draw, shard: Shard) -> Tensor:
         if shard.ids_V is not None:
             # the kernel counts ids; those of a small vocabulary are anywhere
-            return super()._noise(draw, shard)
+            return super()._noise(ops, draw, shard)
         parts: list[Tensor] = []
         for seeds, positions in zip(draw.seed_R2.split(ROWS), draw.position_R[:, None].split(ROWS), strict=True):
             result = Result((positions.shape[0], shard.width), "float32")
