@@ -114,6 +114,11 @@ class StepOutputs(NamedTuple):
         return cls(accepted, next_ids, next_mask, next_pos, scores=scores[0] if scores else None)
 
     @property
+    def ready(self) -> bool:
+        """Whether the graph has ended: reading them does not wait."""
+        return not hasattr(self.accepted, "is_ready") or self.accepted.is_ready()
+
+    @property
     def visible(self) -> tuple[Any, ...]:
         """The outputs that the host sees, in the graph's order."""
         return self[:4] if self.scores is None else (*self[:4], self.scores)

@@ -7,9 +7,10 @@ loop is asked, would stand between such a request and its first id.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
-_UNKNOWN = set[str]()
+_UNKNOWN, _CHANGE, _ANY = set[str](), threading.Lock(), threading.Event()
 
 
 def watch() -> None:
@@ -22,7 +23,9 @@ def watch() -> None:
     @functools.wraps(unpack)
     def reported(self: Any, request: Any) -> Any:
         unpacked = unpack(self, request)
-        _UNKNOWN.add(request.request_id)
+        with _CHANGE:
+            _UNKNOWN.add(request.request_id)
+            _ANY.set()
         return unpacked
 
     EngineCore.preprocess_add_request = reported
@@ -30,9 +33,17 @@ def watch() -> None:
 
 def known(name: str) -> None:
     """The scheduler has this request."""
-    _UNKNOWN.discard(name)
+    with _CHANGE:
+        _UNKNOWN.discard(name)
+        if not _UNKNOWN:
+            _ANY.clear()
 
 
 def waiting() -> bool:
     """Whether a request has come that the scheduler does not know."""
-    return bool(_UNKNOWN)
+    return _ANY.is_set()
+
+
+def wait(seconds: float) -> bool:
+    """Wait so long, or until such a request comes: whether one has."""
+    return _ANY.wait(seconds)

@@ -36,6 +36,9 @@ from serve.sentence import passed_on
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, SchedulerOutput
 
+# how long before the end of a step the one behind it is handed over, and how often is asked whether it has ended early
+_LEAD_S, _POLL_S = 1e-3, 1e-3
+
 
 class BundleWorker(WorkerBase):
     """Continuous batching over our engine. vLLM cuts at stops, ends and limits inside a block, as the engine does.
@@ -168,6 +171,10 @@ class BundleWorker(WorkerBase):
         pieces = self._pieces(scheduler_output)
         for number, length in pieces.items():
             self.engine.fill(number, length)
+        if not (pieces or self.engine.slots.full):
+            # the next step would stand between a request that comes meanwhile and its first id
+            while (left := self.engine.left_s - _LEAD_S) > 0 and not arrivals.wait(min(left, _POLL_S)):
+                pass
         if not (pieces or self._awaited):
             self.engine.follow()
         events = self._end()

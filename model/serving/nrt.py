@@ -44,6 +44,10 @@ class Output:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.run.result()[self.place], dtype)
 
+    def is_ready(self) -> bool:
+        """Whether the run has ended, as an array of JAX's says it."""
+        return self.run.done()
+
 
 class NrtGraphs:
     """The graphs of one bundle as NEFFs, loaded when first used, with their weights and state: as `runtime.Graphs`.

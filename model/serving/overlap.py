@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ from model.serving.work import Work
 
 # steps behind the end of a request in which its client's next one is likely to arrive
 _EXPECTED = 2
+# how much more a step may take, after each one of its kind, than the shortest one
+_LONGER = 1.02
 
 
 class OverlappedEngine(Engine):
@@ -27,6 +30,11 @@ class OverlappedEngine(Engine):
     """
 
     _expecting = 0
+
+    @functools.cached_property
+    def _shortest(self) -> dict[tuple[int | None, int], float]:
+        """The seconds of the shortest recent step by its k and bucket."""
+        return {}
 
     @functools.cached_property
     def _begun(self) -> deque[tuple[Work, StepOutputs]]:
@@ -46,6 +54,17 @@ class OverlappedEngine(Engine):
     def begun_k(self) -> int | None:
         """The k of the step that the next `step` reads, if it runs already."""
         return self._begun[0][0].k if self.begun else None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the work that `step` reads next is likely to end: 0 if it has, or if nothing foretells it."""
+        if not self._begun or self._begun[0][1].ready or not self._since:
+            return 0.0
+        shortest = self._shortest.get(self._kind(self._begun[0][0]), 0.0)
+        return max(0.0, self._since + shortest - time.perf_counter())
+
+    def _kind(self, work: Work) -> tuple[int | None, int]:
+        return work.k, self._bucket(work)
 
     def step(self) -> list[Event]:
         """Read the work that was begun first and that a request still waits for, or run the next."""
@@ -74,7 +93,12 @@ class OverlappedEngine(Engine):
 
     def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
         self._expecting = max(0, self._expecting - 1)
-        return super()._postprocess(work, outputs)
+        kind, since = self._kind(work), self._since
+        events = super()._postprocess(work, outputs)
+        if work.k is not None and since and self._since and not work.delayed:
+            seconds = self._since - since
+            self._shortest[kind] = min(seconds, _LONGER * self._shortest.get(kind, seconds))
+        return events
 
     @property
     def _patient(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -247,6 +248,48 @@ def _follows(engine: OverlappedEngine) -> bool:
     before = len(_keys(engine))
     engine.follow()
     return len(_keys(engine)) > before
+
+
+class _Outputs:
+    """Ids on a device: they are ready when it says so."""
+
+    def __init__(self, ids: np.ndarray, ready: list[bool]) -> None:
+        self._ids, self._ready = ids, ready
+
+    def is_ready(self) -> bool:
+        return self._ready[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._ids
+
+
+def test_the_end_of_a_step_is_foretold_by_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow step moves it by a fiftieth, one whose outputs are there has ended, and one behind a draft's part of a
+    prompt teaches nothing."""
+    now, ready = [1.0], [False]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    engine = _running()
+    run = engine.runner.run
+
+    def on_a_device(*of: Any) -> Any:
+        outputs = run(*of)
+        return outputs._replace(accepted=_Outputs(outputs.accepted, ready))
+
+    def passes(seconds: float) -> float:
+        now[0] += seconds
+        engine.step()
+        engine.begin()
+        return round(engine.left_s, 4)
+
+    monkeypatch.setattr(engine.runner, "run", on_a_device)
+    left = [passes(seconds) for seconds in (3.0, 4.0, 50.0, 4.0)]
+    assert left == [3.0, 3.06, 3.1212, 3.1836]
+    now[0] += 1
+    assert round(engine.left_s, 4) == 2.1836
+    ready[0] = True
+    assert engine.left_s == 0
+    ready[0], engine._delayed = False, True
+    assert [passes(seconds) for seconds in (2.0, 0.5, 2.5)] == [3.0, 3.0, 2.5]
 
 
 def test_one_step_follows_and_no_more() -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from compile.build import build
 from model.bundle.opening import Bundle, read_bundle
 from model.bundle.plan import is_cache
 from model.errors import UserError
+from model.graph_io import StepOutputs
 from model.serving import ranks
 from model.serving.engine import Engine
-from model.serving.nrt import NrtGraphs, _cores
+from model.serving.nrt import NrtGraphs, Output, _cores
 from model.serving.nrt_rank import Rank
 from model.serving.overlap import OverlappedEngine
 from model.serving.ready import Graphs, shape_of
@@ -67,6 +70,15 @@ def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, f
         ids, followed = ids_ahead(OverlappedEngine(held, shape_of(several)), REQUESTS)
         assert ids == [r.ids for r in _served(one)]
         assert followed > 2
+
+
+def test_an_output_is_ready_when_its_run_has_ended() -> None:
+    run = Future[Any]()
+    outputs = StepOutputs(*(Output(run, place, (1,)) for place in range(4)))
+    assert not outputs.ready
+    run.set_result([np.zeros(1)] * 4)
+    assert outputs.ready
+    assert StepOutputs(*[np.zeros(1)] * 4).ready, "the host's own arrays are"
 
 
 def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,8 +176,9 @@ def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> N
     """One that comes alone, or comes back, is scheduled without the others, whose ids would be lost."""
     begun, filling = list[bool](), {2}
     worker.engine = SimpleNamespace(
-        begun=False, filling=filling.__contains__, begin=lambda masks=False: begun.append(masks), follow=lambda: None
-    )
+        begun=False, filling=filling.__contains__, slots=SimpleNamespace(full=True),
+        begin=lambda masks=False: begun.append(masks), follow=lambda: None,
+    )  # fmt: skip
     worker.dead_ends, worker.metrics = set(), SimpleNamespace(begin=lambda: None)
     worker._pieces = lambda _: {}
     worker._output = worker._uncount = lambda *_: None
@@ -200,7 +203,7 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
     arrivals.watch()
     calls, slots = list[str](), SimpleNamespace(full=False)
     worker.engine = SimpleNamespace(
-        begun=False, filling=lambda _: False, slots=slots,
+        begun=False, filling=lambda _: False, slots=slots, left_s=0.0,
         begin=lambda masks=False: calls.append("scheduled" if masks else "early"), follow=lambda: calls.append("twice"),
     )  # fmt: skip
     worker.dead_ends, worker.metrics = set(), SimpleNamespace(begin=lambda: None)
@@ -222,3 +225,19 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
     slots.full = False
     BundleScheduler.add_request(BundleScheduler.__new__(BundleScheduler), request)  # type: ignore[arg-type]
     assert served() == all_of_it
+    # while a step runs none is handed over behind it, until it nears its end or has ended early
+    worker.engine.left_s = 60.0
+    with ThreadPoolExecutor(1) as pool:
+        runs = pool.submit(served)
+        time.sleep(0.1)
+        assert calls == ["scheduled"]
+        worker.engine.left_s = 0.0
+        assert runs.result(timeout=30) == all_of_it
+        worker.engine.left_s = 60.0
+        runs = pool.submit(served)
+        time.sleep(0.1)
+        EngineCore.preprocess_add_request(None, request)  # type: ignore[arg-type]
+        assert runs.result(timeout=30) == ["scheduled"]
+    slots.full = True
+    assert served() == all_of_it, "nobody would get a slot: nothing waits"
+    arrivals.known("new")
