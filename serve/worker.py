@@ -57,7 +57,8 @@ class BundleWorker(WorkerBase):
         self.bundle = bundle = open_bundle(served_bundle().path)
         speculative = speculates(bundle, self.vllm_config)
         self.drafter = bundle.spec.drafter if speculative else "none"
-        self.platform, self.shape = graphs_platform(self.vllm_config), shape_of(bundle)
+        self.platform = graphs_platform(self.vllm_config)
+        self.shape = shape_of(bundle, self.platform)
         self.graphs, self.metrics = open_graphs(bundle, self.platform), Metrics(self.drafter)
         self.fixed_k = fixed_k(bundle, self.vllm_config)
         fixed = None if self.fixed_k is None else Always(self.fixed_k)

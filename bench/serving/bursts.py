@@ -1,8 +1,9 @@
 """`python -m bench.serving.bursts`: does the server choose the right k? Short bursts, one server after the other.
 
 Four servers of the demo pair: the target alone, a bundle without a draft; and one bundle held at k 0, held at 7 drafts,
-and choosing by itself. A round sends the same requests to each, in random order, half a second to two each, so that
-ratios within a round are free of what slows the machine for longer. `times the best fixed k` is the median over rounds
+and choosing by itself. A round sends the same requests to each, in random order, seconds each, so that ratios within a
+round are free of what slows the machine for longer. At the end of a burst slots stay empty, longer with drafts, since
+requests then end apart: few requests of each client judge that end, many the steps before it. `times the best fixed k` is the median over rounds
 of the tokens a second over those of the better one of the two that are held, which is better by its own median; p20 and
 p80 are beside it.
 """
@@ -53,8 +54,7 @@ def measure(endpoints: dict[str, Endpoint], options: argparse.Namespace) -> Rows
     rows = []
     for (tier, clients), number in each(list(itertools.product(cases, range(options.rounds + 1))), "rounds"):
         own = [p for p in prompts if p.tier == tier]
-        # several of each client: at the end of a burst slots stay empty
-        asked = rng.choices(own, k=min(4 * clients, 2 * clients + 8))
+        asked = rng.choices(own, k=options.each * clients)
         found = {
             name: burst(endpoints[name], asked, clients, options.tokens)
             for name in rng.sample(list(endpoints), len(endpoints))
@@ -97,6 +97,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompt-set", default="demo,random", help="as bench.serving (default: demo,random)")
     parser.add_argument("--concurrency", type=counts, default=[1, 4, 16], help="requests at once (default: 1,4,16)")
     parser.add_argument("--rounds", type=count(), default=20, help="behind one that warms up (default: 20)")
+    parser.add_argument("--each", type=count(), default=4, help="requests of each client in a burst (default: 4)")
     parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
     parser.add_argument("--seed", type=count(0), default=0, help="of prompts and orders")
     parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="bundles and logs")

@@ -21,6 +21,9 @@ Graphs = runtime.Graphs | NrtGraphs
 _ROUNDS = 7
 # steps of a round
 _IN_A_ROW = 8
+# what a chunk of a prompt costs beside its rows, in rows (LOG.md, 2026-11-25): on a CPU 0 to 27, by the keys before it;
+# on a device, which reads all weights for any number of rows, 310 to 345 (simulated)
+_BESIDE_CPU, _BESIDE_DEVICE = 16, 320
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ def open_graphs(bundle: Bundle, platform: str = "cpu") -> Graphs:
     return NrtGraphs(bundle) if platform == "nrt" else runtime.Graphs(bundle, platform)
 
 
-def shape_of(bundle: Bundle) -> Shape:
-    """The facts of a bundle that the engine needs."""
+def shape_of(bundle: Bundle, platform: str = "cpu") -> Shape:
+    """The facts of a bundle that the engine needs, on a platform."""
     spec = bundle.spec
     return Shape(
         spec.ks,
@@ -50,6 +53,7 @@ def shape_of(bundle: Bundle) -> Shape:
         spec.prompts,
         spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
         spec.kind.apart,
+        _BESIDE_CPU if platform == "cpu" else _BESIDE_DEVICE,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -58,6 +59,8 @@ class Shape:
     kept: int = 0
     # whether the draft's part of a prompt is a graph of its own
     apart: bool = False
+    # what a chunk of a prompt costs beside its graph's rows, in rows
+    beside_rows: int = 0
 
     @property
     def k(self) -> int:
@@ -79,16 +82,14 @@ class Shape:
     def chunk(self, first: int, length: int, most: int | None = None) -> Chunk:
         """The next chunk of ids from position `first` to `length`, of at most `most` of them.
 
-        It takes the rest where that fills more than half of the smallest graph that holds it, else what fills the
-        largest graph that it fills.
+        It is the first of those whose graphs take least time together for the rest: their rows, and what a chunk costs
+        beside them.
         """
         first = min(first, max(0, length - self.kept))
         left = min(length - first, most or length)
         prompts = self.prompts or tuple((b, b) for b in self.buckets)
         sizes = sorted({rows for rows, _ in prompts})
-        holding = next((rows for rows in sizes if rows >= left), sizes[-1])
-        filled = [rows for rows in sizes if rows <= left]
-        rows = holding if 2 * left > holding or not filled else filled[-1]
+        _, rows = _cheapest(sizes, left, self.beside_rows)
         count = min(left, rows)
         keys = min(keys for r, keys in prompts if r == rows and keys >= first + count)
         return Chunk(first, count, rows, keys)
@@ -107,6 +108,15 @@ class Shape:
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds this number of positions, or the largest one."""
         return next((b for b in self.buckets if length <= b), self.max_len)
+
+
+def _cheapest(sizes: Sequence[int], left: int, beside: int) -> tuple[int, int]:
+    """The cost in rows of the cheapest graphs for so many ids, and the rows of the first one, the largest."""
+    found = [(rows + beside, rows) for rows in sizes if rows >= left][:1]
+    if filled := [rows for rows in sizes if rows < left]:
+        rest, _ = _cheapest(sizes, left - filled[-1], beside)
+        found.append((filled[-1] + beside + rest, filled[-1]))
+    return min(found, key=operator.itemgetter(0))
 
 
 @dataclass(frozen=True)

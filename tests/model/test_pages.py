@@ -144,7 +144,7 @@ def test_a_step_runs_between_the_chunks_of_a_prompt() -> None:
     engine = Engine(runner, shape)
     engine.add(Request((5, 9), max_new_tokens=60))
     engine.step()
-    engine.add(Request((3,) * 400, max_new_tokens=2))
+    engine.add(Request((3,) * 384, max_new_tokens=2))
     for _ in range(5):
         engine.step()
     target, draft, step = Stage.PREFILL, Stage.PREFILL_DRAFT, Stage.STEP
@@ -156,7 +156,7 @@ CHUNKS = {
     # first, length -> first, size, rows, keys
     (0, 1): (0, 1, 16, 128),
     (0, 128): (0, 128, 128, 128),
-    (0, 129): (0, 129, 256, 512),
+    (0, 129): (0, 128, 128, 128),
     (0, 110): (0, 110, 128, 128),
     (0, 60): (0, 32, 32, 128),
     (128, 400): (128, 256, 256, 512),
@@ -165,10 +165,19 @@ CHUNKS = {
 
 
 @pytest.mark.parametrize(("ids", "expected"), CHUNKS.items())
-def test_a_chunk_is_filled_by_more_than_half(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
-    prompts = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (BLOCK, LENGTH) if rows <= keys)
-    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, 9, prompts=prompts)
+def test_the_next_chunk(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
+    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, 9, prompts=PROMPTS, beside_rows=16)
     assert shape.chunk(*ids) == Chunk(*expected)
+
+
+@pytest.mark.parametrize("beside", [0, 16, 100, 320])
+def test_no_other_chunks_are_cheaper(beside: int) -> None:
+    """Against the best of all sums of rows."""
+    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, 9, prompts=PROMPTS, beside_rows=beside)
+    sizes, best = sorted({rows for rows, _ in PROMPTS}), [0]
+    for left in range(1, LENGTH + 1):
+        best.append(min(rows + beside + best[max(0, left - rows)] for rows in sizes))
+        assert sum(chunk.rows + beside for chunk in shape.chunks(left)) == best[left]
 
 
 def _freed_too_early(outer: Outer) -> None:
