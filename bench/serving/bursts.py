@@ -3,9 +3,9 @@
 Four servers of the demo pair: the target alone, a bundle without a draft; and one bundle held at k 0, held at 7 drafts,
 and choosing by itself. A round sends the same requests to each, in random order, seconds each, so that ratios within a
 round are free of what slows the machine for longer. At the end of a burst slots stay empty, longer with drafts, since
-requests then end apart: few requests of each client judge that end, many the steps before it. `times the best fixed k` is the median over rounds
-of the tokens a second over those of the better one of the two that are held, which is better by its own median; p20 and
-p80 are beside it.
+requests then end apart: few requests of each client judge that end, many the steps before it. `times the best fixed
+k` is the median over rounds of the tokens a second over those of the better one of the two that are held, which is
+better by its own median; p20 and p80 are beside it.
 """
 
 from __future__ import annotations
