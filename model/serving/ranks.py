@@ -119,10 +119,11 @@ class Ranks:
             rank, failure = next(((number, None) for number in silent), (rank, failure))
         said = failure.said if failure else self._ended(rank)
         error = UserError(f"rank {rank} of {len(self._ranks)} {said}; read what it wrote before this, and start again")
+        # nobody hears of it, and ends this process, before they have ended
+        self._kill()
         with self._lock:
             self._error, due = error, list(self._due.values())
             self._due.clear()
-        self._kill()
         for future, _ in due:
             future.set_exception(error)
 

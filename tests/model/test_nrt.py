@@ -109,6 +109,25 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> No
     held.close()
 
 
+def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
+    of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who hears of it may end this process, and with it the thread that ends the others."""
+    known, kill = list[object](), ranks.Ranks._kill
+
+    def noted(held: ranks.Ranks) -> None:
+        known.append(held._error)
+        kill(held)
+
+    monkeypatch.setattr(ranks.Ranks, "_kill", noted)
+    held = NrtGraphs(of_two_ranks)
+    held._ranks._ranks[1].process.kill()
+    with pytest.raises(UserError, match="rank 1 of 2"):
+        held._ranks.ask("ready")
+    held.close()
+    assert known[0] is None
+
+
 _FAILS = """
 import sys, time
 from multiprocessing.connection import Connection
