@@ -148,9 +148,9 @@ _CHAT_ONLY = (
 )  # fmt: skip
 _MESSAGES = [{"role": "user", "content": _PROMPT}]
 _OTHERS = (
-    Call("responses", RESPONSES, {"input": "a"}),
-    Call("responses, temperature 0", RESPONSES, {"input": "a", "temperature": 0}),
-    Call("responses, stream", RESPONSES, {"input": "a", "stream": True}),
+    Call("responses", RESPONSES, {"input": _PROMPT}),
+    Call("responses, temperature 0", RESPONSES, {"input": _PROMPT, "temperature": 0}),
+    Call("responses, stream", RESPONSES, {"input": _PROMPT, "stream": True}),
     Call("messages", "/v1/messages", {"messages": _MESSAGES, "max_tokens": _WORDS}),
     Call("messages, temperature 0", "/v1/messages", {"messages": _MESSAGES, "max_tokens": _WORDS, "temperature": 0}),
     Call("messages, count_tokens", "/v1/messages/count_tokens", {"messages": _MESSAGES}),
