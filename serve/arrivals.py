@@ -10,7 +10,7 @@ import functools
 import threading
 from typing import Any
 
-_UNKNOWN, _CHANGE, _ANY = set[str](), threading.Lock(), threading.Event()
+_UNKNOWN, _CAME = set[str](), threading.Condition()
 
 
 def watch() -> None:
@@ -23,9 +23,9 @@ def watch() -> None:
     @functools.wraps(unpack)
     def reported(self: Any, request: Any) -> Any:
         unpacked = unpack(self, request)
-        with _CHANGE:
+        with _CAME:
             _UNKNOWN.add(request.request_id)
-            _ANY.set()
+            _CAME.notify()
         return unpacked
 
     EngineCore.preprocess_add_request = reported
@@ -33,17 +33,15 @@ def watch() -> None:
 
 def known(name: str) -> None:
     """The scheduler has this request."""
-    with _CHANGE:
-        _UNKNOWN.discard(name)
-        if not _UNKNOWN:
-            _ANY.clear()
+    _UNKNOWN.discard(name)
 
 
 def waiting() -> bool:
     """Whether a request has come that the scheduler does not know."""
-    return _ANY.is_set()
+    return bool(_UNKNOWN)
 
 
 def wait(seconds: float) -> bool:
     """Wait so long, or until such a request comes: whether one has."""
-    return _ANY.wait(seconds)
+    with _CAME:
+        return _CAME.wait_for(waiting, seconds)

@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> None:
         endpoints = demo_servers(options, stack, SERVERS)
         rows = summary(measure(endpoints, options))
     if options.out:
-        write_result(options.out, made_by | {"tokens": options.tokens, "rows": rows})
+        write_result(options.out, made_by | {"tokens": options.tokens, "each": options.each, "rows": rows})
     print(f"{said(made_by)}\n\n{table(rows)}")
 
 

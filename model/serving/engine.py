@@ -266,8 +266,12 @@ class Engine:
             scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
             events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
         requests = [Ended(event.drafted, event.accepted) for event in events]
-        self.step_k.ended(work.k, bucket, None if work.asking or work.delayed else seconds, requests)
+        self._ended(work.k, bucket, None if work.asking or work.delayed else seconds, requests)
         return events
+
+    def _ended(self, k: int, bucket: int, seconds: float | None, requests: list[Ended]) -> None:
+        """A step has ended; without seconds where its time is not that of its k and bucket."""
+        self.step_k.ended(k, bucket, seconds, requests)
 
     def _filled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:
         """The first event of a request, after the last chunk of its prompt."""

@@ -12,6 +12,7 @@ from model.graph_key import Stage
 from model.serving.engine import Engine, Event
 from model.serving.masks import limited
 from model.serving.request import Request
+from model.serving.step_k import Ended
 from model.serving.work import Work
 
 # steps behind the end of a request in which its client's next one is likely to arrive
@@ -60,11 +61,9 @@ class OverlappedEngine(Engine):
         """Seconds until the work that `step` reads next is likely to end: 0 if it has, or if nothing foretells it."""
         if not self._begun or self._begun[0][1].ready or not self._since:
             return 0.0
-        shortest = self._shortest.get(self._kind(self._begun[0][0]), 0.0)
+        work = self._begun[0][0]
+        shortest = self._shortest.get((work.k, self._bucket(work)), 0.0)
         return max(0.0, self._since + shortest - time.perf_counter())
-
-    def _kind(self, work: Work) -> tuple[int | None, int]:
-        return work.k, self._bucket(work)
 
     def step(self) -> list[Event]:
         """Read the work that was begun first and that a request still waits for, or run the next."""
@@ -93,12 +92,12 @@ class OverlappedEngine(Engine):
 
     def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
         self._expecting = max(0, self._expecting - 1)
-        kind, since = self._kind(work), self._since
-        events = super()._postprocess(work, outputs)
-        if work.k is not None and since and self._since and not work.delayed:
-            seconds = self._since - since
-            self._shortest[kind] = min(seconds, _LONGER * self._shortest.get(kind, seconds))
-        return events
+        return super()._postprocess(work, outputs)
+
+    def _ended(self, k: int, bucket: int, seconds: float | None, requests: list[Ended]) -> None:
+        super()._ended(k, bucket, seconds, requests)
+        if seconds:
+            self._shortest[k, bucket] = min(seconds, _LONGER * self._shortest.get((k, bucket), seconds))
 
     @property
     def _patient(self) -> bool:

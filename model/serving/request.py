@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,11 +87,11 @@ class Shape:
         """
         first = min(first, max(0, length - self.kept))
         left = min(length - first, most or length)
-        prompts = self.prompts or tuple((b, b) for b in self.buckets)
-        sizes = sorted({rows for rows, _ in prompts})
-        _, rows = _cheapest(sizes, left, self.beside_rows)
+        if not self.prompts:
+            return Chunk(first, left, self.bucket(left), self.bucket(left))
+        rows = _first_rows(sorted({rows for rows, _ in self.prompts}), left, self.beside_rows)
         count = min(left, rows)
-        keys = min(keys for r, keys in prompts if r == rows and keys >= first + count)
+        keys = min(keys for r, keys in self.prompts if r == rows and keys >= first + count)
         return Chunk(first, count, rows, keys)
 
     def blocks(self, length: int) -> int:
@@ -110,13 +110,21 @@ class Shape:
         return next((b for b in self.buckets if length <= b), self.max_len)
 
 
-def _cheapest(sizes: Sequence[int], left: int, beside: int) -> tuple[int, int]:
-    """The cost in rows of the cheapest graphs for so many ids, and the rows of the first one, the largest."""
-    found = [(rows + beside, rows) for rows in sizes if rows >= left][:1]
-    if filled := [rows for rows in sizes if rows < left]:
-        rest, _ = _cheapest(sizes, left - filled[-1], beside)
-        found.append((filled[-1] + beside + rest, filled[-1]))
-    return min(found, key=operator.itemgetter(0))
+def _first_rows(sizes: Sequence[int], left: int, beside: int) -> int:
+    """The rows of the first one, the largest, of the cheapest graphs for so many ids; sizes are powers of two, rising.
+
+    Graphs that are full, the largest first, until one holds the rest: the question is which.
+    """
+    first, full, best = 0, 0, math.inf
+    while left <= sizes[-1]:
+        holding = next(rows for rows in sizes if rows >= left)
+        if full + holding < best:
+            best, chosen = full + holding, first or holding
+        filled = [rows for rows in sizes if rows < left]
+        if not filled or full >= best:
+            return chosen
+        first, full, left = first or filled[-1], full + filled[-1] + beside, left - filled[-1]
+    return sizes[-1]
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,11 @@ def test_the_next_chunk(ids: tuple[int, int], expected: tuple[int, ...]) -> None
     assert shape.chunk(*ids) == Chunk(*expected)
 
 
+def test_without_graphs_of_chunks_a_bucket_takes_a_whole_prompt() -> None:
+    shape = Shape((K,), 1, LENGTH, (BLOCK, 2 * BLOCK, LENGTH), V, 9)
+    assert [shape.chunk(0, length)[1:] for length in (2, 129, 300)] == [(2, 128, 128), (129, 256, 256), (300, 512, 512)]
+
+
 @pytest.mark.parametrize("beside", [0, 16, 100, 320])
 def test_no_other_chunks_are_cheaper(beside: int) -> None:
     """Against the best of all sums of rows."""
@@ -178,6 +183,15 @@ def test_no_other_chunks_are_cheaper(beside: int) -> None:
     for left in range(1, LENGTH + 1):
         best.append(min(rows + beside + best[max(0, left - rows)] for rows in sizes))
         assert sum(chunk.rows + beside for chunk in shape.chunks(left)) == best[left]
+
+
+def test_a_long_prompt_of_many_chunks() -> None:
+    """Of small graphs alone, and of small ones beside one for all of it."""
+    length = 1 << 15
+    for sizes, chunks in (((16,), length // 16), ((16, length), 1)):
+        prompts = tuple((rows, length) for rows in sizes)
+        shape = Shape((K,), 1, length, (length,), V, 1 + length // BLOCK, prompts=prompts, beside_rows=320)
+        assert len(list(shape.chunks(length - 1))) == chunks
 
 
 def _freed_too_early(outer: Outer) -> None:

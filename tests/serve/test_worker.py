@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -216,6 +216,14 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
         worker._serve(step)
         return list(calls)
 
+    def waits(pool: ThreadPoolExecutor) -> Future[list[str]]:
+        calls.clear()
+        runs = pool.submit(served)
+        while not calls:
+            time.sleep(0.001)
+        time.sleep(0.1)
+        return runs
+
     request, all_of_it = SimpleNamespace(request_id="new"), ["scheduled", "twice", "early"]
     assert served() == all_of_it
     assert EngineCore.preprocess_add_request(None, request) == (request, 0)  # type: ignore[arg-type, comparison-overlap]
@@ -228,14 +236,12 @@ def test_no_step_is_begun_early_while_one_that_has_come_would_get_a_slot(
     # while a step runs none is handed over behind it, until it nears its end or has ended early
     worker.engine.left_s = 60.0
     with ThreadPoolExecutor(1) as pool:
-        runs = pool.submit(served)
-        time.sleep(0.1)
+        runs = waits(pool)
         assert calls == ["scheduled"]
         worker.engine.left_s = 0.0
         assert runs.result(timeout=30) == all_of_it
         worker.engine.left_s = 60.0
-        runs = pool.submit(served)
-        time.sleep(0.1)
+        runs = waits(pool)
         EngineCore.preprocess_add_request(None, request)  # type: ignore[arg-type]
         assert runs.result(timeout=30) == ["scheduled"]
     slots.full = True
