@@ -75,21 +75,22 @@ def _attend(
     q_BGRD: jax.Array, last_BR: jax.Array, keys_TK: jax.Array, k_PGKD: jax.Array, v_PGKD: jax.Array, table_BL: jax.Array
 ) -> jax.Array:
     """As `attend_blocks`: (B, G, R, D)."""
-    of_one: Callable[..., Any] = functools.partial(_of_one, keys_TK=keys_TK, k_PGKD=k_PGKD, v_PGKD=v_PGKD)
+    k_PGDK = k_PGKD.transpose(0, 1, 3, 2)
+    of_one: Callable[..., Any] = functools.partial(_of_one, keys_TK=keys_TK, k_PGDK=k_PGDK, v_PGKD=v_PGKD)
     if len(q_BGRD) == 1:
         return of_one((q_BGRD[0], last_BR[0], table_BL[0]))[None]
     return jax.lax.map(of_one, (q_BGRD, last_BR, table_BL))
 
 
 def _of_one(
-    sequence: tuple[jax.Array, jax.Array, jax.Array], keys_TK: jax.Array, k_PGKD: jax.Array, v_PGKD: jax.Array
+    sequence: tuple[jax.Array, jax.Array, jax.Array], keys_TK: jax.Array, k_PGDK: jax.Array, v_PGKD: jax.Array
 ) -> jax.Array:
     q_GRD, last_R, table_L = sequence
 
     def add(tile: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         out_GRD, total_GR, best_GR = state
-        k_GKD, v_GKD = k_PGKD[table_L[tile]], v_PGKD[table_L[tile]]
-        scores = jnp.einsum("grd,gkd->grk", q_GRD, k_GKD.astype(jnp.float32)) * q_GRD.shape[-1] ** -0.5
+        k_GDK, v_GKD = k_PGDK[table_L[tile]], v_PGKD[table_L[tile]]
+        scores = _scores(q_GRD, k_GDK.astype(jnp.float32)) * q_GRD.shape[-1] ** -0.5
         scores = jnp.where(keys_TK[tile] <= last_R[:, None], scores, -jnp.inf)
         higher_GR = jnp.maximum(best_GR, scores.max(-1))
         from_GR1 = jnp.maximum(higher_GR, LOWEST)[..., None]
@@ -102,3 +103,11 @@ def _of_one(
     begin = nothing, nothing[..., 0], jnp.full_like(nothing[..., 0], -jnp.inf)
     out_GRD, total_GR, _ = jax.lax.fori_loop(0, (keys_TK[:, 0] <= last_R.max()).sum(), add, begin)
     return out_GRD / total_GR[..., None]
+
+
+def _scores(q_GRD: jax.Array, k_GDK: jax.Array) -> jax.Array:
+    if q_GRD.shape[1] > 1:
+        return jnp.einsum("grd,gdk->grk", q_GRD, k_GDK)
+    # one row's sums have the graph's order only with keys as the graph has them
+    k_GKD = jax.lax.optimization_barrier(k_GDK.swapaxes(1, 2))
+    return jnp.einsum("grd,gkd->grk", q_GRD, k_GKD)

@@ -22,7 +22,7 @@ from model.bundle.manifest import Compiler
 from model.errors import UserError
 from model.graph_key import GraphKey
 from model.nki.launches import LNC
-from model.serving import apart, block_attention, columns, quicker, sums
+from model.serving import apart, block_attention, columns, key_columns, quicker, sums
 
 # read when the first device is made. The pool of XLA's CPU client: one thread a device
 _TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
@@ -164,7 +164,8 @@ def _take_as_held(module: ir.Module, graph: GraphSpec) -> None:
         apart.take_apart(operation)
     main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
     columns.take_turned(main, graph.weights)
-    columns.retype(module)
     block_attention.take_over(module)
+    key_columns.take_turned(module, graph.state)
+    columns.retype(module)
     sums.in_order(module)
     quicker.rewrite(module)

@@ -24,7 +24,7 @@ from model.graph_io import StepInputs, StepOutputs, zeros_of
 from model.graph_key import GraphKey
 from model.nki import custom_calls
 from model.nki.launches import TARGET
-from model.serving import columns, memory_maps, pjrt
+from model.serving import columns, key_columns, memory_maps, pjrt
 
 
 class Graphs:
@@ -150,7 +150,11 @@ class Graphs:
         return columns.turn(rows) if self._platform == "cpu" and columns.turned(weight) else rows
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp, own=True)
+        zeros = np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)
+        return self._put([key_columns.turn(zeros) if self._by_columns(tensor) else zeros] * self.tp, own=True)
+
+    def _by_columns(self, state: TensorSpec) -> bool:
+        return self._platform == "cpu" and key_columns.turned(state)
 
     def _put(self, parts: list[np.ndarray], own: bool = False) -> Any:
         """An array of all ranks; in memory of its `own`, where graphs write to it."""

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from model.bundle.opening import read_bundle
-from model.bundle.plan import is_cache
 from model.bundle.spec import BundleSpec
 from model.serving.engine import Engine
 from model.serving.overlap import OverlappedEngine
@@ -27,7 +26,7 @@ from model.serving.slots import Slot
 from tests import executables
 from tests.compile.tiny import spec
 from tests.model.ahead import ids_ahead
-from tests.model.family import AsTheyRun, untraced
+from tests.model.family import AsTheyRun, caches, untraced
 
 RANKS, K = 8, 2
 BUNDLES: dict[str, dict[str, Any]] = {
@@ -74,8 +73,8 @@ def run(folder: Path, name: str, graphs: Graphs) -> dict[str, Any]:
 
     with mock.patch.object(engine.slots, "seat", noted):
         results = engine.run(requests())
-    state = {n: np.stack(_shards(a)) for n, a in graphs._state.items()}
-    np.savez(folder / f"{name}.npz", **{n: in_slots(a, held) for n, a in state.items() if is_cache(n)})
+    pools = {n: pool.reshape(graphs.tp, -1, *pool.shape[1:]) for n, pool in caches(graphs).items()}
+    np.savez(folder / f"{name}.npz", **{n: in_slots(pool, held) for n, pool in pools.items()})
     return {"ids": [r.ids for r in results], "steps": [r.steps for r in results], "reason": results[-1].reason}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -20,7 +21,9 @@ from compile.build import build
 from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.bundle.opening import read_bundle
+from model.bundle.plan import is_cache
 from model.graph_key import GraphKey
+from model.serving import key_columns
 from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.last_few import last_few
@@ -72,6 +75,12 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     flags["draft"] = str(folder / flags["draft"]) if "draft" in flags else BuildSpec.draft
     name = "-".join(["of", drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
     return spec(folder, name, **{"batch": 3} | flags)
+
+
+def caches(graphs: Graphs) -> dict[str, np.ndarray]:
+    """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
+    arrays = {t.name: (t, np.asarray(graphs._state[t.name])) for t in graphs.bundle.plan.state if is_cache(t.name)}
+    return {name: key_columns.turn(array) if graphs._by_columns(t) else array for name, (t, array) in arrays.items()}
 
 
 @last_few

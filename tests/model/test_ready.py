@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from model.graph_key import GraphKey, Stage
@@ -13,7 +12,7 @@ from model.serving.engine import Engine
 from model.serving.ready import compile_graphs, shape_of, step_seconds
 from model.serving.request import Request
 from tests.model.ahead import Watched
-from tests.model.family import some_graphs
+from tests.model.family import caches, some_graphs
 
 
 class Prepared(Watched):
@@ -42,7 +41,7 @@ def test_a_step_is_timed_at_the_end_of_its_bucket(family: Path) -> None:
     """On a CPU the loop over tiles of keys ends at the last one that a row sees: nearer, all buckets cost the same."""
     held = some_graphs(family, "none", max_len=256)
     assert sorted(step_seconds(held)) == [(0, 128), (0, 256)]
-    written = np.asarray(held._state["target_model.kv.0.k"]).any(axis=(1, 3))
+    written = caches(held)["target_model.kv.0.k"].any(axis=(1, 3))
     # of three sequences: the last position of one block, and of the second of two
     assert written[:, 127].nonzero()[0].tolist() == [1, 2, 3, 4, 6]
     assert not written[:, :127].any()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from model.bundle import hlo
@@ -16,6 +15,7 @@ from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from model.serving.slots import Slot
 from tests.model.ahead import Watched
+from tests.model.family import caches
 from tests.model.family import graphs as graphs_of
 from tests.model.synthetic_load import BySeated
 
@@ -67,7 +67,7 @@ def test_the_graph_of_a_step_never_changes_a_token(graphs: Graphs, temperature: 
 
 def test_the_caches_of_two_k_hold_the_same_bits(graphs: Graphs) -> None:
     """Of the target after steps of every k, and of the draft too: only a step of k 0 leaves a hole there."""
-    caches = []
+    held = []
     for limit in (*KS, 0):
         engine = Engine(graphs, shape_of(graphs.bundle))
         engine.add(Request((9, 2, 7), Params(0.8, seed=4), 60, k_limit=limit))
@@ -75,9 +75,9 @@ def test_the_caches_of_two_k_hold_the_same_bits(graphs: Graphs) -> None:
             engine.step()
         # the draft's row of an id that was kept last is written by the next step
         (block,) = engine.slots.seated[0].blocks
-        caches.append({n: np.array(a)[block, :, :39] for n, a in graphs._state.items() if ".kv." in n})
-    for name in caches[0]:
-        same = [(caches[0][name] == other[name]).all() for other in caches[1:]]
+        held.append({name: pool[block, :, :39].copy() for name, pool in caches(graphs).items()})
+    for name in held[0]:
+        same = [(held[0][name] == other[name]).all() for other in held[1:]]
         assert same == [True, name.startswith("target")], name
 
 
