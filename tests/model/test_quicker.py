@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
@@ -93,3 +95,19 @@ def test_other_products_are_left_alone(left: str, right: str, out: str, batch: i
     text = _product(left, right, out, batch, contracted)
     assert "stablehlo.transpose" not in text
     assert f"contracting_dims = {contracted}" in text
+
+
+@pytest.mark.parametrize("operation", ["cosine", "sine"])
+def test_an_angle_s_functions_are_computed_once(operation: str) -> None:
+    angles = "tensor<1x6x4xf32>"
+    text = _rewritten(f"%0 = stablehlo.{operation} %a : {angles} return %0 : {angles}", f"%a: {angles}", angles)
+    (name,) = re.findall(rf"(%\d+) = stablehlo.{operation} ", text)
+    (product,) = re.findall(rf"(%\d+) = stablehlo.dot_general {name}, %\S+, contracting_dims = \[2\] x \[0\]", text)
+    assert f"return {product} : {angles}" in text
+    assert text.count(name) == 2
+
+
+@pytest.mark.parametrize("angles", ["tensor<f32>", "tensor<4xbf16>"])
+def test_other_angles_are_left_alone(angles: str) -> None:
+    text = _rewritten(f"%0 = stablehlo.cosine %a : {angles} return %0 : {angles}", f"%a: {angles}", angles)
+    assert "dot_general" not in text
