@@ -90,7 +90,7 @@ def _of_one(
     def add(tile: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         out_GRD, total_GR, best_GR = state
         k_GDK, v_GKD = k_PGDK[table_L[tile]], v_PGKD[table_L[tile]]
-        scores = _scores(q_GRD, k_GDK.astype(jnp.float32)) * q_GRD.shape[-1] ** -0.5
+        scores = jnp.einsum("grd,gdk->grk", q_GRD, k_GDK.astype(jnp.float32)) * q_GRD.shape[-1] ** -0.5
         scores = jnp.where(keys_TK[tile] <= last_R[:, None], scores, -jnp.inf)
         higher_GR = jnp.maximum(best_GR, scores.max(-1))
         from_GR1 = jnp.maximum(higher_GR, LOWEST)[..., None]
@@ -103,11 +103,3 @@ def _of_one(
     begin = nothing, nothing[..., 0], jnp.full_like(nothing[..., 0], -jnp.inf)
     out_GRD, total_GR, _ = jax.lax.fori_loop(0, (keys_TK[:, 0] <= last_R.max()).sum(), add, begin)
     return out_GRD / total_GR[..., None]
-
-
-def _scores(q_GRD: jax.Array, k_GDK: jax.Array) -> jax.Array:
-    if q_GRD.shape[1] > 1:
-        return jnp.einsum("grd,gdk->grk", q_GRD, k_GDK)
-    # one row's sums have the graph's order only with keys as the graph has them
-    k_GKD = jax.lax.optimization_barrier(k_GDK.swapaxes(1, 2))
-    return jnp.einsum("grd,gkd->grk", q_GRD, k_GKD)

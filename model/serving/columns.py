@@ -30,17 +30,23 @@ def turn(weight: np.ndarray) -> np.ndarray:
 
 def take_turned(main: ir.Block, weights: Sequence[TensorSpec]) -> None:
     """Change a parsed module, by its entry block, whose first parameters are these weights, to take them as held."""
-    with ir.InsertionPoint.at_block_begin(main):
-        for weight, parameter in zip(weights, main.arguments, strict=False):
-            if turned(weight):
-                _turn_parameter(parameter)
+    for weight, parameter in zip(weights, main.arguments, strict=False):
+        if turned(weight):
+            hold(parameter, (1, 0))
 
 
-def _turn_parameter(parameter: ir.Value[Any]) -> None:
-    held = ir.RankedTensorType(parameter.type)
-    parameter.set_type(ir.RankedTensorType.get(held.shape[::-1], held.element_type))
-    back = stablehlo.TransposeOp(parameter, ir.DenseI64ArrayAttr.get([1, 0]))
-    parameter.replace_all_uses_except(back.result, back.operation)
+def hold(value: Any, order: Sequence[int]) -> Any:
+    """Give a parameter or a result the type that it has with its axes in this order, which is its own inverse.
+
+    Returns the transpose back, which takes its place wherever it was used.
+    """
+    type_, owner = ir.RankedTensorType(value.type), value.owner
+    value.set_type(ir.RankedTensorType.get([type_.shape[axis] for axis in order], type_.element_type))
+    begins = isinstance(owner, ir.Block)
+    with ir.InsertionPoint.at_block_begin(owner) if begins else ir.InsertionPoint.after(owner):
+        back = stablehlo.TransposeOp(value, ir.DenseI64ArrayAttr.get(order))
+    value.replace_all_uses_except(back.result, back.operation)
+    return back
 
 
 def retype(module: ir.Module) -> None:

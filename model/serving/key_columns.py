@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from model.bundle.graph_spec import TensorSpec
 from model.bundle.plan import is_cache
+from model.serving import columns
 from model.serving.quicker import operations
 
 _ORDER = (0, 1, 3, 2)
@@ -53,7 +54,7 @@ def _other_way(value: Any, before: Any) -> Any:
     owner = value.owner
     if isinstance(owner, ir.Operation | ir.OpView) and _transposes(owner):
         return owner.operands[0]
-    with ir.InsertionPoint(before), before.location:
+    with ir.InsertionPoint(before):
         return stablehlo.TransposeOp(value, ir.DenseI64ArrayAttr.get(_ORDER)).result
 
 
@@ -104,18 +105,8 @@ class _Rewriting:
         self._backs = list[Any]()
 
     def hold(self, value: Any) -> None:
-        """Give a pool, an argument or a result, the type that the runtime's has, and transpose it back for its uses."""
-        type_ = ir.RankedTensorType(value.type)
-        value.set_type(ir.RankedTensorType.get([type_.shape[axis] for axis in _ORDER], type_.element_type))
-        owner = value.owner
-        if isinstance(owner, ir.Block):
-            point, location = ir.InsertionPoint.at_block_begin(owner), owner.owner.location
-        else:
-            point, location = ir.InsertionPoint.after(owner), owner.location
-        with point, location:
-            back = stablehlo.TransposeOp(value, ir.DenseI64ArrayAttr.get(_ORDER))
-        value.replace_all_uses_except(back.result, back.operation)
-        self._backs.append(back)
+        """Give a pool, an argument or a result, the type that the runtime's has; its transpose back is to be moved."""
+        self._backs.append(columns.hold(value, _ORDER))
 
     def run(self) -> None:
         """Move each transpose behind the uses of its pool that can take the pool as it is held."""

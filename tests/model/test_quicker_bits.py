@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,35 +20,42 @@ from jaxlib.mlir import ir
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from model.attention import KEY_TILE, ROW_TILE, attended, verify_attention
+from model.bundle.graph_spec import TensorSpec
 from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
-from model.serving import block_attention, pjrt, quicker, sums
+from model.graph_key import GraphKey, Stage
+from model.serving import block_attention, key_columns, pjrt, quicker, sums
 from model.serving.engine import Engine
 from model.serving.pjrt import SAME_BITS
 from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.executables import COMPILE
-from tests.model.family import graphs
+from tests.model.family import caches, graphs
 
 pytestmark = pytest.mark.released_code
 
 
 class Recorder(Graphs):
-    """Graphs that remember the keys of what they ran, said quicker or plain."""
+    """Graphs that remember the keys of what they ran, said quicker or plain, with keys as a bundle has them."""
 
     def __init__(self, bundle: Bundle, quick: bool) -> None:
-        super().__init__(bundle)
         self.quick, self.keys = quick, list[GraphKey]()
+        super().__init__(bundle)
+
+    def _by_columns(self, state: TensorSpec) -> bool:
+        return self.quick and super()._by_columns(state)
 
     def _executable(self, key: GraphKey) -> Any:
         if self.quick:
             return super()._executable(key)
         # not shared: the session has the graph as it is said quicker
-        left_out = mock.patch.object(quicker, "rewrite"), mock.patch.object(block_attention, "take_over")
-        with left_out[0], left_out[1], mock.patch.object(pjrt, "compile_hlo", COMPILE):
+        left_out = (quicker, "rewrite"), (block_attention, "take_over"), (key_columns, "take_turned")
+        with ExitStack() as stack:
+            for module, name in left_out:
+                stack.enter_context(mock.patch.object(module, name))
+            stack.enter_context(mock.patch.object(pjrt, "compile_hlo", COMPILE))
             return super()._executable(key)
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
@@ -165,5 +173,17 @@ def test_a_chunk_s_first_rows_end_at_their_own_last_tile() -> None:
 
 
 def _same_states(both: tuple[Recorder, Recorder]) -> None:
-    for name, state in both[0]._state.items():
-        assert np.array_equal(np.asarray(state), np.asarray(both[1]._state[name])), name
+    quick, plain = ({**g._state, **caches(g)} for g in both)
+    for name, state in quick.items():
+        assert np.array_equal(np.asarray(state), np.asarray(plain[name])), name
+
+
+def test_angles_are_computed_once_a_model(both: tuple[Recorder, Recorder]) -> None:
+    """And not in the loops of each layer that read them."""
+    plan = both[0].bundle.plan
+    key = next(key for key in plan.by_key if key.stage is Stage.PREFILL and key.rows == 64)
+    counts = []
+    for g in both:
+        g.prepare(key)
+        counts.append(g._executables[key].hlo_modules()[0].to_string().count(" cosine("))
+    assert counts[0] == 1 < counts[1]
