@@ -127,6 +127,10 @@ class BundlePlatform(Platform):
         return torch.no_grad()
 
     @classmethod
+    def import_kernels(cls) -> None:
+        """None of vLLM's runs: those of its package for CPUs end the process on a processor without AVX-512."""
+
+    @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
         if parser is None:
             return

@@ -1,4 +1,4 @@
-"""The entry point from which vLLM gets a platform: ours if the command names a bundle, else none."""
+"""The entry point from which vLLM gets a platform: that of a bundle if the command names one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from serve.sentence import end_in_a_sentence
 
 
 def platform() -> str | None:
-    """The path of our platform's class, or None. Every process of a server calls it; the first one finds the bundle."""
+    """The path of a class of ours, or None. Every process of a server calls it; the first one finds the bundle."""
     arguments = sys.argv[1:]
     try:
         bundle = meant_bundle(arguments)
-        if bundle is None and arguments[:1] == ["serve"] and not _help(arguments) and _alone():
+        alone = bundle is None and _alone()
+        if alone and arguments[:1] == ["serve"] and not _help(arguments):
             raise no_bundle(arguments)
         if bundle is not None:
             _only_ours(bundle)
@@ -29,7 +30,7 @@ def platform() -> str | None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if bundle is None:
-        return None
+        return "serve.bare.BarePlatform" if alone else None
     sys.argv[1:] = arguments
     os.environ[BUNDLE_VARIABLE] = str(bundle)
     # the worker has no model runner of vLLM's, of either version

@@ -6,14 +6,17 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from model.errors import UserError
-from tests.serve.server import NO_VLLM
+from tests.serve.server import NO_VLLM, command
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 # pinned in constraints-serve.txt
@@ -123,6 +126,22 @@ def test_the_scheduler_admits_and_passes_over_requests_by_the_fields_that_ours_s
 def test_the_entry_point_is_installed() -> None:
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
     assert "serve.plugin:platform" in {point.value for point in points}
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_no_process_maps_the_kernels_of_vllm_whose_package_needs_avx_512(bundle: Path, serves: bool) -> None:
+    """What has all of vLLM's imports of kernels runs here with a command's words, and prints the files that it maps."""
+    script = "import vllm._custom_ops; print(open('/proc/self/maps').read())"
+    words = ["serve", str(bundle)] if serves else ["--version"]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "torch" in done.stdout
+    assert "vllm/_C" not in done.stdout
+
+
+def test_the_version_is_said_without_a_bundle() -> None:
+    done = subprocess.run([command("vllm"), "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, VERSION), done.stderr
 
 
 def test_a_platform_without_its_plugin_is_refused_before_anything_starts() -> None:

@@ -140,3 +140,14 @@ def test_a_second_platform_on_the_machine_is_a_sentence(
     assert "vllm_neuron offers 'neuron' on this machine, of which vLLM takes only one; set VLLM_PLUGINS=trnspec" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("words", [["--version"], ["bench", "serve", "--model", "m"], ["serve", "--help"]])
+def test_a_command_without_a_bundle_gets_a_bare_platform_where_no_other_answers(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["vllm", *words])
+    monkeypatch.setattr(serve.plugin, "_alone", lambda: True)
+    assert platform() == "serve.bare.BarePlatform"
+    monkeypatch.setattr(serve.plugin, "_alone", lambda: False)
+    assert platform() is None
