@@ -135,9 +135,14 @@ def perturbed(ops: Ops, logits_RV: Tensor, best_R: Tensor, draw: Draw) -> Tensor
     scores_RV = noise - below_RV / draw.heat_R[:, None]
     filtering_R = draw.filtering_R
     if filtering_R is not None and draw.filters is not None:
-        removed_RV = filtering_R[:, None] & ~draw.filters.kept(ops, below_RV, draw.heat_R)
+        removed_RV = ops.shared(removed_by_filters, filtering_R, draw.filters, below_RV, draw.heat_R)
         scores_RV = torch.where(removed_RV, float("-inf"), scores_RV)
     return torch.where(draw.temperature_R[:, None] > 0, scores_RV, logits_RV)
+
+
+def removed_by_filters(ops: Ops, filtering_R: Tensor, filters: Filters, below_RV: Tensor, heat_R: Tensor) -> Tensor:
+    """(R, V) the ids that a filter removes; none of a row that does not filter."""
+    return filtering_R[:, None] & ~filters.kept(ops, below_RV, heat_R)
 
 
 def is_number(best_R: Tensor) -> Tensor:

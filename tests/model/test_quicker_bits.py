@@ -25,7 +25,7 @@ from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.serving import block_attention, key_columns, pjrt, quicker, sums
+from model.serving import block_attention, filter_branch, key_columns, pjrt, quicker, sums
 from model.serving.engine import Engine
 from model.serving.pjrt import SAME_BITS
 from model.serving.ready import shape_of
@@ -51,7 +51,12 @@ class Recorder(Graphs):
         if self.quick:
             return super()._executable(key)
         # not shared: the session has the graph as it is said quicker
-        left_out = (quicker, "rewrite"), (block_attention, "take_over"), (key_columns, "take_turned")
+        left_out = (
+            (quicker, "rewrite"),
+            (block_attention, "take_over"),
+            (key_columns, "take_turned"),
+            (filter_branch, "branch"),
+        )
         with ExitStack() as stack:
             for module, name in left_out:
                 stack.enter_context(mock.patch.object(module, name))
@@ -91,7 +96,8 @@ def test_buckets_that_come_and_go_change_no_bit(both: tuple[Recorder, Recorder])
 
 def test_a_short_chunk_has_the_bits_of_a_long_one(both: tuple[Recorder, Recorder]) -> None:
     """Prompts of up to 32 ids by their own graph, by that of 64 rows, and by the one of a whole tile: more padding."""
-    asked = [Request(_prompt(i), Params(0.8 * (i % 2), seed=i), 20) for i in range(8)]
+    tops = (1.0, 1.0, 1.0, 0.7)
+    asked = [Request(_prompt(i), Params(0.8 * (i % 2), seed=i, top_p=tops[i % 4]), 20) for i in range(8)]
     ids: list[list[list[int]]] = []
     for g, rows in ((both[0], 64), (both[0], 32), (both[1], 128)):
         g.keys.clear()

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model.serving.processor import processor_flags
 from nkisim import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 # what a child gets from the environment under test alone
 _VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES",
-              "GLIBC_TUNABLES", "XLA_FLAGS", "ATEN_CPU_CAPABILITY")  # fmt: skip
+              "GLIBC_TUNABLES", "XLA_FLAGS", "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA")  # fmt: skip
 _AVX2 = {"avx2", "fma"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _NEEDS = {"Haswell": _AVX2, "Zen": _AVX2, "SkylakeX": _AVX512, "Nehalem": {"sse4_2"}}
@@ -36,17 +37,8 @@ class Environment:
         return self.name
 
 
-def _flags() -> set[str]:
-    """What the processor has, in Linux's words."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    return set(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
-
-
 def _missing(needed: set[str]) -> str:
-    missing = sorted(needed - _flags())
+    missing = sorted(needed - processor_flags())
     return f"{machine.processor()} has no {', '.join(missing)}" if missing else ""
 
 
@@ -84,6 +76,14 @@ def graph_environments() -> list[Environment]:
     return [
         Environment(f"XLA-{name}", {"XLA_FLAGS": f"--xla_cpu_max_isa={name}"}, _missing(needs))
         for name, needs in _ISA.items()
+    ]
+
+
+def product_environments() -> list[Environment]:
+    """oneDNN, which multiplies for XLA, at an instruction set."""
+    return [
+        Environment(f"oneDNN-{name}", {"DNNL_MAX_CPU_ISA": name}, _missing(needs))
+        for name, needs in {"AVX2": _AVX2, "SSE41": {"sse4_1"}}.items()
     ]
 
 

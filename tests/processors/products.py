@@ -1,0 +1,31 @@
+"""A child of test_products.py: for how many rows of a product a row has other bits than among six."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from model.serving.pjrt import SAME_BITS
+
+ROWS, INPUTS, OUTPUTS = 48, 192, 256
+
+
+def main() -> None:
+    """Print one JSON object: the numbers of rows."""
+    rng = np.random.default_rng(0)
+    rows, weight = (jnp.asarray(rng.normal(0, 1, s), "float32") for s in ((ROWS, INPUTS), (INPUTS, OUTPUTS)))
+
+    def product(some: jax.Array) -> np.ndarray:
+        compiled = jax.jit(jnp.matmul).lower(some, weight).compile(compiler_options=SAME_BITS)
+        return np.asarray(compiled(some, weight))
+
+    same = np.concatenate([product(rows[i : i + 6]) for i in range(0, ROWS, 6)])
+    others = [n for n in range(2, ROWS + 1) if not np.array_equal(product(rows[:n]), same[:n])]
+    print(json.dumps({"others": others}))
+
+
+if __name__ == "__main__":
+    main()
