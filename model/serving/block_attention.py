@@ -8,7 +8,6 @@ results keep every bit.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,8 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 
 from model.attention import LOWEST, attend_blocks
+from model.serving.quicker import functions_of
 
-_NAME = re.compile(rf"{attend_blocks.__name__}(_\d+)?(\.\d+)?")
 _NAMES_OF_TYPES = {"f32": "float32", "bf16": "bfloat16", "i32": "int32"}
 _Tensor = tuple[tuple[int, ...], str]
 
@@ -29,16 +28,14 @@ def take_over(module: ir.Module) -> None:
     ValueError if a function of that name takes something else.
     """
     functions = ir.SymbolTable(module.operation)
-    for function in list[Any](module.body.operations):
-        name = ir.StringAttr(function.attributes["sym_name"]).value
-        if _NAME.fullmatch(name):
-            try:
-                text = _lowered(*map(_tensor, function.arguments))
-            except (TypeError, KeyError, IndexError, ValueError) as error:
-                raise ValueError(f"{name} takes something else than attention over blocks") from error
-            own = _inserted(text, functions, module)
-            ir.SymbolTable.replace_all_symbol_uses(name, own, module.operation)
-            functions.erase(function)
+    for name, function in functions_of(module, attend_blocks):
+        try:
+            text = _lowered(*map(_tensor, function.arguments))
+        except (TypeError, KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"{name} takes something else than attention over blocks") from error
+        own = _inserted(text, functions, module)
+        ir.SymbolTable.replace_all_symbol_uses(name, own, module.operation)
+        functions.erase(function)
 
 
 def _tensor(argument: Any) -> _Tensor:

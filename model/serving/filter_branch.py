@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from model.sampling import removed_by_filters
-
-_NAME = re.compile(rf"{removed_by_filters.__name__}(_\d+)?(\.\d+)?")
+from model.serving.quicker import functions_of
 
 
 def branch(module: ir.Module) -> None:
@@ -18,13 +16,10 @@ def branch(module: ir.Module) -> None:
 
     ValueError if a function of that name takes or returns something else.
     """
-    for function in module.body.operations:
-        name = ir.StringAttr(function.attributes["sym_name"]).value
-        if not _NAME.fullmatch(name):
-            continue
+    for name, function in functions_of(module, removed_by_filters):
         block = function.regions[0].blocks[0]
         filtering, removed = list(block.arguments)[:1], list(block.operations)[-1].operands
-        if [str(t.type)[-4:] for t in (*filtering, *removed)] != ["xi1>"] * 2:
+        if [str(tensor.type.element_type) for tensor in (*filtering, *removed)] != ["i1", "i1"]:
             raise ValueError(f"{name} takes or returns something else than ids that filters remove")
         _where_any(block)
 

@@ -25,14 +25,15 @@ from model.nki.launches import LNC
 from model.serving import apart, block_attention, columns, filter_branch, key_columns, quicker, sums
 from model.serving.processor import processor_flags
 
-# read when the first device is made. The pool of XLA's CPU client: one thread a device
-_TOO_LATE = "NPROC" not in os.environ and backends_are_initialized()
-os.environ.setdefault("NPROC", "1")
-# without AVX-512 oneDNN, XLA's products on x86, sums the last one to three of every six rows in another order than the
-# rest; held to SSE4.1, at half the speed, a row has the same bits whatever stands beside it. Read at the first product
 ONEDNN_VARIABLE = "DNNL_MAX_CPU_ISA"
-if "avx512bw" not in processor_flags():
-    os.environ.setdefault(ONEDNN_VARIABLE, "SSE41")
+# what is read once, at the first device or the first product. The pool of XLA's CPU client has one thread a device.
+# Without AVX-512 oneDNN, which multiplies for XLA on x86, sums the last one to three of some rows in another order than
+# the rest; held to SSE4.1, at half the speed, a row has the same bits whatever stands beside it
+_FLAGS = processor_flags()
+EARLY = {"NPROC": "1"} | ({ONEDNN_VARIABLE: "SSE41"} if _FLAGS and "avx512bw" not in _FLAGS else {})
+_TOO_LATE = [f"{n}={v}" for n, v in EARLY.items() if n not in os.environ and backends_are_initialized()]
+for _name, _value in EARLY.items():
+    os.environ.setdefault(_name, _value)
 # two graphs of one model must agree in their bits: bf16 values are rounded where the graph says so, and products and
 # sums stay with the code whose order does not depend on the number of rows; wide vectors halve the time of exp
 SAME_BITS = {
@@ -53,8 +54,8 @@ def devices_of(platform: str, count: int) -> list[Any]:
     if platform == "cpu":
         if _TOO_LATE:
             raise UserError(
-                "jax made its devices before model.serving.pjrt was imported, with a thread for every core; "
-                "import it first, or start the process with NPROC=1"
+                "jax made its devices before model.serving.pjrt was imported, which sets how they compute; "
+                f"import it first, or start the process with {' '.join(_TOO_LATE)}"
             )
         # devices cannot be added once they are made; each one beyond the ranks is an extra thread, and XLA hands
         # every product of a step over from one to the other

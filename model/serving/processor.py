@@ -8,7 +8,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor_flags() -> frozenset[str]:
-    """Its instruction sets in Linux's words; none on another system."""
+    """Its instruction sets in Linux's words; none on another system, or where it is no x86."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,13 @@ def rewrite(module: ir.Module) -> None:
 def operations(module: ir.Module) -> Iterator[Any]:
     """The operations of all functions of a module, those inside of others too."""
     return _inside(module.operation)
+
+
+def functions_of(module: ir.Module, function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """The functions of a module that a build has made of this one (`Ops.shared`), each with its name there."""
+    numbered = re.compile(rf"{function.__name__}(_\d+)?(\.\d+)?")
+    named = [(ir.StringAttr(f.attributes["sym_name"]).value, f) for f in list[Any](module.body.operations)]
+    return [(name, f) for name, f in named if numbered.fullmatch(name)]
 
 
 def _inside(outer: Any) -> Iterator[Any]:

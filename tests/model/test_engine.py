@@ -14,6 +14,7 @@ import pytest
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
+from model.serving import pjrt
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
 from model.serving.request import Params, Request, Result, Shape
@@ -551,13 +552,15 @@ def test_events_count_the_drafts_of_a_step() -> None:
     assert sum(event.accepted for event in events) == sum(result.accepted) > 0
 
 
-@pytest.mark.parametrize(("setting", "returned"), [({}, 2), ({"NPROC": "1"}, 0)], ids=["too late", "set before"])
-def test_a_jax_that_woke_first_is_noticed(setting: dict[str, str], returned: int) -> None:
-    """With more threads a device the time of a step, and maybe its bits, would be others."""
+@pytest.mark.parametrize("missing", [None, *pjrt.EARLY], ids=str)
+def test_a_jax_that_woke_first_is_noticed(missing: str | None) -> None:
+    """With more threads a device the time of a step would be another, with other products its bits."""
+    setting = {name: value for name, value in pjrt.EARLY.items() if name != missing}
     code = (
         "import jax; jax.devices(); from model.errors import run_cli;"
         "from model.serving.pjrt import devices_of; run_cli(lambda: devices_of('cpu', 1))"
     )
     ran = subprocess.run([sys.executable, "-c", code], env=setting, capture_output=True, text=True, check=False)
-    assert ran.returncode == returned, ran.stderr
-    assert ("before model.serving.pjrt was imported" in ran.stderr) == bool(returned)
+    assert ran.returncode == (2 if missing else 0), ran.stderr
+    assert ("before model.serving.pjrt was imported" in ran.stderr) == bool(missing)
+    assert missing is None or f"start the process with {missing}={pjrt.EARLY[missing]}\n" in ran.stderr

@@ -79,12 +79,11 @@ def graph_environments() -> list[Environment]:
     ]
 
 
-def product_environments() -> list[Environment]:
-    """oneDNN, which multiplies for XLA, at an instruction set."""
-    return [
-        Environment(f"oneDNN-{name}", {"DNNL_MAX_CPU_ISA": name}, _missing(needs))
-        for name, needs in {"AVX2": _AVX2, "SSE41": {"sse4_1"}}.items()
-    ]
+def product_environment() -> Environment:
+    """oneDNN, which multiplies for XLA, at what it takes by itself on a processor without AVX-512."""
+    has = f"{machine.processor()} has AVX-512, where oneDNN takes other code by itself"
+    why_not = _missing(_AVX2) or (has if processor_flags() >= _AVX512 else "")
+    return Environment("oneDNN-AVX2", {"DNNL_MAX_CPU_ISA": "AVX2"}, why_not)
 
 
 def torch_environments() -> list[Environment]:
