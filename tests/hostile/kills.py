@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import shutil
 import signal
@@ -19,6 +20,9 @@ from model.bundle.manifest import MANIFEST
 from model.bundle.opening import open_bundle, read_bundle
 from model.errors import UserError
 from tests.hostile.series import Series
+
+# the names that a build writes until it is killed, 0 for a moment of the clock; the longest wait for them
+_MORE, _LONG_S = (0, 0, 1, 3), 60.0
 
 
 def _build(spec: BuildSpec, traced: Path | None) -> None:
@@ -50,9 +54,15 @@ def _timed(spec: BuildSpec, traced: Path | None = None) -> float:
     return time.monotonic() - begin
 
 
-def _killed(process: multiprocessing.Process, after: float) -> bool:
-    """Kill a build after so many seconds; whether it was met before its end."""
-    process.join(after)
+def _killed(process: multiprocessing.Process, after: float, out: Path, more: int) -> bool:
+    """Kill a build after so many seconds or, unless 0, once it has written so many `more` names; whether it was met
+    before its end.
+
+    Seconds alone meet few places where another process slows the build, or slowed the one that was timed.
+    """
+    end, names = time.monotonic() + (_LONG_S if more else after), len(_names(out)) + more
+    while process.is_alive() and time.monotonic() < end and not (more and len(_names(out)) >= names):
+        process.join(0.002)
     process.kill()
     process.join()
     return process.exitcode == -signal.SIGKILL
@@ -67,13 +77,14 @@ def _k(out: Path) -> int | str:
         return str(error)
 
 
-def _met(out: Path) -> str:
-    """The names of what is there: two kills that left different names met the build at different places."""
-    places = (out, out.with_name(f".{out.name}.building"))
-    return "\n".join(sorted(str(path) for place in places for path in place.rglob("*")))
+def _names(out: Path) -> list[str]:
+    """What is there: two kills that left different names met the build at different places."""
+    # a folder that the build renames meanwhile is passed over
+    walks = (os.walk(place) for place in (out, out.with_name(f".{out.name}.building")))
+    return sorted(f"{at}/{name}" for walk in walks for at, folders, files in walk for name in (*folders, *files))
 
 
-def _judge_moments(series: Series, moments: set[str]) -> None:
+def _judge_moments(series: Series, moments: set[tuple[str, ...]]) -> None:
     few = f"{len(moments)} places were met by {series.tried} kills"
     series.count("the kills", "" if len(moments) >= min(3, series.tried) else few)
 
@@ -81,7 +92,7 @@ def _judge_moments(series: Series, moments: set[str]) -> None:
 def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
     """Builds of another k over a good bundle, killed at random moments: what is served is the old one or the new."""
     series, rng = Series("kills of a build over a good bundle survived"), random.Random(seed)
-    out, begin, moments = scratch / "served", time.monotonic(), set[str]()
+    out, begin, moments = scratch / "served", time.monotonic(), set[tuple[str, ...]]()
     one = replace(spec, out=str(out))
     other = replace(one, k=str(int(spec.k) - 1))
     traced = {s.k: build(replace(s, out=str(scratch / f"traced{s.k}"))) for s in (one, other)}
@@ -90,9 +101,9 @@ def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds:
     while series.tried < count and time.monotonic() - begin < seconds:
         old = _k(out)
         new = other if old == int(one.k) else one
-        if _killed(start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length):
+        if _killed(start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length, out, rng.choice(_MORE)):
             there = _k(out)
-            moments.add(_met(out))
+            moments.add(tuple(_names(out)))
             series.count(f"k {new.k} over k {old}", "" if there in (old, int(new.k)) else str(there))
     _judge_moments(series, moments)
     build(one)
@@ -107,7 +118,7 @@ def beginnings(
     """New builds, killed and started again: no half bundle is accepted, and the end is the whole one's digests."""
     series, rng = Series(f"kills of a new build{' that traces' * tracing} survived"), random.Random(seed)
     whole, out = replace(spec, out=str(scratch / "whole")), scratch / "killed"
-    begin, moments = time.monotonic(), set[str]()
+    begin, moments = time.monotonic(), set[tuple[str, ...]]()
     traced = None if tracing else build(whole)
     length = _timed(replace(spec, out=str(scratch / "timed")), traced)
     build(whole)
@@ -115,9 +126,10 @@ def beginnings(
     while series.tried < count and time.monotonic() - begin < seconds:
         process = start(replace(spec, out=str(out)), traced)
         # a build that goes on is shorter: moments are drawn from all lengths
-        if _killed(process, rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))):
+        after = rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))
+        if _killed(process, after, out, 0 if tracing else rng.choice(_MORE)):
             half = (out / MANIFEST).exists() and _k(out) != int(spec.k)
-            moments.add(_met(out))
+            moments.add(tuple(_names(out)))
             series.count("a new build", "a half bundle is there" if half else "")
         if (out / MANIFEST).exists():
             shutil.rmtree(out)
