@@ -77,14 +77,14 @@ def _k(out: Path) -> int | str:
         return str(error)
 
 
-def _names(out: Path) -> list[str]:
+def _names(out: Path) -> frozenset[str]:
     """What is there: two kills that left different names met the build at different places."""
     # a folder that the build renames meanwhile is passed over
     walks = (os.walk(place) for place in (out, out.with_name(f".{out.name}.building")))
-    return sorted(f"{at}/{name}" for walk in walks for at, folders, files in walk for name in (*folders, *files))
+    return frozenset(f"{at}/{name}" for walk in walks for at, folders, files in walk for name in (*folders, *files))
 
 
-def _judge_moments(series: Series, moments: set[tuple[str, ...]]) -> None:
+def _judge_moments(series: Series, moments: set[frozenset[str]]) -> None:
     few = f"{len(moments)} places were met by {series.tried} kills"
     series.count("the kills", "" if len(moments) >= min(3, series.tried) else few)
 
@@ -92,7 +92,7 @@ def _judge_moments(series: Series, moments: set[tuple[str, ...]]) -> None:
 def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
     """Builds of another k over a good bundle, killed at random moments: what is served is the old one or the new."""
     series, rng = Series("kills of a build over a good bundle survived"), random.Random(seed)
-    out, begin, moments = scratch / "served", time.monotonic(), set[tuple[str, ...]]()
+    out, begin, moments = scratch / "served", time.monotonic(), set[frozenset[str]]()
     one = replace(spec, out=str(out))
     other = replace(one, k=str(int(spec.k) - 1))
     traced = {s.k: build(replace(s, out=str(scratch / f"traced{s.k}"))) for s in (one, other)}
@@ -103,7 +103,7 @@ def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds:
         new = other if old == int(one.k) else one
         if _killed(start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length, out, rng.choice(_MORE)):
             there = _k(out)
-            moments.add(tuple(_names(out)))
+            moments.add(_names(out))
             series.count(f"k {new.k} over k {old}", "" if there in (old, int(new.k)) else str(there))
     _judge_moments(series, moments)
     build(one)
@@ -118,7 +118,7 @@ def beginnings(
     """New builds, killed and started again: no half bundle is accepted, and the end is the whole one's digests."""
     series, rng = Series(f"kills of a new build{' that traces' * tracing} survived"), random.Random(seed)
     whole, out = replace(spec, out=str(scratch / "whole")), scratch / "killed"
-    begin, moments = time.monotonic(), set[tuple[str, ...]]()
+    begin, moments = time.monotonic(), set[frozenset[str]]()
     traced = None if tracing else build(whole)
     length = _timed(replace(spec, out=str(scratch / "timed")), traced)
     build(whole)
@@ -129,7 +129,7 @@ def beginnings(
         after = rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))
         if _killed(process, after, out, 0 if tracing else rng.choice(_MORE)):
             half = (out / MANIFEST).exists() and _k(out) != int(spec.k)
-            moments.add(tuple(_names(out)))
+            moments.add(_names(out))
             series.count("a new build", "a half bundle is there" if half else "")
         if (out / MANIFEST).exists():
             shutil.rmtree(out)
