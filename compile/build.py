@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib.metadata
 import json
 import platform
@@ -34,6 +35,7 @@ from model.provenance import commit
 
 # of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
 HBM_BYTES = 24 << 30
+_COLLECT = (50_000, 20, 100)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
@@ -132,9 +134,9 @@ def _ignore(result: object) -> None:
 
 def _graph(plan: BundlePlan, graph: GraphSpec) -> StagedFile:
     spec = plan.spec
-    configs = [dataclasses.asdict(part.config) for part in spec.parts]
+    configs = [repr(part.config) for part in spec.parts]
     split = [spec.tp, spec.draft_ranks, spec.max_len, spec.layers]
-    recipe = graph_recipe(dataclasses.asdict(graph), configs, spec.drafter, spec.k, split, spec.dtype, spec.kernels)
+    recipe = graph_recipe(repr(graph), configs, spec.drafter, spec.k, split, spec.dtype, spec.kernels)
     return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(spec, graph))))
 
 
@@ -152,6 +154,8 @@ def versions() -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and build with progress on stderr; the last line of stdout is the bundle's path."""
+    # a trace makes millions of small objects that live as long as it: rounds over all of them find nothing
+    gc.set_threshold(*_COLLECT)
     spec = parse(arguments)
     spec.check()
     plan = _fitting(spec)

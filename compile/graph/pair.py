@@ -52,10 +52,14 @@ def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
     return run
 
 
-def make_pair(spec: BundleSpec, graph: GraphSpec, ops: Ops, backing: Backing) -> Pair:
-    """The target, and its drafter where the graph drafts, on the meta device: the caller brings the weights."""
+def drafts(graph: GraphSpec) -> bool:
+    """Whether a graph needs the drafter."""
+    return any(t.name.startswith("draft_model.") for t in (*graph.weights, *graph.state))
+
+
+def make_pair(spec: BundleSpec, drafts: bool, ops: Ops, backing: Backing) -> Pair:
+    """The target, and its drafter if it `drafts`, on the meta device: the caller brings the weights."""
     of_target, of_draft = spec.parallel(ops)
-    drafts = any(t.name.startswith("draft_model.") for t in (*graph.weights, *graph.state))
     drafting = spec.kind.model if drafts else None
     with torch.device("meta"):
         target = Qwen3(spec.target_config, of_target, backing)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from compile.graph import collectives
 from compile.graph.custom_call import launch_in_graph
-from compile.graph.pair import grouped_state, make_pair, stage_of
+from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
 from model.bundle import border, hlo
 from model.bundle.graph_spec import GraphSpec, TensorSpec
@@ -24,6 +24,7 @@ from model.bundle.spec import BundleSpec
 from model.graph_io import Outputs, StepInputs
 from model.nki.backing import backing_of
 from model.ops import Ops, State, rows_inside
+from model.speculative import Pair
 
 
 class TracedOps(Ops):
@@ -101,11 +102,9 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     Its parameters are the graph's weights, inputs and state in the plan's order; its results the
     outputs, then the state, each state parameter aliased to its result.
     """
-    ops = TracedOps(spec.tp)
-    pair = make_pair(spec, graph, ops, backing_of(spec.kernels, launch_in_graph, spec.layers))
-    weight_names = spec.weight_names()
+    pair, names = traced_pair(spec, drafts(graph))
     held = {t.name for t in graph.weights}
-    stored = {ours: weight_names[ours] for ours in pair.state_dict() if weight_names[ours] in held}
+    stored = {ours: name for ours, name in names.items() if name in held}
     stage = stage_of(graph)
 
     # only arrays cross into torch: torchax would wrap a callable argument
@@ -124,6 +123,14 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
     module: Any = lowered.compiler_ir("hlo")
     return border.named(hlo.canonical(module.as_serialized_hlo_module_proto()), graph)
+
+
+@functools.lru_cache(maxsize=2)
+def traced_pair(spec: BundleSpec, drafting: bool) -> tuple[Pair, dict[str, str]]:
+    """The pair of a bundle's graphs, and its parameters' names there: what one has traced of a layer, others call."""
+    backing, names = backing_of(spec.kernels, launch_in_graph, spec.layers), spec.weight_names()
+    pair = make_pair(spec, drafting, TracedOps(spec.tp), backing)
+    return pair, {ours: names[ours] for ours in pair.state_dict()}
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

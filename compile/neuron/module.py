@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from compile.graph.pair import grouped_state, make_pair, stage_of
+from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
 from model.attention import KEY_TILE
 from model.backing import Backing
 from model.bundle.graph_spec import GraphSpec, TensorSpec
@@ -66,7 +66,7 @@ class StepModule(nn.Module):
         counts = TensorSpec(REQUEST_COUNTS, (spec.batch,), "int32")
         self.state_names = [t.name for t in (*graph.state, counts)]
         self.graph = graph
-        pair, weight_names = make_pair(spec, graph, ops, backing), spec.weight_names()
+        pair, weight_names = make_pair(spec, drafts(graph), ops, backing), spec.weight_names()
         self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
         # in a list, so that its empty parameters are not this module's
         self._pair = [pair]

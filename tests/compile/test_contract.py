@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from compile.doctor import main as doctor
 from compile.graph import collectives
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
-from compile.graph.trace import lower_graph
+from compile.graph.trace import lower_graph, traced_pair
 from model import qwen3
 from model.bundle import border, hlo
 from model.bundle.contract import CONSTANT_BYTES, declared, violations
@@ -139,6 +139,15 @@ def test_each_departure_is_named(base: Path, mutation: Callable[[Any], None], sa
     assert violations(graph, b"no proto", plan.spec)[0].startswith("it cannot be followed")
 
 
+@pytest.fixture
+def traced_anew() -> Iterator[None]:
+    """Nothing that was traced of a layer before is called, and nothing of this test later."""
+    traced_pair.cache_clear()
+    yield
+    traced_pair.cache_clear()
+
+
+@pytest.mark.usefixtures("traced_anew")
 def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(spec(base, tp=2).bundle)
     graph = plan.by_key[GraphKey(Stage.STEP, 3, 128)]
@@ -160,6 +169,7 @@ def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.Mon
         return interop.call_jax(lambda a: a * jnp.asarray(values[:1, : a.shape[-1]]), x) if x.shape[-1] == 8 else x
 
     monkeypatch.setattr(qwen3.RMSNorm, "forward", ones)
+    traced_pair.cache_clear()
     found = violations(graph, lower_graph(plan.spec, graph), plan.spec)
     assert "nothing reads target_model.layers.1.self_attn.q_layernorm.weight" in found
     assert not [s for s in found if "constant" in s]
