@@ -2,7 +2,7 @@
 
 A graph's own loop (`attend_blocks` of `model/attention.py`) has a fixed number of rounds for all sequences together,
 since Trainium's compiler takes no other. The tiles that it has more are a sequence's last ones and change nothing, so
-results keep every bit.
+results keep every bit. Rows of an idle slot, which has no block and which nobody reads, are zeros here.
 """
 
 from __future__ import annotations
@@ -98,5 +98,6 @@ def _of_one(
 
     nothing = jnp.zeros_like(q_GRD)
     begin = nothing, nothing[..., 0], jnp.full_like(nothing[..., 0], -jnp.inf)
-    out_GRD, total_GR, _ = jax.lax.fori_loop(0, (keys_TK[:, 0] <= last_R.max()).sum(), add, begin)
-    return out_GRD / total_GR[..., None]
+    tiles = jnp.where(table_L[0] > 0, (keys_TK[:, 0] <= last_R.max()).sum(), 0)
+    out_GRD, total_GR, _ = jax.lax.fori_loop(0, tiles, add, begin)
+    return out_GRD / jnp.where(tiles > 0, total_GR, 1)[..., None]

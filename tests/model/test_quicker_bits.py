@@ -146,6 +146,19 @@ def test_each_sequence_ends_at_the_last_tile_that_its_rows_see(lasts: tuple[int,
         assert np.isnan(_over_blocks(False, q_BHND, k, v, *placed)[0].astype(np.float32)).any()
 
 
+def test_an_idle_slot_attends_nothing() -> None:
+    """NaN in block 0 does not reach a sequence without blocks; the one beside it has its bits."""
+    rng, pool = np.random.default_rng(0), (3, 1, KEY_TILE, 32)
+    q_BHND, k, v = (rng.normal(0, 1, s).astype(np.float32) for s in ((2, 2, 4, 32), pool, pool))
+    positions_BN, keys_S = np.array([[0, 1, 2, 3], [197, 198, 199, 200]], np.int32), np.arange(256, dtype=np.int32)
+    placed = positions_BN, keys_S, np.array([[0, 0], [2, 1]], np.int32)
+    plain = _over_blocks(False, q_BHND, k, v, *placed)
+    k[0] = v[0] = np.nan
+    quick = _over_blocks(True, q_BHND, k, v, *placed)
+    assert np.array_equal(quick[1], plain[1])
+    assert not quick[0].any()
+
+
 @pytest.mark.parametrize("takes", ["tensor<4xf32>", "tensor<4xf64>", ", ".join(["tensor<4xf32>"] * 6)])
 def test_a_function_that_only_has_the_name_is_refused(takes: str) -> None:
     arguments = ", ".join(f"%{number}: {each}" for number, each in enumerate(takes.split(", ")))
