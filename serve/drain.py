@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -24,6 +25,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_S = 0.2
 # between two looks at the requests that run
 _LOOK_S = 0.05
+# vLLM's client takes the end of the engine that it has asked for as a failure, and logs a traceback of it
+_CLIENT, _FAILED = "vllm.v1.engine.async_llm", "output_handler failed"
 
 _GOING = {"error": {"message": "the server is shutting down; send the request again, to a different one", "code": 503}}
 
@@ -100,6 +103,7 @@ class DrainMiddleware:
             end = time.monotonic() + (timeout or 0)
             while self.running and time.monotonic() < end:
                 time.sleep(_LOOK_S)
+            logging.getLogger(_CLIENT).addFilter(lambda record: _FAILED not in str(record.msg))
             stop(timeout=max(0.0, end - time.monotonic()))
 
         return wait
