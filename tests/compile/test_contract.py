@@ -148,6 +148,17 @@ def traced_anew() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("traced_anew")
+@pytest.mark.parametrize("kernels", ["reference", "nki"])
+def test_a_graph_does_not_depend_on_those_traced_before_it(base: Path, kernels: str) -> None:
+    """A build that goes on traces the missing ones alone."""
+    plan = make_plan(spec(base, tp=2, kernels=kernels).bundle)
+    protos = [(graph, lower_graph(plan.spec, graph)) for graph in plan.graphs[::4]]
+    for graph, proto in reversed(protos):
+        traced_pair.cache_clear()
+        assert lower_graph(plan.spec, graph) == proto
+
+
+@pytest.mark.usefixtures("traced_anew")
 def test_a_weight_that_is_folded_in_is_found(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(spec(base, tp=2).bundle)
     graph = plan.by_key[GraphKey(Stage.STEP, 3, 128)]
