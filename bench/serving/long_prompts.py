@@ -3,8 +3,9 @@
 Two servers on loopback with one thread each, a bundle of the demo pair and vLLM's own engine for CPUs on the target in
 fp32, both with prefix caching and chunked prefill as vLLM has them. The pair's configuration says 1024 positions; here
 it says as many as `--max-len`, which changes no cost. Every round sends random prompts to one server after the other,
-in random order: one that neither has seen (cold), the same again (repeated), one whose first 90 % it has seen, and one
-beside three requests whose answers run. Ratios are taken within a round.
+in random order: one that neither has seen (cold), the same again (repeated), one whose first 90 % it has seen, one
+beside three requests whose answers run, and those of four clients, each of which sends one after the other. Ratios are
+taken within a round, those of four clients of the medians of their requests.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ from model.progress import each
 
 OURS, STOCK = "ours", "stock vLLM"
 COLD, REPEATED, MOST, BESIDE = "cold", "repeated", "repeated 90 %", "beside three requests"
+CLIENTS = "four clients"
 _K, _BATCH, _ANSWER, _RUNNING = 7, 4, 32, 3
 # ids of an answer that runs beside a prompt, and of its own prompt
 _LONG_ANSWER, _SHORT_PROMPT, _TIMEOUT = 1000, 30, 600
 # pieces of each answer before the prompt beside them is sent
 _BEGUN = 3
+# clients at once, and the requests of each
+_AT_ONCE, _EACH = 4, 4
 Rows = list[dict[str, Any]]
 
 
@@ -98,6 +102,15 @@ def alone(endpoint: Endpoint, ids: Sequence[int]) -> dict[str, float]:
     return {"first_ms": times.first_ms, "all_ms": 1e3 * (times.pieces[-1] - times.asked)}
 
 
+def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random) -> dict[str, float]:
+    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer."""
+    prompts = [[_random(rng, len(ids)) for _ in range(_EACH)] for _ in range(_AT_ONCE)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        of_clients = pool.map(lambda own: [alone(endpoint, prompt) for prompt in own], prompts)
+        answers = [answer for own in of_clients for answer in own]
+    return {name: statistics.median(answer[name] for answer in answers) for name in answers[0]}
+
+
 def cases(prompts: Sequence[int], rng: random.Random) -> Iterator[tuple[str, int, list[int]]]:
     """Name, length and ids of each prompt of a round, in the order in which they are sent."""
     for length in prompts:
@@ -107,6 +120,7 @@ def cases(prompts: Sequence[int], rng: random.Random) -> Iterator[tuple[str, int
         yield REPEATED, length, ids
         yield MOST, length, ids[:kept] + _random(rng, length - kept)
         yield BESIDE, length, _random(rng, length)
+        yield CLIENTS, length, ids
 
 
 def measure(endpoints: dict[str, Endpoint], prompts: Sequence[int], rounds: int, seed: int) -> Rows:
@@ -118,8 +132,8 @@ def measure(endpoints: dict[str, Endpoint], prompts: Sequence[int], rounds: int,
             state = short.getstate()
             for endpoint in rng.sample(list(endpoints), len(endpoints)):
                 short.setstate(state)
-                at = endpoints[endpoint]
-                found = beside(at, ids, short) if name == BESIDE else alone(at, ids)
+                at, more = endpoints[endpoint], {BESIDE: beside, CLIENTS: at_once}.get(name)
+                found = more(at, ids, short) if more else alone(at, ids)
                 rows.append({"round": number, "case": name, "prompt": length, "endpoint": endpoint} | found)
     # the first round warms up
     return [row for row in rows if row["round"]]

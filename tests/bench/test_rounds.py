@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from bench.serving import bursts, long_prompts
 from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE
+from bench.serving.servers import Endpoint
 from model.errors import UserError
 from tests.bench.endpoint import endpoint
 
@@ -41,11 +45,12 @@ def test_a_long_prompt_s_ratio_is_stock_s_time_over_ours_by_round() -> None:
 
 
 def test_a_round_sends_a_prompt_again_and_one_that_shares_nine_tenths() -> None:
-    cold, again, most, beside = long_prompts.cases([100], random.Random(0))
+    cold, again, most, beside, clients = long_prompts.cases([100], random.Random(0))
     assert cold[2] == again[2]
     assert most[2][:90] == cold[2][:90]
     assert most[2][90:] != cold[2][90:]
     assert (beside[0], len(beside[2])) == (long_prompts.BESIDE, 100)
+    assert (clients[0], len(clients[2])) == (long_prompts.CLIENTS, 100)
     assert set(beside[2][:10]) != set(cold[2][:10])
 
 
@@ -58,3 +63,18 @@ def test_gaps_are_those_that_reach_into_the_time_of_a_prompt() -> None:
     now = time.perf_counter()
     times = long_prompts.Times(now, [now + second for second in (1, 2, 4, 8)])
     assert [round(gap) for gap in times.gaps_ms(now + 3, now + 5)] == [2000, 4000]
+
+
+def test_clients_send_one_prompt_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 prompts, four at once, none twice; what is told are medians."""
+    numbers, all_four, seen = itertools.count(1), threading.Barrier(4, timeout=30), set[tuple[int, ...]]()
+
+    def alone(server: Endpoint, ids: Sequence[int]) -> dict[str, float]:
+        all_four.wait()
+        seen.add(tuple(ids))
+        return {"first_ms": float(next(numbers)), "all_ms": 1.0}
+
+    monkeypatch.setattr(long_prompts, "alone", alone)
+    found = long_prompts.at_once(Endpoint("", "m"), range(30), random.Random(0))
+    assert (len(seen), {len(ids) for ids in seen}) == (16, {30})
+    assert found == {"first_ms": 8.5, "all_ms": 1.0}
