@@ -44,10 +44,11 @@ IDLE: list[dict[str, Any]] = [{"user": "a"}, {"priority": 0}, {"length_penalty":
 # deeper than a reader of JSON goes
 DEEP, NESTED = b'{"a":' * 20000, b'{"prompt": "a", "user": ' + b"[" * 3000 + b"]" * 3000 + b"}"
 # endpoints whose clients have no seed, and the field of their answer that has text
+# long enough that no four answers are equal by chance
 SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
-    "/v1/responses": ({"input": "a", "max_output_tokens": 5}, "output"),
-    "/v1/messages": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}, "content"),
-    "/invocations": ({"prompt": "a", "max_tokens": 5}, "choices"),
+    "/v1/responses": ({"input": "a", "max_output_tokens": 32}, "output"),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 32}, "content"),
+    "/invocations": ({"prompt": "a", "max_tokens": 32}, "choices"),
 }
 
 
