@@ -12,14 +12,14 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from compile.bundle.cutting import Cutter
 from compile.bundle.remote import free_space
 from compile.bundle.staging import StagedFile, staged
-from compile.graph.trace import lower_graph
+from compile.graph.trace import lower_graphs
 from compile.neuron import config as neuron_config
 from compile.neuron.files import compiled, kernel_files
 from compile.recipes import TRACED_WITH, graph_recipe
@@ -41,25 +41,40 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A bundle's folder, the number of files that this run made and that it kept, and its wall time."""
+    """A bundle's folder, the number of files that this run made and that it kept, its wall time and its peak memory.
+
+    The peak includes the pages of the checkpoint's files that were read.
+    """
 
     path: Path
     made: int
     kept: int
     seconds: float
+    peak_bytes: int
 
     def cost(self) -> dict[str, Any]:
-        """The build's cost on this machine; the peak includes the pages of the checkpoint's files that were read."""
+        """The build's cost on this machine."""
         cost = {"made": self.made, "kept": self.kept, "wall_seconds": round(self.seconds, 2)}
-        return cost | {"peak_bytes": peak_bytes()}
+        return cost | {"peak_bytes": self.peak_bytes}
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held; getrusage would include its parent's memory at its start."""
+    """The most memory that this process and those that it has started and that still run held, each at its own time.
+
+    getrusage would include their parents' memory at their start.
+    """
     with contextlib.suppress(OSError):
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(status.split("VmHWM:")[1].split()[0]) << 10
+        children = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+        return sum(map(_held, ("self", *children)))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _held(pid: str) -> int:
+    """The most memory that a process held; 0 of one that has ended."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    return 0
 
 
 def build(spec: BuildSpec) -> Path:
@@ -71,10 +86,13 @@ def build_and_count(spec: BuildSpec) -> Built:
     """The same, with the files made and kept. An existing bundle stays whole until the new one is."""
     begin = time.perf_counter()
     spec.check()
-    with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
-        plan, checkpoints = _fitting(spec), spec.checkpoints
+    with contextlib.ExitStack() as ends, staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
+        plan, checkpoints, missing = _fitting(spec), spec.checkpoints, list[str]()
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
-        files = _files(plan, cutter, checkpoints)
+        # what is missing is known when the first of these is made
+        protos = lower_graphs(plan.spec, (g for g in plan.graphs if g.file in missing))
+        ends.enter_context(contextlib.closing(protos))
+        files = _files(plan, protos, cutter, checkpoints)
         graphs = [f for f in files if f.name.startswith("hlo/")]
         of_sdk, compiler = compiled(plan, staging.folder, graphs, spec.recipe)
         files += of_sdk
@@ -94,12 +112,15 @@ def build_and_count(spec: BuildSpec) -> Built:
         for file in kernel_files(staging, files):
             records[file.name] = staging.finished(file) or staging.make(file)
         staging.finish(manifest_json(plan, records, compiler, versions(), commit(digits=40)), set(records))
-    return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin)
+        peak = peak_bytes()
+    return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin, peak)
 
 
-def _files(plan: BundlePlan, cutter: Cutter | None, checkpoints: dict[str, Path]) -> list[StagedFile]:
+def _files(
+    plan: BundlePlan, protos: Iterator[bytes], cutter: Cutter | None, checkpoints: dict[str, Path]
+) -> list[StagedFile]:
     config = neuron_config.render(plan.spec)
-    files = [_text("neuron_config.json", config), *(_graph(plan, g) for g in plan.graphs)]
+    files = [_text("neuron_config.json", config), *(_graph(plan, g, protos) for g in plan.graphs)]
     if cutter:
         target = checkpoints["target"]
         files += cutter.files()
@@ -132,12 +153,12 @@ def _ignore(result: object) -> None:
     """Drop a result, for callables that must return None."""
 
 
-def _graph(plan: BundlePlan, graph: GraphSpec) -> StagedFile:
+def _graph(plan: BundlePlan, graph: GraphSpec, protos: Iterator[bytes]) -> StagedFile:
     spec = plan.spec
     configs = [repr(part.config) for part in spec.parts]
     split = [spec.tp, spec.draft_ranks, spec.max_len, spec.layers]
     recipe = graph_recipe(repr(graph), configs, spec.drafter, spec.k, split, spec.dtype, spec.kernels)
-    return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(lower_graph(spec, graph))))
+    return StagedFile(graph.file, recipe, lambda path: _ignore(path.write_bytes(next(protos))))
 
 
 def _check_disk(plan: BundlePlan, folder: Path, missing: list[str], there: int) -> None:

@@ -6,7 +6,8 @@ Weights and caches stay parameters of the graph; caches are aliased in and out.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph import collectives
+from compile.graph.conversion import Converter, converted
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
-from model.bundle import border, hlo
+from model.bundle import border
 from model.bundle.graph_spec import GraphSpec, TensorSpec
 from model.bundle.spec import BundleSpec
 from model.graph_io import Outputs, StepInputs
@@ -102,6 +104,21 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     Its parameters are the graph's weights, inputs and state in the plan's order; its results the
     outputs, then the state, each state parameter aliased to its result.
     """
+    return border.named(converted(_traced(spec, graph)), graph)
+
+
+def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Generator[bytes]:
+    """The protos of graphs in their order, the same bytes; one is made by another process while the next is traced."""
+    with Converter() as converter:
+        begun = ((graph, converter.convert(_traced(spec, graph))) for graph in graphs)
+        before = next(begun, None)
+        while before:
+            (graph, proto), before = before, next(begun, None)
+            yield border.named(proto.result(), graph)
+
+
+def _traced(spec: BundleSpec, graph: GraphSpec) -> bytes:
+    """The StableHLO of a graph in bytecode."""
     pair, names = traced_pair(spec, drafts(graph))
     held = {t.name for t in graph.weights}
     stored = {ours: name for ours, name in names.items() if name in held}
@@ -121,8 +138,10 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
     run.__name__ = graph.key.name
     lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
-    module: Any = lowered.compiler_ir("hlo")
-    return border.named(hlo.canonical(module.as_serialized_hlo_module_proto()), graph)
+    module: Any = lowered.compiler_ir("stablehlo")
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    return bytecode.getvalue()
 
 
 @functools.lru_cache(maxsize=2)

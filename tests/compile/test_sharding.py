@@ -36,7 +36,7 @@ from model.bundle.weights import shard_file
 from model.config import config_from_dict
 from model.packing import Packing
 from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
-from tests.model.family import NOT_TRACED
+from tests.model.family import not_traced
 
 ROOT = Path(__file__).resolve().parents[2]
 # Qwen3-32B and 0.6B with a tenth of their widths or less; 16 query heads are padded at tp 32
@@ -177,7 +177,7 @@ def test_each_rank_of_a_padded_draft_holds_nxdi_s_heads(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _untraced() -> Iterator[None]:
     """Builds whose subject is their shards."""
-    with mock.patch.object(compile.build, "lower_graph", return_value=NOT_TRACED):
+    with mock.patch.object(compile.build, "lower_graphs", not_traced):
         yield
 
 

@@ -32,7 +32,7 @@ def _build(spec: BuildSpec, traced: Path | None) -> None:
     """
     cutting.PART_BYTES = 1
     if traced:
-        compile.build.lower_graph = lambda _, graph: (traced / graph.file).read_bytes()
+        compile.build.lower_graphs = lambda _, graphs: ((traced / graph.file).read_bytes() for graph in graphs)
     build(spec)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +21,10 @@ import compile.build
 from compile.build import build
 from compile.doctor import findings
 from compile.spec import BuildSpec
+from model.bundle.graph_spec import GraphSpec
 from model.bundle.opening import read_bundle
 from model.bundle.plan import is_cache
+from model.bundle.spec import BundleSpec
 from model.graph_key import GraphKey
 from model.serving import key_columns
 from model.serving.runtime import Graphs
@@ -98,13 +101,18 @@ class AsTheyRun(Graphs):
 
     def _executable(self, key: GraphKey) -> Any:
         if self._protos[key] == NOT_TRACED:
-            self._protos[key] = compile.build.lower_graph(self.bundle.spec, self._graph(key))
+            (self._protos[key],) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
         return super()._executable(key)
+
+
+def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[bytes]:
+    """In the place of `compile.graph.trace.lower_graphs`."""
+    return (NOT_TRACED for _ in graphs)
 
 
 def untraced(plan: BuildSpec) -> Path:
     """A bundle without traces, for requests that use a few graphs: tracing all takes most of such a test's time."""
-    with mock.patch.object(compile.build, "lower_graph", return_value=NOT_TRACED):
+    with mock.patch.object(compile.build, "lower_graphs", not_traced):
         return build(plan)
 
 
