@@ -41,6 +41,8 @@ SAME_BITS = {
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_cpu_prefer_vector_width": 512,
 }
+# a step's products are too small to be handed over to a thread, even to the only one of the pool; same bits
+OF_STEPS = {"xla_cpu_multi_thread_eigen": False}
 _FLAGS_VARIABLE, _LNC_VARIABLE = "NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"
 _OWN_FLAGS = os.environ.get(_FLAGS_VARIABLE)
 
@@ -135,7 +137,8 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
         with mlir.make_ir_context(), ir.Location.unknown():
             module = stablehlo_of(proto)
             if platform == "cpu":
-                options.env_option_overrides = list(SAME_BITS.items())
+                of_graph = OF_STEPS if graph and not graph.key.is_prefill else {}
+                options.env_option_overrides = list((SAME_BITS | of_graph).items())
                 if graph:
                     _take_as_held(module, graph)
             code = bytes(mlir.module_to_bytecode(module))

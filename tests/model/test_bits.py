@@ -26,7 +26,7 @@ from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
 from model.serving import columns, quicker, sums
-from model.serving.pjrt import SAME_BITS
+from model.serving.pjrt import OF_STEPS, SAME_BITS
 from model.window import MIN_TARGET_ROWS
 
 LENGTH, START = 256, 40
@@ -87,6 +87,8 @@ class Compiled:
     def _run(self, *inputs: Any) -> Any:
         """The pass, compiled as the runtime compiles graphs."""
         rows = inputs[0].shape
+        # as many as a step has, or as a chunk of a prompt
+        of_step = OF_STEPS if rows[1] <= 16 else {}
         if rows not in self._executables:
             lowered = self._jit.lower(self.weights, *inputs)
             module = lowered.compiler_ir("stablehlo")
@@ -95,7 +97,7 @@ class Compiled:
                 sums.in_order(module)
                 quicker.rewrite(module)
             assert str(module) != plain
-            self._executables[rows] = lowered.compile(compiler_options=SAME_BITS)
+            self._executables[rows] = lowered.compile(compiler_options=SAME_BITS | of_step)
         return self._executables[rows](self.weights, *inputs)
 
     def cache(self, batch: int, seed: int = 3) -> list[Cache]:
