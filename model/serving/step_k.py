@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -67,9 +68,9 @@ _TRIALS, _LEAST_PRICE = 0.01, 0.25
 # steps of a trial: of drafts, until the draft's cache has keys of the latest ids again; of these the first are left out
 # of the measurement, by whether there are drafts: the target's have not its own pace yet
 _OF_TRIAL, _UNSETTLED, _MEASURED = 26, {False: 16, True: 4}, 10
-# how much of a step goes into the pace of its run; how much of a new measurement into the time of a k, and how far it
-# may be from the last one
-_LATEST, _NEW, _FAR = 0.02, 0.3, 1.5
+# the latest steps that give the pace of their run; how much of a new measurement goes into the time of a k, and how far
+# it may be from the last one
+_LATEST, _NEW, _FAR = 40, 0.3, 1.5
 
 
 class Acceptance:
@@ -92,20 +93,25 @@ class Acceptance:
 
 @dataclass
 class _Run:
-    """Steps of one k in a row: those that measured, and their time beside the first one of their graphs, of which the
-    latest weigh most."""
+    """Steps of one k in a row: those that measured, and how much slower the latest of them were than the first one of
+    their graphs."""
 
     k: int
     steps: int = field(init=False)
-    slower: float = 0.0
+    _latest: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steps = -_UNSETTLED[self.k > 0]
+        self.steps, self._latest = -_UNSETTLED[self.k > 0], deque(maxlen=_LATEST)
 
     def add(self, slower: float) -> None:
         self.steps += 1
         if self.steps > 0:
-            self.slower += (slower - self.slower) * max(1 / self.steps, _LATEST)
+            self._latest.append(slower)
+
+    @property
+    def slower(self) -> float:
+        """The lower quartile: what else runs on a machine lengthens some steps by much."""
+        return sorted(self._latest)[len(self._latest) // 4]
 
 
 @dataclass

@@ -36,7 +36,8 @@ class World:
 
     The first `early` ids of a request are agreed on at half that chance, and up to 30 % fewer behind steps of the
     target alone. `mixed` texts are easy and hard in turns. A step behind one of another k is `switch` times slower: it
-    could not begin before that one was read.
+    could not begin before that one was read. `uneven` steps are lengthened by what else runs: half of them by more than
+    a tenth, one of twenty by two to five times.
     """
 
     chance: float | Callable[[random.Random], float]
@@ -48,11 +49,13 @@ class World:
     switch: float = 1.0
     warming: int = 0
     mixed: bool = False
+    uneven: bool = False
     cost: dict[int, float] = field(default_factory=lambda: TRUE)
 
     def seconds(self, rule: StepK, load: float = 1.0) -> float:
         """Time until every request has its ids."""
-        draw, sizes, spent, seated = random.Random(self.seed), random.Random(self.seed), 0.0, list[Slot]()
+        draw, sizes, noise = (random.Random(self.seed) for _ in range(3))
+        spent, seated = 0.0, list[Slot]()
         chances, drafted, hard, left, before = dict[int, float](), dict[int, list[bool]](), False, self.requests, -1
         run = 0
         while left or seated:
@@ -66,6 +69,8 @@ class World:
             assert rule.choose(seated) == k, "asked twice, it answers the same"
             bucket = next(b for b in GROWTH if b > max(slot.position for slot in seated) + k)
             took = load * self.cost[k] * GROWTH[bucket] * draw.uniform(1, 1.1) * (1 if k == before else self.switch)
+            if self.uneven:
+                took *= max(1, noise.gauss(1.1, 0.3)) * (noise.uniform(2, 5) if noise.random() < 0.05 else 1)
             run = run + 1 if k == before else 1
             took *= 1.5 if not k and run <= self.warming else 1
             before = k
@@ -136,6 +141,12 @@ def test_the_first_steps_of_the_target_alone_do_not_speak_for_it(chance: float) 
     """Behind steps with drafts a server's step of the target alone has its own pace only after a dozen of its kind."""
     cost = {0: 1.0, 7: 3.5}
     assert share(Paying(first(0.8, cost=cost)), chance=chance, slots=4, cost=cost, warming=14, requests=200) > 0.96
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_something_else_lengthens_do_not_mislead_it(seed: int) -> None:
+    world = {"chance": 0.7, "slots": 4, "cost": {0: 1.0, 7: 3.5}, "warming": 14, "uneven": True, "requests": 200}
+    assert share(Paying(first(0.75, cost=world["cost"])), **world, seed=seed) > 0.95
 
 
 def test_a_load_that_slows_every_step_changes_nothing() -> None:
