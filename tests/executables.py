@@ -56,7 +56,8 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
         if platform != "cpu":
             return COMPILE(proto, devices, graph, platform)
         listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
-        read = [repr(graph), [d.id for d in devices], sorted(pjrt.SAME_BITS.items()), jaxlib.__version__, _CODE]
+        read = [repr(graph), [d.id for d in devices], sorted((pjrt.SAME_BITS | pjrt.OF_STEPS).items())]
+        read += [jaxlib.__version__, _CODE]
         file = folder / hashlib.sha256(proto + repr(read).encode()).hexdigest()
         if file.exists():
             return client.deserialize_executable(file.read_bytes(), listed, None)
@@ -71,11 +72,18 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
 def compile_quickly(patch: pytest.MonkeyPatch) -> None:
     """Compile what follows with the tests' options, here and in processes that are started."""
     patch.setenv(MODE, "1")
-    patch.setattr(pjrt, "SAME_BITS", RELEASED | options())
+    _take_options(patch)
 
 
 def share_with_parent() -> None:
     """The same in a process that a test has started, for the rest of its life."""
     patch = pytest.MonkeyPatch()
     share(Path(os.environ[FOLDER]), patch)
+    _take_options(patch)
+
+
+def _take_options(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pjrt, "SAME_BITS", RELEASED | options())
+    if options():
+        # where LLVM optimizes nothing, the products that XLA writes itself have other bits
+        patch.setattr(pjrt, "OF_STEPS", {})

@@ -41,8 +41,9 @@ SAME_BITS = {
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_cpu_prefer_vector_width": 512,
 }
-# a step's products are too small to be handed over to a thread, even to the only one of the pool; same bits
-OF_STEPS = {"xla_cpu_multi_thread_eigen": False}
+# a step's products are too small to be handed over to a thread, even to the only one of the pool. XLA then writes the
+# smallest itself, with fused multiplications: the same bits unless oneDNN, which multiplies for prompts, is held back
+OF_STEPS = {} if ONEDNN_VARIABLE in os.environ else {"xla_cpu_multi_thread_eigen": False}
 _FLAGS_VARIABLE, _LNC_VARIABLE = "NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"
 _OWN_FLAGS = os.environ.get(_FLAGS_VARIABLE)
 

@@ -86,6 +86,12 @@ def product_environment() -> Environment:
     return Environment("oneDNN-AVX2", {"DNNL_MAX_CPU_ISA": "AVX2"}, why_not)
 
 
+def held_back() -> Environment:
+    """What the runtime sets up on a processor without AVX-512."""
+    variables = {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2", "DNNL_MAX_CPU_ISA": "SSE41"}
+    return Environment("held-back", variables, _missing(_AVX2))
+
+
 def torch_environments() -> list[Environment]:
     """torch at an instruction set."""
     return [

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.processors.environments import UNFORCED, product_environment, results
+from tests.processors.environments import UNFORCED, Environment, held_back, product_environment, results
 
 
-def test_a_row_has_the_same_bits_among_any_number_of_rows() -> None:
-    assert results(UNFORCED, "products") == {"others": []}
+@pytest.mark.parametrize("environment", [UNFORCED, held_back()], ids=str)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(environment: Environment) -> None:
+    """As the runtime sets it up here, and on a processor without AVX-512."""
+    if environment.why_not:
+        pytest.skip(environment.why_not)
+    assert results(environment, "products") == {"others": []}
 
 
 def test_why_a_processor_without_avx_512_is_held_back() -> None:
