@@ -270,7 +270,7 @@ class Engine:
         return events
 
     def _ended(self, k: int, bucket: int, seconds: float | None, requests: list[Ended]) -> None:
-        """A step has ended; without seconds where its time is not that of its k and bucket."""
+        """A step has ended; without seconds where its time is not that of its k, bucket and requests."""
         self.step_k.ended(k, bucket, seconds, requests)
 
     def _filled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:

@@ -82,8 +82,10 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
             yield key
 
 
-def step_seconds(graphs: Graphs) -> dict[tuple[int, int], float]:
-    """The wall seconds of a step at its bucket's end by its k and bucket, while no request is in the caches.
+def step_seconds(graphs: Graphs) -> dict[tuple[int, int, int], float]:
+    """The wall seconds of a step at its bucket's end, by its k, bucket and number of running requests.
+
+    Of one request, and of as many as there are slots, while none is in the caches.
 
     The least of several rounds, each over every graph: what else runs on the machine meets all of them. Steps follow
     each other, as those of requests do: the host's part of one is hidden behind the one before.
@@ -92,20 +94,24 @@ def step_seconds(graphs: Graphs) -> dict[tuple[int, int], float]:
     keys = [GraphKey(Stage.STEP, k, bucket, filters=False) for bucket in spec.buckets for k in (0, *spec.ks)]
     for key in keys:
         graphs.prepare(key)
-    ends = [at_the_end(graphs.bundle, key) for key in keys]
+    steps = [(key, running) for key in keys for running in sorted({1, spec.batch})]
+    ends = [at_the_end(graphs.bundle, key, running) for key, running in steps]
     rounds = [
-        [graphs.rehearse(key, _IN_A_ROW, end) for key, end in zip(keys, ends, strict=True)] for _ in range(_ROUNDS)
+        [graphs.rehearse(key, _IN_A_ROW, end) for (key, _), end in zip(steps, ends, strict=True)]
+        for _ in range(_ROUNDS)
     ]
-    return {(key.k, key.bucket): min(seconds) for key, seconds in zip(keys, zip(*rounds, strict=True), strict=True)}
+    least = map(min, zip(*rounds, strict=True))
+    return {(key.k, key.bucket, running): s for (key, running), s in zip(steps, least, strict=True)}
 
 
-def at_the_end(bundle: Bundle, key: GraphKey) -> StepInputs:
-    """A step's inputs whose rows are the last of its bucket, so that they see all of its keys, each in its place."""
+def at_the_end(bundle: Bundle, key: GraphKey, running: int) -> StepInputs:
+    """A step's inputs whose rows are the last of its bucket, so that those of the running requests see all of its keys,
+    each in its place; the other slots are idle."""
     inputs = zeros_of(bundle.plan.by_key[key].inputs)
-    inputs.attention_mask[:] = 1
-    inputs.position_ids[:] = key.bucket - key.k - 1 + np.arange(inputs.position_ids.shape[1])
+    inputs.attention_mask[:running] = 1
+    inputs.position_ids[:running] = key.bucket - key.k - 1 + np.arange(inputs.position_ids.shape[1])
     blocks = 1 + np.arange(inputs.block_table.size).reshape(inputs.block_table.shape)
-    inputs.block_table[:] = blocks % bundle.spec.pool
+    inputs.block_table[:running] = blocks[:running] % bundle.spec.pool
     return inputs
 
 

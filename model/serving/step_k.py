@@ -1,7 +1,7 @@
 """The k of a step: one rule, of this file. The choice changes the time of a step, never a token.
 
 A step of k drafts pays while the ids that it is expected to emit, over its time, are more than those of the target
-alone. `Paying` knows both: the time of steps by k and bucket, and how many drafts requests accept.
+alone. `Paying` knows both: the time of steps by k, bucket and running requests, and how many drafts these accept.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ _OF_TRIAL, _UNSETTLED, _MEASURED = 26, {False: 16, True: 4}, 10
 # the latest steps that give the pace of their run; how much of a new measurement goes into the time of a k, and how far
 # it may be from the last one
 _LATEST, _NEW, _FAR = 40, 0.3, 1.5
+# the share of a step's running requests in their mean, whose octave is the load
+_OF_LOAD = 1 / 16
 
 
 class Acceptance:
@@ -118,9 +120,10 @@ class _Run:
 class Paying:
     """Speculates while it pays.
 
-    `seconds` are the times of a step by its k and bucket, measured before any request. Only their ratios matter: load
-    slows the steps of every k. How much slower those of a k have become beside another's is measured again behind each
-    change of k, by its settled steps.
+    `seconds` are the times of a step by its k, bucket and number of running requests, measured before any request for
+    one of these and for the most. Only their ratios matter: load slows the steps of every k. How much slower those of a
+    k have become beside another's is measured again behind each change of k, by its settled steps, and apart for each
+    load: one, about two, about four running requests.
 
     While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row
     and at most 1 % of the time; the first time soon. Steps of the target alone leave holes in the draft's cache; only
@@ -129,13 +132,16 @@ class Paying:
     One estimate serves all requests: a step has one k, and an estimate of each request was never better (LOG.md).
     """
 
-    seconds: Mapping[tuple[int, int], float]
+    seconds: Mapping[tuple[int, int, int], float]
     ks: tuple[int, ...] = field(init=False)
     _acceptance: Acceptance = field(init=False)
     _emitted: list[float] = field(init=False)
     _buckets: tuple[int, ...] = field(init=False)
-    # of each k: its time beside the first one
+    _counts: tuple[int, ...] = field(init=False)
+    # of each k: its time beside the first one; at the load of now, and at each that was met
     _slower: dict[int, float] = field(init=False)
+    _at_loads: dict[int, dict[int, float]] = field(default_factory=dict)
+    _running: float = 1.0
     _run: _Run | None = None
     _before: _Run | None = None
     _current: int = -1
@@ -150,8 +156,9 @@ class Paying:
     _chosen: int | None = None
 
     def __post_init__(self) -> None:
-        self.ks, self._buckets = (tuple(sorted(set(part))) for part in zip(*self.seconds, strict=True))
+        self.ks, self._buckets, self._counts = (tuple(sorted(set(part))) for part in zip(*self.seconds, strict=True))
         self._slower, self._lost = dict.fromkeys(self.ks, 1.0), dict.fromkeys(self.ks, 0.0)
+        self._at_loads[0] = self._slower
         self._acceptance = Acceptance(max(self.ks))
         self._emitted = self._acceptance.emitted()
 
@@ -177,8 +184,9 @@ class Paying:
 
     def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
         self._chosen = None
+        self._meet(len(requests))
         if seconds:
-            self._measure(k, seconds / self.seconds[k, bucket])
+            self._measure(k, seconds / self._without_load(k, bucket, len(requests)))
         self._credit = min(self._credit + _TRIALS, self._price)
         if self._left and k == self._trial:
             self._left -= 1
@@ -199,10 +207,24 @@ class Paying:
             self._credit, self._left = self._credit - self._price, _OF_TRIAL
 
     def _cost(self, slots: Sequence[Slot], k: int) -> float:
-        """The seconds of a step of k without a load, in the bucket that its rows need."""
+        """The seconds of a step of k beside those of the others, in the bucket that its rows need."""
         rows = max(slot.position for slot in slots) + k + 1
         bucket = next((b for b in self._buckets if b >= rows), self._buckets[-1])
-        return self._slower[k] * self.seconds[k, bucket]
+        return self._slower[k] * self._without_load(k, bucket, len(slots))
+
+    def _without_load(self, k: int, bucket: int, running: int) -> float:
+        """The seconds of a step as measured before any request: each running one adds the same."""
+        least, most = self._counts[0], self._counts[-1]
+        share = (running - least) / (most - least) if most > least else 0.0
+        of_least, of_most = self.seconds[k, bucket, least], self.seconds[k, bucket, most]
+        return of_least + share * (of_most - of_least)
+
+    def _meet(self, running: int) -> None:
+        """Take up what was learned at the load of now; at a new one, what holds at the one before."""
+        self._running += (max(running, 1) - self._running) * _OF_LOAD
+        slower = self._at_loads.setdefault(round(math.log2(self._running)), dict(self._slower))
+        if slower is not self._slower:
+            self._slower, self._run, self._before = slower, None, None
 
     def _measure(self, k: int, slower: float) -> None:
         if self._run is None or self._run.k != k:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,9 @@ GROWTH = {128: 1.0, 256: 1.4}
 RECENT = 32
 
 
-def first(wrong: float = 1.0, cost: dict[int, float] = TRUE) -> dict[tuple[int, int], float]:
+def first(wrong: float = 1.0, cost: dict[int, float] = TRUE, running: int = 1) -> dict[tuple[int, int, int], float]:
     """What is measured before any request: times of steps with drafts may be wrong."""
-    return {(k, b): s * more * (wrong if k else 1) for k, s in cost.items() for b, more in GROWTH.items()}
+    return {(k, b, running): s * more * (wrong if k else 1) for k, s in cost.items() for b, more in GROWTH.items()}
 
 
 def drawn(low: float, high: float) -> Callable[[random.Random], float]:
@@ -37,7 +38,7 @@ class World:
     The first `early` ids of a request are agreed on at half that chance, and up to 30 % fewer behind steps of the
     target alone. `mixed` texts are easy and hard in turns. A step behind one of another k is `switch` times slower: it
     could not begin before that one was read. `uneven` steps are lengthened by what else runs: half of them by more than
-    a tenth, one of twenty by two to five times.
+    a tenth, one of twenty by two to five times. Each further running request lengthens a step of drafts by `crowded`.
     """
 
     chance: float | Callable[[random.Random], float]
@@ -50,6 +51,7 @@ class World:
     warming: int = 0
     mixed: bool = False
     uneven: bool = False
+    crowded: float = 0.0
     cost: dict[int, float] = field(default_factory=lambda: TRUE)
 
     def seconds(self, rule: StepK, load: float = 1.0) -> float:
@@ -69,6 +71,7 @@ class World:
             assert rule.choose(seated) == k, "asked twice, it answers the same"
             bucket = next(b for b in GROWTH if b > max(slot.position for slot in seated) + k)
             took = load * self.cost[k] * GROWTH[bucket] * draw.uniform(1, 1.1) * (1 if k == before else self.switch)
+            took *= 1 + self.crowded * (len(seated) - 1) * (k > 0)
             if self.uneven:
                 took *= max(1, noise.gauss(1.1, 0.3)) * (noise.uniform(2, 5) if noise.random() < 0.05 else 1)
             run = run + 1 if k == before else 1
@@ -147,6 +150,20 @@ def test_the_first_steps_of_the_target_alone_do_not_speak_for_it(chance: float) 
 def test_steps_that_something_else_lengthens_do_not_mislead_it(seed: int) -> None:
     world = {"chance": 0.7, "slots": 4, "cost": {0: 1.0, 7: 3.5}, "warming": 14, "uneven": True, "requests": 200}
     assert share(Paying(first(0.75, cost=world["cost"])), **world, seed=seed) > 0.95
+
+
+@pytest.mark.parametrize("chance", [0.6, 0.7])
+def test_one_client_and_four_in_turns_have_costs_of_their_own(chance: float) -> None:
+    """A server's other work, which the first measurement does not see, grows with the ids of a step."""
+    cost = {0: 1.0, 7: 2.0}
+    rule, shares = Paying(first(cost=cost)), list[float]()
+    for seed in range(24):
+        for slots in (1, 4):
+            world = {"chance": chance, "slots": slots, "requests": 16 * slots, "crowded": 0.25, "cost": cost}
+            best = min(World(**world, seed=seed).seconds(Always(k)) for k in cost)
+            shares.append(best / World(**world, seed=seed).seconds(rule))
+    learned = shares[16:]
+    assert min(statistics.mean(learned[::2]), statistics.mean(learned[1::2])) > 0.96
 
 
 def test_a_load_that_slows_every_step_changes_nothing() -> None:
