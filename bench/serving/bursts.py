@@ -3,7 +3,9 @@
 Four servers of the demo pair: the target alone, a bundle without a draft; and one bundle held at k 0, held at 7 drafts,
 and choosing by itself. A round sends the same requests to each, in random order, seconds each, so that ratios within a
 round are free of what slows the machine for longer. At the end of a burst slots stay empty, longer with drafts, since
-requests then end apart: few requests of each client judge that end, many the steps before it. `times the best fixed
+requests then end apart: few requests of each client judge that end, many the steps before it. Requests of equal lengths
+also end together at every turn of a server without drafts, whose slots are then never empty; with `--uneven` they have
+from half to one and a half times the tokens, as those of people differ. `times the best fixed
 k` is the median over rounds of the tokens a second over those of the better one of the two that are held, which is
 better by its own median; p20 and p80 are beside it.
 """
@@ -37,12 +39,12 @@ Rows = list[dict[str, Any]]
 SERVERS = (BASELINE, NEVER, FIXED, SPECULATIVE)
 
 
-def burst(endpoint: Endpoint, prompts: Sequence[Prompt], clients: int, tokens: int) -> float:
-    """New tokens a second (wall) of these prompts, so many at once, greedy."""
+def burst(endpoint: Endpoint, prompts: Sequence[Prompt], clients: int, tokens: Sequence[int]) -> float:
+    """New tokens a second (wall) of these prompts, each with its number of tokens, so many at once, greedy."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         answers = list(
-            pool.map(lambda prompt: endpoint.complete(prompt.text, Params(), tokens, ignore_eos=True), prompts)
+            pool.map(lambda p, count: endpoint.complete(p.text, Params(), count, ignore_eos=True), prompts, tokens)
         )
     return sum(map(len, answers)) / (time.perf_counter() - begin)
 
@@ -55,9 +57,10 @@ def measure(endpoints: dict[str, Endpoint], options: argparse.Namespace) -> Rows
     for (tier, clients), number in each(list(itertools.product(cases, range(options.rounds + 1))), "rounds"):
         own = [p for p in prompts if p.tier == tier]
         asked = rng.choices(own, k=options.each * clients)
+        apart = options.tokens // 2 if options.uneven else 0
+        tokens = [rng.randint(options.tokens - apart, options.tokens + apart) for _ in asked]
         found = {
-            name: burst(endpoints[name], asked, clients, options.tokens)
-            for name in rng.sample(list(endpoints), len(endpoints))
+            name: burst(endpoints[name], asked, clients, tokens) for name in rng.sample(list(endpoints), len(endpoints))
         }
         # a case's first round warms up
         if number:
@@ -99,6 +102,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=count(), default=20, help="behind one that warms up (default: 20)")
     parser.add_argument("--each", type=count(), default=4, help="requests of each client in a burst (default: 4)")
     parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
+    parser.add_argument("--uneven", action="store_true", help="from half to one and a half times as many, drawn")
     parser.add_argument("--seed", type=count(0), default=0, help="of prompts and orders")
     parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="bundles and logs")
     parser.add_argument("--port", type=count(), default=8780, help="the first of four")
@@ -108,7 +112,10 @@ def main(arguments: list[str]) -> None:
         endpoints = demo_servers(options, stack, SERVERS)
         rows = summary(measure(endpoints, options))
     if options.out:
-        write_result(options.out, made_by | {"tokens": options.tokens, "each": options.each, "rows": rows})
+        write_result(
+            options.out,
+            made_by | {"tokens": options.tokens, "uneven": options.uneven, "each": options.each, "rows": rows},
+        )
     print(f"{said(made_by)}\n\n{table(rows)}")
 
 
