@@ -63,8 +63,9 @@ _FIRST, _WEIGHT = 0.8, 5.0
 # another k has to be better by this much, the noise of the clock, and by so many steps in all before it is taken: the
 # first ones behind a change are slower, and a request's last ids want few drafts for a moment
 _BETTER, _CHANGE = 1.04, 1.5
-# the share of time that may go to trials of another k, and the least that a step of one is taken to waste
-_TRIALS, _LEAST_PRICE = 0.01, 0.25
+# the share of time that trials of another k may lose, what each loses beside its steps, by two changes of k, and what
+# the first one waits for, both in steps
+_TRIALS, _OF_CHANGES, _SOON = 0.01, 6.5, 0.3
 # steps of a trial: of drafts, until the draft's cache has keys of the latest ids again; of these the first are left out
 # of the measurement, by whether there are drafts: the target's have not its own pace yet
 _OF_TRIAL, _UNSETTLED, _MEASURED = 26, {False: 16, True: 4}, 10
@@ -117,6 +118,15 @@ class _Run:
 
 
 @dataclass
+class _Load:
+    """What was learned while about so many requests run: the time of each k's steps beside the first one, and what
+    trials have lost beyond their share of the time, in steps."""
+
+    slower: dict[int, float]
+    debt: float = _SOON
+
+
+@dataclass
 class Paying:
     """Speculates while it pays.
 
@@ -125,9 +135,9 @@ class Paying:
     k have become beside another's is measured again behind each change of k, by its settled steps, and apart for each
     load: one, about two, about four running requests.
 
-    While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row
-    and at most 1 % of the time; the first time soon. Steps of the target alone leave holes in the draft's cache; only
-    recent ones matter.
+    While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row,
+    once time has paid for what the last trial lost, which may be 1 % of it; the first time soon. Steps of the target
+    alone leave holes in the draft's cache; only recent ones matter.
 
     One estimate serves all requests: a step has one k, and an estimate of each request was never better (LOG.md).
     """
@@ -138,27 +148,25 @@ class Paying:
     _emitted: list[float] = field(init=False)
     _buckets: tuple[int, ...] = field(init=False)
     _counts: tuple[int, ...] = field(init=False)
-    # of each k: its time beside the first one; at the load of now, and at each that was met
-    _slower: dict[int, float] = field(init=False)
-    _at_loads: dict[int, dict[int, float]] = field(default_factory=dict)
+    # the load of now, each that was met, and the mean number of running requests
+    _load: _Load = field(init=False)
+    _loads: dict[int, _Load] = field(default_factory=dict)
     _running: float = 1.0
     _run: _Run | None = None
     _before: _Run | None = None
     _current: int = -1
     # what the current k has lost against each since that is better, in steps
     _lost: dict[int, float] = field(init=False)
-    # the k on trial, the steps of it that are left, and the time that they waste, in steps of the current k
+    # the k on trial, and the steps of it that are left
     _trial: int = -1
     _left: int = 0
-    _price: float = _LEAST_PRICE * _OF_TRIAL
-    _credit: float = 0.95 * _LEAST_PRICE * _OF_TRIAL
     # the answer until a step has ended
     _chosen: int | None = None
 
     def __post_init__(self) -> None:
         self.ks, self._buckets, self._counts = (tuple(sorted(set(part))) for part in zip(*self.seconds, strict=True))
-        self._slower, self._lost = dict.fromkeys(self.ks, 1.0), dict.fromkeys(self.ks, 0.0)
-        self._at_loads[0] = self._slower
+        self._load = self._loads[0] = _Load(dict.fromkeys(self.ks, 1.0))
+        self._lost = dict.fromkeys(self.ks, 0.0)
         self._acceptance = Acceptance(max(self.ks))
         self._emitted = self._acceptance.emitted()
 
@@ -178,8 +186,10 @@ class Paying:
         worst = max(self.ks, key=lambda k: self._lost[k])
         if self._lost[worst] > _CHANGE:
             self._current, self._left, self._lost = worst, 0, dict.fromkeys(self.ks, 0.0)
-        if not self._left:
-            self._try(slots, ids)
+        others = [k for k in self.ks if k != self._current]
+        if others and not self._left and self._load.debt <= 0:
+            self._trial, self._left = max(others, key=lambda k: ids[k]), _OF_TRIAL
+            self._load.debt = _OF_CHANGES
         return self._trial if self._left else self._current
 
     def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
@@ -187,30 +197,26 @@ class Paying:
         self._meet(len(requests))
         if seconds:
             self._measure(k, seconds / self._without_load(k, bucket, len(requests)))
-        self._credit = min(self._credit + _TRIALS, self._price)
-        if self._left and k == self._trial:
+        self._load.debt = max(0.0, self._load.debt - _TRIALS)
+        if self._left and k == self._trial and requests:
             self._left -= 1
+            self._load.debt += self._lost_by(k, bucket, requests)
         for request in requests:
             self._acceptance.count(request)
         self._emitted = self._acceptance.emitted()
 
-    def _try(self, slots: Sequence[Slot], ids: Mapping[int, float]) -> None:
-        """Begin a trial of the other k that promises most, if enough time was saved for it."""
-        others = [k for k in self.ks if k != self._current]
-        if not others:
-            return
-        self._trial = max(others, key=lambda k: ids[k])
-        wasted = 1 - ids[self._trial] / ids[self._current]
-        price = max(wasted * self._cost(slots, self._trial) / self._cost(slots, self._current), _LEAST_PRICE)
-        self._price = price * _OF_TRIAL
-        if self._credit >= self._price:
-            self._credit, self._left = self._credit - self._price, _OF_TRIAL
+    def _lost_by(self, k: int, bucket: int, requests: Sequence[Ended]) -> float:
+        """What a step of a trial has lost: its time less that in which the current k emits as many ids, in steps."""
+        running, slower = len(requests), self._load.slower
+        time, current = (slower[n] * self._without_load(n, bucket, running) for n in (k, self._current))
+        emitted = running + sum(request.accepted for request in requests)
+        return time / current - emitted / (running * self._emitted[self._current])
 
     def _cost(self, slots: Sequence[Slot], k: int) -> float:
         """The seconds of a step of k beside those of the others, in the bucket that its rows need."""
         rows = max(slot.position for slot in slots) + k + 1
         bucket = next((b for b in self._buckets if b >= rows), self._buckets[-1])
-        return self._slower[k] * self._without_load(k, bucket, len(slots))
+        return self._load.slower[k] * self._without_load(k, bucket, len(slots))
 
     def _without_load(self, k: int, bucket: int, running: int) -> float:
         """The seconds of a step as measured before any request: each running one adds the same."""
@@ -222,9 +228,9 @@ class Paying:
     def _meet(self, running: int) -> None:
         """Take up what was learned at the load of now; at a new one, what holds at the one before."""
         self._running += (max(running, 1) - self._running) * _OF_LOAD
-        slower = self._at_loads.setdefault(round(math.log2(self._running)), dict(self._slower))
-        if slower is not self._slower:
-            self._slower, self._run, self._before = slower, None, None
+        load = self._loads.setdefault(round(math.log2(self._running)), _Load(dict(self._load.slower)))
+        if load is not self._load:
+            self._load, self._run, self._before = load, None, None
 
     def _measure(self, k: int, slower: float) -> None:
         if self._run is None or self._run.k != k:
@@ -233,11 +239,11 @@ class Paying:
         if self._before is None or self._before.steps < _MEASURED or self._run.steps != _MEASURED:
             return
         # the target alone is the unit: the time of the other k is measured by it, or that of k by the other's
-        ratio = self._run.slower / self._before.slower
-        changed, measured = k, self._slower[self._before.k] * ratio
+        times, ratio = self._load.slower, self._run.slower / self._before.slower
+        changed, measured = k, times[self._before.k] * ratio
         if not k:
-            changed, measured = self._before.k, self._slower[0] / ratio
-        self._slower[changed] *= min(max(measured / self._slower[changed], 1 / _FAR), _FAR) ** _NEW
+            changed, measured = self._before.k, times[0] / ratio
+        times[changed] *= min(max(measured / times[changed], 1 / _FAR), _FAR) ** _NEW
 
 
 def _drafts(slot: Slot) -> int:

@@ -35,10 +35,11 @@ def drawn(low: float, high: float) -> Callable[[random.Random], float]:
 class World:
     """Requests one after the other on `slots` slots; draft by draft, `chance` says whether the target agrees.
 
-    The first `early` ids of a request are agreed on at half that chance, and up to 30 % fewer behind steps of the
-    target alone. `mixed` texts are easy and hard in turns. A step behind one of another k is `switch` times slower: it
-    could not begin before that one was read. `uneven` steps are lengthened by what else runs: half of them by more than
-    a tenth, one of twenty by two to five times. Each further running request lengthens a step of drafts by `crowded`.
+    The first `early` ids of a request are agreed on at half that chance, and behind steps of the target alone at as
+    little as `without` of it. `mixed` texts are easy and hard in turns. A step behind one of another k is `switch`
+    times slower: it could not begin before that one was read. `uneven` steps are lengthened by what else runs: half of
+    them by more than a tenth, one of twenty by two to five times. Each further running request lengthens a step of
+    drafts by `crowded`.
     """
 
     chance: float | Callable[[random.Random], float]
@@ -52,6 +53,7 @@ class World:
     mixed: bool = False
     uneven: bool = False
     crowded: float = 0.0
+    without: float = 0.7
     cost: dict[int, float] = field(default_factory=lambda: TRUE)
 
     def seconds(self, rule: StepK, load: float = 1.0) -> float:
@@ -80,7 +82,7 @@ class World:
             self.of_k[k], spent, ended = self.of_k.get(k, 0) + 1, spent + took, []
             for slot in seated:
                 keys, ids = drafted[slot.number], slot.result.ids
-                chance = chances[slot.number] * (0.7 + 0.3 * sum(keys[-RECENT:]) / RECENT)
+                chance = chances[slot.number] * (self.without + (1 - self.without) * sum(keys[-RECENT:]) / RECENT)
                 chance *= 0.5 if len(ids) < self.early else 1
                 if self.mixed:
                     hard ^= draw.random() < 0.3
@@ -164,6 +166,13 @@ def test_one_client_and_four_in_turns_have_costs_of_their_own(chance: float) -> 
             shares.append(best / World(**world, seed=seed).seconds(rule))
     learned = shares[16:]
     assert min(statistics.mean(learned[::2]), statistics.mean(learned[1::2])) > 0.96
+
+
+@pytest.mark.parametrize("chance", [0.65, 0.7])
+def test_trials_lose_no_more_than_their_share(chance: float) -> None:
+    """Drafts of a trial, whose cache has none of the latest keys, are refused more often than those of a long run."""
+    world = {"chance": chance, "without": 0.4, "cost": {0: 1.0, 7: 3.4}, "warming": 14}
+    assert statistics.mean(share(Paying(first(cost=world["cost"])), **world, seed=seed) for seed in range(24)) > 0.987
 
 
 def test_a_load_that_slows_every_step_changes_nothing() -> None:
