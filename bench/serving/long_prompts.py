@@ -4,13 +4,16 @@ Two servers on loopback with one thread each, a bundle of the demo pair and vLLM
 fp32, both with prefix caching and chunked prefill as vLLM has them. The pair's configuration says 1024 positions; here
 it says as many as `--max-len`, which changes no cost. Every round sends random prompts to one server after the other,
 in random order: one that neither has seen (cold), the same again (repeated), one whose first 90 % it has seen, one
-beside three requests whose answers run, and those of four clients, each of which sends one after the other. Ratios are
-taken within a round, those of four clients of the medians of their requests.
+beside three requests whose answers run, and those of four clients, each of which sends one after the other: with
+answers from half to one and a half times as long as the others, and of one length, with which a server without drafts
+ends all four in one step and computes their next prompts in one. Ratios are taken within a round, those of four clients
+of the medians of their requests.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import shutil
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +38,7 @@ from model.progress import each
 
 OURS, STOCK = "ours", "stock vLLM"
 COLD, REPEATED, MOST, BESIDE = "cold", "repeated", "repeated 90 %", "beside three requests"
-CLIENTS = "four clients"
+CLIENTS, IN_STEP = "four clients", "four clients, equal answers"
 _K, _BATCH, _ANSWER, _RUNNING = 7, 4, 32, 3
 # ids of an answer that runs beside a prompt, and of its own prompt
 _LONG_ANSWER, _SHORT_PROMPT, _TIMEOUT = 1000, 30, 600
@@ -96,17 +99,19 @@ def beside(endpoint: Endpoint, ids: Sequence[int], rng: random.Random) -> dict[s
     return {"first_ms": times.first_ms, "gap_ms": gaps[-1], "gap_p95_ms": gaps[int(0.95 * (len(gaps) - 1))]}
 
 
-def alone(endpoint: Endpoint, ids: Sequence[int]) -> dict[str, float]:
+def alone(endpoint: Endpoint, ids: Sequence[int], tokens: int = _ANSWER) -> dict[str, float]:
     """The first id, and the wall time of a short answer."""
-    times = answer(endpoint, ids, [], _ANSWER)
+    times = answer(endpoint, ids, [], tokens)
     return {"first_ms": times.first_ms, "all_ms": 1e3 * (times.pieces[-1] - times.asked)}
 
 
-def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random) -> dict[str, float]:
-    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer."""
-    prompts = [[_random(rng, len(ids)) for _ in range(_EACH)] for _ in range(_AT_ONCE)]
+def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random, apart: int = _ANSWER // 2) -> dict[str, float]:
+    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer, of
+    `apart` ids more or fewer."""
+    lengths = range(_ANSWER - apart, _ANSWER + apart + 1)
+    asks = [[(_random(rng, len(ids)), rng.choice(lengths)) for _ in range(_EACH)] for _ in range(_AT_ONCE)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        of_clients = pool.map(lambda own: [alone(endpoint, prompt) for prompt in own], prompts)
+        of_clients = pool.map(lambda own: [alone(endpoint, *ask) for ask in own], asks)
         answers = [answer for own in of_clients for answer in own]
     return {name: statistics.median(answer[name] for answer in answers) for name in answers[0]}
 
@@ -121,10 +126,14 @@ def cases(prompts: Sequence[int], rng: random.Random) -> Iterator[tuple[str, int
         yield MOST, length, ids[:kept] + _random(rng, length - kept)
         yield BESIDE, length, _random(rng, length)
         yield CLIENTS, length, ids
+        yield IN_STEP, length, ids
 
 
 def measure(endpoints: dict[str, Endpoint], prompts: Sequence[int], rounds: int, seed: int) -> Rows:
     """A row for each round, case and endpoint."""
+    in_company: dict[str, Callable[[Endpoint, Sequence[int], random.Random], dict[str, float]]] = {
+        BESIDE: beside, CLIENTS: at_once, IN_STEP: functools.partial(at_once, apart=0)
+    }  # fmt: skip
     rng, rows = random.Random(seed), []
     for number in each(range(rounds + 1), "rounds"):
         for name, length, ids in cases(prompts, rng):
@@ -132,7 +141,7 @@ def measure(endpoints: dict[str, Endpoint], prompts: Sequence[int], rounds: int,
             state = short.getstate()
             for endpoint in rng.sample(list(endpoints), len(endpoints)):
                 short.setstate(state)
-                at, more = endpoints[endpoint], {BESIDE: beside, CLIENTS: at_once}.get(name)
+                at, more = endpoints[endpoint], in_company.get(name)
                 found = more(at, ids, short) if more else alone(at, ids)
                 rows.append({"round": number, "case": name, "prompt": length, "endpoint": endpoint} | found)
     # the first round warms up
@@ -210,7 +219,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--logs", type=Path, default=Path("bundles/serving"), help="folder of the servers' logs")
     parser.add_argument("--out", type=Path, help="write the results here")
     options, made_by = parser.parse_args(arguments), header("wall")
-    least = max(max(options.prompt) + _ANSWER, _SHORT_PROMPT + _LONG_ANSWER)
+    least = max(max(options.prompt) + 3 * _ANSWER // 2, _SHORT_PROMPT + _LONG_ANSWER)
     if least > options.max_len:
         raise UserError(f"--max-len is {options.max_len}; these prompts and their answers need {least}")
     with ExitStack() as stack:

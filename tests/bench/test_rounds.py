@@ -45,12 +45,13 @@ def test_a_long_prompt_s_ratio_is_stock_s_time_over_ours_by_round() -> None:
 
 
 def test_a_round_sends_a_prompt_again_and_one_that_shares_nine_tenths() -> None:
-    cold, again, most, beside, clients = long_prompts.cases([100], random.Random(0))
+    cold, again, most, beside, clients, in_step = long_prompts.cases([100], random.Random(0))
     assert cold[2] == again[2]
     assert most[2][:90] == cold[2][:90]
     assert most[2][90:] != cold[2][90:]
     assert (beside[0], len(beside[2])) == (long_prompts.BESIDE, 100)
     assert (clients[0], len(clients[2])) == (long_prompts.CLIENTS, 100)
+    assert (in_step[0], len(in_step[2])) == (long_prompts.IN_STEP, 100)
     assert set(beside[2][:10]) != set(cold[2][:10])
 
 
@@ -65,16 +66,19 @@ def test_gaps_are_those_that_reach_into_the_time_of_a_prompt() -> None:
     assert [round(gap) for gap in times.gaps_ms(now + 3, now + 5)] == [2000, 4000]
 
 
-def test_clients_send_one_prompt_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 prompts, four at once, none twice; what is told are medians."""
-    numbers, all_four, seen = itertools.count(1), threading.Barrier(4, timeout=30), set[tuple[int, ...]]()
+@pytest.mark.parametrize("apart", [16, 0])
+def test_clients_send_one_prompt_after_the_other(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
+    """16 prompts, four at once, none twice; medians are told. Answers have one length, or up to 16 ids around it."""
+    numbers, all_four, seen = itertools.count(1), threading.Barrier(4, timeout=30), dict[tuple[int, ...], int]()
 
-    def alone(server: Endpoint, ids: Sequence[int]) -> dict[str, float]:
+    def alone(server: Endpoint, ids: Sequence[int], tokens: int) -> dict[str, float]:
         all_four.wait()
-        seen.add(tuple(ids))
+        seen[tuple(ids)] = tokens
         return {"first_ms": float(next(numbers)), "all_ms": 1.0}
 
     monkeypatch.setattr(long_prompts, "alone", alone)
-    found = long_prompts.at_once(Endpoint("", "m"), range(30), random.Random(0))
+    found = long_prompts.at_once(Endpoint("", "m"), range(30), random.Random(0), apart)
     assert (len(seen), {len(ids) for ids in seen}) == (16, {30})
+    lengths = set(seen.values())
+    assert (min(lengths) >= 32 - apart, max(lengths) <= 32 + apart, len(lengths) > 1) == (True, True, apart > 0)
     assert found == {"first_ms": 8.5, "all_ms": 1.0}
