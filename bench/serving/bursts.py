@@ -4,10 +4,10 @@ Four servers of the demo pair: the target alone, a bundle without a draft; and o
 and choosing by itself. A round sends the same requests to each, in random order, seconds each, so that ratios within a
 round are free of what slows the machine for longer. At the end of a burst slots stay empty, longer with drafts, since
 requests then end apart: few requests of each client judge that end, many the steps before it. Requests of equal lengths
-also end together at every turn of a server without drafts, whose slots are then never empty; with `--uneven` they have
-from half to one and a half times the tokens, as those of people differ. `times the best fixed
-k` is the median over rounds of the tokens a second over those of the better one of the two that are held, which is
-better by its own median; p20 and p80 are beside it.
+also end together at every turn of a server without drafts, if there are as many clients as slots; with `--uneven` they
+have from half to one and a half times the tokens, as those of people differ. `times the best fixed k` is the median
+over rounds of the tokens a second over those of the better one of the two that are held, which is better by its own
+median; p20 and p80 are beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from bench.demo import count
 from bench.provenance import header, said, write_result
 from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE, counts, demo_servers
-from bench.serving.prompts import Prompt, prompt_sets
+from bench.serving.prompts import Prompt, prompt_sets, uneven
 from bench.serving.servers import Endpoint
 from bench.table import markdown
 from bench.wall.harness import spread
@@ -57,8 +57,7 @@ def measure(endpoints: dict[str, Endpoint], options: argparse.Namespace) -> Rows
     for (tier, clients), number in each(list(itertools.product(cases, range(options.rounds + 1))), "rounds"):
         own = [p for p in prompts if p.tier == tier]
         asked = rng.choices(own, k=options.each * clients)
-        apart = options.tokens // 2 if options.uneven else 0
-        tokens = [rng.randint(options.tokens - apart, options.tokens + apart) for _ in asked]
+        tokens = [uneven(rng, options.tokens) if options.uneven else options.tokens for _ in asked]
         found = {
             name: burst(endpoints[name], asked, clients, tokens) for name in rng.sample(list(endpoints), len(endpoints))
         }

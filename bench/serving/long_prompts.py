@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from bench import demo
 from bench.demo import DEMO, count
 from bench.provenance import header, said, write_result
+from bench.serving.prompts import uneven
 from bench.serving.servers import Endpoint, Server, serving, vllm_command
 from bench.table import markdown
 from model.errors import UserError, run_cli
@@ -105,13 +106,18 @@ def alone(endpoint: Endpoint, ids: Sequence[int], tokens: int = _ANSWER) -> dict
     return {"first_ms": times.first_ms, "all_ms": 1e3 * (times.pieces[-1] - times.asked)}
 
 
-def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random, apart: int = _ANSWER // 2) -> dict[str, float]:
-    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer, of
-    `apart` ids more or fewer."""
-    lengths = range(_ANSWER - apart, _ANSWER + apart + 1)
-    asks = [[(_random(rng, len(ids)), rng.choice(lengths)) for _ in range(_EACH)] for _ in range(_AT_ONCE)]
+def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random, equal: bool = False) -> dict[str, float]:
+    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer.
+
+    Answers differ in length unless they are to be `equal`.
+    """
+
+    def ask() -> tuple[list[int], int]:
+        return _random(rng, len(ids)), _ANSWER if equal else uneven(rng, _ANSWER)
+
+    asks = [[ask() for _ in range(_EACH)] for _ in range(_AT_ONCE)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        of_clients = pool.map(lambda own: [alone(endpoint, *ask) for ask in own], asks)
+        of_clients = pool.map(lambda own: [alone(endpoint, *asked) for asked in own], asks)
         answers = [answer for own in of_clients for answer in own]
     return {name: statistics.median(answer[name] for answer in answers) for name in answers[0]}
 
@@ -132,7 +138,7 @@ def cases(prompts: Sequence[int], rng: random.Random) -> Iterator[tuple[str, int
 def measure(endpoints: dict[str, Endpoint], prompts: Sequence[int], rounds: int, seed: int) -> Rows:
     """A row for each round, case and endpoint."""
     in_company: dict[str, Callable[[Endpoint, Sequence[int], random.Random], dict[str, float]]] = {
-        BESIDE: beside, CLIENTS: at_once, IN_STEP: functools.partial(at_once, apart=0)
+        BESIDE: beside, CLIENTS: at_once, IN_STEP: functools.partial(at_once, equal=True)
     }  # fmt: skip
     rng, rows = random.Random(seed), []
     for number in each(range(rounds + 1), "rounds"):

@@ -38,6 +38,11 @@ def prompt_sets(names: str, seed: int) -> list[Prompt]:
     return chosen
 
 
+def uneven(rng: random.Random, tokens: int) -> int:
+    """Tokens of an answer, from half to one and a half times so many."""
+    return rng.randint(tokens - tokens // 2, tokens + tokens // 2)
+
+
 def _random(seed: int) -> list[Prompt]:
     """Texts of 40 ids that nothing foretells, so that few drafts are accepted."""
     rng, tokenizer = random.Random(seed), demo.tokenizer()

@@ -207,16 +207,20 @@ class Paying:
 
     def _lost_by(self, k: int, bucket: int, requests: Sequence[Ended]) -> float:
         """What a step of a trial has lost: its time less that in which the current k emits as many ids, in steps."""
-        running, slower = len(requests), self._load.slower
-        time, current = (slower[n] * self._without_load(n, bucket, running) for n in (k, self._current))
+        running, current = len(requests), self._current
         emitted = running + sum(request.accepted for request in requests)
-        return time / current - emitted / (running * self._emitted[self._current])
+        longer = self._time(k, bucket, running) / self._time(current, bucket, running)
+        return longer - emitted / (running * self._emitted[current])
 
     def _cost(self, slots: Sequence[Slot], k: int) -> float:
         """The seconds of a step of k beside those of the others, in the bucket that its rows need."""
         rows = max(slot.position for slot in slots) + k + 1
         bucket = next((b for b in self._buckets if b >= rows), self._buckets[-1])
-        return self._load.slower[k] * self._without_load(k, bucket, len(slots))
+        return self._time(k, bucket, len(slots))
+
+    def _time(self, k: int, bucket: int, running: int) -> float:
+        """The seconds of a step, as slow beside those of the other k as the load of now has made it."""
+        return self._load.slower[k] * self._without_load(k, bucket, running)
 
     def _without_load(self, k: int, bucket: int, running: int) -> float:
         """The seconds of a step as measured before any request: each running one adds the same."""

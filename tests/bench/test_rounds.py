@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from bench.serving import bursts, long_prompts
 from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE
+from bench.serving.prompts import Prompt
 from bench.serving.servers import Endpoint
 from model.errors import UserError
 from tests.bench.endpoint import endpoint
@@ -31,6 +33,29 @@ def test_a_burst_s_best_fixed_k_is_by_its_median_and_ratios_are_by_round() -> No
     assert (row["best"], row["of_best"][1], row["rounds"]) == (FIXED, 0.95, 5)
     assert row["times"][BASELINE][1] == 1.9
     assert "| open | 4 | 25 | 20 | 50 | 48 | 1.90 | 0.95 (0.95 to 0.95) |" in bursts.table([row])
+
+
+@pytest.mark.parametrize(("uneven", "least", "most"), [(False, 128, 128), (True, 64, 192)])
+def test_every_server_of_a_round_gets_the_same_requests(
+    monkeypatch: pytest.MonkeyPatch, uneven: bool, least: int, most: int
+) -> None:
+    sent = list[tuple[str, tuple[str, ...], tuple[int, ...]]]()
+
+    def burst(server: Endpoint, prompts: Sequence[Prompt], clients: int, tokens: Sequence[int]) -> float:
+        sent.append((server.model, tuple(p.name for p in prompts), tuple(tokens)))
+        return 1.0
+
+    monkeypatch.setattr(bursts, "burst", burst)
+    options = argparse.Namespace(seed=0, prompt_set="random", concurrency=[4], rounds=1, each=16, tokens=128)
+    options.uneven = uneven
+    bursts.measure({name: Endpoint("", name) for name in bursts.SERVERS}, options)
+    for round_ in (sent[:4], sent[4:]):
+        assert {name for name, *_ in round_} == set(bursts.SERVERS)
+        ((prompts, tokens),) = {asked[1:] for asked in round_}
+        assert (len(prompts), len(tokens)) == (64, 64)
+        assert set(tokens) <= set(range(least, most + 1))
+        assert (len(set(tokens)) > 1) == uneven
+    assert sent[0][1:] != sent[4][1:]
 
 
 def test_a_long_prompt_s_ratio_is_stock_s_time_over_ours_by_round() -> None:
@@ -66,9 +91,11 @@ def test_gaps_are_those_that_reach_into_the_time_of_a_prompt() -> None:
     assert [round(gap) for gap in times.gaps_ms(now + 3, now + 5)] == [2000, 4000]
 
 
-@pytest.mark.parametrize("apart", [16, 0])
-def test_clients_send_one_prompt_after_the_other(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
-    """16 prompts, four at once, none twice; medians are told. Answers have one length, or up to 16 ids around it."""
+@pytest.mark.parametrize(("equal", "least", "most"), [(True, 32, 32), (False, 16, 48)])
+def test_clients_send_one_prompt_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, equal: bool, least: int, most: int
+) -> None:
+    """16 prompts, four at once, none twice; what is told are medians."""
     numbers, all_four, seen = itertools.count(1), threading.Barrier(4, timeout=30), dict[tuple[int, ...], int]()
 
     def alone(server: Endpoint, ids: Sequence[int], tokens: int) -> dict[str, float]:
@@ -77,8 +104,8 @@ def test_clients_send_one_prompt_after_the_other(monkeypatch: pytest.MonkeyPatch
         return {"first_ms": float(next(numbers)), "all_ms": 1.0}
 
     monkeypatch.setattr(long_prompts, "alone", alone)
-    found = long_prompts.at_once(Endpoint("", "m"), range(30), random.Random(0), apart)
+    found = long_prompts.at_once(Endpoint("", "m"), range(30), random.Random(0), equal)
     assert (len(seen), {len(ids) for ids in seen}) == (16, {30})
-    lengths = set(seen.values())
-    assert (min(lengths) >= 32 - apart, max(lengths) <= 32 + apart, len(lengths) > 1) == (True, True, apart > 0)
+    assert set(seen.values()) <= set(range(least, most + 1))
+    assert (len(set(seen.values())) > 1) == (not equal)
     assert found == {"first_ms": 8.5, "all_ms": 1.0}
