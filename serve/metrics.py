@@ -23,6 +23,7 @@ _TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, including those tha
 _DRAFTED = Counter("trnspec_drafted", "Drafts that a step might have accepted")
 _KEPT = Counter("trnspec_drafts_kept", "Drafts that a step accepted")
 _OF_K = Counter("trnspec_steps_of_k", "Steps of the target by the k of their graph", ["k"])
+_CHUNKS = Counter("trnspec_chunks", "Chunks of prompts, each a run of one graph")
 _GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds between two steps", buckets=_GAPS_S)
 
 
@@ -54,6 +55,7 @@ class Metrics:
             self.followed += 1
             self._gap(0.0)
         if prompt:
+            _CHUNKS.inc()
             return
         emitted, drafted = sum(len(event.ids) for event in events), sum(event.drafted for event in events)
         kept = sum(event.accepted for event in events)

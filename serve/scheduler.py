@@ -30,6 +30,7 @@ class BundleScheduler(Scheduler):
     """
 
     max_num_active_reqs: int
+    max_num_scheduled_tokens: int
     # whether the engine's next step runs, whether a request waits for blocks, and how often in a row those that run
     # were passed over
     _begun, _stuck, _passed = False, False, 0
@@ -43,7 +44,10 @@ class BundleScheduler(Scheduler):
         arrivals.known(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        most, alone = self.max_num_active_reqs, False
+        most, alone, budget = self.max_num_active_reqs, False, self.max_num_scheduled_tokens
+        if piece := self.scheduler_config.long_prefill_token_threshold:
+            # what is left of a part that is meant for steps would be a piece of its own, by a graph of its own
+            self.max_num_scheduled_tokens = min(budget, piece + self._of_steps)
         # the engine's step is of all whose prompts have ended: chunks get what these leave of the budget
         self.running.sort(key=lambda request: request.is_prefill_chunk)
         if self._has_arrivals and len(self.running) < most:
@@ -54,11 +58,18 @@ class BundleScheduler(Scheduler):
             for request in self.running:
                 request.next_decode_eligible_step = self.current_step + 2
         output = super().schedule(throttle_prefills)
+        self.max_num_scheduled_tokens = budget
         self.max_num_active_reqs, self._passed = most, self._passed + 1 if alone else 0
         arrived = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         # a request that waits for blocks lets those run that will free them
         self._stuck = not arrived and self._has_arrivals and len(self.running) < most
         return output
+
+    @property
+    def _of_steps(self) -> int:
+        """The tokens of the requests whose prompts have ended."""
+        ended = (request for request in self.running if not request.is_prefill_chunk)
+        return sum(request.num_tokens_with_spec - request.num_computed_tokens for request in ended)
 
     @property
     def _has_arrivals(self) -> bool:

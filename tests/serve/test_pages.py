@@ -97,6 +97,17 @@ def test_the_second_of_two_like_prompts_pays_for_its_last_block(server: Server, 
     assert sample(server, "vllm:prefix_cache_hits_total") - before == 128
 
 
+@pytest.mark.parametrize("clients", [1, 2])
+def test_no_piece_of_a_prompt_is_longer_than_its_graph(server: Server, client: Any, name: str, clients: int) -> None:
+    rng = random.Random(40 + clients)
+    prompts = [[rng.randrange(1, 400) for _ in range(160)] for _ in range(clients)]
+    before = sample(server, "trnspec_chunks_total")
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(lambda prompt: _asked(client, name, (prompt, 1, Params())), prompts))
+    # with a piece longer by what is meant for steps, or shorter, there would be more
+    assert sample(server, "trnspec_chunks_total") - before == clients * 160 / 32
+
+
 def test_a_router_hears_which_blocks_there_are(client: Any, name: str, events: str) -> None:
     # vLLM's seams
     import msgspec  # noqa: PLC0415
