@@ -30,7 +30,7 @@ from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE, counts, 
 from bench.serving.prompts import Prompt, prompt_sets, uneven
 from bench.serving.servers import Endpoint
 from bench.table import markdown
-from bench.wall.harness import spread
+from bench.wall.harness import interval, spread
 from model.errors import run_cli
 from model.progress import each
 from model.serving.request import Params
@@ -68,15 +68,18 @@ def measure(endpoints: dict[str, Endpoint], options: argparse.Namespace) -> Rows
 
 
 def summary(rows: Rows) -> Rows:
-    """Of each tier and number of clients: median tokens a second, and p20, p50, p80 of the ratios within a round."""
+    """Of each tier and number of clients: median tokens a second, and of the ratios within a round p20, p50, p80 and
+    between which values their median is."""
     found = []
     for tier, clients in dict.fromkeys((r["tier"], r["clients"]) for r in rows):
         own = [r["tokens_s"] for r in rows if (r["tier"], r["clients"]) == (tier, clients)]
         medians = {name: round(statistics.median(r[name] for r in own), 1) for name in own[0]}
         best = max((NEVER, FIXED), key=lambda name: medians[name])
-        ratios = {other: spread([r[SPECULATIVE] / r[other] for r in own]) for other in SERVERS[:-1]}
+        each_round = {other: [r[SPECULATIVE] / r[other] for r in own] for other in SERVERS[:-1]}
+        ratios = {other: spread(values) for other, values in each_round.items()}
+        between = {other: interval(values) for other, values in each_round.items()}
         row = {"tier": tier, "clients": clients, "rounds": len(own), "source": "wall", "tokens_s": medians}
-        found.append(row | {"times": ratios, "best": best, "of_best": ratios[best]})
+        found.append(row | {"times": ratios, "between": between, "best": best, "of_best": ratios[best]})
     return found
 
 
@@ -86,10 +89,13 @@ def table(rows: Rows) -> str:
     lines = []
     for r in rows:
         cells = [f"{r['tokens_s'][name]:.0f}" for name in SERVERS]
-        low, middle, high = r["of_best"]
-        cells += [f"{r['times'][BASELINE][1]:.2f}", f"{middle:.2f} ({low:.2f} to {high:.2f})"]
+        for other in (BASELINE, r["best"]):
+            low, high = r["between"][other]
+            cells.append(f"{r['times'][other][1]:.2f} ({low:.2f} to {high:.2f})")
         lines.append([r["tier"], str(r["clients"]), *cells])
-    return markdown(["prompts", "clients", *heads, "times the baseline", "times the best fixed k (p20 to p80)"], lines)
+    return markdown(
+        ["prompts", "clients", *heads, "times the baseline (between)", "times the best fixed k (between)"], lines
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -201,9 +201,10 @@ class Paying:
         if self._left and k == self._trial and requests:
             self._left -= 1
             self._load.debt += self._lost_by(k, bucket, requests)
-        for request in requests:
-            self._acceptance.count(request)
-        self._emitted = self._acceptance.emitted()
+        if any(request.drafted for request in requests):
+            for request in requests:
+                self._acceptance.count(request)
+            self._emitted = self._acceptance.emitted()
 
     def _lost_by(self, k: int, bucket: int, requests: Sequence[Ended]) -> float:
         """What a step of a trial has lost: its time less that in which the current k emits as many ids, in steps."""
@@ -232,9 +233,11 @@ class Paying:
     def _meet(self, running: int) -> None:
         """Take up what was learned at the load of now; at a new one, what holds at the one before."""
         self._running += (max(running, 1) - self._running) * _OF_LOAD
-        load = self._loads.setdefault(round(math.log2(self._running)), _Load(dict(self._load.slower)))
-        if load is not self._load:
-            self._load, self._run, self._before = load, None, None
+        octave = round(math.log2(self._running))
+        if octave not in self._loads:
+            self._loads[octave] = _Load(dict(self._load.slower))
+        if self._loads[octave] is not self._load:
+            self._load, self._run, self._before = self._loads[octave], None, None
 
     def _measure(self, k: int, slower: float) -> None:
         if self._run is None or self._run.k != k:

@@ -16,6 +16,7 @@ from bench.serving import bursts, long_prompts
 from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE
 from bench.serving.prompts import Prompt
 from bench.serving.servers import Endpoint
+from bench.wall.harness import interval
 from model.errors import UserError
 from tests.bench.endpoint import endpoint
 
@@ -32,7 +33,21 @@ def test_a_burst_s_best_fixed_k_is_by_its_median_and_ratios_are_by_round() -> No
     (row,) = bursts.summary(rows)
     assert (row["best"], row["of_best"][1], row["rounds"]) == (FIXED, 0.95, 5)
     assert row["times"][BASELINE][1] == 1.9
-    assert "| open | 4 | 25 | 20 | 50 | 48 | 1.90 | 0.95 (0.95 to 0.95) |" in bursts.table([row])
+    assert "| open | 4 | 25 | 20 | 50 | 48 | 1.90 (1.90 to 1.90) | 0.95 (0.95 to 0.95) |" in bursts.table([row])
+
+
+@pytest.mark.parametrize("count", [6, 9, 16, 40])
+def test_the_median_is_inside_of_its_interval_19_times_of_20(count: int) -> None:
+    rng, draws = random.Random(count), 4000
+    samples = ([rng.lognormvariate(0, 1) for _ in range(count)] for _ in range(draws))
+    inside = sum(low <= 1 <= high for low, high in map(interval, samples))
+    assert 0.94 * draws <= inside
+    # of few values no narrower interval does
+    assert inside <= (0.99 if count < 10 else 0.98) * draws
+
+
+def test_the_interval_of_a_few_values_holds_all_of_them() -> None:
+    assert (interval([2.0]), interval([3.0, 1.0, 2.0])) == ([2.0, 2.0], [1.0, 3.0])
 
 
 @pytest.mark.parametrize(("uneven", "least", "most"), [(False, 128, 128), (True, 64, 192)])
