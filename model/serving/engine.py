@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from model.asks import FORBIDDEN
+from model.attention import KEY_TILE
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs, words_of
 from model.graph_key import GraphKey, Stage
@@ -56,7 +57,8 @@ class Engine:
 
     A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two. Where
     the draft's part of a prompt is a graph of its own, it runs behind the last chunk, so that no first id waits for it;
-    behind each chunk where other requests wait for their step.
+    behind each chunk where other requests wait for their step. That of a prompt of less than a block, which no other
+    request can share, waits for the first step that drafts.
 
     `step_k` chooses the k of each step, by default always the bundle's largest. Where the host drafts, `propose`
     returns drafts for a slot, at most a given number, by default from the slot's own ids.
@@ -83,8 +85,8 @@ class Engine:
         self._since: float | None = None
         # whether a step comes before the next chunk
         self._between = False
-        # the draft's part of the chunks that have run, in order, all of one slot's prompt
-        self._owed: list[tuple[GraphKey, StepInputs]] = []
+        # the draft's part of the chunks that have run, in order, with their slot
+        self._owed: list[tuple[Slot, GraphKey, StepInputs]] = []
         # whether such a part was handed over behind the last step
         self._delayed = False
 
@@ -170,10 +172,13 @@ class Engine:
 
     def _leave(self, number: int) -> None:
         if self.slots.has(number):
+            slot = self.slots.find(number)
             # its blocks may have other owners next, or be found by their ids
-            self._fill_draft()
+            if _shares(slot):
+                self._fill_draft()
+            self._owed = [owed for owed in self._owed if owed[0] is not slot]
             if self.blocks:
-                self.blocks.give(self.slots.find(number).blocks)
+                self.blocks.give(slot.blocks)
         self.slots.leave(number)
 
     def _chunk(self, slot: Slot, length: int) -> Work:
@@ -207,6 +212,8 @@ class Engine:
         if work.k is None:
             assert work.chunk
             return work, self._run_chunk(work.slots[0], work.chunk)
+        if work.k:
+            self._fill_draft()
         k, work = work.k, self._timed(work)
         bucket = self._bucket(work)
         if work.asking and k and not self.shape.host_drafts:
@@ -221,20 +228,20 @@ class Engine:
     def _run_chunk(self, slot: Slot, chunk: Chunk) -> StepOutputs:
         """Run a chunk of a prompt, and the draft's part of it now or later."""
         inputs, k = prompt_inputs(slot, chunk, self.shape), self.shape.k
-        if any(owed.seq_ids[0] != slot.index for _, owed in self._owed):
-            # it may share blocks with this one
+        if any(_shares(owed) and owed is not slot for owed, *_ in self._owed):
+            # this prompt may have found its blocks
             self._fill_draft()
         outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
         if self.apart:
-            self._owed.append((inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
-            if chunk.last == slot.known or self.slots.ready:
+            self._owed.append((slot, inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
+            if _shares(slot) and (chunk.last == slot.known or self.slots.ready):
                 self._fill_draft()
         return outputs
 
     def _fill_draft(self) -> None:
         """Run the draft's part of the chunks that have run."""
         owed, self._owed = self._owed, []
-        for key, inputs in owed:
+        for _, key, inputs in owed:
             self.runner.draft(key, inputs)
         self._delayed |= bool(owed)
 
@@ -309,6 +316,11 @@ class Engine:
         if result.reason == ERROR:
             self.runner.clear(slot.index, slot.blocks)
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
+
+
+def _shares(slot: Slot) -> bool:
+    """Whether other requests may find blocks of a slot's prompt by their ids: whole ones."""
+    return slot.known >= KEY_TILE
 
 
 def _scores(best: int | None, outputs: StepOutputs, row: int, ids: slice) -> tuple[Score, ...]:

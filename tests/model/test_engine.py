@@ -14,6 +14,7 @@ import pytest
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
+from model.serving import engine as engine_module
 from model.serving import pjrt
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
@@ -392,6 +393,13 @@ def test_a_first_token_that_ends_the_request_frees_the_slot() -> None:
 T, D = Stage.PREFILL, Stage.PREFILL_DRAFT
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 ids: other requests may find those of a longer prompt."""
+    monkeypatch.setattr(engine_module, "KEY_TILE", 16)
+
+
+@pytest.mark.usefixtures("shared")
 def test_a_first_id_waits_for_no_draft() -> None:
     """The draft's part of all chunks runs behind the last one of the target's, in order; nobody reads it."""
     engine = _apart()
@@ -404,6 +412,7 @@ def test_a_first_id_waits_for_no_draft() -> None:
     assert _ids([*events[2], *_drain(engine)], number) == _engine().run([_prompt(1)])[0].ids
 
 
+@pytest.mark.usefixtures("shared")
 def test_the_draft_follows_each_chunk_while_others_wait_for_their_step() -> None:
     engine = _apart()
     engine.add(_request(1, 40))
@@ -411,9 +420,10 @@ def test_the_draft_follows_each_chunk_while_others_wait_for_their_step() -> None
     engine.add(_prompt(2))
     for _ in range(5):
         engine.step()
-    assert _stages(engine) == [T, D, T, D, Stage.STEP, T, D, Stage.STEP, T, D]
+    assert _stages(engine) == [T, T, D, D, Stage.STEP, T, D, Stage.STEP, T, D]
 
 
+@pytest.mark.usefixtures("shared")
 def test_the_draft_is_filled_before_a_different_prompt() -> None:
     """Which may have found the blocks of the first one by their ids."""
     engine = _apart()
@@ -428,6 +438,7 @@ def test_the_draft_is_filled_before_a_different_prompt() -> None:
     assert engine.runner.first == order  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
 def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
     """The blocks of its first chunks may be found by their ids."""
@@ -441,11 +452,41 @@ def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
     assert _stages(engine)[4:] == [T], "it owes nothing of the other"
 
 
+def test_the_draft_of_a_prompt_that_nobody_shares_waits_for_a_step_that_drafts() -> None:
+    engine = _apart()
+    engine.add(_request(1, 40, k_limit=0))
+    for _ in range(2):
+        engine.step()
+    engine.add(_request(2, 40))
+    for _ in range(3):
+        engine.step()
+    assert _stages(engine) == [T, Stage.STEP, T, D, D, Stage.STEP, Stage.STEP]
+    first, second = (slot.index for slot in engine.slots.seated)
+    assert [slot for slot, position in engine.runner.first if not position] == [first, second] * 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
+def test_a_prompt_that_nobody_shares_leaves_no_draft_behind(lost: Any) -> None:
+    """Its blocks may have other owners next."""
+    engine = _apart()
+    for seed, leaves in ((1, True), (2, False)):
+        number = _place(engine, _request(seed))
+        engine.fill(number, 3)
+        engine.step()
+        if leaves:
+            lost(engine, number)
+    engine.step()
+    assert _stages(engine) == [T, T, D, Stage.STEP]
+    (slot,) = engine.slots.seated
+    assert engine.runner.first[2] == (slot.index, 0)  # type: ignore[attr-defined]
+
+
 def test_prompts_that_ask_share_the_draft_s_graph() -> None:
     engine = _apart()
     engine.add(Request((1, 2, 3), Params(seed=1, logit_bias={5: 1.0}), 2))
-    engine.step()
-    assert [(key.stage, key.asking) for key in _keys(engine)] == [(T, True), (D, False)]
+    for _ in range(2):
+        engine.step()
+    assert [(key.stage, key.asking) for key in _keys(engine)][:2] == [(T, True), (D, False)]
 
 
 @pytest.mark.parametrize("more", [{"speculative": False}, {"step_k": Always(0)}], ids=["none", "k 0"])
