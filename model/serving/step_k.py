@@ -186,7 +186,9 @@ class Paying:
         worst = max(self.ks, key=lambda k: self._lost[k])
         if self._lost[worst] > _CHANGE:
             self._current, self._left, self._lost = worst, 0, dict.fromkeys(self.ks, 0.0)
-        others = [k for k in self.ks if k != self._current]
+        # the largest that these requests can run
+        largest = next((k for k in self.ks if k >= max(most)), self.ks[-1])
+        others = [k for k in self.ks if k != self._current and k <= largest]
         if others and not self._left and self._load.debt <= 0:
             self._trial, self._left = max(others, key=lambda k: ids[k]), _OF_TRIAL
             self._load.debt = _OF_CHANGES

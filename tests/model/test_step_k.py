@@ -188,3 +188,12 @@ def test_what_a_request_cannot_keep_pays_for_nothing() -> None:
         assert Paying(first()).choose([Slot(0, 0, request)]) == 3
     for request in (Request((1,), k_limit=0), Request((1,), max_new_tokens=1)):
         assert Paying(first()).choose([Slot(0, 0, request)]) == 0
+
+
+def test_a_k_that_no_request_takes_is_not_tried() -> None:
+    """Its steps would run the graph of a smaller one, and the trial would never end."""
+    rule, slots, tried = Paying(first()), [Slot(0, 0, Request((1,), max_new_tokens=9999, k_limit=3))], set[int]()
+    for _ in range(4000):
+        tried.add(k := rule.choose(slots))
+        rule.ended(min(k, 3), 128, TRUE[min(k, 3)], [Ended(min(k, 3), min(k, 2))])
+    assert tried == {0, 3}
