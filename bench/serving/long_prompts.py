@@ -7,7 +7,7 @@ in random order: one that neither has seen (cold), the same again (repeated), on
 beside three requests whose answers run, and those of four clients, each of which sends one after the other: with
 answers from half to one and a half times as long as the others, and of one length, with which a server without drafts
 ends all four in one step and computes their next prompts in one. Ratios are taken within a round, those of four clients
-of the medians of their requests.
+of the medians of their requests; beside each median of ratios is the interval that holds such a median 19 times of 20.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from bench.provenance import header, said, write_result
 from bench.serving.prompts import uneven
 from bench.serving.servers import Endpoint, Server, serving, vllm_command
 from bench.table import markdown
+from bench.wall.harness import interval
 from model.errors import UserError, run_cli
 from model.progress import each
 
@@ -155,7 +156,8 @@ def measure(endpoints: dict[str, Endpoint], prompts: Sequence[int], rounds: int,
 
 
 def summary(rows: Rows) -> Rows:
-    """Medians of each case and endpoint; `times` is the median over rounds of stock's time over ours."""
+    """Medians of each case and endpoint; `times` is the median over rounds of stock's time over ours, and `between` the
+    interval that it lies in."""
     found = []
     for case, length in dict.fromkeys((r["case"], r["prompt"]) for r in rows):
         here = [r for r in rows if (r["case"], r["prompt"]) == (case, length)]
@@ -166,10 +168,9 @@ def summary(rows: Rows) -> Rows:
             row = {"case": case, "prompt": length, "endpoint": endpoint, "rounds": len(own), "source": "wall"}
             row |= {name: round(statistics.median(r[name] for r in own), 2) for name in figures}
             if endpoint != STOCK:
-                row["times"] = {
-                    name: round(statistics.median(stock[r["round"]][name] / r[name] for r in own), 2)
-                    for name in figures
-                }
+                ratios = {name: [stock[r["round"]][name] / r[name] for r in own] for name in figures}
+                row["times"] = {name: round(statistics.median(values), 2) for name, values in ratios.items()}
+                row["between"] = {name: interval(values) for name, values in ratios.items()}
             found.append(row)
     return found
 
@@ -181,9 +182,11 @@ def table(rows: Rows) -> str:
     lines = []
     for r in rows:
         cells = [f"{r[name]:.1f}" if name in r else "" for name in names]
-        cells += [f"{r['times'][name]:.2f}" if name in r.get("times", {}) else "" for name in names]
+        for name in names:
+            low, high = r.get("between", {}).get(name, (0, 0))
+            cells.append(f"{r['times'][name]:.2f} ({low:.2f} to {high:.2f})" if high else "")
         lines.append([r["case"], str(r["prompt"]), r["endpoint"], *cells])
-    heads = [f"{head} (wall)" for head in names.values()] + [f"stock / ours, {head}" for head in names.values()]
+    heads = [text.format(head) for text in ("{} (wall)", "stock / ours, {} (between)") for head in names.values()]
     return markdown(["case", "prompt", "endpoint", *heads], lines)
 
 

@@ -81,6 +81,9 @@ def test_a_long_prompt_s_ratio_is_stock_s_time_over_ours_by_round() -> None:
     ]
     ours, stock = long_prompts.summary(rows)
     assert ours["times"] == {"first_ms": 2.0, "all_ms": 1.0}
+    assert ours["between"]["first_ms"] == [2.0, 2.0]
+    assert "| 2.00 (2.00 to 2.00) | 1.00 (1.00 to 1.00) |" in long_prompts.table([ours])
+    assert " to " not in long_prompts.table([stock])
     assert (ours["first_ms"], stock["first_ms"], "times" in stock) == (20.0, 40.0, False)
 
 
