@@ -7,13 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.ended import check_end, runs
+
 ROOT = Path(__file__).parent.parent
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_a_server_ends_with_the_make_that_started_it(tmp_path: Path) -> None:
@@ -24,18 +20,15 @@ def test_a_server_ends_with_the_make_that_started_it(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}")
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / ".installed").touch()
-    with subprocess.Popen(["make", "serve", f"SERVE={tmp_path}"], cwd=ROOT, start_new_session=True) as make:
-        begin = time.monotonic()
-        while not said.exists() and time.monotonic() < begin + 30:
+    with subprocess.Popen(["make", "serve", f"SERVE={tmp_path}"], cwd=ROOT) as make:
+        limit = time.monotonic() + 30
+        while not said.exists():
+            assert time.monotonic() < limit
             time.sleep(0.05)
-        server = int(said.read_text())
         make.terminate()
-        make.wait(30)
+    server = int(said.read_text())
     try:
-        end = time.monotonic() + 10
-        while _runs(server) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not _runs(server)
+        check_end(server, 10)
     finally:
-        if _runs(server):
+        if runs(server):
             os.kill(server, 9)

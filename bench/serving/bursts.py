@@ -30,7 +30,7 @@ from bench.serving.__main__ import BASELINE, FIXED, NEVER, SPECULATIVE, counts, 
 from bench.serving.prompts import Prompt, prompt_sets, uneven
 from bench.serving.servers import Endpoint
 from bench.table import markdown
-from bench.wall.harness import interval, spread
+from bench.wall.harness import interval, spread, within
 from model.errors import run_cli
 from model.progress import each
 from model.serving.request import Params
@@ -89,9 +89,7 @@ def table(rows: Rows) -> str:
     lines = []
     for r in rows:
         cells = [f"{r['tokens_s'][name]:.0f}" for name in SERVERS]
-        for other in (BASELINE, r["best"]):
-            low, high = r["between"][other]
-            cells.append(f"{r['times'][other][1]:.2f} ({low:.2f} to {high:.2f})")
+        cells += [within(r["times"][other][1], r["between"][other]) for other in (BASELINE, r["best"])]
         lines.append([r["tier"], str(r["clients"]), *cells])
     return markdown(
         ["prompts", "clients", *heads, "times the baseline (between)", "times the best fixed k (between)"], lines

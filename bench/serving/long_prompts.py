@@ -34,7 +34,7 @@ from bench.provenance import header, said, write_result
 from bench.serving.prompts import uneven
 from bench.serving.servers import Endpoint, Server, serving, vllm_command
 from bench.table import markdown
-from bench.wall.harness import interval
+from bench.wall.harness import interval, within
 from model.errors import UserError, run_cli
 from model.progress import each
 
@@ -182,9 +182,8 @@ def table(rows: Rows) -> str:
     lines = []
     for r in rows:
         cells = [f"{r[name]:.1f}" if name in r else "" for name in names]
-        for name in names:
-            low, high = r.get("between", {}).get(name, (0, 0))
-            cells.append(f"{r['times'][name]:.2f} ({low:.2f} to {high:.2f})" if high else "")
+        times = r.get("times", {})
+        cells += [within(times[name], r["between"][name]) if name in times else "" for name in names]
         lines.append([r["case"], str(r["prompt"]), r["endpoint"], *cells])
     heads = [text.format(head) for text in ("{} (wall)", "stock / ours, {} (between)") for head in names.values()]
     return markdown(["case", "prompt", "endpoint", *heads], lines)

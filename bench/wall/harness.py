@@ -78,6 +78,12 @@ def interval(values: Sequence[float]) -> list[float]:
     return [round(ranked[rank], 4), round(ranked[-1 - rank], 4)]
 
 
+def within(middle: float, between: Sequence[float]) -> str:
+    """A median and its interval, for a table."""
+    low, high = between
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
 def aggregate(runs: Rows, references: Sequence[str]) -> Rows:
     """A row for each temperature, class of prompts and way: medians, and times the references within a block.
 

@@ -235,11 +235,9 @@ class Paying:
     def _meet(self, running: int) -> None:
         """Take up what was learned at the load of now; at a new one, what holds at the one before."""
         self._running += (max(running, 1) - self._running) * _OF_LOAD
-        octave = round(math.log2(self._running))
-        if octave not in self._loads:
-            self._loads[octave] = _Load(dict(self._load.slower))
-        if self._loads[octave] is not self._load:
-            self._load, self._run, self._before = self._loads[octave], None, None
+        load = self._loads.setdefault(round(math.log2(self._running)), _Load(dict(self._load.slower)))
+        if load is not self._load:
+            self._load, self._run, self._before = load, None, None
 
     def _measure(self, k: int, slower: float) -> None:
         if self._run is None or self._run.k != k:

@@ -16,6 +16,7 @@ from compile.graph.trace import lower_graph, lower_graphs
 from model.bundle.plan import make_plan
 from model.errors import UserError
 from tests.compile.tiny import spec
+from tests.ended import check_end, runs
 
 _LONG_S = 30
 
@@ -35,7 +36,7 @@ def test_a_build_that_fails_leaves_no_process(base: Path) -> None:
     next(protos)
     (process,) = _children() - before
     protos.close()
-    assert not _runs(process)
+    assert not runs(process)
 
 
 def test_its_memory_is_the_build_s_too() -> None:
@@ -75,10 +76,7 @@ def test_it_ends_with_a_build_that_is_killed() -> None:
     )
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert killed.returncode == -9
-    limit = time.monotonic() + _LONG_S
-    while _runs(int(killed.stdout)):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    check_end(int(killed.stdout), _LONG_S)
 
 
 def _fails(converter: Converter, module: bytes) -> str:
@@ -90,11 +88,3 @@ def _fails(converter: Converter, module: bytes) -> str:
 def _children() -> set[int]:
     files = Path("/proc/self/task").glob("*/children")
     return {int(process) for file in files for process in file.read_text(encoding="utf-8").split()}
-
-
-def _runs(process: int) -> bool:
-    try:
-        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return "State:\tZ" not in status

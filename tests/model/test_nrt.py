@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -30,6 +29,7 @@ from model.serving.overlap import OverlappedEngine
 from model.serving.ready import Graphs, shape_of
 from model.serving.request import Result
 from tests.compile.run_requests import REQUESTS
+from tests.ended import check_end
 from tests.model.ahead import ids_ahead
 from tests.model.family import DRAFTERS, family_spec, graphs
 from tests.model.neffs import find_stand_ins, with_neffs
@@ -169,14 +169,11 @@ def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> N
     command = [sys.executable, "-c", _HOLDS, str(of_two_ranks.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        files = [Path(f"/proc/{pid}/cmdline") for pid in holder.stdout.readline().split()]
-        assert [b"nrt_rank" in file.read_bytes() for file in files] == [True, True]
+        ranks = list(map(int, holder.stdout.readline().split()))
+        assert [b"nrt_rank" in Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks] == [True, True]
         holder.kill()
-    end = time.monotonic() + 60
-    # an ended process that nobody has waited for has no command any more
-    while any(file.exists() and file.read_bytes() for file in files):
-        assert time.monotonic() < end, "a rank has outlived the process that started it"
-        time.sleep(0.1)
+    for rank in ranks:
+        check_end(rank, 60)
 
 
 @pytest.fixture
