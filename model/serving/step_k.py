@@ -57,7 +57,7 @@ class Always:
 
 
 # steps of requests over which what was accepted loses most of its weight
-_MEMORY = 1 - 1 / 256
+_MEMORY = 1 - 1 / 128
 # the acceptance of a draft before any was judged, and the drafts that this weighs
 _FIRST, _WEIGHT = 0.8, 5.0
 # another k has to be better by this much, the noise of the clock, and by so many steps in all before it is taken: the
@@ -69,6 +69,9 @@ _TRIALS, _OF_CHANGES, _SOON = 0.01, 6.5, 0.3
 # steps of a trial: of drafts, until the draft's cache has keys of the latest ids again; of these the first are left out
 # of the measurement, by whether there are drafts: the target's have not its own pace yet
 _OF_TRIAL, _UNSETTLED, _MEASURED = 26, {False: 16, True: 4}, 10
+# the steps that a trial may lose before it ends; the ids that a request has at most while it begins, and the share of
+# the time, in steps, for which a trial waits for one
+_GIVE_UP, _FEW, _PATIENCE = 10.0, 4, 5.0
 # the latest steps that give the pace of their run; how much of a new measurement goes into the time of a k, and how far
 # it may be from the last one
 _LATEST, _NEW, _FAR = 40, 0.3, 1.5
@@ -135,9 +138,10 @@ class Paying:
     k have become beside another's is measured again behind each change of k, by its settled steps, and apart for each
     load: one, about two, about four running requests.
 
-    While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row,
-    once time has paid for what the last trial lost, which may be 1 % of it; the first time soon. Steps of the target
-    alone leave holes in the draft's cache; only recent ones matter.
+    While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row or
+    until they have lost too much, once time has paid for what the last trial lost, which may be 1 % of it; the first
+    time soon. Steps of the target alone leave holes in the draft's cache; only recent ones matter. So behind them
+    drafts are tried where a request begins, which has none.
 
     One estimate serves all requests: a step has one k, and an estimate of each request was never better (LOG.md).
     """
@@ -189,20 +193,27 @@ class Paying:
         # the largest that these requests can run
         largest = next((k for k in self.ks if k >= max(most)), self.ks[-1])
         others = [k for k in self.ks if k != self._current and k <= largest]
-        if others and not self._left and self._load.debt <= 0:
+        if others and not self._left and self._is_due(slots):
             self._trial, self._left = max(others, key=lambda k: ids[k]), _OF_TRIAL
             self._load.debt = _OF_CHANGES
         return self._trial if self._left else self._current
+
+    def _is_due(self, slots: Sequence[Slot]) -> bool:
+        """Whether time has paid for a trial, and these requests fit one."""
+        debt = self._load.debt
+        if debt > 0 or self._current:
+            return debt <= 0
+        return debt <= -_PATIENCE or any(len(slot.result.ids) <= _FEW for slot in slots)
 
     def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
         self._chosen = None
         self._meet(len(requests))
         if seconds:
             self._measure(k, seconds / self._without_load(k, bucket, len(requests)))
-        self._load.debt = max(0.0, self._load.debt - _TRIALS)
+        self._load.debt = max(-_PATIENCE, self._load.debt - _TRIALS)
         if self._left and k == self._trial and requests:
-            self._left -= 1
             self._load.debt += self._lost_by(k, bucket, requests)
+            self._left = self._left - 1 if self._load.debt < _OF_CHANGES + _GIVE_UP else 0
         if any(request.drafted for request in requests):
             for request in requests:
                 self._acceptance.count(request)

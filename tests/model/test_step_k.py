@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Callable
@@ -131,6 +132,30 @@ def test_it_finds_the_best_k_again_when_the_load_turns() -> None:
         world.seconds(rule)
         assert max(world.of_k, key=lambda k: world.of_k[k]) == best
         assert world.of_k[best] > 0.85 * sum(world.of_k.values())
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_it_follows_texts_that_turn_every_few_thousand_ids(slots: int) -> None:
+    """A trial begins where a request does, whose drafts are judged fairly, and a hopeless one is cheap, so often."""
+    rule, cost, spent, best = Paying(first(cost={0: 1.0, 7: 2.9})), {0: 1.0, 7: 2.9}, 0.0, 0.0
+    for seed, chance in itertools.product(range(6), (0.95, 0.3)):
+        world = {"chance": chance, "slots": slots, "requests": 60 * slots, "cost": cost, "without": 0.4, "seed": seed}
+        spent += World(**world).seconds(rule)
+        best += min(World(**world).seconds(Always(k)) for k in cost)
+    assert best / spent > 0.88
+
+
+def test_a_trial_that_loses_ends_and_waits_for_a_request_that_begins() -> None:
+    def tried(ids: int, steps: int) -> int:
+        rule, slots = Paying(first(cost={0: 1.0, 7: 5.0})), [Slot(0, 0, Request((1,), max_new_tokens=10**6))]
+        slots[0].result.ids, found = [0] * ids, 0
+        for _ in range(steps):
+            found += (k := rule.choose(slots)) > 0
+            rule.ended(k, 128, {0: 1.0, 7: 5.0}[k], [Ended(k, 0)])
+        return found
+
+    assert 0 < tried(1, 400) <= 4
+    assert tried(50, 400) == 0 < tried(50, 1000)
 
 
 @pytest.mark.parametrize(("wrong", "chance"), [(2.0, 0.9), (1.4, 0.02), (1.4, 0.6), (0.7, 0.5), (0.7, 0.7)])
