@@ -105,6 +105,7 @@ class Calls:
             self.current_step += 1
             held = {self.current_step < request.next_decode_eligible_step for request in self.running}
             calls.seen.append((self.max_num_active_reqs, held == {True}))
+            calls.budget = self.max_num_scheduled_tokens
             return SimpleNamespace(
                 scheduled_new_reqs=self.waiting if calls.admits else [],
                 scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
@@ -115,6 +116,9 @@ class Calls:
         self.scheduler = BundleScheduler.__new__(BundleScheduler)
         self.scheduler.grammar_compile_error_reqs, self.scheduler.requests = set(), {}
         self.scheduler.max_num_active_reqs, self.scheduler.current_step = 4, 0
+        # pieces of 512 ids, and steps of four requests with 7 drafts
+        self.scheduler.max_num_scheduled_tokens = 512 + 32
+        self.scheduler.scheduler_config = SimpleNamespace(long_prefill_token_threshold=512)  # type: ignore[assignment]
         self.scheduler.running = list(running)
 
     def call(self, *waiting: str, begun: bool = False, admits: bool = True) -> tuple[int, bool]:
@@ -127,12 +131,14 @@ class Calls:
         self.scheduler.waiting = [SimpleNamespace(status=RequestStatus[state]) for state in waiting]
         self.admits = admits
         self.scheduler.schedule()
-        assert self.scheduler.max_num_active_reqs == 4
+        assert (self.scheduler.max_num_active_reqs, self.scheduler.max_num_scheduled_tokens) == (4, 512 + 32)
         return self.seen[-1]
 
 
 def _running(chunks: bool = False) -> Any:
-    return SimpleNamespace(next_decode_eligible_step=0, is_prefill_chunk=chunks)
+    return SimpleNamespace(
+        next_decode_eligible_step=0, is_prefill_chunk=chunks, num_tokens_with_spec=58, num_computed_tokens=50
+    )
 
 
 NEW, LOST, COMPILES = "WAITING", "PREEMPTED", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
@@ -163,8 +169,10 @@ def test_a_prompt_with_chunks_left_is_not_passed_over_and_takes_what_steps_leave
     calls = Calls(monkeypatch, chunks, steps)
     assert calls.call(NEW) == (3, False)
     assert calls.scheduler.running == [steps, chunks]
+    assert calls.budget == 512 + 8, "a piece, and the step of one request"
     chunks.is_prefill_chunk = False
     assert calls.call(NEW) == (3, True)
+    assert calls.budget == 512 + 16
 
 
 def test_requests_that_end_with_their_first_id_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
