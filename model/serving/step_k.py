@@ -200,10 +200,10 @@ class Paying:
 
     def _is_due(self, slots: Sequence[Slot]) -> bool:
         """Whether time has paid for a trial, and these requests fit one."""
-        debt = self._load.debt
-        if debt > 0 or self._current:
-            return debt <= 0
-        return debt <= -_PATIENCE or any(len(slot.result.ids) <= _FEW for slot in slots)
+        if self._load.debt > 0:
+            return False
+        waited = self._load.debt <= -_PATIENCE
+        return self._current > 0 or waited or any(len(slot.result.ids) <= _FEW for slot in slots)
 
     def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
         self._chosen = None

@@ -137,7 +137,8 @@ def test_it_finds_the_best_k_again_when_the_load_turns() -> None:
 @pytest.mark.parametrize("slots", [1, 4])
 def test_it_follows_texts_that_turn_every_few_thousand_ids(slots: int) -> None:
     """A trial begins where a request does, whose drafts are judged fairly, and a hopeless one is cheap, so often."""
-    rule, cost, spent, best = Paying(first(cost={0: 1.0, 7: 2.9})), {0: 1.0, 7: 2.9}, 0.0, 0.0
+    cost, spent, best = {0: 1.0, 7: 2.9}, 0.0, 0.0
+    rule = Paying(first(cost=cost))
     for seed, chance in itertools.product(range(6), (0.95, 0.3)):
         world = {"chance": chance, "slots": slots, "requests": 60 * slots, "cost": cost, "without": 0.4, "seed": seed}
         spent += World(**world).seconds(rule)
@@ -146,12 +147,15 @@ def test_it_follows_texts_that_turn_every_few_thousand_ids(slots: int) -> None:
 
 
 def test_a_trial_that_loses_ends_and_waits_for_a_request_that_begins() -> None:
+    cost = {0: 1.0, 7: 5.0}
+
     def tried(ids: int, steps: int) -> int:
-        rule, slots = Paying(first(cost={0: 1.0, 7: 5.0})), [Slot(0, 0, Request((1,), max_new_tokens=10**6))]
-        slots[0].result.ids, found = [0] * ids, 0
+        """Steps of drafts, none of which is accepted, beside a request that has so many ids."""
+        rule, slot, found = Paying(first(cost=cost)), Slot(0, 0, Request((1,), max_new_tokens=10**6)), 0
+        slot.result.ids = [0] * ids
         for _ in range(steps):
-            found += (k := rule.choose(slots)) > 0
-            rule.ended(k, 128, {0: 1.0, 7: 5.0}[k], [Ended(k, 0)])
+            found += (k := rule.choose([slot])) > 0
+            rule.ended(k, 128, cost[k], [Ended(k, 0)])
         return found
 
     assert 0 < tried(1, 400) <= 4
