@@ -70,10 +70,14 @@ def vllm_command(file: Path | None) -> Path:
 
 @contextmanager
 def serving(server: Server, log: Path) -> Iterator[str]:
-    """Start the server on one thread and yield its address once it answers; its model is named m."""
+    """Start the server on one thread and yield its address once it answers; its model is named m.
+
+    Compiled graphs are kept beside the log, for the next one that runs them.
+    """
     address = f"http://127.0.0.1:{server.port}"
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | _ONE_THREAD | {"PATH": f"{server.vllm.parent}:{os.environ['PATH']}"}
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(log.parent.resolve() / "compiled")} | os.environ
+    environment |= _ONE_THREAD | {"PATH": f"{server.vllm.parent}:{os.environ['PATH']}"}
     if server.own_engine:
         environment["VLLM_TARGET_DEVICE"] = "cpu"
         # what this process may have set for graphs of ours would hold back vLLM's products too

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.compiler import compile_or_get_cached
 from jax._src.interpreters import mlir
 from jax._src.xla_bridge import backends_are_initialized
 from jaxlib import xla_client
@@ -128,7 +129,8 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
     UserError if the compiler refuses the proto. `platform` is the one that was asked for: any plugin may call its
     devices cpu.
 
-    A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them.
+    A CPU's takes the graph's weights as `model.serving.columns` says, the Neuron plugin's as the bundle has them. Where
+    JAX_COMPILATION_CACHE_DIR names a folder, JAX keeps a CPU's there and takes the same graph's from it.
     """
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
@@ -142,6 +144,7 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
                 options.env_option_overrides = list((SAME_BITS | of_graph).items())
                 if graph:
                     _take_as_held(module, graph)
+                return compile_or_get_cached(client, module, np.array(devices), options, [], listed)
             code = bytes(mlir.module_to_bytecode(module))
         return client.compile_and_load(code, listed, options)
     except (RuntimeError, ValueError, ir.MLIRError) as error:

@@ -1,0 +1,66 @@
+"""Graphs that JAX keeps between two processes: the second one compiles none of them, and its ids are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.model.family import graphs
+
+_RUN = """
+import json, sys
+from pathlib import Path
+from jax import monitoring
+from model.bundle.opening import read_bundle
+from model.serving.engine import Engine
+from model.serving.ready import shape_of
+from model.serving.request import Params, Request
+from model.serving.runtime import Graphs
+
+heard = []
+monitoring.register_event_listener(lambda event, **_: heard.append(event))
+bundle = read_bundle(Path(sys.argv[1]))
+graphs = Graphs(bundle)
+(result,) = Engine(graphs, shape_of(bundle)).run([Request((5, 6, 7), Params(0.8, seed=3), 24)])
+counts = [heard.count(f"/jax/compilation_cache/{event}") for event in ("cache_hits", "cache_misses")]
+print(json.dumps([result.ids, *counts, len(graphs._executables)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(family: Path) -> Path:
+    return graphs(family, max_len=256).bundle.path
+
+
+def _ids_hits_and_misses(bundle: Path, **variables: str) -> tuple[list[int], int, int, int]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | variables
+    command = [sys.executable, "-c", _RUN, str(bundle)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return tuple(json.loads(ran.stdout))
+
+
+def test_a_second_process_takes_the_graphs_of_the_first(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "compiled"
+    plain, *counts, _ = _ids_hits_and_misses(bundle)
+    assert counts == [0, 0], "nothing is kept unless it is asked for"
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    first, hits, misses, count = _ids_hits_and_misses(bundle, **kept)
+    assert hits == 0 < count <= misses
+    second, hits, misses, count = _ids_hits_and_misses(bundle, **kept)
+    assert misses == 0 < count <= hits
+    assert plain == first == second
+
+
+def test_a_damaged_file_is_compiled_anew(bundle: Path, tmp_path: Path) -> None:
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    first, *_ = _ids_hits_and_misses(bundle, **kept)
+    files = list(tmp_path.iterdir())
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    second, hits, *_ = _ids_hits_and_misses(bundle, **kept)
+    assert (second, hits) == (first, 0)
