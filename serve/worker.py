@@ -95,13 +95,14 @@ class BundleWorker(WorkerBase):
     @passed_on()
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        if self.engine.speculative and self.fixed_k is None:
-            self.engine.step_k = Paying(step_seconds(self.graphs))
-        keys = [key for key in self.bundle.plan.by_key if self._runs(key)]
-        with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
-            for key in keys:
-                self.graphs.prepare(key)
-                task.advance()
+        with self.graphs.compiled_apart():
+            if self.engine.speculative and self.fixed_k is None:
+                self.engine.step_k = Paying(step_seconds(self.graphs))
+            keys = [key for key in self.bundle.plan.by_key if self._runs(key)]
+            with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
+                for key in keys:
+                    self.graphs.prepare(key)
+                    task.advance()
         seconds = time.perf_counter() - begin
         print(self._served(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)

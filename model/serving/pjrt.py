@@ -151,6 +151,11 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec | None = None
         raise refused(graph, "compiled", error) from error
 
 
+def loaded(executable: bytes, devices: list[Any]) -> Any:
+    """An executable that another process has serialized (`model/serving/compiler.py`)."""
+    return devices[0].client.deserialize_executable(executable, xla_client.DeviceList(tuple(devices)), None)
+
+
 def refused(graph: GraphSpec | None, done: str, error: Exception) -> UserError:
     """A graph that XLA has not compiled or run, as a sentence."""
     name, said = graph.file if graph else "a graph", ascii(str(error).partition("\n")[0][:200])[1:-1]

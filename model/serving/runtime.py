@@ -5,8 +5,9 @@ It takes the place of a NEFF on a Trainium machine. Ranks are virtual CPU device
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from model.graph_key import GraphKey
 from model.nki import custom_calls
 from model.nki.launches import TARGET
 from model.serving import columns, key_columns, memory_maps, pjrt
+from model.serving.compiler import Compiler
 
 
 class Graphs:
@@ -48,9 +50,22 @@ class Graphs:
         # read-only inputs and outputs of the last run, and where they are on the devices
         self._kept: list[tuple[Any, Any]] = []
         self._executables: dict[GraphKey, Any] = {}
+        self._compiler: Compiler | None = None
         self._protos = {graph.key: bytes(bundle.read(graph.file)) for graph in bundle.graphs}
         self._weights = self._load_weights()
         self._state = {t.name: self._zeros(t) for t in bundle.plan.state}
+
+    @contextlib.contextmanager
+    def compiled_apart(self) -> Iterator[None]:
+        """While this lasts another process compiles for a CPU: one that has compiled many graphs runs them slower."""
+        if self._platform != "cpu":
+            yield
+            return
+        with Compiler(self.tp) as self._compiler:
+            try:
+                yield
+            finally:
+                self._compiler = None
 
     def prepare(self, key: GraphKey) -> None:
         """Compile a graph and run it once on zeros, while no sequence is in the cache.
@@ -131,13 +146,18 @@ class Graphs:
             graph, proto = self._graph(key), self._protos[key]
             if clauses := violations(graph, proto, self.bundle.spec):
                 raise UserError(f"{self.bundle.path} cannot run: {graph.file}: {clauses[0]}; build the bundle again")
-            if TARGET.encode() in proto:
+            calls = TARGET.encode() in proto
+            if calls:
                 custom_calls.register()
             if self._platform == "cpu":
                 memory_maps.check_room()
             else:
                 pjrt.take_flags(self.bundle.manifest.compiler, key)
-            self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph, self._platform)
+            # a call into this process stays in it
+            if self._compiler and not calls:
+                self._executables[key] = pjrt.loaded(self._compiler.compile(proto, graph), self._devices)
+            else:
+                self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph, self._platform)
         return self._executables[key]
 
     def _load_weights(self) -> dict[str, Any]:
