@@ -14,6 +14,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 
+import jax
+
 from model.bundle.graph_spec import GraphSpec
 from model.errors import UserError
 from model.serving import pjrt
@@ -36,7 +38,10 @@ class Compiler:
         return self
 
     def compile(self, proto: bytes, graph: GraphSpec) -> bytes:
-        """The serialized executable of a graph; UserError if XLA refuses it, or if the process has ended."""
+        """The serialized executable of a graph, or nothing where it is in JAX's cache now (JAX_COMPILATION_CACHE_DIR).
+
+        UserError if XLA refuses it, or if the process has ended.
+        """
         try:
             self._pipe.send((proto, graph))
             answer = self._pipe.recv()
@@ -73,7 +78,9 @@ def main(pipe: Connection, ranks: int) -> None:
         except EOFError:
             return
         try:
-            pipe.send(pjrt.compile_hlo(proto, devices, graph).serialize())
+            executable = pjrt.compile_hlo(proto, devices, graph)
+            # one that was taken from the cache lacks its code when it is serialized again
+            pipe.send(b"" if jax.config.jax_compilation_cache_dir else executable.serialize())  # type: ignore[attr-defined]
         except UserError as refusal:
             pipe.send(refusal)
 

@@ -154,8 +154,9 @@ class Graphs:
             else:
                 pjrt.take_flags(self.bundle.manifest.compiler, key)
             # a call into this process stays in it
-            if self._compiler and not calls:
-                self._executables[key] = pjrt.loaded(self._compiler.compile(proto, graph), self._devices)
+            code = self._compiler.compile(proto, graph) if self._compiler and not calls else b""
+            if code:
+                self._executables[key] = pjrt.loaded(code, self._devices)
             else:
                 self._executables[key] = pjrt.compile_hlo(proto, self._devices, graph, self._platform)
         return self._executables[key]

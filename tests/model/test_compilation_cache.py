@@ -13,7 +13,7 @@ import pytest
 from tests.model.family import graphs
 
 _RUN = """
-import json, sys
+import contextlib, json, sys
 from pathlib import Path
 from jax import monitoring
 from model.bundle.opening import read_bundle
@@ -26,7 +26,8 @@ heard = []
 monitoring.register_event_listener(lambda event, **_: heard.append(event))
 bundle = read_bundle(Path(sys.argv[1]))
 graphs = Graphs(bundle)
-(result,) = Engine(graphs, shape_of(bundle)).run([Request((5, 6, 7), Params(0.8, seed=3), 24)])
+with graphs.compiled_apart() if "apart" in sys.argv else contextlib.nullcontext():
+    (result,) = Engine(graphs, shape_of(bundle)).run([Request((5, 6, 7), Params(0.8, seed=3), 24)])
 counts = [heard.count(f"/jax/compilation_cache/{event}") for event in ("cache_hits", "cache_misses")]
 print(json.dumps([result.ids, *counts, len(graphs._executables)]))
 """
@@ -37,9 +38,10 @@ def bundle(family: Path) -> Path:
     return graphs(family, max_len=256).bundle.path
 
 
-def _ids_hits_and_misses(bundle: Path, **variables: str) -> tuple[list[int], int, int, int]:
+def _ids_hits_and_misses(bundle: Path, *options: str, **variables: str) -> tuple[list[int], int, int, int]:
+    """The ids, JAX's counts, and the number of graphs that ran."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | variables
-    command = [sys.executable, "-c", _RUN, str(bundle)]
+    command = [sys.executable, "-c", _RUN, str(bundle), *options]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return tuple(json.loads(ran.stdout))
 
@@ -54,6 +56,16 @@ def test_a_second_process_takes_the_graphs_of_the_first(bundle: Path, tmp_path: 
     second, hits, misses, count = _ids_hits_and_misses(bundle, **kept)
     assert misses == 0 < count <= hits
     assert plain == first == second
+
+
+def test_a_compiler_apart_leaves_its_graphs_where_the_process_takes_them(bundle: Path, tmp_path: Path) -> None:
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    runs = [_ids_hits_and_misses(bundle, "apart", **kept) for _ in range(2)]
+    for ids, hits, misses, count in runs:
+        assert misses == 0 < count <= hits
+        assert ids == runs[0][0]
+    # without the folder it hands them over
+    assert _ids_hits_and_misses(bundle, "apart")[:3] == (runs[0][0], 0, 0)
 
 
 def test_a_damaged_file_is_compiled_anew(bundle: Path, tmp_path: Path) -> None:
