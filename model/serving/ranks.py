@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from model.errors import UserError
+from model.serving.child import started
 
 # how long a rank that has failed is doubted: the loss of another one may have been the cause
 _DOUBT_S = 0.5
@@ -25,11 +24,6 @@ class Failure(NamedTuple):
     """Why a rank ends, as the end of a sentence: its last answer."""
 
     said: str
-
-
-class _Rank(NamedTuple):
-    process: subprocess.Popen[bytes]
-    pipe: Connection
 
 
 class Ranks:
@@ -48,22 +42,10 @@ class Ranks:
         self._error: UserError | None = None
         self._closed = False
         self._ranks = [
-            self._start([module, str(rank), *arguments], environment) for rank, environment in enumerate(environments)
+            started(module, [str(rank), *arguments], environment) for rank, environment in enumerate(environments)
         ]
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-
-    @staticmethod
-    def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> _Rank:
-        ours, theirs = Pipe()
-        with theirs:
-            command = [sys.executable, "-m", arguments[0], str(theirs.fileno()), *arguments[1:]]
-            # in a session of its own it gets no Ctrl-C of a terminal's: this process decides
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )  # fmt: skip
-        return _Rank(process, ours)
 
     def tell(self, name: str, *arguments: Any) -> Future[Any]:
         """Rank 0's answer to a message, when it comes."""
@@ -117,7 +99,7 @@ class Ranks:
             others = (number for number, other in enumerate(self._ranks) if other.process.poll() is not None)
             silent = (number for number in others if number != rank and not self._says_why(number))
             rank, failure = next(((number, None) for number in silent), (rank, failure))
-        said = failure.said if failure else self._ended(rank)
+        said = failure.said if failure else self._ranks[rank].how_it_ended()
         error = UserError(f"rank {rank} of {len(self._ranks)} {said}; read what it wrote before this, and start again")
         # nobody hears of it, and ends this process, before they have ended
         self._kill()
@@ -135,18 +117,9 @@ class Ranks:
                 _, value = pipe.recv()
         return isinstance(value, Failure)
 
-    def _ended(self, rank: int) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._ranks[rank].process.wait(_END_S)
-        status = self._ranks[rank].process.poll()
-        if status is None:
-            return "closed its pipe and does not end"
-        return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-
     def _kill(self) -> None:
         for rank in self._ranks:
-            rank.process.kill()
-            rank.process.wait()
+            rank.end()
 
     def close(self) -> None:
         """End the processes, which first do what they have been sent."""

@@ -43,7 +43,8 @@ def _ids_hits_and_misses(bundle: Path, *options: str, **variables: str) -> tuple
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | variables
     command = [sys.executable, "-c", _RUN, str(bundle), *options]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return tuple(json.loads(ran.stdout))
+    ids, hits, misses, count = json.loads(ran.stdout)
+    return ids, hits, misses, count
 
 
 def test_a_second_process_takes_the_graphs_of_the_first(bundle: Path, tmp_path: Path) -> None:
@@ -60,12 +61,18 @@ def test_a_second_process_takes_the_graphs_of_the_first(bundle: Path, tmp_path: 
 
 def test_a_compiler_apart_leaves_its_graphs_where_the_process_takes_them(bundle: Path, tmp_path: Path) -> None:
     kept = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    runs = [_ids_hits_and_misses(bundle, "apart", **kept) for _ in range(2)]
-    for ids, hits, misses, count in runs:
-        assert misses == 0 < count <= hits
-        assert ids == runs[0][0]
-    # without the folder it hands them over
-    assert _ids_hits_and_misses(bundle, "apart")[:3] == (runs[0][0], 0, 0)
+    # what it has compiled it hands over
+    first, hits, misses, count = _ids_hits_and_misses(bundle, "apart", **kept)
+    assert hits == misses == 0 < count <= len(list(tmp_path.iterdir()))
+    second, hits, misses, _ = _ids_hits_and_misses(bundle, "apart", **kept)
+    assert (second, hits, misses) == (first, count, 0)
+    assert _ids_hits_and_misses(bundle, "apart") == (first, 0, 0, count)
+
+
+def test_a_folder_that_cannot_be_keeps_nothing(bundle: Path) -> None:
+    plain, nowhere = _ids_hits_and_misses(bundle), {"JAX_COMPILATION_CACHE_DIR": f"{os.devnull}/compiled"}
+    assert _ids_hits_and_misses(bundle, **nowhere) == plain
+    assert _ids_hits_and_misses(bundle, "apart", **nowhere) == plain
 
 
 def test_a_damaged_file_is_compiled_anew(bundle: Path, tmp_path: Path) -> None:

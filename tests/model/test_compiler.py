@@ -19,17 +19,29 @@ from model.serving.ready import shape_of
 from model.serving.request import Params, Request
 from model.serving.runtime import Graphs
 from tests.ended import check_end
+from tests.model import demo_bundle
 from tests.model.family import graphs
 
 # the other process compiles with the options of the released code
 pytestmark = pytest.mark.released_code
 _REQUEST = Request((5, 6, 7), Params(0.8, seed=3), 24)
+# ends while the other process, which has answered once, compiles for seconds
 _PARENT = """
-import os
+import os, sys, time
+from pathlib import Path
+from model.bundle.opening import read_bundle
+from model.errors import UserError
 from model.serving.compiler import Compiler
 
+bundle = read_bundle(Path(sys.argv[1]))
+graph = max(bundle.graphs, key=lambda graph: len(bundle.read(graph.file)))
 with Compiler(1) as compiler:
-    print(compiler._process.pid, flush=True)
+    try:
+        compiler.compile(b"no proto", graph)
+    except UserError:
+        print(compiler._child.process.pid, flush=True)
+    compiler._child.pipe.send((bytes(bundle.read(graph.file)), graph))
+    time.sleep(0.5)
     os.kill(os.getpid(), 9)
 """
 
@@ -59,12 +71,15 @@ def test_its_errors_are_sentences(family: Path) -> None:
         # it goes on
         with pytest.raises(UserError, match="cannot be compiled"):
             compiler.compile(b"no proto", graph)
-        os.kill(compiler._process.pid, signal.SIGKILL)
-        with pytest.raises(UserError, match=f"ended with status -9 at {graph.file}"):
+        os.kill(compiler._child.process.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match=f"compiles {graph.file} was ended by signal 9"):
             compiler.compile(bytes(bundle.read(graph.file)), graph)
 
 
-def test_it_ends_with_the_process_that_has_started_it() -> None:
-    ran = subprocess.run([sys.executable, "-c", _PARENT], capture_output=True, text=True, check=False)
-    assert ran.returncode == -signal.SIGKILL
-    check_end(int(ran.stdout), 5)
+def test_it_ends_with_the_process_that_has_started_it(base: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _PARENT, str(demo_bundle.graphs(base).bundle.path)]
+    # not a pipe, whose end both processes would hold
+    with (tmp_path / "said").open("w") as said:
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, text=True, check=False)
+    assert ran.returncode == -signal.SIGKILL, (tmp_path / "said").read_text()
+    check_end(int(ran.stdout), 1)
