@@ -49,23 +49,39 @@ def _not_swallowed(raised: Any) -> None:
 
 def run_cli(main: Callable[[], None]) -> None:
     """Run a command: a UserError, or a file that refuses, is a sentence on stderr and exit code 2; Ctrl-C is 130."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    interrupted = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
     sys.unraisablehook = _not_swallowed
     try:
         main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (KeyboardInterrupt, Exception) as error:
+        # a library may make an error of its own of a Ctrl-C that it meets
+        if interrupted or isinstance(error, KeyboardInterrupt):
+            print("interrupted: finished work is kept; run the command again to continue", file=sys.stderr)
+            raise SystemExit(130) from None
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            raise SystemExit(141) from None
+        said = _sentence(error)
+        if said is None:
+            raise
+        print(f"error: {said}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted: finished work is kept; run the command again to continue", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(141) from None
-    except OSError as error:
-        print(f"error: {sentence_of(error, 'this command')}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except RecursionError:
-        print("error: a JSON file is nested too deeply; it was not written by trnspec, correct it", file=sys.stderr)
-        raise SystemExit(2) from None
+
+
+def _sentence(error: BaseException) -> str | None:
+    """What a user reads of an error, or None if it is a fault of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return sentence_of(error, "this command")
+    if isinstance(error, RecursionError):
+        return "a JSON file is nested too deeply; it was not written by trnspec, correct it"
+    return None
