@@ -17,25 +17,33 @@ _DRAFTER = Gauge(
     ["kind"],
     multiprocess_mode="mostrecent",
 )
-_STEPS = Counter("trnspec_steps", "Steps of the target; a prefill is none")
-_SEQUENCES = Counter("trnspec_sequence_steps", "Steps, counted for each request in them")
-_TOKENS = Counter("trnspec_tokens", "Ids that steps emitted, including those that vLLM cuts later")
-_DRAFTED = Counter("trnspec_drafted", "Drafts that a step might have accepted")
-_KEPT = Counter("trnspec_drafts_kept", "Drafts that a step accepted")
+_COUNTERS = {
+    "steps": Counter("trnspec_steps", "Steps of the target; a prefill is none"),
+    "sequences": Counter("trnspec_sequence_steps", "Steps, counted for each request in them"),
+    "tokens": Counter("trnspec_tokens", "Ids that steps emitted, including those that vLLM cuts later"),
+    "drafted": Counter("trnspec_drafted", "Drafts that a step might have accepted"),
+    "kept": Counter("trnspec_drafts_kept", "Drafts that a step accepted"),
+}
 _OF_K = Counter("trnspec_steps_of_k", "Steps of the target by the k of their graph", ["k"])
 _CHUNKS = Counter("trnspec_chunks", "Chunks of prompts, each a run of one graph")
 _GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds between two steps", buckets=_GAPS_S)
+# steps until their counts are handed to Prometheus, if no request ends
+_OFTEN = 32
 
 
 class Metrics:
-    """Counts of this worker. A gap is counted only where a request waited through it."""
+    """Counts of this worker. A gap is counted only where a request waited through it.
+
+    Prometheus gets the counts of several steps at once, all of them when a request ends: its counters are files that
+    several processes share, and take longer than the rest of a step's books.
+    """
 
     def __init__(self, drafter: str) -> None:
         self.drafter = drafter
         _DRAFTER.labels(drafter).set(1)
-        self.steps = self.sequences = self.tokens = self.drafted = self.kept = self.gaps = self.followed = 0
-        self.gap_s = 0.0
-        self.of_k = collections.Counter[int]()
+        # by counter, or by k
+        self.counts, self._published = collections.Counter[str | int](), collections.Counter[str | int]()
+        self.gaps, self.followed, self.gap_s = 0, 0, 0.0
         self._ended: float | None = None
 
     def begin(self) -> None:
@@ -57,25 +65,31 @@ class Metrics:
         if prompt:
             _CHUNKS.inc()
             return
-        emitted, drafted = sum(len(event.ids) for event in events), sum(event.drafted for event in events)
-        kept = sum(event.accepted for event in events)
-        self.drafted, self.kept = self.drafted + drafted, self.kept + kept
-        _DRAFTED.inc(drafted)
-        _KEPT.inc(kept)
-        self.steps, self.sequences, self.tokens = self.steps + 1, self.sequences + len(events), self.tokens + emitted
         k = events[0].k if events else 0
-        self.of_k[k] += 1
-        _OF_K.labels(str(k)).inc()
-        _STEPS.inc()
-        _SEQUENCES.inc(len(events))
-        _TOKENS.inc(emitted)
+        self.counts[k] += 1
+        self.counts["steps"] += 1
+        self.counts["sequences"] += len(events)
+        for event in events:
+            self.counts["tokens"] += len(event.ids)
+            self.counts["drafted"] += event.drafted
+            self.counts["kept"] += event.accepted
+        if self.counts["steps"] % _OFTEN == 0 or any(event.result for event in events):
+            self.publish()
+
+    def publish(self) -> None:
+        """Hand to Prometheus what was counted since the last time."""
+        for name, count in (self.counts - self._published).items():
+            counter = _OF_K.labels(str(name)) if isinstance(name, int) else _COUNTERS[name]
+            counter.inc(count)
+        self._published = self.counts.copy()
 
     def summary(self) -> str:
         """One line for people."""
-        per_step, gap_ms = self.tokens / max(1, self.sequences), 1e3 * self.gap_s / max(1, self.gaps)
+        n, gap_ms = self.counts, 1e3 * self.gap_s / max(1, self.gaps)
+        of_k = sorted((k, count) for k, count in n.items() if isinstance(k, int))
         return (
-            f"{self.steps} steps, {per_step:.2f} tokens a step and request, {self.kept} of {self.drafted} drafts kept "
-            f"(drafter {self.drafter}), "
-            f"steps of k {', '.join(f'{k}: {n}' for k, n in sorted(self.of_k.items()))}, "
+            f"{n['steps']} steps, {n['tokens'] / max(1, n['sequences']):.2f} tokens a step and request, {n['kept']} of "
+            f"{n['drafted']} drafts kept (drafter {self.drafter}), "
+            f"steps of k {', '.join(f'{k}: {count}' for k, count in of_k)}, "
             f"host gap {gap_ms:.2f} ms (mean of {self.gaps}, wall; {self.followed} steps were handed over before)"
         )

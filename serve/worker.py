@@ -232,6 +232,7 @@ class BundleWorker(WorkerBase):
     def _forget(self, name: str) -> None:
         if name in self.numbers:
             self.engine.cancel(self.numbers.pop(name))
+            self.metrics.publish()
         for held in (self.requests, self.masked, self.drawn):
             held.pop(name, None)  # type: ignore[attr-defined]
 

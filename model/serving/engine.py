@@ -247,7 +247,9 @@ class Engine:
 
     def _timed(self, work: Work) -> Work:
         """A step that is handed over now, which knows whether its time is its own."""
-        work, self._delayed = replace(work, delayed=self._delayed), False
+        if work.delayed != self._delayed:
+            work = replace(work, delayed=self._delayed)
+        self._delayed = False
         return work
 
     def _bucket(self, work: Work) -> int:

@@ -6,6 +6,7 @@ alone. `Paying` knows both: the time of steps by k, bucket and running requests,
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import operator
@@ -144,6 +145,9 @@ class Paying:
     drafts are tried where a request begins, which has none.
 
     One estimate serves all requests: a step has one k, and an estimate of each request was never better (LOG.md).
+
+    The choice is on the way of every step, and the host's time is a step's where the device is quick. So what it
+    reckons is kept until anything changes that it depends on.
     """
 
     seconds: Mapping[tuple[int, int, int], float]
@@ -152,9 +156,10 @@ class Paying:
     _emitted: list[float] = field(init=False)
     _buckets: tuple[int, ...] = field(init=False)
     _counts: tuple[int, ...] = field(init=False)
-    # the load of now, each that was met, and the mean number of running requests
+    # the load of now, each that was met by the octave of the mean number of running requests, that octave and that mean
     _load: _Load = field(init=False)
     _loads: dict[int, _Load] = field(default_factory=dict)
+    _octave: int = 0
     _running: float = 1.0
     _run: _Run | None = None
     _before: _Run | None = None
@@ -166,6 +171,15 @@ class Paying:
     _left: int = 0
     # the answer until a step has ended
     _chosen: int | None = None
+    # the positions from which on a step of some k needs the next bucket
+    _turns: list[int] = field(init=False)
+    # the ids a second of each k, and the logarithm of each other one's over the current one's, for so many drafts of
+    # each request and turns passed; None where what was learned has changed
+    _ids: dict[int, float] = field(default_factory=dict)
+    _gains: dict[int, float] | None = None
+    _of: tuple[list[int], int] = field(default_factory=lambda: ([], 0))
+    # of `_without_load`
+    _unloaded: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ks, self._buckets, self._counts = (tuple(sorted(set(part))) for part in zip(*self.seconds, strict=True))
@@ -173,6 +187,7 @@ class Paying:
         self._lost = dict.fromkeys(self.ks, 0.0)
         self._acceptance = Acceptance(max(self.ks))
         self._emitted = self._acceptance.emitted()
+        self._turns = sorted(bucket - k for bucket in self._buckets[:-1] for k in self.ks)
 
     def choose(self, slots: Sequence[Slot]) -> int:
         """The k that emits most ids a second for these requests; asked again before a step ends, the same one."""
@@ -181,43 +196,50 @@ class Paying:
         return self._chosen
 
     def _choose(self, slots: Sequence[Slot]) -> int:
-        most = [_drafts(slot) for slot in slots]
-        ids = {k: sum(self._emitted[min(k, n)] for n in most) / self._cost(slots, k) for k in self.ks}
-        if self._current < 0:
-            self._current = max(self.ks, key=lambda k: ids[k])
-        for k, lost in self._lost.items():
-            self._lost[k] = max(0.0, lost + math.log(ids[k] / ids[self._current] / _BETTER))
-        worst = max(self.ks, key=lambda k: self._lost[k])
-        if self._lost[worst] > _CHANGE:
-            self._current, self._left, self._lost = worst, 0, dict.fromkeys(self.ks, 0.0)
-        # the largest that these requests can run
-        largest = next((k for k in self.ks if k >= max(most)), self.ks[-1])
-        others = [k for k in self.ks if k != self._current and k <= largest]
-        if others and not self._left and self._is_due(slots):
-            self._trial, self._left = max(others, key=lambda k: ids[k]), _OF_TRIAL
-            self._load.debt = _OF_CHANGES
+        drafts = [_drafts(slot, self.ks[-1]) for slot in slots]
+        of = drafts, bisect.bisect(self._turns, max([slot.position for slot in slots]))
+        if self._gains is None or of != self._of:
+            self._of, self._gains = of, self._reckoned(slots, drafts)
+        for k, gain in self._gains.items():
+            if gain > 0 or self._lost[k]:
+                self._lost[k] = max(0.0, self._lost[k] + gain)
+        if self._gains and self._lost[worst := max(self._gains, key=self._lost.__getitem__)] > _CHANGE:
+            self._current, self._left, self._lost, self._gains = worst, 0, dict.fromkeys(self.ks, 0.0), None
+        if not self._left and self._load.debt <= 0:
+            self._try(slots, max(drafts))
         return self._trial if self._left else self._current
 
-    def _is_due(self, slots: Sequence[Slot]) -> bool:
-        """Whether time has paid for a trial, and these requests fit one."""
-        if self._load.debt > 0:
-            return False
+    def _reckoned(self, slots: Sequence[Slot], drafts: Sequence[int]) -> dict[int, float]:
+        """What a step of each other k gains over one of the current, beyond the noise."""
+        ids = {k: sum(self._emitted[min(k, n)] for n in drafts) / self._cost(slots, k) for k in self.ks}
+        if self._current < 0:
+            self._current = max(ids, key=ids.__getitem__)
+        self._ids = ids
+        return {k: math.log(ids[k] / ids[self._current] / _BETTER) for k in self.ks if k != self._current}
+
+    def _try(self, slots: Sequence[Slot], most: int) -> None:
+        """Begin a trial of another k that these requests can run, if they fit one."""
+        largest = next(k for k in self.ks if k >= most)
+        others = [k for k in self.ks if k != self._current and k <= largest]
         waited = self._load.debt <= -_PATIENCE
-        return self._current > 0 or waited or any(len(slot.result.ids) <= _FEW for slot in slots)
+        if others and (self._current > 0 or waited or any(len(slot.result.ids) <= _FEW for slot in slots)):
+            self._trial, self._left = max(others, key=self._ids.__getitem__), _OF_TRIAL
+            self._load.debt = _OF_CHANGES
 
     def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
         self._chosen = None
         self._meet(len(requests))
         if seconds:
             self._measure(k, seconds / self._without_load(k, bucket, len(requests)))
-        self._load.debt = max(-_PATIENCE, self._load.debt - _TRIALS)
+        load = self._load
+        load.debt = max(-_PATIENCE, load.debt - _TRIALS)
         if self._left and k == self._trial and requests:
-            self._load.debt += self._lost_by(k, bucket, requests)
-            self._left = self._left - 1 if self._load.debt < _OF_CHANGES + _GIVE_UP else 0
-        if any(request.drafted for request in requests):
+            load.debt += self._lost_by(k, bucket, requests)
+            self._left = self._left - 1 if load.debt < _OF_CHANGES + _GIVE_UP else 0
+        if k and any(request.drafted for request in requests):
             for request in requests:
                 self._acceptance.count(request)
-            self._emitted = self._acceptance.emitted()
+            self._emitted, self._gains = self._acceptance.emitted(), None
 
     def _lost_by(self, k: int, bucket: int, requests: Sequence[Ended]) -> float:
         """What a step of a trial has lost: its time less that in which the current k emits as many ids, in steps."""
@@ -238,17 +260,22 @@ class Paying:
 
     def _without_load(self, k: int, bucket: int, running: int) -> float:
         """The seconds of a step as measured before any request: each running one adds the same."""
+        if (k, bucket, running) in self._unloaded:
+            return self._unloaded[k, bucket, running]
         least, most = self._counts[0], self._counts[-1]
         share = (running - least) / (most - least) if most > least else 0.0
         of_least, of_most = self.seconds[k, bucket, least], self.seconds[k, bucket, most]
-        return of_least + share * (of_most - of_least)
+        self._unloaded[k, bucket, running] = found = of_least + share * (of_most - of_least)
+        return found
 
     def _meet(self, running: int) -> None:
         """Take up what was learned at the load of now; at a new one, what holds at the one before."""
         self._running += (max(running, 1) - self._running) * _OF_LOAD
-        load = self._loads.setdefault(round(math.log2(self._running)), _Load(dict(self._load.slower)))
-        if load is not self._load:
-            self._load, self._run, self._before = load, None, None
+        octave = round(math.log2(self._running))
+        if octave != self._octave:
+            self._octave = octave
+            self._load = self._loads.setdefault(octave, _Load(dict(self._load.slower)))
+            self._run = self._before = self._gains = None
 
     def _measure(self, k: int, slower: float) -> None:
         if self._run is None or self._run.k != k:
@@ -262,9 +289,11 @@ class Paying:
         if not k:
             changed, measured = self._before.k, times[0] / ratio
         times[changed] *= min(max(measured / times[changed], 1 / _FAR), _FAR) ** _NEW
+        self._gains = None
 
 
-def _drafts(slot: Slot) -> int:
-    """The most drafts whose ids a request keeps."""
-    left = max(0, slot.request.max_new_tokens - len(slot.result.ids) - 1)
-    return left if slot.request.k_limit is None else min(left, slot.request.k_limit)
+def _drafts(slot: Slot, most: int) -> int:
+    """The most drafts whose ids a request keeps, of so many."""
+    request = slot.request
+    left = min(most, max(0, request.max_new_tokens - len(slot.result.ids) - 1))
+    return left if request.k_limit is None else min(left, request.k_limit)

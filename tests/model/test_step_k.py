@@ -111,6 +111,32 @@ def test_it_keeps_up_with_the_best_fixed_k(chance: float, slots: int) -> None:
     assert share(Paying(first()), chance=chance, slots=slots, requests=50 * slots + 50) > 0.96
 
 
+class Recounting(Paying):
+    """Reckons again at every choice, and counts how often the rule itself did."""
+
+    reckoned = 0
+
+    def _choose(self, slots: Any) -> int:
+        answer, kept = super()._choose(slots), self._gains
+        if kept is not None:
+            assert kept == super()._reckoned(slots, self._of[0])
+        return answer
+
+    def _reckoned(self, slots: Any, drafts: Any) -> dict[int, float]:
+        self.reckoned += 1
+        return super()._reckoned(slots, drafts)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.7, 0.9])
+def test_what_it_keeps_between_steps_is_never_out_of_date(chance: float) -> None:
+    rule, of_k = Recounting(first() | first(running=4)), dict[int, int]()
+    for seed in range(3):
+        for slots in (1, 4):
+            World(chance, slots, seed=seed, uneven=True, crowded=0.5, of_k=of_k).seconds(rule)
+    alone = of_k.pop(0, 0)
+    assert rule.reckoned < 0.5 * alone + sum(of_k.values()) + 50
+
+
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize(
     "world",

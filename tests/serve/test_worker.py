@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 @pytest.fixture
 def worker() -> Any:
     """A worker of three running requests, and an engine that remembers which were cancelled."""
+    from serve.metrics import Metrics  # noqa: PLC0415
     from serve.worker import BundleWorker  # noqa: PLC0415
 
     made = BundleWorker.__new__(BundleWorker)
@@ -27,7 +28,7 @@ def worker() -> Any:
     made.engine = SimpleNamespace(  # type: ignore[assignment]
         cancel=cancelled.append, cancelled=cancelled, speculative=True, begun=True, begun_k=None
     )
-    made.shape = SimpleNamespace(k=3)  # type: ignore[assignment]
+    made.shape, made.metrics = SimpleNamespace(k=3), Metrics("chain")  # type: ignore[assignment]
     made.numbers, made.masked, made.failed = {"a": 0, "b": 1, "c": 2}, {}, set()
     made.requests, made.drawn = dict.fromkeys("abc", ((1,), None)), {}
     return made
@@ -47,6 +48,31 @@ def test_an_event_with_an_error_fails_its_request_alone(worker: Any, capsys: pyt
     assert worker.take_draft_token_ids().req_ids == ["a", "c"]
     assert "request b ends with an error: its logits are no numbers" in capsys.readouterr().err
     assert worker._output(_step("a", "c"), {}).failed == set(), "vLLM hears of it once"
+
+
+def test_prometheus_has_every_count_when_a_request_ends_and_never_far_behind(worker: Any) -> None:
+    from prometheus_client import REGISTRY  # noqa: PLC0415
+
+    names = ("steps", "sequence_steps", "tokens", "drafted", "drafts_kept")
+
+    def counted() -> tuple[float, ...]:
+        of_k = REGISTRY.get_sample_value("trnspec_steps_of_k_total", {"k": "3"})
+        return (*(REGISTRY.get_sample_value(f"trnspec_{name}_total") or 0.0 for name in names), of_k or 0.0)
+
+    def since(before: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(now - then for now, then in zip(counted(), before, strict=True))
+
+    running, begun = Event(0, [5, 6], k=3, drafted=3, accepted=1), counted()
+    worker.metrics.end(False, [running], followed=True)
+    worker.metrics.end(False, [running, Event(1, [7], Result(reason="eos"), 3, 3, 0)], followed=False)
+    assert since(begun) == (2, 3, 5, 9, 2, 2), "a request has ended"
+    worker.metrics.end(False, [running], followed=False)
+    worker._forget("a")
+    assert since(begun) == (3, 4, 7, 12, 3, 3), "vLLM has ended one"
+    for _ in range(100):
+        worker.metrics.end(False, [running], followed=False)
+        assert worker.metrics.counts["steps"] - (counted()[0] - begun[0]) < 32
+    assert worker.metrics.summary().startswith("103 steps, 1.99 tokens a step and request, 103 of 312 drafts kept")
 
 
 def test_vllm_counts_with_the_drafts_of_the_step_that_runs(worker: Any) -> None:
