@@ -156,10 +156,9 @@ class Paying:
     _emitted: list[float] = field(init=False)
     _buckets: tuple[int, ...] = field(init=False)
     _counts: tuple[int, ...] = field(init=False)
-    # the load of now, each that was met by the octave of the mean number of running requests, that octave and that mean
+    # the load of now, each that was met by the octave of the mean number of running requests, and that mean
     _load: _Load = field(init=False)
     _loads: dict[int, _Load] = field(default_factory=dict)
-    _octave: int = 0
     _running: float = 1.0
     _run: _Run | None = None
     _before: _Run | None = None
@@ -231,11 +230,10 @@ class Paying:
         self._meet(len(requests))
         if seconds:
             self._measure(k, seconds / self._without_load(k, bucket, len(requests)))
-        load = self._load
-        load.debt = max(-_PATIENCE, load.debt - _TRIALS)
+        self._load.debt = max(-_PATIENCE, self._load.debt - _TRIALS)
         if self._left and k == self._trial and requests:
-            load.debt += self._lost_by(k, bucket, requests)
-            self._left = self._left - 1 if load.debt < _OF_CHANGES + _GIVE_UP else 0
+            self._load.debt += self._lost_by(k, bucket, requests)
+            self._left = self._left - 1 if self._load.debt < _OF_CHANGES + _GIVE_UP else 0
         if k and any(request.drafted for request in requests):
             for request in requests:
                 self._acceptance.count(request)
@@ -260,21 +258,21 @@ class Paying:
 
     def _without_load(self, k: int, bucket: int, running: int) -> float:
         """The seconds of a step as measured before any request: each running one adds the same."""
-        if (k, bucket, running) in self._unloaded:
-            return self._unloaded[k, bucket, running]
-        least, most = self._counts[0], self._counts[-1]
-        share = (running - least) / (most - least) if most > least else 0.0
-        of_least, of_most = self.seconds[k, bucket, least], self.seconds[k, bucket, most]
-        self._unloaded[k, bucket, running] = found = of_least + share * (of_most - of_least)
-        return found
+        if (k, bucket, running) not in self._unloaded:
+            least, most = self._counts[0], self._counts[-1]
+            share = (running - least) / (most - least) if most > least else 0.0
+            of_least, of_most = self.seconds[k, bucket, least], self.seconds[k, bucket, most]
+            self._unloaded[k, bucket, running] = of_least + share * (of_most - of_least)
+        return self._unloaded[k, bucket, running]
 
     def _meet(self, running: int) -> None:
         """Take up what was learned at the load of now; at a new one, what holds at the one before."""
         self._running += (max(running, 1) - self._running) * _OF_LOAD
         octave = round(math.log2(self._running))
-        if octave != self._octave:
-            self._octave = octave
-            self._load = self._loads.setdefault(octave, _Load(dict(self._load.slower)))
+        if octave not in self._loads:
+            self._loads[octave] = _Load(dict(self._load.slower))
+        if self._loads[octave] is not self._load:
+            self._load = self._loads[octave]
             self._run = self._before = self._gains = None
 
     def _measure(self, k: int, slower: float) -> None:
