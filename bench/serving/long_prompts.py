@@ -108,7 +108,8 @@ def alone(endpoint: Endpoint, ids: Sequence[int], tokens: int = _ANSWER) -> dict
 
 
 def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random, equal: bool = False) -> dict[str, float]:
-    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer.
+    """The medians of what clients see that send random prompts of this length, each as soon as it has an answer, and
+    the time of all.
 
     Answers differ in length unless they are to be `equal`.
     """
@@ -116,11 +117,12 @@ def at_once(endpoint: Endpoint, ids: Sequence[int], rng: random.Random, equal: b
     def ask() -> tuple[list[int], int]:
         return _random(rng, len(ids)), _ANSWER if equal else uneven(rng, _ANSWER)
 
-    asks = [[ask() for _ in range(_EACH)] for _ in range(_AT_ONCE)]
+    asks, begin = [[ask() for _ in range(_EACH)] for _ in range(_AT_ONCE)], time.perf_counter()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         of_clients = pool.map(lambda own: [alone(endpoint, *asked) for asked in own], asks)
         answers = [answer for own in of_clients for answer in own]
-    return {name: statistics.median(answer[name] for answer in answers) for name in answers[0]}
+    medians = {name: statistics.median(answer[name] for answer in answers) for name in answers[0]}
+    return medians | {"round_ms": 1e3 * (time.perf_counter() - begin)}
 
 
 def cases(prompts: Sequence[int], rng: random.Random) -> Iterator[tuple[str, int, list[int]]]:
@@ -177,8 +179,8 @@ def summary(rows: Rows) -> Rows:
 
 def table(rows: Rows) -> str:
     """A line for each case and endpoint."""
-    names = {"first_ms": "first id ms", "all_ms": f"{_ANSWER} ids ms", "gap_ms": "longest gap ms",
-             "gap_p95_ms": "p95 gap ms"}  # fmt: skip
+    names = {"first_ms": "first id ms", "all_ms": f"{_ANSWER} ids ms", "round_ms": "all answers ms",
+             "gap_ms": "longest gap ms", "gap_p95_ms": "p95 gap ms"}  # fmt: skip
     lines = []
     for r in rows:
         cells = [f"{r[name]:.1f}" if name in r else "" for name in names]

@@ -113,16 +113,19 @@ def test_gaps_are_those_that_reach_into_the_time_of_a_prompt() -> None:
 def test_clients_send_one_prompt_after_the_other(
     monkeypatch: pytest.MonkeyPatch, equal: bool, least: int, most: int
 ) -> None:
-    """16 prompts, four at once, none twice; what is told are medians."""
+    """16 prompts, four at once, none twice; what is told are medians, and the time of all."""
     numbers, all_four, seen = itertools.count(1), threading.Barrier(4, timeout=30), dict[tuple[int, ...], int]()
 
     def alone(server: Endpoint, ids: Sequence[int], tokens: int) -> dict[str, float]:
         all_four.wait()
+        time.sleep(0.01)
         seen[tuple(ids)] = tokens
         return {"first_ms": float(next(numbers)), "all_ms": 1.0}
 
     monkeypatch.setattr(long_prompts, "alone", alone)
+    begin = time.perf_counter()
     found = long_prompts.at_once(Endpoint("", "m"), range(30), random.Random(0), equal)
+    assert 4 * 10 <= found.pop("round_ms") <= 1e3 * (time.perf_counter() - begin)
     assert (len(seen), {len(ids) for ids in seen}) == (16, {30})
     assert set(seen.values()) <= set(range(least, most + 1))
     assert (len(set(seen.values())) > 1) == (not equal)
