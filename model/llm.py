@@ -14,7 +14,7 @@ from model.bundle.opening import open_bundle
 from model.errors import UserError
 from model.serving.engine import Engine, Event
 from model.serving.masks import Allowed
-from model.serving.ready import compile_graphs, shape_of
+from model.serving.ready import compile_graphs, served_shape
 from model.serving.request import Params, Request, Result, Score, check
 from model.serving.runtime import Graphs
 from model.serving.text import Pieces, ids_of_words, load_tokenizer, stop_cut
@@ -111,7 +111,7 @@ class LLM:
     def __init__(self, bundle: str | Path, load: bool = True) -> None:
         self.bundle = open_bundle(Path(bundle))
         self.tokenizer = load_tokenizer(self.bundle)
-        self.shape, self._eos = shape_of(self.bundle), self.bundle.spec.target_config.eos_token_ids
+        self.shape, self._eos = served_shape(self.bundle), self.bundle.spec.target_config.eos_token_ids
         self._graphs: Graphs | None = None
         self._engine: Engine | None = None
         self._events: dict[int, deque[Event]] = {}

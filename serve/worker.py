@@ -21,7 +21,7 @@ from model.graph_key import GraphKey, Stage
 from model.progress import progress
 from model.serving.engine import Event
 from model.serving.overlap import OverlappedEngine
-from model.serving.ready import open_graphs, shape_of, step_seconds
+from model.serving.ready import open_graphs, served_shape, step_seconds
 from model.serving.request import Score
 from model.serving.step_k import Always, Paying
 from serve import arrivals
@@ -58,7 +58,7 @@ class BundleWorker(WorkerBase):
         speculative = speculates(bundle, self.vllm_config)
         self.drafter = bundle.spec.drafter if speculative else "none"
         self.platform = graphs_platform(self.vllm_config)
-        self.shape = shape_of(bundle, self.platform)
+        self.shape = served_shape(bundle, self.platform)
         self.graphs, self.metrics = open_graphs(bundle, self.platform), Metrics(self.drafter)
         self.fixed_k = fixed_k(bundle, self.vllm_config)
         fixed = None if self.fixed_k is None else Always(self.fixed_k)
@@ -97,7 +97,7 @@ class BundleWorker(WorkerBase):
         begin = time.perf_counter()
         with self.graphs.compiled_apart():
             if self.engine.speculative and self.fixed_k is None:
-                self.engine.step_k = Paying(step_seconds(self.graphs))
+                self.engine.step_k = Paying(step_seconds(self.graphs, self.shape))
             keys = [key for key in self.bundle.plan.by_key if self._runs(key)]
             with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
                 for key in keys:
@@ -109,6 +109,8 @@ class BundleWorker(WorkerBase):
 
     def _runs(self, key: GraphKey) -> bool:
         """Whether the engine may run a graph."""
+        if not self.shape.has(key):
+            return False
         if key.is_prefill:
             return self.engine.apart or key.stage is Stage.PREFILL
         return key.k in self.engine.ks(asking=key.asking)

@@ -44,6 +44,9 @@ class Event:
     prompt_scores: tuple[Score, ...] = ()
 
 
+# chunks whose draft's part may wait together, while other requests wait for their step: together they take no longer
+# than a chunk of the target
+_MOST_OWED = 8
 Proposer = Callable[[Slot, int], list[int]]
 
 
@@ -57,8 +60,8 @@ class Engine:
 
     A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two. Where
     the draft's part of a prompt is a graph of its own, it runs behind the last chunk, so that no first id waits for it;
-    behind each chunk where other requests wait for their step. That of a prompt of less than a block, which no other
-    request can share, waits for the first step that drafts.
+    behind every eighth chunk where other requests wait for their step. That of a prompt of less than a block, which no
+    other request can share, waits for the first step that drafts for it.
 
     `step_k` chooses the k of each step, by default always the bundle's largest. Where the host drafts, `propose`
     returns drafts for a slot, at most a given number, by default from the slot's own ids.
@@ -212,7 +215,7 @@ class Engine:
         if work.k is None:
             assert work.chunk
             return work, self._run_chunk(work.slots[0], work.chunk)
-        if work.k:
+        if work.k and any(slot.position for slot, *_ in self._owed):
             self._fill_draft()
         k, work = work.k, self._timed(work)
         bucket = self._bucket(work)
@@ -234,7 +237,7 @@ class Engine:
         outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
         if self.apart:
             self._owed.append((slot, inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
-            if _shares(slot) and (chunk.last == slot.known or self.slots.ready):
+            if _shares(slot) and (chunk.last == slot.known or (self.slots.ready and len(self._owed) >= _MOST_OWED)):
                 self._fill_draft()
         return outputs
 
@@ -254,7 +257,11 @@ class Engine:
 
     def _bucket(self, work: Work) -> int:
         """The bucket of a step: of all positions that it may write."""
-        return self.shape.bucket(max(slot.position for slot in work.slots) + (work.k or 0) + 1)
+        return self.shape.bucket(self._reach(work))
+
+    def _reach(self, work: Work) -> int:
+        """The end of the positions that a step may write."""
+        return max(slot.position for slot in work.slots) + (work.k or 0) + 1
 
     def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
         accepted_BN = np.asarray(outputs.accepted)
@@ -262,7 +269,7 @@ class Engine:
         if work.k is None:
             assert work.chunk
             return self._filled(work.slots[0], work.chunk, outputs)
-        events, bucket = [], self._bucket(work)
+        events, reach = [], self._reach(work)
         for slot, limit in zip(work.slots, work.limits, strict=True):
             # its request may have left while the step ran
             if not self.slots.holds(slot):
@@ -275,12 +282,12 @@ class Engine:
             scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
             events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
         requests = [Ended(event.drafted, event.accepted) for event in events]
-        self._ended(work.k, bucket, None if work.asking or work.delayed else seconds, requests)
+        self._ended(work.k, reach, None if work.asking or work.delayed else seconds, requests)
         return events
 
-    def _ended(self, k: int, bucket: int, seconds: float | None, requests: list[Ended]) -> None:
-        """A step has ended; without seconds where its time is not that of its k, bucket and requests."""
-        self.step_k.ended(k, bucket, seconds, requests)
+    def _ended(self, k: int, reach: int, seconds: float | None, requests: list[Ended]) -> None:
+        """A step has ended; without seconds where its time is not that of its k, reach and requests."""
+        self.step_k.ended(k, reach, seconds, requests)
 
     def _filled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:
         """The first event of a request, after the last chunk of its prompt."""

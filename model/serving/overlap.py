@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from model.attention import KEY_TILE
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
 from model.serving.engine import Engine, Event
@@ -34,7 +35,7 @@ class OverlappedEngine(Engine):
 
     @functools.cached_property
     def _shortest(self) -> dict[tuple[int | None, int], float]:
-        """The seconds of the shortest recent step by its k and bucket."""
+        """The seconds of the shortest recent step by its k and the octave of the tiles of keys that it reaches."""
         return {}
 
     @functools.cached_property
@@ -62,7 +63,7 @@ class OverlappedEngine(Engine):
         if not self._begun or self._begun[0][1].ready or not self._since:
             return 0.0
         work = self._begun[0][0]
-        shortest = self._shortest.get((work.k, self._bucket(work)), 0.0)
+        shortest = self._shortest.get((work.k, _octave(self._reach(work))), 0.0)
         return max(0.0, self._since + shortest - time.perf_counter())
 
     def step(self) -> list[Event]:
@@ -94,10 +95,11 @@ class OverlappedEngine(Engine):
         self._expecting = max(0, self._expecting - 1)
         return super()._postprocess(work, outputs)
 
-    def _ended(self, k: int, bucket: int, seconds: float | None, requests: list[Ended]) -> None:
-        super()._ended(k, bucket, seconds, requests)
+    def _ended(self, k: int, reach: int, seconds: float | None, requests: list[Ended]) -> None:
+        super()._ended(k, reach, seconds, requests)
         if seconds:
-            self._shortest[k, bucket] = min(seconds, _LONGER * self._shortest.get((k, bucket), seconds))
+            kind = k, _octave(reach)
+            self._shortest[kind] = min(seconds, _LONGER * self._shortest.get(kind, seconds))
 
     @property
     def _patient(self) -> bool:
@@ -161,3 +163,8 @@ class OverlappedEngine(Engine):
             inputs = self.slots.inputs_after(outputs, work.limits)
             outputs = self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)
             self._begun.append((self._timed(work), outputs))
+
+
+def _octave(reach: int) -> int:
+    """Of the tiles of keys before a position."""
+    return (reach // KEY_TILE).bit_length()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,9 @@ Graphs = runtime.Graphs | NrtGraphs
 _ROUNDS = 7
 # steps of a round
 _IN_A_ROW = 8
+# keys from which on graphs of fewer are left out on a CPU, where attention ends at the last key that a row sees: a
+# step at 100 ids takes as long in a bucket of 4096 as in one of 128 (LOG.md, 2026-11-28). Its mask has a number a key
+_FEWEST_KEYS = 4096
 # what a chunk of a prompt costs beside its rows, in rows (LOG.md, 2026-11-25): on a CPU 0 to 27, by the keys before it;
 # on a device, which reads all weights for any number of rows, 310 to 345 (simulated)
 _BESIDE_CPU, _BESIDE_DEVICE = 16, 320
@@ -57,6 +60,16 @@ def shape_of(bundle: Bundle, platform: str = "cpu") -> Shape:
     )
 
 
+def served_shape(bundle: Bundle, platform: str = "cpu") -> Shape:
+    """`shape_of` with the graphs that a server or `LLM` runs: on a CPU none for fewer keys that saves no time."""
+    shape = shape_of(bundle, platform)
+    if platform != "cpu" or bundle.spec.kernels != "reference":
+        return shape
+    least = min(_FEWEST_KEYS, shape.max_len)
+    prompts = tuple((rows, keys) for rows, keys in shape.prompts if keys >= least)
+    return replace(shape, buckets=tuple(b for b in shape.buckets if b >= least), prompts=prompts)
+
+
 def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
     """Compile every graph that the request may reach, so that the first token waits for none.
 
@@ -82,34 +95,30 @@ def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[Gra
             yield key
 
 
-def step_seconds(graphs: Graphs) -> dict[tuple[int, int, int], float]:
-    """The wall seconds of a step at its bucket's end, by its k, bucket and number of running requests.
+def step_seconds(graphs: Graphs, shape: Shape) -> dict[tuple[int, int, int], float]:
+    """The wall seconds of a step that reaches a bucket's end, by its k, bucket and number of running requests.
 
     Of one request, and of as many as there are slots, while none is in the caches.
 
     The least of several rounds, each over every graph: what else runs on the machine meets all of them. Steps follow
     each other, as those of requests do: the host's part of one is hidden behind the one before.
     """
-    spec = graphs.bundle.spec
-    keys = [GraphKey(Stage.STEP, k, bucket, filters=False) for bucket in spec.buckets for k in (0, *spec.ks)]
-    for key in keys:
+    spec, runs = graphs.bundle.spec, list[tuple[GraphKey, StepInputs]]()
+    steps = [(k, b, running) for b in spec.buckets for k in (0, *spec.ks) for running in sorted({1, spec.batch})]
+    for k, bucket, running in steps:
+        key = GraphKey(Stage.STEP, k, shape.bucket(bucket), filters=False)
         graphs.prepare(key)
-    steps = [(key, running) for key in keys for running in sorted({1, spec.batch})]
-    ends = [at_the_end(graphs.bundle, key, running) for key, running in steps]
-    rounds = [
-        [graphs.rehearse(key, _IN_A_ROW, end) for (key, _), end in zip(steps, ends, strict=True)]
-        for _ in range(_ROUNDS)
-    ]
-    least = map(min, zip(*rounds, strict=True))
-    return {(key.k, key.bucket, running): s for (key, running), s in zip(steps, least, strict=True)}
+        runs.append((key, at_the_end(graphs.bundle, key, running, bucket)))
+    rounds = [[graphs.rehearse(key, _IN_A_ROW, inputs) for key, inputs in runs] for _ in range(_ROUNDS)]
+    return dict(zip(steps, map(min, zip(*rounds, strict=True)), strict=True))
 
 
-def at_the_end(bundle: Bundle, key: GraphKey, running: int) -> StepInputs:
-    """A step's inputs whose rows are the last of its bucket, so that those of the running requests see all of its keys,
-    each in its place; the other slots are idle."""
+def at_the_end(bundle: Bundle, key: GraphKey, running: int, end: int) -> StepInputs:
+    """A step's inputs whose rows are the last of so many positions, so that those of the running requests see as many
+    keys, each in its place; the other slots are idle."""
     inputs = zeros_of(bundle.plan.by_key[key].inputs)
-    inputs.attention_mask[:running] = 1
-    inputs.position_ids[:running] = key.bucket - key.k - 1 + np.arange(inputs.position_ids.shape[1])
+    inputs.attention_mask[:running, :end] = 1
+    inputs.position_ids[:running] = end - key.k - 1 + np.arange(inputs.position_ids.shape[1])
     blocks = 1 + np.arange(inputs.block_table.size).reshape(inputs.block_table.shape)
     inputs.block_table[:running] = blocks[:running] % bundle.spec.pool
     return inputs

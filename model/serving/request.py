@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from model.asks import BIASES
 from model.attention import KEY_TILE
 from model.errors import UserError
+from model.graph_key import GraphKey
 from model.scores import TOP
 from model.serving.masks import Allowed
 
@@ -89,10 +91,16 @@ class Shape:
         left = min(length - first, most or length)
         if not self.prompts:
             return Chunk(first, left, self.bucket(left), self.bucket(left))
-        rows = _first_rows(sorted({rows for rows, _ in self.prompts}), left, self.beside_rows)
+        rows = _first_rows(tuple(sorted({rows for rows, _ in self.prompts})), left, self.beside_rows)
         count = min(left, rows)
         keys = min(keys for r, keys in self.prompts if r == rows and keys >= first + count)
         return Chunk(first, count, rows, keys)
+
+    def has(self, key: GraphKey) -> bool:
+        """Whether a request of any length may need this graph, by the keys that it reads."""
+        if key.is_prefill and self.prompts:
+            return (key.rows, key.bucket) in self.prompts
+        return key.bucket in self.buckets
 
     def blocks(self, length: int) -> int:
         """The blocks of so many positions, at most those of a sequence."""
@@ -110,21 +118,23 @@ class Shape:
         return next((b for b in self.buckets if length <= b), self.max_len)
 
 
-def _first_rows(sizes: Sequence[int], left: int, beside: int) -> int:
-    """The rows of the first one, the largest, of the cheapest graphs for so many ids; sizes are powers of two, rising.
+def _first_rows(sizes: tuple[int, ...], left: int, beside: int) -> int:
+    """The rows of the first one, the largest, of the cheapest graphs for so many ids."""
+    if left > sizes[-1]:
+        return sizes[-1]
+    unit = math.gcd(*sizes)
+    return _largest_first(sizes, unit, beside)[-(-left // unit)]
 
-    Graphs that are full, the largest first, until one holds the rest: the question is which.
-    """
-    first, full, best = 0, 0, math.inf
-    while left <= sizes[-1]:
-        holding = next(rows for rows in sizes if rows >= left)
-        if full + holding < best:
-            best, chosen = full + holding, first or holding
-        filled = [rows for rows in sizes if rows < left]
-        if not filled or full >= best:
-            return chosen
-        first, full, left = first or filled[-1], full + filled[-1] + beside, left - filled[-1]
-    return sizes[-1]
+
+@functools.cache
+def _largest_first(sizes: tuple[int, ...], unit: int, beside: int) -> list[int]:
+    """The largest of the cheapest graphs for each number of units of ids, up to those of the largest size."""
+    costs, largest = [0], [0]
+    for left in range(1, sizes[-1] // unit + 1):
+        cost, rows = min((rows + beside + costs[max(0, left - rows // unit)], -rows) for rows in sizes)
+        costs.append(cost)
+        largest.append(-rows)
+    return largest
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class Ended(NamedTuple):
 class StepK(Protocol):
     """Chooses the k of steps.
 
-    `ks` are all that it may choose. `ended` tells it of each step: its bucket, and its wall seconds unless it ran other
-    graphs than those of k, as a step with masks does.
+    `ks` are all that it may choose. `ended` tells it of each step: its reach, which is the end of the positions
+    that it may write, and its wall seconds unless it ran other graphs than those of k, as a step with masks does.
     """
 
     @property
@@ -37,7 +37,7 @@ class StepK(Protocol):
 
     def choose(self, slots: Sequence[Slot]) -> int: ...
 
-    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None: ...
+    def ended(self, k: int, reach: int, seconds: float | None, requests: Sequence[Ended]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Always:
     def choose(self, slots: Sequence[Slot]) -> int:
         return self.k
 
-    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
+    def ended(self, k: int, reach: int, seconds: float | None, requests: Sequence[Ended]) -> None:
         """Nothing to learn."""
 
 
@@ -135,9 +135,10 @@ class Paying:
     """Speculates while it pays.
 
     `seconds` are the times of a step by its k, bucket and number of running requests, measured before any request for
-    one of these and for the most. Only their ratios matter: load slows the steps of every k. How much slower those of a
-    k have become beside another's is measured again behind each change of k, by its settled steps, and apart for each
-    load: one, about two, about four running requests.
+    one of these and for the most; the bucket is that of what a step reaches, whatever its graph reads. Only their
+    ratios matter: load slows the steps of every k. How much slower those of a k have become beside another's is
+    measured again behind each change of k, by its settled steps, and apart for each load: one, about two, about four
+    running requests.
 
     While one k runs nothing is learned about the others. So another k is tried now and then, for some steps in a row or
     until they have lost too much, once time has paid for what the last trial lost, which may be 1 % of it; the first
@@ -170,7 +171,7 @@ class Paying:
     _left: int = 0
     # the answer until a step has ended
     _chosen: int | None = None
-    # the positions from which on a step of some k needs the next bucket
+    # the positions from which on a step of some k reaches the next bucket
     _turns: list[int] = field(init=False)
     # the ids a second of each k, and the logarithm of each other one's over the current one's, for so many drafts of
     # each request and turns passed; None where what was learned has changed
@@ -225,8 +226,8 @@ class Paying:
             self._trial, self._left = max(others, key=self._ids.__getitem__), _OF_TRIAL
             self._load.debt = _OF_CHANGES
 
-    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
-        self._chosen = None
+    def ended(self, k: int, reach: int, seconds: float | None, requests: Sequence[Ended]) -> None:
+        self._chosen, bucket = None, self._bucket(reach)
         self._meet(len(requests))
         if seconds:
             self._measure(k, seconds / self._without_load(k, bucket, len(requests)))
@@ -248,9 +249,10 @@ class Paying:
 
     def _cost(self, slots: Sequence[Slot], k: int) -> float:
         """The seconds of a step of k beside those of the others, in the bucket that its rows need."""
-        rows = max(slot.position for slot in slots) + k + 1
-        bucket = next((b for b in self._buckets if b >= rows), self._buckets[-1])
-        return self._time(k, bucket, len(slots))
+        return self._time(k, self._bucket(max(slot.position for slot in slots) + k + 1), len(slots))
+
+    def _bucket(self, reach: int) -> int:
+        return next((b for b in self._buckets if b >= reach), self._buckets[-1])
 
     def _time(self, k: int, bucket: int, running: int) -> float:
         """The seconds of a step, as slow beside those of the other k as the load of now has made it."""

@@ -413,14 +413,19 @@ def test_a_first_id_waits_for_no_draft() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_the_draft_follows_each_chunk_while_others_wait_for_their_step() -> None:
+@pytest.mark.parametrize(("most", "behind"), [(1, [T, D, Stage.STEP, T, D]), (8, [T, Stage.STEP, T, D, D])])
+def test_the_draft_follows_so_many_chunks_while_others_wait_for_their_step(
+    monkeypatch: pytest.MonkeyPatch, most: int, behind: list[Stage]
+) -> None:
+    """A step drafts for those whose prompts have ended, and so waits for their part alone."""
+    monkeypatch.setattr(engine_module, "_MOST_OWED", most)
     engine = _apart()
     engine.add(_request(1, 40))
     engine.step()
     engine.add(_prompt(2))
     for _ in range(5):
         engine.step()
-    assert _stages(engine) == [T, T, D, D, Stage.STEP, T, D, Stage.STEP, T, D]
+    assert _stages(engine) == [T, T, D, D, Stage.STEP, *behind]
 
 
 @pytest.mark.usefixtures("shared")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from model.bundle.opening import Bundle
 from model.graph_key import GraphKey, Stage
 from model.serving.engine import Engine
-from model.serving.ready import compile_graphs, shape_of, step_seconds
-from model.serving.request import Request
+from model.serving.ready import compile_graphs, served_shape, shape_of, step_seconds
+from model.serving.request import Request, Shape
 from tests.model.ahead import Watched
 from tests.model.family import caches, some_graphs
 
@@ -37,11 +39,33 @@ def test_what_a_request_runs_is_prepared(family: Path, more: dict[str, Any], spe
     assert (Stage.PREFILL_DRAFT in {key.stage for key in held.prepared}) == speculative
 
 
-def test_a_step_is_timed_at_the_end_of_its_bucket(family: Path) -> None:
+@pytest.mark.parametrize(
+    ("of", "blocks"), [(shape_of, [1, 2, 3, 4, 6]), (served_shape, [1, 2, 3, 4, 5, 6])], ids=["every graph", "longest"]
+)
+def test_a_step_is_timed_at_the_end_of_its_bucket(
+    family: Path, of: Callable[[Bundle], Shape], blocks: list[int]
+) -> None:
     """On a CPU the loop over tiles of keys ends at the last one that a row sees: nearer, all buckets cost the same."""
     held = some_graphs(family, "none", max_len=256)
-    assert sorted(step_seconds(held)) == [(0, 128, 1), (0, 128, 3), (0, 256, 1), (0, 256, 3)]
+    assert sorted(step_seconds(held, of(held.bundle))) == [(0, 128, 1), (0, 128, 3), (0, 256, 1), (0, 256, 3)]
     written = caches(held)["target_model.kv.0.k"].any(axis=(1, 3))
     # of three sequences: the last position of one block, and of the second of two
-    assert written[:, 127].nonzero()[0].tolist() == [1, 2, 3, 4, 6]
-    assert not written[:, :127].any()
+    assert written[:, 127].nonzero()[0].tolist() == blocks
+    # the target alone runs a second row, whose place is behind them
+    assert not written[:, 1:127].any()
+
+
+def test_what_is_served_on_a_cpu_has_no_graphs_for_fewer_keys(family: Path) -> None:
+    """All prompts and steps of a request have a graph, to the end of its length; on a device there are all of them."""
+    bundle = some_graphs(family, "none", max_len=256).bundle
+    every, served = shape_of(bundle), served_shape(bundle)
+    assert every.buckets == (128, 256)
+    assert served.buckets == (256,)
+    assert served.prompts == ((32, 256), (64, 256), (128, 256))
+    assert [key for key in bundle.plan.by_key if served.has(key)] == [k for k in bundle.plan.by_key if k.bucket == 256]
+    assert served_shape(bundle, "neuron") == shape_of(bundle, "neuron")
+    for length in (1, 100, 255):
+        for shape in (every, served):
+            chunks = list(shape.chunks(length))
+            assert all((chunk.rows, chunk.keys) in shape.prompts for chunk in chunks)
+            assert chunks[-1].last == length

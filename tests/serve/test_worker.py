@@ -28,7 +28,7 @@ def worker() -> Any:
     made.engine = SimpleNamespace(  # type: ignore[assignment]
         cancel=cancelled.append, cancelled=cancelled, speculative=True, begun=True, begun_k=None
     )
-    made.shape, made.metrics = SimpleNamespace(k=3), Metrics("chain")  # type: ignore[assignment]
+    made.shape, made.metrics = SimpleNamespace(k=3, has=lambda key: key.bucket == 128), Metrics("chain")  # type: ignore[assignment]
     made.numbers, made.masked, made.failed = {"a": 0, "b": 1, "c": 2}, {}, set()
     made.requests, made.drawn = dict.fromkeys("abc", ((1,), None)), {}
     return made
@@ -86,10 +86,13 @@ def test_vllm_counts_with_the_drafts_of_the_step_that_runs(worker: Any) -> None:
 
 
 def test_a_draft_s_prompts_are_compiled_where_a_step_may_draft(worker: Any) -> None:
-    keys = [GraphKey(stage, 3, 128, asking=asking) for stage in (*PROMPTS, Stage.STEP) for asking in (False, True)]
-    for apart, stages in ((True, [*PROMPTS, Stage.STEP]), (False, [Stage.PREFILL, Stage.STEP])):
+    stages = (*PROMPTS, Stage.STEP)
+    keys = [
+        GraphKey(stage, 3, keys, asking=asking) for stage in stages for asking in (False, True) for keys in (64, 128)
+    ]
+    for apart, run in ((True, [*stages]), (False, [Stage.PREFILL, Stage.STEP])):
         worker.engine.apart, worker.engine.ks = apart, lambda asking: {3}
-        assert [key.stage for key in keys if worker._runs(key) and not key.asking] == stages
+        assert [key.stage for key in keys if worker._runs(key) and not key.asking] == run
 
 
 def test_a_request_that_ends_by_itself_has_not_failed(worker: Any) -> None:
