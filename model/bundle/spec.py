@@ -33,9 +33,9 @@ DRAFT_GROUPS = (1, 2, 4, 8)
 MAX_LAYERS = 128
 # what is built unless a recipe says otherwise: a launch more costs 15 us (docs/decode_layer.md)
 LAYERS = 16
-# rows of the prompts' graphs, as far as the length reaches. The two short ones are for a chat's first turns: on a CPU a
-# pass over a tile of keys costs four times and twice as much
-CHUNKS = (32, 64, 128, 512, 2048)
+# rows of the prompts' graphs, as far as the length reaches. Those of less than a tile of keys are for CPUs, where a row
+# costs as much as what a chunk costs beside its rows
+CHUNKS = (32, 48, 64, 96, 128, 512, 2048)
 # a graph of a prompt may read so many times the keys that are there
 _KEYS_STEP = 4
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
@@ -116,14 +116,15 @@ class BundleSpec:
         """Rows and keys of each graph of prompts.
 
         A chunk has a graph for a prompt's beginning, which attends its own rows, one for the whole length, and between
-        them one for each 4 times as many keys, up to half of the length.
+        them one for each 4 times as many keys, up to half of the length. One of less than a tile has that of the whole
+        length alone: on a CPU it reads no further than its rows see.
         """
         unit = backing_of(self.kernels).prompt_rows
         chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len and rows % unit == 0)
         return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
 
     def _keys_of(self, rows: int) -> list[int]:
-        keys = [max(rows, KEY_TILE)]
+        keys = [rows if rows >= KEY_TILE else self.max_len]
         while keys[-1] * _KEYS_STEP * 2 <= self.max_len:
             keys.append(keys[-1] * _KEYS_STEP)
         return sorted({*keys, self.max_len})
@@ -247,10 +248,11 @@ def _check_blocks(spec: BundleSpec) -> None:
             f"and one is kept free, give at least {least}"
         )
     least = backing_of(spec.kernels).prompt_rows
-    powers = all(least <= c <= spec.max_len and c & (c - 1) == 0 for c in spec.chunks)
-    if not powers or list(spec.chunks) != sorted({*spec.chunks}):
+    fit = all(c % least == 0 and c <= spec.max_len and (c <= KEY_TILE or c & (c - 1) == 0) for c in spec.chunks)
+    if not fit or list(spec.chunks) != sorted({*spec.chunks}):
         raise UserError(
-            f"chunks are {_listed(spec.chunks)}; give rising powers of two, from {least} to max-len {spec.max_len}"
+            f"chunks are {_listed(spec.chunks)}; give rising multiples of {least} up to {KEY_TILE} and powers of two "
+            f"above it, up to max-len {spec.max_len}"
         )
 
 

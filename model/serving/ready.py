@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from model.attention import KEY_TILE
 from model.bundle.opening import Bundle
 from model.graph_io import StepInputs, zeros_of
 from model.graph_key import GraphKey, Stage
@@ -43,8 +44,9 @@ def open_graphs(bundle: Bundle, platform: str = "cpu") -> Graphs:
 
 
 def shape_of(bundle: Bundle, platform: str = "cpu") -> Shape:
-    """The facts of a bundle that the engine needs, on a platform."""
+    """The facts of a bundle that the engine needs, on a platform: a device takes no chunks of less than a tile."""
     spec = bundle.spec
+    on_cpu, whole = platform == "cpu", [(rows, keys) for rows, keys in spec.prompts if rows >= KEY_TILE]
     return Shape(
         spec.ks,
         spec.batch,
@@ -53,10 +55,10 @@ def shape_of(bundle: Bundle, platform: str = "cpu") -> Shape:
         spec.target_config.vocab_size,
         spec.pool,
         spec.host_drafts,
-        spec.prompts,
+        spec.prompts if on_cpu or not whole else tuple(whole),
         spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
         spec.kind.apart,
-        _BESIDE_CPU if platform == "cpu" else _BESIDE_DEVICE,
+        _BESIDE_CPU if on_cpu else _BESIDE_DEVICE,
     )
 
 
