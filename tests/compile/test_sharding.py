@@ -335,7 +335,7 @@ def test_a_checkpoint_that_did_not_change_is_not_read_to_know_it(
 def test_a_build_says_what_it_made_and_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "target", 1, weights=False)
     flags = ["--target", str(tmp_path / "target"), "--k", "0", "--tp", "1", "--max-len", "128", "--json"]
-    for made, kept in ((10, 0), (0, 10)):
+    for made, kept in ((14, 0), (0, 14)):
         build_command([*flags, "--out", str(tmp_path / "out")])
         said = capsys.readouterr()
         cost = json.loads(said.out)["cost"]
