@@ -33,8 +33,8 @@ DRAFT_GROUPS = (1, 2, 4, 8)
 MAX_LAYERS = 128
 # what is built unless a recipe says otherwise: a launch more costs 15 us (docs/decode_layer.md)
 LAYERS = 16
-# rows of the prompts' graphs, as far as the length reaches. Those of less than a tile of keys are for CPUs, where a chunk
-# costs its rows and 16 more
+# rows of the prompts' graphs, as far as the length reaches. Those of less than a tile of keys are for CPUs, where a
+# chunk costs its rows and 16 more
 CHUNKS = (32, 48, 64, 96, 128, 512, 2048)
 # a graph of a prompt may read so many times the keys that are there
 _KEYS_STEP = 4
