@@ -44,8 +44,8 @@ class Event:
     prompt_scores: tuple[Score, ...] = ()
 
 
-# chunks whose draft's part may wait together, while other requests wait for their step: together they take no longer
-# than a chunk of the target
+# chunks whose draft's part may wait together, while other requests wait for their step: each takes about a tenth of the
+# target's (demo pair; LOG.md, 2026-11-24), so that together they take no longer than one of these
 _MOST_OWED = 8
 Proposer = Callable[[Slot, int], list[int]]
 

@@ -131,9 +131,9 @@ def _largest_first(sizes: tuple[int, ...], unit: int, beside: int) -> list[int]:
     """The largest of the cheapest graphs for each number of units of ids, up to those of the largest size."""
     costs, largest = [0], [0]
     for left in range(1, sizes[-1] // unit + 1):
-        cost, rows = min((rows + beside + costs[max(0, left - rows // unit)], -rows) for rows in sizes)
-        costs.append(cost)
-        largest.append(-rows)
+        of_rows = {rows: rows + beside + costs[max(0, left - rows // unit)] for rows in sizes}
+        costs.append(min(of_rows.values()))
+        largest.append(max(rows for rows, cost in of_rows.items() if cost == costs[-1]))
     return largest
 
 

@@ -47,11 +47,14 @@ def _refused(work: object, *words: str) -> None:
      ({"recipe": Recipe(compiler_flags={"x": ""})}, "context_encoding_model"),
      ({"max_len": 1000}, "1024"),
      ({"max_len": 65536}, "40960"), ({"dtype": "int4"}, "bf16"), ({"target": "Qwen/Nothing"}, "Qwen/Nothing"),
-     ({"batch": 0}, "batch"), ({"recipe": Recipe(draft_tp=3)}, "draft_tp is 3")],
+     ({"batch": 0}, "batch"), ({"recipe": Recipe(draft_tp=3)}, "draft_tp is 3"),
+     *(({"recipe": Recipe(chunks=c)}, "multiples of 16 up to 128") for c in ((24,), (144,), (64, 48), (1 << 14,))),
+     ({"recipe": Recipe(chunks=(48, 128)), "kernels": "nki"}, "multiples of 128 up to 128")],
     ids=str,
 )  # fmt: skip
 def test_specs(changes: dict, word: str) -> None:
     BuildSpec().check()
+    BuildSpec(recipe=Recipe(chunks=(48, 96, 128, 512))).check()
     _refused(lambda: BuildSpec(**changes).check(), word)
 
 

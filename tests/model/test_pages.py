@@ -14,6 +14,7 @@ import torch
 
 from bench.eager import Eager
 from model.backing import REFERENCE
+from model.bundle.spec import CHUNKS as BUILT
 from model.cache import Cache, empty_caches
 from model.drafters import Drafter
 from model.drafters.chain import Chain
@@ -175,14 +176,17 @@ def test_without_graphs_of_chunks_a_bucket_takes_a_whole_prompt() -> None:
     assert [shape.chunk(0, length)[1:] for length in (2, 129, 300)] == [(2, 128, 128), (129, 256, 256), (300, 512, 512)]
 
 
+@pytest.mark.parametrize("sizes", [(16, 32, 128, 256), tuple(rows for rows in BUILT if rows <= LENGTH)], ids=str)
 @pytest.mark.parametrize("beside", [0, 16, 100, 320])
-def test_no_other_chunks_are_cheaper(beside: int) -> None:
-    """Against the best of all sums of rows."""
-    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, 9, prompts=PROMPTS, beside_rows=beside)
-    sizes, best = sorted({rows for rows, _ in PROMPTS}), [0]
+def test_no_other_chunks_are_cheaper(beside: int, sizes: tuple[int, ...]) -> None:
+    """Against the best of all sums of rows, the largest of which come first."""
+    prompts, best = tuple((rows, LENGTH) for rows in sizes), [0]
+    shape = Shape((K,), 1, LENGTH, (BLOCK, LENGTH), V, 9, prompts=prompts, beside_rows=beside)
     for left in range(1, LENGTH + 1):
         best.append(min(rows + beside + best[max(0, left - rows)] for rows in sizes))
-        assert sum(chunk.rows + beside for chunk in shape.chunks(left)) == best[left]
+        taken = [chunk.rows for chunk in shape.chunks(left)]
+        assert sum(rows + beside for rows in taken) == best[left]
+        assert taken == sorted(taken, reverse=True)
 
 
 def test_a_long_prompt_of_many_chunks() -> None:
