@@ -215,7 +215,8 @@ class Engine:
         if work.k is None:
             assert work.chunk
             return work, self._run_chunk(work.slots[0], work.chunk)
-        if work.k and any(slot.position for slot, *_ in self._owed):
+        # not before a first id has been read: what runs meanwhile would take the time of those who send it out
+        if any(slot.position and (work.k or _shares(slot)) for slot, *_ in self._owed):
             self._fill_draft()
         k, work = work.k, self._timed(work)
         bucket = self._bucket(work)
@@ -229,15 +230,12 @@ class Engine:
         return work, self.runner.run(inputs.graph(stage, k, bucket), inputs)
 
     def _run_chunk(self, slot: Slot, chunk: Chunk) -> StepOutputs:
-        """Run a chunk of a prompt, and the draft's part of it now or later."""
+        """Run a chunk of a prompt; the draft's part of it, which may read those before it, waits behind these."""
         inputs, k = prompt_inputs(slot, chunk, self.shape), self.shape.k
-        if any(_shares(owed) and owed is not slot for owed, *_ in self._owed):
-            # this prompt may have found its blocks
-            self._fill_draft()
         outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
         if self.apart:
             self._owed.append((slot, inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
-            if _shares(slot) and (chunk.last == slot.known or (self.slots.ready and len(self._owed) >= _MOST_OWED)):
+            if self.slots.ready and len(self._owed) >= _MOST_OWED:
                 self._fill_draft()
         return outputs
 

@@ -401,19 +401,23 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("shared")
 def test_a_first_id_waits_for_no_draft() -> None:
-    """The draft's part of all chunks runs behind the last one of the target's, in order; nobody reads it."""
+    """The draft's part of all chunks runs in order behind the first id, with the next step; nobody reads it."""
     engine = _apart()
     number = engine.add(_prompt(1))
     events = [engine.step() for _ in range(3)]
     assert [len(some) for some in events] == [0, 0, 1]
-    assert _stages(engine) == [T, T, T, D, D, D]
-    assert [first for _, first in engine.runner.first] == [0, 16, 32] * 2  # type: ignore[attr-defined]
-    assert [key._replace(stage=D) for key in _keys(engine)[:3]] == _keys(engine)[3:]
-    assert _ids([*events[2], *_drain(engine)], number) == _engine().run([_prompt(1)])[0].ids
+    assert _stages(engine) == [T, T, T]
+    events.append(engine.step())
+    assert _stages(engine) == [T, T, T, D, D, D, Stage.STEP]
+    assert [first for _, first in engine.runner.first[:6]] == [0, 16, 32] * 2  # type: ignore[attr-defined]
+    assert [key._replace(stage=D) for key in _keys(engine)[:3]] == _keys(engine)[3:6]
+    assert _ids([*events[2], *events[3], *_drain(engine)], number) == _engine().run([_prompt(1)])[0].ids
 
 
 @pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize(("most", "behind"), [(1, [T, D, Stage.STEP, T, D]), (8, [T, Stage.STEP, T, D, D])])
+@pytest.mark.parametrize(
+    ("most", "behind"), [(1, [T, D, Stage.STEP, T, D, Stage.STEP]), (8, [T, Stage.STEP, T, D, D, Stage.STEP])]
+)
 def test_the_draft_follows_so_many_chunks_while_others_wait_for_their_step(
     monkeypatch: pytest.MonkeyPatch, most: int, behind: list[Stage]
 ) -> None:
@@ -423,24 +427,36 @@ def test_the_draft_follows_so_many_chunks_while_others_wait_for_their_step(
     engine.add(_request(1, 40))
     engine.step()
     engine.add(_prompt(2))
-    for _ in range(5):
+    for _ in range(6):
         engine.step()
     assert _stages(engine) == [T, T, D, D, Stage.STEP, *behind]
 
 
 @pytest.mark.usefixtures("shared")
-def test_the_draft_is_filled_before_a_different_prompt() -> None:
-    """Which may have found the blocks of the first one by their ids."""
+def test_a_different_prompt_waits_for_no_draft() -> None:
+    """It may have found the blocks of the first one by their ids: its own draft's part runs behind the first one's."""
     engine = _apart()
     numbers = [_place(engine, _prompt(seed)) for seed in (1, 2)]
     slots = [engine.slots.find(number).index for number in numbers]
     engine.fill(numbers[0], 32)
-    assert _stages(engine) == [T, T]
     engine.fill(numbers[1], 16)
     engine.fill(numbers[0], 40)
-    assert _stages(engine) == [T, T, D, D, T, D, T, D]
-    order = [(slots[0], 0), (slots[0], 16)] * 2 + [(slots[1], 0)] * 2 + [(slots[0], 32)] * 2
-    assert engine.runner.first == order  # type: ignore[attr-defined]
+    assert _stages(engine) == [T] * 4
+    while not any(slot.position for slot in engine.slots.seated):
+        engine.step()
+    engine.begin()
+    assert _stages(engine) == [*[T] * 4, *[D] * 4, Stage.STEP]
+    order = [(slots[0], 0), (slots[0], 16), (slots[1], 0), (slots[0], 32)]
+    assert engine.runner.first[:8] == order * 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("shared")
+def test_the_draft_of_blocks_that_others_may_find_waits_for_no_step_that_drafts() -> None:
+    engine = _apart()
+    engine.add(Request(_prompt(1).ids, Params(seed=1), 20, k_limit=0))
+    for _ in range(4):
+        engine.step()
+    assert _stages(engine) == [T, T, T, D, D, D, Stage.STEP]
 
 
 @pytest.mark.usefixtures("shared")
