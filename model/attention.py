@@ -17,8 +17,6 @@ from model.cache import Cache, Placement
 from model.ops import EAGER, Ops, State, iota
 
 KEY_TILE = 128
-# rows whose loop over the tiles of keys is one: on a CPU it ends at the last tile that any of them sees
-ROW_TILE = 256
 # of finite scores: without a visible key -inf - (-inf) would be NaN, a finite lowest score gives weights of 0
 LOWEST = torch.finfo(torch.float32).min
 
@@ -34,12 +32,7 @@ def verify_attention(
     query head h reads kv head h // (H / G).
     """
     cache = append(ops, new, cache, placement)
-    out = []
-    tiles = zip(q_BHND.split(ROW_TILE, 2), placement.positions_BN.split(ROW_TILE, 1), strict=True)
-    for tile_BHND, positions_BN in tiles:
-        out_BGRD = attended(tile_BHND, cache, placement._replace(positions_BN=positions_BN), ops)
-        out.append(out_BGRD.reshape(tile_BHND.shape))
-    return torch.cat(out, 2).to(q_BHND.dtype), cache
+    return attended(q_BHND, cache, placement, ops).reshape(q_BHND.shape).to(q_BHND.dtype), cache
 
 
 def append(ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
@@ -93,7 +86,8 @@ def _rows(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, T
     group = heads // cache.k.shape[1]
     last_BN = placement.positions_BN if placement.last_B1 is None else placement.last_B1.expand(-1, count)
     last_BR = last_BN[:, None].expand(-1, group, -1).flatten(1)
-    return q_BHND.reshape(batch, -1, group * count, dim).float(), last_BR, placement.keys_S.unflatten(0, (-1, KEY_TILE))
+    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim).float() * dim**-0.5
+    return q_BGRD, last_BR, placement.keys_S.unflatten(0, (-1, KEY_TILE))
 
 
 def _over_tiles(
@@ -105,7 +99,7 @@ def _over_tiles(
         tile_1, out_BGRD, total_BGR, best_BGR = state
         k_BGKD, v_BGKD = tile(tile_1)
         # products of the cache's dtype, summed in fp32, as the matrix engine does
-        scores = torch.einsum("bgrd,bgkd->bgrk", q_BGRD, k_BGKD.float()) * q_BGRD.shape[-1] ** -0.5
+        scores = torch.einsum("bgrd,bgkd->bgrk", q_BGRD, k_BGKD.float())
         visible = keys_TK.index_select(0, tile_1) <= last_BR[:, None, :, None]
         scores = torch.where(visible, scores, float("-inf"))
         higher_BGR = torch.maximum(best_BGR, scores.amax(-1))

@@ -1,5 +1,6 @@
 """Attention over blocks as a CPU runs it: each sequence by itself, and no further than the last tile that a row sees.
 
+Tiles that all rows see to their end go without a mask, which changes nothing there.
 A graph's own loop (`attend_blocks` of `model/attention.py`) has a fixed number of rounds for all sequences together,
 since Trainium's compiler takes no other. The tiles that it has more are a sequence's last ones and change nothing, so
 results keep every bit. Rows of an idle slot, which has no block and which nobody reads, are zeros here.
@@ -20,6 +21,10 @@ from model.serving.quicker import functions_of
 
 _NAMES_OF_TYPES = {"f32": "float32", "bf16": "bfloat16", "i32": "int32"}
 _Tensor = tuple[tuple[int, ...], str]
+_State = tuple[jax.Array, ...]
+# rows of a kv head that go through the tiles which all of them see together, and of these, through the last ones; fewer
+# than the least go through one loop, since a second one costs a step more than its masks
+_ROWS, _PART, _LEAST = 512, 128, 65
 
 
 def take_over(module: ir.Module) -> None:
@@ -84,11 +89,13 @@ def _of_one(
 ) -> jax.Array:
     q_GRD, last_R, table_L = sequence
 
-    def add(tile: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(q_GRD: jax.Array, last_1R: jax.Array | None, tile: jax.Array, state: _State) -> _State:
+        """The sums with a tile more: what of it rows see up to their last position, or all of it."""
         out_GRD, total_GR, best_GR = state
         k_GDK, v_GKD = k_PGDK[table_L[tile]], v_PGKD[table_L[tile]]
-        scores = jnp.einsum("grd,gdk->grk", q_GRD, k_GDK.astype(jnp.float32)) * q_GRD.shape[-1] ** -0.5
-        scores = jnp.where(keys_TK[tile] <= last_R[:, None], scores, -jnp.inf)
+        scores = jnp.einsum("grd,gdk->grk", q_GRD, k_GDK.astype(jnp.float32))
+        if last_1R is not None:
+            scores = jnp.where(keys_TK[tile] <= last_1R[..., None], scores, -jnp.inf)
         higher_GR = jnp.maximum(best_GR, scores.max(-1))
         from_GR1 = jnp.maximum(higher_GR, LOWEST)[..., None]
         weights, kept_GR1 = jnp.exp(scores - from_GR1), jnp.exp(best_GR[..., None] - from_GR1)
@@ -96,8 +103,33 @@ def _of_one(
         more_GRD = jnp.einsum("grk,gkd->grd", rounded, v_GKD.astype(jnp.float32))
         return out_GRD * kept_GR1 + more_GRD, total_GR * kept_GR1[..., 0] + weights.sum(-1), higher_GR
 
-    nothing = jnp.zeros_like(q_GRD)
-    begin = nothing, nothing[..., 0], jnp.full_like(nothing[..., 0], -jnp.inf)
-    tiles = jnp.where(table_L[0] > 0, (keys_TK[:, 0] <= last_R.max()).sum(), 0)
-    out_GRD, total_GR, _ = jax.lax.fori_loop(0, tiles, add, begin)
-    return out_GRD / jnp.where(tiles > 0, total_GR, 1)[..., None]
+    def tiles(seen_T: jax.Array) -> jax.Array:
+        return jnp.where(table_L[0] > 0, seen_T.sum(), 0)
+
+    def whole(q_GRD: jax.Array, last_1R: jax.Array) -> jax.Array:
+        """Through the tiles that all rows see to their end without a mask, then each part through its last ones."""
+        nothing = jnp.zeros_like(q_GRD)
+        state = nothing, nothing[..., 0], jnp.full_like(nothing[..., 0], -jnp.inf)
+        first: jax.Array | int = 0
+        if q_GRD.shape[1] >= _LEAST:
+            first = tiles(keys_TK[:, -1] <= last_1R.min())
+            state = jax.lax.fori_loop(0, first, functools.partial(add, q_GRD, None), state)
+
+        def rest(q_GRD: jax.Array, last_1R: jax.Array, *state: jax.Array) -> jax.Array:
+            end = tiles(keys_TK[:, 0] <= last_1R.max())
+            out_GRD, total_GR, _ = jax.lax.fori_loop(first, end, functools.partial(add, q_GRD, last_1R), state)
+            return out_GRD / jnp.where(end > 0, total_GR, 1)[..., None]
+
+        return _in_parts(rest, _PART, q_GRD, last_1R, *state)
+
+    return _in_parts(whole, _ROWS, q_GRD, last_R[None])
+
+
+def _in_parts(function: Callable[..., jax.Array], size: int, *rows: jax.Array) -> jax.Array:
+    """function(*rows), (G, R, D), of `size` rows at a time, the second axis of each array, if that divides them."""
+    groups, count, *others = rows[0].shape
+    if count <= size or count % size:
+        return function(*rows)
+    parts = [x.reshape(len(x), -1, size, *x.shape[2:]).swapaxes(0, 1) for x in rows]
+    out = jax.lax.map(lambda part: function(*part), parts)
+    return out.swapaxes(0, 1).reshape(groups, count, *others)

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.attention import KEY_TILE, ROW_TILE, attended, verify_attention
+from model.attention import KEY_TILE, attended, verify_attention
 from model.bundle.graph_spec import TensorSpec
 from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
@@ -168,27 +168,31 @@ def test_a_function_that_only_has_the_name_is_refused(takes: str) -> None:
         block_attention.take_over(ir.Module.parse(text))
 
 
-def test_a_chunk_s_first_rows_end_at_their_own_last_tile() -> None:
-    """NaN in the values of later rows does not reach them, and they have the bits of a chunk without these."""
-    rng, slots = np.random.default_rng(0), 2 * ROW_TILE
-    q, k, v = (rng.normal(0, 1, (1, heads, slots, 32)).astype(np.float32) for heads in (4, 2, 2))
-    v[:, :, ROW_TILE:] = np.nan
-    tiles = slots // KEY_TILE
-    nothing, table_BL = np.zeros((1 + tiles, 2, KEY_TILE, 32), np.float32), 1 + np.arange(tiles, dtype=np.int32)[None]
+@pytest.mark.parametrize("first", [0, 2 * KEY_TILE, 300])
+def test_rows_of_a_chunk_end_at_their_own_last_tile(first: int) -> None:
+    """NaN in later blocks does not reach them; a chunk has the bits of its graph, and of one of fewer rows."""
+    rng, rows, tiles, own = np.random.default_rng(0), 512, 8, KEY_TILE
+    pool_k, pool_v = (rng.normal(0, 1, (1 + tiles, 2, KEY_TILE, 32)).astype(np.float32) for _ in range(2))
+    q, k, v = (rng.normal(0, 1, (1, heads, rows, 32)).astype(np.float32) for heads in (4, 2, 2))
+    placed = np.arange(tiles * KEY_TILE, dtype=np.int32), 1 + np.arange(tiles, dtype=np.int32)[None]
 
     def chunk(q_BHND: Any, k: Any, v: Any, pool_k: Any, pool_v: Any, positions_BN: Any, keys_S: Any, table: Any) -> Any:
         placement = Placement(positions_BN, keys_S, table_BL=table)
         return verify_attention(TracedOps(1), q_BHND, (k, v), Cache(pool_k, pool_v), placement)
 
     def out(rows: int, quick: bool) -> np.ndarray:
-        placed = np.arange(rows, dtype=np.int32)[None], np.arange(slots, dtype=np.int32), table_BL
-        return _compiled(chunk, quick, *(a[:, :, :rows] for a in (q, k, v)), nothing, nothing, *placed)[0]
+        positions_BN = first + np.arange(rows, dtype=np.int32)[None]
+        return _compiled(chunk, quick, *(a[:, :, :rows] for a in (q, k, v)), pool_k, pool_v, positions_BN, *placed)[0]
 
-    whole, first = out(slots, True), out(ROW_TILE, True)
-    assert np.array_equal(whole[:, :, :ROW_TILE], first)
-    assert np.isfinite(first).all()
-    assert np.isnan(whole[:, :, ROW_TILE:]).all()
-    assert np.isnan(out(slots, False)).all()
+    whole = out(rows, True)
+    assert np.array_equal(whole, out(rows, False))
+    assert np.array_equal(whole[:, :, :own], out(own, True))
+    if first % KEY_TILE == 0:
+        v[:, :, own:] = np.nan
+        damaged = out(rows, True)
+        assert np.array_equal(damaged[:, :, :own], whole[:, :, :own])
+        assert np.isnan(damaged[:, :, own:]).all()
+        assert np.isnan(out(rows, False)).all()
 
 
 def _same_states(both: tuple[Recorder, Recorder]) -> None:
