@@ -86,14 +86,14 @@ def _rows(q_BHND: Tensor, cache: Cache, placement: Placement) -> tuple[Tensor, T
     group = heads // cache.k.shape[1]
     last_BN = placement.positions_BN if placement.last_B1 is None else placement.last_B1.expand(-1, count)
     last_BR = last_BN[:, None].expand(-1, group, -1).flatten(1)
-    q_BGRD = q_BHND.reshape(batch, -1, group * count, dim).float() * dim**-0.5
-    return q_BGRD, last_BR, placement.keys_S.unflatten(0, (-1, KEY_TILE))
+    return q_BHND.reshape(batch, -1, group * count, dim).float(), last_BR, placement.keys_S.unflatten(0, (-1, KEY_TILE))
 
 
 def _over_tiles(
     ops: Ops, q_BGRD: Tensor, last_BR: Tensor, keys_TK: Tensor, tile: Callable[[Tensor], list[Tensor]]
 ) -> Tensor:
     """(B, G, R, D) fp32: attention; `tile` returns each sequence's keys and values (B, G, 128, D) of a tile."""
+    q_BGRD = q_BGRD * q_BGRD.shape[-1] ** -0.5
 
     def add(state: State) -> State:
         tile_1, out_BGRD, total_BGR, best_BGR = state

@@ -77,6 +77,7 @@ def _attend(
     q_BGRD: jax.Array, last_BR: jax.Array, keys_TK: jax.Array, k_PGKD: jax.Array, v_PGKD: jax.Array, table_BL: jax.Array
 ) -> jax.Array:
     """As `attend_blocks`: (B, G, R, D)."""
+    q_BGRD = q_BGRD * q_BGRD.shape[-1] ** -0.5
     k_PGDK = k_PGKD.transpose(0, 1, 3, 2)
     of_one: Callable[..., Any] = functools.partial(_of_one, keys_TK=keys_TK, k_PGDK=k_PGDK, v_PGKD=v_PGKD)
     if len(q_BGRD) == 1:
