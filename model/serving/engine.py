@@ -59,9 +59,9 @@ class Engine:
     """Continuous batching over a runner. A request's ids do not depend on the order or the neighbours.
 
     A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two. Where
-    the draft's part of a prompt is a graph of its own, it runs behind the last chunk, so that no first id waits for it;
-    behind every eighth chunk where other requests wait for their step. That of a prompt of less than a block, which no
-    other request can share, waits for the first step that drafts for it.
+    the draft's part of a prompt is a graph of its own, it runs with the step behind the first id, which so waits for no
+    draft; behind every eighth chunk where other requests wait for their step. That of a prompt of less than a block,
+    which no other request can share, waits for the first step that drafts for it.
 
     `step_k` chooses the k of each step, by default always the bundle's largest. Where the host drafts, `propose`
     returns drafts for a slot, at most a given number, by default from the slot's own ids.
