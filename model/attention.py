@@ -72,7 +72,7 @@ def attend_blocks(
     """(B, G, R, D) fp32: attention of rows that see the keys up to `last_BR`, over pools of blocks.
 
     A graph has a function of this name, and so have those of bundles that were built before: what it computes may not
-    change. On a CPU `model/serving/block_attention.py` takes its place.
+    change but in its rounding. On a CPU `model/serving/block_attention.py` takes its place.
     """
 
     def tile(tile_1: Tensor) -> list[Tensor]:
@@ -99,7 +99,7 @@ def _over_tiles(
     def add(state: State) -> State:
         tile_1, out_BGRD, total_BGR, best_BGR = state
         k_BGKD, v_BGKD = tile(tile_1)
-        # products of the cache's dtype, summed in fp32, as the matrix engine does
+        # summed in fp32, as the matrix engine does
         scores = torch.einsum("bgrd,bgkd->bgrk", q_BGRD, k_BGKD.float())
         visible = keys_TK.index_select(0, tile_1) <= last_BR[:, None, :, None]
         scores = torch.where(visible, scores, float("-inf"))

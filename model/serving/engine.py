@@ -90,6 +90,8 @@ class Engine:
         self._between = False
         # the draft's part of the chunks that have run, in order, with their slot
         self._owed: list[tuple[Slot, GraphKey, StepInputs]] = []
+        # whether one of these has left, so that they are to run before anything else
+        self._due = False
         # whether such a part was handed over behind the last step
         self._delayed = False
 
@@ -178,8 +180,9 @@ class Engine:
             slot = self.slots.find(number)
             # its blocks may have other owners next, or be found by their ids
             if _shares(slot):
-                self._fill_draft()
-            self._owed = [owed for owed in self._owed if owed[0] is not slot]
+                self._due |= any(owed is slot for owed, *_ in self._owed)
+            else:
+                self._owed = [owed for owed in self._owed if owed[0] is not slot]
             if self.blocks:
                 self.blocks.give(slot.blocks)
         self.slots.leave(number)
@@ -212,6 +215,8 @@ class Engine:
     def _run(self, work: Work) -> tuple[Work, StepOutputs]:
         """Run the graphs of some work; the work as it was done, and the outputs."""
         self._since = self._since or time.perf_counter()
+        if self._due:
+            self._fill_draft()
         if work.k is None:
             assert work.chunk
             return work, self._run_chunk(work.slots[0], work.chunk)
@@ -235,13 +240,14 @@ class Engine:
         outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
         if self.apart:
             self._owed.append((slot, inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
-            if self.slots.ready and len(self._owed) >= _MOST_OWED:
+            more = _shares(slot) and chunk.last < slot.known
+            if more and self.slots.ready and len(self._owed) >= _MOST_OWED:
                 self._fill_draft()
         return outputs
 
     def _fill_draft(self) -> None:
         """Run the draft's part of the chunks that have run."""
-        owed, self._owed = self._owed, []
+        owed, self._owed, self._due = self._owed, [], False
         for _, key, inputs in owed:
             self.runner.draft(key, inputs)
         self._delayed |= bool(owed)
@@ -321,6 +327,7 @@ class Engine:
             if not self.busy:
                 self._since = None
         if result.reason == ERROR:
+            self._fill_draft()
             self.runner.clear(slot.index, slot.blocks)
         return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
 

@@ -468,9 +468,49 @@ def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
     engine.step()
     assert D not in _stages(engine)
     lost(engine, number)
-    assert _stages(engine) == [T, T, D, D]
     engine.fill(_place(engine, _prompt(2)), 16)
-    assert _stages(engine)[4:] == [T], "it owes nothing of the other"
+    assert _stages(engine) == [T, T, D, D, T]
+    engine.fill(_place(engine, _prompt(3)), 16)
+    assert _stages(engine)[5:] == [T], "nothing is due any more"
+
+
+@pytest.mark.usefixtures("shared")
+def test_the_id_of_a_request_of_one_waits_for_no_draft() -> None:
+    """Nor does that of a prompt behind it; the draft's part runs before whatever is next."""
+    engine = _apart()
+    number = engine.add(_prompt(1, tokens=1))
+    events = [event for _ in range(3) for event in engine.step()]
+    assert [event.number for event in events if event.result] == [number]
+    assert _stages(engine) == [T, T, T]
+    engine.add(_request(2))
+    engine.step()
+    assert _stages(engine)[3:] == [D, D, D, T]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_last_chunk_has_no_draft_behind_it_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_MOST_OWED", 1)
+    engine = _apart(batch=4)
+    engine.fill(_place(engine, _prompt(1, 16)), 16)
+    engine.step()
+    engine.fill(_place(engine, _request(2, k_limit=0)), 3)
+    engine.fill(_place(engine, _prompt(3)), 16)
+    assert _stages(engine) == [T, T, T, D, D, D], "a chunk that is not the last one, beside one that is ready"
+    engine.fill(_place(engine, _prompt(4, 16)), 16)
+    assert _stages(engine)[6:] == [T]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_slot_that_owes_nothing_leaves_the_draft_of_others() -> None:
+    engine = _apart()
+    number = _place(engine, _prompt(1, 16))
+    engine.fill(number, 16)
+    engine.step()
+    engine.begin()
+    engine.fill(_place(engine, _prompt(2)), 40)
+    engine.cancel(number)
+    engine.fill(_place(engine, _request(3)), 3)
+    assert _stages(engine) == [T, D, Stage.STEP, T, T, T, T]
 
 
 def test_the_draft_of_a_prompt_that_nobody_shares_waits_for_a_step_that_drafts() -> None:

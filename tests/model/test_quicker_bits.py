@@ -195,6 +195,23 @@ def test_rows_of_a_chunk_end_at_their_own_last_tile(first: int) -> None:
         assert np.isnan(out(rows, False)).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("rows", "heads"), [(48, 4), (40, 8), (192, 4)], ids=str)
+def test_tiles_without_a_mask_change_no_bit(rows: int, heads: int, dtype: Any) -> None:
+    """Rows of two sequences behind some tiles, which no size of a part divides, beside an idle slot."""
+    rng, tiles = np.random.default_rng(0), 8
+    pool = (1 + 2 * tiles, 2, KEY_TILE, 32)
+    q_BHND, k, v = (rng.normal(0, 1, s).astype(dtype) for s in ((3, heads, rows, 32), pool, pool))
+    table_BL = np.zeros((3, tiles), np.int32)
+    table_BL[[0, 2]] = 1 + rng.permutation(2 * tiles).reshape(2, tiles)
+    positions_BN = np.array([[300], [0], [512]], np.int32) + np.arange(rows, dtype=np.int32)
+    placed = positions_BN, np.arange(tiles * KEY_TILE, dtype=np.int32), table_BL
+    quick, plain = (_over_blocks(quick, q_BHND, k, v, *placed) for quick in (True, False))
+    assert all(np.array_equal(quick[b], plain[b]) for b in (0, 2))
+    assert np.isfinite(quick[2].astype(np.float32)).all()
+    assert not quick[1].any()
+
+
 def _same_states(both: tuple[Recorder, Recorder]) -> None:
     quick, plain = ({**g._state, **caches(g)} for g in both)
     for name, state in quick.items():
