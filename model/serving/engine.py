@@ -90,8 +90,6 @@ class Engine:
         self._between = False
         # the draft's part of the chunks that have run, in order, with their slot
         self._owed: list[tuple[Slot, GraphKey, StepInputs]] = []
-        # whether one of these has left, so that they are to run before anything else
-        self._due = False
         # whether such a part was handed over behind the last step
         self._delayed = False
 
@@ -179,9 +177,7 @@ class Engine:
         if self.slots.has(number):
             slot = self.slots.find(number)
             # its blocks may have other owners next, or be found by their ids
-            if _shares(slot):
-                self._due |= any(owed is slot for owed, *_ in self._owed)
-            else:
+            if not _shares(slot):
                 self._owed = [owed for owed in self._owed if owed[0] is not slot]
             if self.blocks:
                 self.blocks.give(slot.blocks)
@@ -215,14 +211,11 @@ class Engine:
     def _run(self, work: Work) -> tuple[Work, StepOutputs]:
         """Run the graphs of some work; the work as it was done, and the outputs."""
         self._since = self._since or time.perf_counter()
-        if self._due:
+        if self._due(work.k):
             self._fill_draft()
         if work.k is None:
             assert work.chunk
             return work, self._run_chunk(work.slots[0], work.chunk)
-        # not before a first id has been read: what runs meanwhile would take the time of those who send it out
-        if any(slot.position and (work.k or _shares(slot)) for slot, *_ in self._owed):
-            self._fill_draft()
         k, work = work.k, self._timed(work)
         bucket = self._bucket(work)
         if work.asking and k and not self.shape.host_drafts:
@@ -240,14 +233,24 @@ class Engine:
         outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
         if self.apart:
             self._owed.append((slot, inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
-            more = _shares(slot) and chunk.last < slot.known
-            if more and self.slots.ready and len(self._owed) >= _MOST_OWED:
+            if _shares(slot) and chunk.last < slot.known and self.slots.ready and len(self._owed) >= _MOST_OWED:
                 self._fill_draft()
         return outputs
 
+    def _due(self, k: int | None) -> bool:
+        """Whether the draft's part of the chunks that have run comes before work of this k, None for a chunk.
+
+        Before any if a slot has been left that owes some; before a step if a first id has been read that one needs for
+        its drafts, or whose blocks others may find. Earlier it would take the time of those who send that id out.
+        """
+        return any(
+            not self.slots.holds(slot) or (k is not None and slot.position and (k > 0 or _shares(slot)))
+            for slot, *_ in self._owed
+        )
+
     def _fill_draft(self) -> None:
         """Run the draft's part of the chunks that have run."""
-        owed, self._owed, self._due = self._owed, [], False
+        owed, self._owed = self._owed, []
         for _, key, inputs in owed:
             self.runner.draft(key, inputs)
         self._delayed |= bool(owed)

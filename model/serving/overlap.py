@@ -152,7 +152,7 @@ class OverlappedEngine(Engine):
         least one request needs it unless that request ends, no request waits or is expected, no request is asking, the
         host does not draft, and the k is still the one to choose.
         """
-        if self._waiting or self._patient or self._due or self.propose or len(self._begun) != 1:
+        if self._waiting or self._patient or self._due(None) or self.propose or len(self._begun) != 1:
             return
         (work, outputs), seated = self._begun[0], tuple(self.slots.ready)
         if work.k is None or work.asking or work.slots != seated or self._limits(seated) != work.limits:

@@ -198,7 +198,7 @@ def test_rows_of_a_chunk_end_at_their_own_last_tile(first: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("rows", "heads"), [(48, 4), (40, 8), (192, 4)], ids=str)
 def test_tiles_without_a_mask_change_no_bit(rows: int, heads: int, dtype: Any) -> None:
-    """Rows of two sequences behind some tiles, which no size of a part divides, beside an idle slot."""
+    """Rows of two sequences behind some tiles, in numbers that 128 divides and does not, beside an idle slot."""
     rng, tiles = np.random.default_rng(0), 8
     pool = (1 + 2 * tiles, 2, KEY_TILE, 32)
     q_BHND, k, v = (rng.normal(0, 1, s).astype(dtype) for s in ((3, heads, rows, 32), pool, pool))
