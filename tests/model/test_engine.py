@@ -14,6 +14,7 @@ import pytest
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
+from model.sampling import NO_ID
 from model.serving import engine as engine_module
 from model.serving import pjrt
 from model.serving.engine import Event
@@ -511,6 +512,21 @@ def test_a_slot_that_owes_nothing_leaves_the_draft_of_others() -> None:
     engine.cancel(number)
     engine.fill(_place(engine, _request(3)), 3)
     assert _stages(engine) == [T, D, Stage.STEP, T, T, T, T]
+
+
+@pytest.mark.usefixtures("shared")
+def test_what_a_failed_request_owes_runs_before_its_blocks_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, cleared = _apart(), list[list[Stage]]()
+    run = engine.runner.run
+    monkeypatch.setattr(
+        engine.runner, "run", lambda key, inputs: run(key, inputs)._replace(accepted=np.array([[NO_ID]]))
+    )
+    monkeypatch.setattr(engine.runner, "clear", lambda slot, blocks: cleared.append(_stages(engine)))
+    engine.add(_prompt(1))
+    (event,) = [event for _ in range(3) for event in engine.step()]
+    assert event.result
+    assert event.result.error
+    assert cleared == [[T, T, T, D, D, D]]
 
 
 def test_the_draft_of_a_prompt_that_nobody_shares_waits_for_a_step_that_drafts() -> None:
