@@ -25,11 +25,11 @@ import compile.build
 from compile.graph.trace import lower_graph
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.spec import BundleSpec
-from model.serving import apart, columns, pjrt, quicker, sums
+from model.serving import apart, columns, pjrt, products, quicker, sums
 from tests.quick import FOLDER, MODE, options
 
 COMPILE, RELEASED = pjrt.compile_hlo, pjrt.SAME_BITS
-_CODE = "".join(inspect.getsource(module) for module in (pjrt, apart, columns, quicker, sums))
+_CODE = "".join(inspect.getsource(module) for module in (pjrt, apart, columns, products, quicker, sums))
 
 
 def _written(file: Path, content: bytes) -> None:

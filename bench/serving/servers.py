@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model.errors import UserError
-from model.serving import pjrt
+from model.serving import products
 from model.serving.request import Params
 
 _START_SECONDS, _ASK_SECONDS = 600, 600
@@ -81,7 +81,7 @@ def serving(server: Server, log: Path) -> Iterator[str]:
     if server.own_engine:
         environment["VLLM_TARGET_DEVICE"] = "cpu"
         # what this process may have set for graphs of ours would hold back vLLM's products too
-        environment.pop(pjrt.ONEDNN_VARIABLE, None)
+        environment.pop(products.ONEDNN_VARIABLE, None)
     command = [str(server.vllm), "serve", *server.arguments, "--host", "127.0.0.1", "--port", str(server.port)]
     command += [
         "--served-model-name",

@@ -2,6 +2,7 @@
 
 A checkpoint has (outputs, inputs), which the compiled code would transpose at every step. Transposed once, when the
 weights are loaded, they give products of two or more rows the same bits, and a target's step takes a third of the time.
+Where YNNPACK multiplies (`products.py`) they stay as they are.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from model.bundle.graph_spec import TensorSpec
+from model.serving.products import BY_YNNPACK
 
 _OF_PRODUCTS = ("_proj.weight", "lm_head.weight")
 
 
 def turned(weight: TensorSpec) -> bool:
     """Whether the runtime holds this weight by columns: only a product reads it."""
-    return len(weight.shape) == 2 and weight.name.endswith(_OF_PRODUCTS)
+    return not BY_YNNPACK and len(weight.shape) == 2 and weight.name.endswith(_OF_PRODUCTS)
 
 
 def turn(weight: np.ndarray) -> np.ndarray:

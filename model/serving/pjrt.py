@@ -23,15 +23,10 @@ from model.bundle.manifest import Compiler
 from model.errors import UserError
 from model.graph_key import GraphKey
 from model.nki.launches import LNC
-from model.serving import apart, block_attention, columns, filter_branch, key_columns, quicker, sums
-from model.serving.processor import processor_flags
+from model.serving import apart, block_attention, columns, filter_branch, key_columns, products, quicker, sums
 
-ONEDNN_VARIABLE = "DNNL_MAX_CPU_ISA"
-# what is read once, at the first device or the first product. The pool of XLA's CPU client has one thread a device.
-# Without AVX-512 oneDNN, which multiplies for XLA on x86, sums the last one to three of some rows in another order than
-# the rest; held to SSE4.1, at half the speed, a row has the same bits whatever stands beside it
-_FLAGS = processor_flags()
-EARLY = {"NPROC": "1"} | ({ONEDNN_VARIABLE: "SSE41"} if _FLAGS and "avx512bw" not in _FLAGS else {})
+# what is read once, at the first device or the first product. The pool of XLA's CPU client has one thread a device
+EARLY = {"NPROC": "1"} | products.EARLY
 _TOO_LATE = [f"{n}={v}" for n, v in EARLY.items() if n not in os.environ and backends_are_initialized()]
 for _name, _value in EARLY.items():
     os.environ.setdefault(_name, _value)
@@ -39,12 +34,11 @@ for _name, _value in EARLY.items():
 # sums stay with the code whose order does not depend on the number of rows; wide vectors halve the time of exp
 SAME_BITS = {
     "xla_allow_excess_precision": False,
-    "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_cpu_prefer_vector_width": 512,
-}
+} | products.OPTIONS
 # a step's products are too small to be handed over to a thread, even to the only one of the pool. XLA then writes the
 # smallest itself, with fused multiplications: the same bits unless oneDNN, which multiplies for prompts, is held back
-OF_STEPS = {} if ONEDNN_VARIABLE in os.environ else {"xla_cpu_multi_thread_eigen": False}
+OF_STEPS = {} if products.HELD_BACK else {"xla_cpu_multi_thread_eigen": False}
 _FLAGS_VARIABLE, _LNC_VARIABLE = "NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"
 _OWN_FLAGS = os.environ.get(_FLAGS_VARIABLE)
 
