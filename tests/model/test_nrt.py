@@ -86,7 +86,11 @@ def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path)
     with closing(NrtGraphs(with_neffs(expected.bundle, tmp_path))) as held:
         found, wanted = _served(held, asking=True), _served(expected, asking=True)
     assert [r.ids for r in found] == [r.ids for r in wanted]
-    assert [r.scores for r in found] == [r.scores for r in wanted]
+    ours, theirs = ([score for result in results for score in result.scores] for results in (found, wanted))
+    assert [(s.rank, [i for i, _ in s.best]) for s in ours] == [(s.rank, [i for i, _ in s.best]) for s in theirs]
+    # a CPU's attention rounds weights in its own way (`block_attention.py`)
+    logprobs = ([[s.logprob, *(p for _, p in s.best)] for s in scores] for scores in (ours, theirs))
+    np.testing.assert_allclose(*logprobs, rtol=0, atol=1e-5)
 
 
 def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:

@@ -1,10 +1,14 @@
 """What the runtime changes of a graph on a CPU: every output and every row of every cache has the bits of the graph as
-the bundle has it, with nothing said quicker; and a chunk's rows have the bits of any other chunk's."""
+the bundle has it, with nothing said quicker but its own exp in attention; and a chunk's rows have the bits of any other
+chunk's."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,17 @@ from tests.model.family import caches, graphs
 pytestmark = pytest.mark.released_code
 
 
+@contextlib.contextmanager
+def _exp_of_the_graph() -> Iterator[None]:
+    """Attention over blocks with the weights of a graph's own loop, whose bits it then has."""
+    block_attention._lowered.cache_clear()
+    # another function, for JAX remembers what it has traced
+    anew = functools.partial(block_attention._attend)
+    with mock.patch.multiple(block_attention, _attend=anew, _power=jnp.exp, _OF_TWO=1.0):
+        yield
+    block_attention._lowered.cache_clear()
+
+
 class Recorder(Graphs):
     """Graphs that remember the keys of what they ran, said quicker or plain, with keys as a bundle has them."""
 
@@ -48,18 +63,17 @@ class Recorder(Graphs):
         return self.quick and super()._by_columns(state)
 
     def _executable(self, key: GraphKey) -> Any:
-        if self.quick:
-            return super()._executable(key)
-        # not shared: the session has the graph as it is said quicker
-        left_out = (
+        quicker_said = (
             (quicker, "rewrite"),
             (block_attention, "take_over"),
             (key_columns, "take_turned"),
             (filter_branch, "branch"),
         )
         with ExitStack() as stack:
-            for module, name in left_out:
+            stack.enter_context(_exp_of_the_graph())
+            for module, name in () if self.quick else quicker_said:
                 stack.enter_context(mock.patch.object(module, name))
+            # not shared: the session has the graph with its quicker weights
             stack.enter_context(mock.patch.object(pjrt, "compile_hlo", COMPILE))
             return super()._executable(key)
 
@@ -107,21 +121,23 @@ def test_a_short_chunk_has_the_bits_of_a_long_one(both: tuple[Recorder, Recorder
     assert ids[0] == ids[1] == ids[2]
 
 
-def _over_blocks(quick: bool, *given: np.ndarray) -> list[np.ndarray]:
+def _over_blocks(quick: bool, *given: np.ndarray, powers: bool = False) -> list[np.ndarray]:
     """Attention of q over pools of keys and values, compiled quicker or plain."""
 
     def run(q_BHND: Any, k: Any, v: Any, positions_BN: Any, keys_S: Any, table_BL: Any) -> Any:
         return attended(q_BHND, Cache(k, v), Placement(positions_BN, keys_S, table_BL=table_BL), TracedOps(1))
 
-    return _compiled(run, quick, *given)
+    return _compiled(run, quick, *given, powers=powers)
 
 
-def _compiled(run: Any, quick: bool, *given: np.ndarray) -> list[np.ndarray]:
+def _compiled(run: Any, quick: bool, *given: np.ndarray, powers: bool = False) -> list[np.ndarray]:
+    """Plain, or quicker: with the weights of the graph, or with powers of two as the runtime has them."""
     lowered = jax.jit(lambda *arrays: interop.call_torch(run, *arrays)).lower(*map(jnp.asarray, given))
     module = lowered.compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
         if quick:
-            block_attention.take_over(module)
+            with contextlib.nullcontext() if powers else _exp_of_the_graph():
+                block_attention.take_over(module)
         sums.in_order(module)
         if quick:
             quicker.rewrite(module)
@@ -180,13 +196,16 @@ def test_rows_of_a_chunk_end_at_their_own_last_tile(first: int) -> None:
         placement = Placement(positions_BN, keys_S, table_BL=table)
         return verify_attention(TracedOps(1), q_BHND, (k, v), Cache(pool_k, pool_v), placement)
 
-    def out(rows: int, quick: bool) -> np.ndarray:
-        positions_BN = first + np.arange(rows, dtype=np.int32)[None]
-        return _compiled(chunk, quick, *(a[:, :, :rows] for a in (q, k, v)), pool_k, pool_v, positions_BN, *placed)[0]
+    def out(rows: int, quick: bool, powers: bool = False) -> np.ndarray:
+        positions_BN, given = first + np.arange(rows, dtype=np.int32)[None], [a[:, :, :rows] for a in (q, k, v)]
+        return _compiled(chunk, quick, *given, pool_k, pool_v, positions_BN, *placed, powers=powers)[0]
 
-    whole = out(rows, True)
+    whole, by_powers = out(rows, True), out(rows, True, powers=True)
     assert np.array_equal(whole, out(rows, False))
     assert np.array_equal(whole[:, :, :own], out(own, True))
+    np.testing.assert_allclose(by_powers, whole, rtol=0, atol=3e-6)
+    for fewer in (2, 48, own):
+        assert np.array_equal(by_powers[:, :, :fewer], out(fewer, True, powers=True))
     if first % KEY_TILE == 0:
         v[:, :, own:] = np.nan
         damaged = out(rows, True)
@@ -210,6 +229,29 @@ def test_tiles_without_a_mask_change_no_bit(rows: int, heads: int, dtype: Any) -
     assert all(np.array_equal(quick[b], plain[b]) for b in (0, 2))
     assert np.isfinite(quick[2].astype(np.float32)).all()
     assert not quick[1].any()
+
+
+def test_weights_are_powers_of_two() -> None:
+    """To 1.7e-7 of them, exactly 1 for the largest score and exactly 0 for a masked one."""
+    x = -np.concatenate([np.linspace(0, 126, 1_000_001), [127, 1e9, np.inf, np.nan]]).astype(np.float32)
+    found = np.asarray(jax.jit(block_attention._power).lower(x).compile(compiler_options=SAME_BITS)(x))
+    right = np.exp2(x[:-4].astype(np.float64))
+    assert np.abs(found[:-4] / right - 1).max() < 1.7e-7
+    assert found[0] == 1
+    assert not found[-4:].any()
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf], ids=str)
+def test_a_key_that_is_no_number_is_seen(damage: float) -> None:
+    """By the rows that attend it and by no others, though its own weight is 0."""
+    rng, pool = np.random.default_rng(0), (3, 1, KEY_TILE, 32)
+    q_BHND, k, v = (np.abs(rng.normal(0, 1, s)).astype(np.float32) for s in ((1, 2, 70, 32), pool, pool))
+    k[1, 0, 100] = damage
+    placed = 90 + np.arange(70, dtype=np.int32)[None], np.arange(256, dtype=np.int32), np.array([[1, 2]], np.int32)
+    (out,) = _over_blocks(True, q_BHND, k, v, *placed, powers=True)
+    out_HND = out.reshape(2, 70, 32)
+    assert np.isfinite(out_HND[:, :10]).all()
+    assert np.isnan(out_HND[:, 10:]).all()
 
 
 def _same_states(both: tuple[Recorder, Recorder]) -> None:
