@@ -232,11 +232,11 @@ def test_tiles_without_a_mask_change_no_bit(rows: int, heads: int, dtype: Any) -
 
 
 def test_weights_are_powers_of_two() -> None:
-    """To 1.7e-7 of them, exactly 1 for the largest score and exactly 0 for a masked one."""
+    """To 2e-7 of them, exactly 1 for the largest score and exactly 0 for a masked one."""
     x = -np.concatenate([np.linspace(0, 126, 1_000_001), [127, 1e9, np.inf, np.nan]]).astype(np.float32)
     found = np.asarray(jax.jit(block_attention._power).lower(x).compile(compiler_options=SAME_BITS)(x))
     right = np.exp2(x[:-4].astype(np.float64))
-    assert np.abs(found[:-4] / right - 1).max() < 1.7e-7
+    assert np.abs(found[:-4] / right - 1).max() < 2e-7
     assert found[0] == 1
     assert not found[-4:].any()
 
