@@ -11,13 +11,18 @@ Tests compile with the options of `tests/quick.py`. A module whose subject is th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import jax.numpy as jnp
 import jaxlib
 import pytest
 
@@ -25,7 +30,7 @@ import compile.build
 from compile.graph.trace import lower_graph
 from model.bundle.graph_spec import GraphSpec
 from model.bundle.spec import BundleSpec
-from model.serving import apart, columns, pjrt, products, quicker, sums
+from model.serving import apart, block_attention, columns, pjrt, products, quicker, sums
 from tests.quick import FOLDER, MODE, options
 
 COMPILE, RELEASED = pjrt.compile_hlo, pjrt.SAME_BITS
@@ -65,6 +70,20 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(compile.build, "lower_graphs", lambda spec, graphs: (traced(spec, graph) for graph in graphs))
     patch.setattr(pjrt, "compile_hlo", compile_hlo)
+
+
+@contextlib.contextmanager
+def exp_of_the_graph() -> Iterator[None]:
+    """Attention over blocks with the weights of a graph's own loop, whose bits it then has; such graphs stay here."""
+    block_attention._lowered.cache_clear()
+    # another function, for JAX remembers what it has traced
+    anew = functools.partial(block_attention._attend)
+    with (
+        mock.patch.multiple(block_attention, _attend=anew, _power=jnp.exp, _OF_TWO=1.0),
+        mock.patch.object(pjrt, "compile_hlo", COMPILE),
+    ):
+        yield
+    block_attention._lowered.cache_clear()
 
 
 def compile_quickly(patch: pytest.MonkeyPatch) -> None:

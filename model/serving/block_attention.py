@@ -2,9 +2,9 @@
 
 A graph's own loop (`attend_blocks` of `model/attention.py`) has a fixed number of rounds for all sequences together,
 since Trainium's compiler takes no other. The tiles that it has more are a sequence's last ones and change nothing, nor
-does a mask on tiles that all rows see to their end, which go without one here. Weights are powers of two, in half the
-time of XLA's exp, so results differ from the graph's in their rounding, and in nothing else. Rows of an idle slot,
-which has no block and which nobody reads, are zeros here.
+does a mask on tiles that all rows see to their end, which go without one here. Weights are powers of two, in fewer
+operations than XLA's exp, so results differ from the graph's in their rounding, and in nothing else. Rows of an idle
+slot, which has no block and which nobody reads, are zeros here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _State = tuple[jax.Array, ...]
 _ROWS, _PART, _LEAST = 512, 128, 65
 # exp(x) is 2 to the x times this
 _OF_TWO = math.log2(math.e)
-# 2^x is 1 + c0 x + c1 x^2 + ... for x of -1/2 to 1/2, to 2e-7 of it in fp32: fitted for the least largest error
+# 2^x is 1 + c0 x + c1 x^2 + ... for x of -1/2 to 1/2, to 1.7e-7 of it in fp32: fitted for the least largest error
 _POWERS = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
 # a number plus this has the nearest integer in its last bits
 _INTEGER, _MANTISSA = 1.5 * 2**23, 23

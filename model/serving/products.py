@@ -2,9 +2,9 @@
 
 XLA's products on x86 are oneDNN's. With AVX-512 a row has one value. Without it oneDNN sums the last one to three of
 some rows in another order than the rest, so YNNPACK multiplies there, held to consistent arithmetic: a number is a
-chain of fused multiplications along the summed axis, cut by the length of that axis alone. It keeps that for weights
-(outputs, inputs), as a checkpoint has them; with inputs first it would cut by the number of outputs too, for a few
-rows. What YNNPACK leaves is oneDNN's, held to SSE4.1, where a row has one value at half the speed.
+chain of fused multiplications along the summed axis, cut in the same places for any number of rows. So it is for
+weights (outputs, inputs), as a checkpoint has them; with inputs first it cuts the sums of few rows where it cuts none
+of many. What YNNPACK leaves is oneDNN's, held to SSE4.1, where a row has one value at half the speed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FLAGS = processor_flags()
 # what oneDNN reads before its first product
 EARLY = {ONEDNN_VARIABLE: "SSE41"} if _FLAGS and "avx512bw" not in _FLAGS else {}
 HELD_BACK = bool(EARLY) or ONEDNN_VARIABLE in os.environ
-BY_YNNPACK = HELD_BACK and "fma" in _FLAGS
+BY_YNNPACK = bool(EARLY) and "fma" in _FLAGS
 OPTIONS: dict[str, bool | str] = {"xla_cpu_experimental_ynn_fusion_type": ""}
 if BY_YNNPACK:
     OPTIONS = {

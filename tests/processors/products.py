@@ -16,8 +16,8 @@ from model.serving.pjrt import OF_STEPS, SAME_BITS
 
 # inputs and outputs; XLA has code of its own for small products of steps, of at most 128 by 128, and YNNPACK cuts the
 # inputs of large ones
-SHAPES = ((192, 1024), (512, 192), (128, 64), (32, 48))
-FEW, ROWS = 48, (*range(2, 14), 15, 16, 31, 32, 33, 47, 48, 60, 61, 64, 66, 76, 128, 140)
+SHAPES = ((192, 1024), (192, 256), (512, 192), (128, 64), (32, 48))
+FEW, ROWS = 48, (*range(2, 49), 60, 61, 64, 66, 76, 128, 140)
 
 
 def _others(inputs: int, outputs: int, way: str) -> set[int]:
