@@ -12,10 +12,6 @@ from torch import Tensor
 
 from bench.demo import spec
 from model.attention import KEY_TILE
-from model.bundle.checkpoint import Checkpoint
-from model.bundle.part import Part
-from model.bundle.plan import KEPT, make_plan
-from model.bundle.weights import RANK
 from model.cache import Cache, empty_caches
 from model.drafters import Drafter, DraftState
 from model.dtypes import BY_NAME
@@ -24,9 +20,13 @@ from model.graph_key import GraphKey, Stage
 from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.sampling import Sampling
-from model.serving.engine import Engine
-from model.serving.request import Shape
 from model.speculative import Pair
+from model.weights import RANK
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.part import Part
+from trnspec.bundle.plan import KEPT, make_plan
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Shape
 
 
 class Eager:

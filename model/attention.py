@@ -72,7 +72,7 @@ def attend_blocks(
     """(B, G, R, D) fp32: attention of rows that see the keys up to `last_BR`, over pools of blocks.
 
     A graph has a function of this name, and so have those of bundles that were built before: what it computes may not
-    change but in its rounding. On a CPU `model/serving/block_attention.py` takes its place.
+    change but in its rounding. On a CPU `trnspec/runtime/block_attention.py` takes its place.
     """
 
     def tile(tile_1: Tensor) -> list[Tensor]:

@@ -17,12 +17,12 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from model.asks import Asks
-from model.bundle.graph_spec import TensorSpec
 from model.cache import Cache
 from model.drafters import DraftState
 from model.dtypes import BY_NAME
 from model.filters import Filters
 from model.graph_key import PROMPTS, GraphKey, Stage
+from model.graph_spec import TensorSpec
 from model.sampling import Sampling
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.errors import UserError
-from model.serving.masks import Allowed
-from model.serving.request import Params, Request, Shape, check
+from trnspec.engine.masks import Allowed
+from trnspec.engine.request import Params, Request, Shape, check
 
 # the graphs serve these
 _BY_GRAPHS = {

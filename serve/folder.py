@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from compile.store import pull
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import Bundle, read_bundle
 from model.dtypes import BY_FLAG
 from model.errors import UserError, guarded
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import Bundle, read_bundle
 
 # names the bundle for the processes that vLLM starts
 BUNDLE_VARIABLE = "TRNSPEC_BUNDLE"

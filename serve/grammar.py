@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from model.serving.masks import shared
+from trnspec.engine.masks import shared
 
 logger = logging.getLogger("vllm.trnspec")
 

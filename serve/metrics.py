@@ -7,7 +7,7 @@ import time
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from model.serving.engine import Event
+from trnspec.engine.engine import Event
 
 _GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # an Info is not shown where several processes share their metrics

@@ -14,15 +14,15 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from model.attention import KEY_TILE
-from model.bundle.opening import Bundle, read_bundle
-from model.bundle.spec import BundleSpec
 from model.errors import UserError
-from model.serving.ready import shape_of
-from model.serving.text import TOKENIZER
 from serve.allowed import Refused, check_request, refuse_others
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, model_folder
 from serve.seed import drawn_seed
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.ready import shape_of
+from trnspec.engine.text import TOKENIZER
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -16,14 +16,8 @@ from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, Model
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.attention import KEY_TILE
-from model.bundle.opening import open_bundle
 from model.graph_key import GraphKey, Stage
 from model.progress import progress
-from model.serving.engine import Event
-from model.serving.overlap import OverlappedEngine
-from model.serving.ready import open_graphs, served_shape, step_seconds
-from model.serving.request import Score
-from model.serving.step_k import Always, Paying
 from serve import arrivals
 from serve.allowed import engine_request
 from serve.drain import leave_ctrl_c_to_the_server
@@ -32,6 +26,12 @@ from serve.metrics import Metrics
 from serve.platform import fixed_k, graphs_platform, served_bundle, speculates
 from serve.scheduler import StepOutput
 from serve.sentence import passed_on
+from trnspec.bundle.opening import open_bundle
+from trnspec.engine.engine import Event
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.ready import open_graphs, served_shape, step_seconds
+from trnspec.engine.request import Score
+from trnspec.engine.step_k import Always, Paying
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, SchedulerOutput

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from model import halves
 from model.backing import Backing
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.plan import COUNTS, KEPT
-from model.bundle.spec import BundleSpec
 from model.cache import Cache
 from model.drafters import Drafter, DraftState, in_slot
 from model.dtypes import BY_FLAG
 from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.graph_key import Stage
+from model.graph_spec import GraphSpec
 from model.ops import Ops
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from trnspec.bundle.plan import COUNTS, KEPT
+from trnspec.bundle.spec import BundleSpec
 
 _CACHES = ("draft_model.kv.", "target_model.kv.")
 _STAGES: dict[Stage, Callable[..., Outputs]] = {

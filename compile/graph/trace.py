@@ -20,13 +20,13 @@ from compile.graph.conversion import Converter, converted
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
-from model.bundle import border
-from model.bundle.graph_spec import GraphSpec, TensorSpec
-from model.bundle.spec import BundleSpec
 from model.graph_io import Outputs, StepInputs
+from model.graph_spec import GraphSpec, TensorSpec
 from model.nki.backing import backing_of
 from model.ops import Ops, State, rows_inside
 from model.speculative import Pair
+from trnspec.bundle import border
+from trnspec.bundle.spec import BundleSpec
 
 
 class TracedOps(Ops):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.bundle.weights import decoder_packing, decoder_weights
 from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot
 from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives
@@ -19,6 +18,7 @@ from model.ops import iota, rows_of
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Draw
+from model.weights import decoder_packing, decoder_weights
 from model.window import Window
 
 

@@ -34,10 +34,9 @@ from torch import Tensor, nn
 
 from model.asks import ids_of
 from model.backing import REFERENCE, Backing
-from model.bundle.cut import COPY, ROWS, Weight
-from model.bundle.weights import decoder_weights
 from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
+from model.cut import COPY, ROWS, Weight
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.drafters.chain import CHAIN
 from model.drafters.kind import Counts, DraftPass, Kind, decoder_collectives
@@ -51,6 +50,7 @@ from model.rope import rotation
 from model.sampling import Draw, coupled_sample
 from model.scores import best_ids
 from model.strict import Length, Range, Wrong, read
+from model.weights import decoder_weights
 from model.window import Window
 
 

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from model.backing import REFERENCE, Backing
-from model.bundle.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.cache import Cache, Placement
 from model.config import Qwen3Config
+from model.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot
 from model.drafters.chain import CHAIN
 from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives

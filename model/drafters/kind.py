@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model.backing import Backing
-from model.bundle.cut import Weight
 from model.config import ModelConfig, Qwen3Config
+from model.cut import Weight
 from model.graph_key import GraphKey
 from model.packing import Packing
 from model.parallel import Parallel

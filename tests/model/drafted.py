@@ -10,7 +10,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from model.bundle.checkpoint import Checkpoint
 from model.cache import Cache, empty_caches
 from model.config import load_config
 from model.drafters import DraftState
@@ -22,6 +21,7 @@ from model.qwen3 import Qwen3
 from model.sampling import Draws
 from model.speculative import Pair
 from tests.compile.tiny import shard_of
+from trnspec.bundle.checkpoint import Checkpoint
 
 LENGTH = 128
 

@@ -5,12 +5,12 @@ import torch
 from transformers import Qwen3Config as HFConfig
 from transformers import Qwen3ForCausalLM
 
-from model.bundle.weights import RANK
 from model.cache import Placement, empty_caches
 from model.config import PRESETS, config_from_dict
 from model.errors import UserError
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
+from model.weights import RANK
 
 CASES = [  # heads, kv heads, head dim, layers, prompt lengths, tied; odd shapes first
     (6, 3, 10, 3, (37, 5, 1), False),

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from model.serving.request import Params, Shape
 from serve.allowed import Refused, check_request, engine_request, refuse_others
+from trnspec.engine.request import Params, Shape
 
 DEFAULTS: dict[str, Any] = {
     "n": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [],

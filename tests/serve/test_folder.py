@@ -10,11 +10,11 @@ import pytest
 
 import serve.folder
 import serve.plugin
-from model.bundle.opening import read_bundle
 from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder, no_bundle
 from serve.plugin import platform
 from tests.model.demo_bundle import graphs
+from trnspec.bundle.opening import read_bundle
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from model.bundle.opening import read_bundle
 from model.errors import UserError
-from model.llm import LLM
-from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS, graphs
 from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, sample, served
 from tests.serve.test_grammar import grammar_of
 from tests.serve.test_http import ask, ids_of
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.request import Params
+from trnspec.llm import LLM
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 SCHEMA = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from model.graph_key import PROMPTS, GraphKey, Stage
-from model.serving.engine import Event
-from model.serving.request import Result
 from tests.serve.server import NO_VLLM
+from trnspec.engine.engine import Event
+from trnspec.engine.request import Result
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 
