@@ -41,7 +41,7 @@ def base(base: Path) -> Path:
 @pytest.fixture
 def sources_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's sources where a test may edit them; recipes look there."""
-    for room in ("model", "compile", "nki_kernels"):
+    for room in ("model", "trnspec", "compile", "nki_kernels"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     return tmp_path
@@ -107,7 +107,7 @@ def _files_that_run(call: Any) -> set[str]:
         call()
     finally:
         sys.setprofile(None)
-    rooms = ("model", "compile", "nki_kernels")
+    rooms = ("model", "trnspec", "compile", "nki_kernels")
     inside = [Path(name) for name in ran if Path(name).is_relative_to(ROOT)]
     named = (p.relative_to(ROOT).as_posix() for p in inside)
     return {name for name in named if name.split("/")[0] in rooms}
