@@ -14,31 +14,31 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.best import smallest_best
-from nki_kernels.tiles import P, absent, move, this_core
+from nki_kernels.sampling.argmax import argmax
+from nki_kernels.tiles import P, absent, dma_static, this_core
 
 
-def one_row(source, shape):
+def load_on_one_partition(source, shape):
     """A small HBM tensor on one partition, as fp32 of the given shape (1, ...)."""
     count = 1
     for size in shape:
         count = count * size
     loaded, numbers = nl.ndarray((1, count), dtype=source.dtype), nl.ndarray(shape, dtype=nl.float32)
-    move(loaded, source.ap([[count, 1], [1, count]], offset=0))
+    dma_static(loaded, source.ap([[count, 1], [1, count]], offset=0))
     nisa.tensor_copy(dst=numbers, src=loaded)
     return numbers
 
 
-def turned(source, first, count):
+def load_transposed(source, first, count):
     """Columns first to first + count of an HBM tensor (M, R), as fp32 (count, M) in PSUM."""
     shards, total = source.shape[0], source.shape[1]
     loaded_MR = nl.ndarray((shards, count), dtype=source.dtype)
     numbers_MR = nl.ndarray((shards, count), dtype=nl.float32)
-    move(loaded_MR, source.ap([[total, shards], [1, count]], offset=first))
+    dma_static(loaded_MR, source.ap([[total, shards], [1, count]], offset=first))
     nisa.tensor_copy(dst=numbers_MR, src=loaded_MR)
-    turned_psum_RM = nl.ndarray((count, shards), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned_psum_RM, data=numbers_MR)
-    return turned_psum_RM
+    psum_RM = nl.ndarray((count, shards), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=psum_RM, data=numbers_MR)
+    return psum_RM
 
 
 def merged(values, ids, rows):
@@ -47,9 +47,9 @@ def merged(values, ids, rows):
     for first in range(0, rows, P):
         count, shards = min(P, rows - first), values.shape[0]
         shape, pair_R2M = (count, 1, shards), nl.ndarray((count, 2, shards), dtype=nl.float32)
-        nisa.tensor_copy(dst=pair_R2M[:, 0, :], src=turned(values, first, count))
-        nisa.tensor_copy(dst=pair_R2M[:, 1, :], src=turned(ids, first, count))
-        best_R1 = smallest_best(pair_R2M[:, 0:1, :], pair_R2M[:, 1:2, :], shape)[1]
+        nisa.tensor_copy(dst=pair_R2M[:, 0, :], src=load_transposed(values, first, count))
+        nisa.tensor_copy(dst=pair_R2M[:, 1, :], src=load_transposed(ids, first, count))
+        best_R1 = argmax(pair_R2M[:, 0:1, :], pair_R2M[:, 1:2, :], shape)[1]
         best_psum_1R = nl.ndarray((1, count), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_transpose(dst=best_psum_1R, data=best_R1)
         nisa.tensor_copy(dst=drawn_1R[:, first : first + count], src=best_psum_1R)
@@ -70,7 +70,7 @@ def emitted_count(passed_1BK, index_1BN, limits):
         operand1=index_1BN[:, :, 0:k],
     )
     nisa.tensor_reduce(dst=count_1B1, op=nl.minimum, data=missed_1BK, axis=2)
-    nisa.tensor_tensor(dst=count_1B1, data1=count_1B1, data2=one_row(limits, (1, batch, 1)), op=nl.minimum)
+    nisa.tensor_tensor(dst=count_1B1, data1=count_1B1, data2=load_on_one_partition(limits, (1, batch, 1)), op=nl.minimum)
     nisa.tensor_scalar(dst=count_1B1, data=count_1B1, op0=nl.add, operand0=1.0)
     return count_1B1
 
@@ -104,7 +104,7 @@ def out(target, row):
     count = target.shape[0] * target.shape[1]
     whole = nl.ndarray(row.shape, dtype=nl.int32)
     nisa.tensor_copy(dst=whole, src=row)
-    move(target.ap([[count, 1], [1, count]], offset=0), whole)
+    dma_static(target.ap([[count, 1], [1, count]], offset=0), whole)
 
 
 def finish(outputs, tokens_1BN, count_1B1, index_1BN, positions):
@@ -112,7 +112,7 @@ def finish(outputs, tokens_1BN, count_1B1, index_1BN, positions):
     batch = tokens_1BN.shape[1]
     reached_1B1 = nl.ndarray((1, batch, 1), nl.float32)
     accepted_1BN, next_1B1 = emitted(tokens_1BN, count_1B1, index_1BN)
-    nisa.tensor_tensor(dst=reached_1B1, data1=one_row(positions, (1, batch, 1)), data2=count_1B1, op=nl.add)
+    nisa.tensor_tensor(dst=reached_1B1, data1=load_on_one_partition(positions, (1, batch, 1)), data2=count_1B1, op=nl.add)
     rows = (accepted_1BN, count_1B1, next_1B1, reached_1B1)
     for i in range(len(rows)):
         out(outputs[i], rows[i])
@@ -131,7 +131,7 @@ def accept_drafts_kernel(values, ids, drafts, positions, limits):
         drawn_1BN = merged(values.reshape(both), ids.reshape(both), rows).reshape(shape)
         if not absent(drafts):
             passed_1BK = nl.ndarray((1, batch, candidates - 1), nl.float32)
-            drafts_1BK = one_row(drafts, (1, batch, candidates - 1))
+            drafts_1BK = load_on_one_partition(drafts, (1, batch, candidates - 1))
             nisa.tensor_tensor(dst=passed_1BK, data1=drafts_1BK, data2=drawn_1BN[:, :, 0 : candidates - 1], op=nl.equal)
             count_1B1 = emitted_count(passed_1BK, index_1BN, limits)
         else:

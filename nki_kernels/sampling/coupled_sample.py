@@ -15,8 +15,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.best import best_column, best_of_chunks, over_parts
-from nki_kernels.sampling.rows import chunks, for_all, load, part_starts, per_row, store_per_row, tiling
+from nki_kernels.sampling.argmax import argmax_of_chunks, argmax_of_columns, argmax_of_parts
+from nki_kernels.sampling.vocab_tiling import chunks, for_all, load, part_starts, per_row, store_per_row, tiling
 from nki_kernels.tiles import LOWEST, this_core
 
 LARGEST_CHUNK = 2048
@@ -66,11 +66,11 @@ def coupled_sample_kernel(logits, noise, temperature, floor, start):
         loaded = ahead
         if i + 1 < len(spans):
             ahead = (load(t, logits, spans[i + 1], LOWEST), load(t, noise, spans[i + 1], 0.0))
-        value_P1, id_P1 = best_column(scores(loaded[0], loaded[1], inverse_P1, noisy_P1, floor_P1))
+        value_P1, id_P1 = argmax_of_columns(scores(loaded[0], loaded[1], inverse_P1, noisy_P1, floor_P1))
         nisa.tensor_scalar(dst=id_P1, data=id_P1, op0=nl.add, operand0=float(spans[i][0]), op1=nl.add, operand1=base_P1)
         bests.append((value_P1, id_P1))
-    best = best_of_chunks(bests)
-    value_1R, id_1R = over_parts(t, best[0], best[1])
+    best = argmax_of_chunks(bests)
+    value_1R, id_1R = argmax_of_parts(t, best[0], best[1])
     whole_1R = nl.ndarray((1, rows), dtype=nl.int32)
     nisa.tensor_copy(dst=whole_1R, src=id_1R)
     store_per_row(values, core, value_1R)

@@ -12,7 +12,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.rows import chunks, for_all, part_starts, per_row, store, tiling
+from nki_kernels.sampling.vocab_tiling import chunks, for_all, part_starts, per_row, store, tiling
 from nki_kernels.sampling.threefry import schedule, threefry
 
 # keeps this noise apart from any other use of the same (seed, position, id)

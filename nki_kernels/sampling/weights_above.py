@@ -15,7 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.limits import SUM_ROWS
-from nki_kernels.sampling.rows import chunks, load, per_row, tiling
+from nki_kernels.sampling.vocab_tiling import chunks, load, per_row, tiling
 from nki_kernels.tiles import LOWEST, P, this_core
 
 LARGEST_CHUNK = 2048
@@ -68,9 +68,9 @@ def weights_above_kernel(logits, scale, bias, floor, thresholds):
             operand1=weights_PW,
         )
         add_chunk(logits_PW, weights_PW, thresholds_PJ, total_PJ)
-    turned_psum = nl.ndarray((count, t.parts, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned_psum, data=total_PJ)
+    psum = nl.ndarray((count, t.parts, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=psum, data=total_PJ)
     sums_JR = nl.ndarray((count, rows), nl.float32)
-    nisa.tensor_reduce(dst=sums_JR, op=nl.add, data=turned_psum.permute((0, 2, 1)), axis=2)
+    nisa.tensor_reduce(dst=sums_JR, op=nl.add, data=psum.permute((0, 2, 1)), axis=2)
     nisa.dma_copy(dst=out.ap([[rows, count], [1, rows]], offset=core * count * rows), src=sums_JR)
     return out

@@ -66,7 +66,7 @@ def verify_attention(n: Numbers, B: int, H: int, G: int, N: int, D: int, S: int,
     positions = n.positions(B, N, S)
     if B > 2:
         table[-1, positions[-1, -1] // 128] = 0
-    rest = (np.full((B, N), (1 << N) - 1, np.int64).astype(np.uint32).view(np.int32),) if block else ()
+    rest = (positions[:, -1:].copy(),) if block else ()
     return q, *new, keys, values, positions, table, *rest
 
 
