@@ -45,11 +45,6 @@ def prompt_attention(d: AttentionDims) -> Cost:
     return Cost(moved, 4 * d.heads * pairs * d.dim)
 
 
-def merge_attention(shards: int, rows: int, dim: int, itemsize: int) -> Cost:
-    """Parts and lse in, one of each out; the sums are vector work."""
-    return Cost((shards + 1) * rows * (dim * itemsize + 4), 0)
-
-
 def decode_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
     """Gate, up and down once; the rows, in and out, come on top in use, not here."""
     weights = 3 * hidden * inner

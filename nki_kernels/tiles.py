@@ -77,3 +77,18 @@ def affine_iota(rows, period, per_period, per_row, first):
     nisa.tensor_reduce(dst=iota_R1, op=nl.add, data=passed, axis=1)
     nisa.tensor_tensor(dst=iota_R1, data1=iota_R1, data2=linear_R1, op=nl.add)
     return iota_R1
+
+
+def transpose_on_pe(dst_PTR, src_RPT, span, engines):
+    """Transpose the tiles span[0] to span[1] of (R, P, T) on the Tensor Engine; each bank of results is copied by the
+    next of the engines.
+    """
+    rows, dtype = src_RPT.shape[0], src_RPT.dtype
+    each, number = max(1, PSUM_BANK_BYTES // (rows * itemsize(dtype))), 0
+    for first in range(span[0], span[1], each):
+        last = min(first + each, span[1])
+        psum_PTR = nl.ndarray((P, last - first, rows), dtype=dtype, buffer=nl.psum)
+        for t in range(first, last):
+            nisa.nc_transpose(dst=psum_PTR[:, t - first, :], data=src_RPT[:, :, t])
+        nisa.tensor_copy(dst=dst_PTR[:, first:last, :], src=psum_PTR, engine=engines[number % len(engines)])
+        number = number + 1

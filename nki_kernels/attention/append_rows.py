@@ -9,15 +9,11 @@ of the rows each.
 Cost: the rows in and out (4 C G D elements). Launched by the graph of every prompt, before prompt_attention.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import nki
 import nki.language as nl
 
 from nki_kernels.attention.paged_kv import PAGE, scatter, scatter_indices
-from nki_kernels.checks import Run, check, check_floats, check_paged, check_rank, cores
+from nki_kernels.checks import INT32, check, check_floats, check_paged, check_rank, launcher
 from nki_kernels.tiles import P, core_slice, dma_static
 
 
@@ -59,18 +55,14 @@ def append_rows_kernel(k_new, v_new, k_pages, v_pages, positions, block_table):
     return k_pages, v_pages
 
 
-def append_rows(
-    new: tuple[Any, Any], pools: tuple[Any, Any], positions: Any, block_table: Any, *, lnc: int = 1, run: Run = nki.simulate
-) -> Any:
-    """Launch the kernel on `lnc` cores.
+def check_operands(k_new, v_new, k_pages, v_pages, positions, block_table):
+    """Refuse operands that the kernel cannot serve."""
+    _, kv_heads, count, dim = check_rank("k_new", k_new, "1, G, C, D")
+    check_paged(k_pages, v_pages, block_table, dim, (1, kv_heads, 1), unit=PAGE)
+    for name, rows in (("k_new", k_new), ("v_new", v_new)):
+        check(name, rows, (1, k_pages.shape[1], count, dim), remedy="pass the rows of one prompt")
+    check_floats(k_new, v_new, k_pages, v_pages)
+    check("positions", positions, (1, count), INT32)
 
-    Raises:
-        ValueError: an operand does not fit; nothing was run or written.
-    """
-    _, kv_heads, count, dim = check_rank("new keys", new[0], "1, G, C, D")
-    check_paged(pools, dim, (1, kv_heads, 1), block_table, unit=PAGE)
-    for name, rows in (("new keys", new[0]), ("new values", new[1])):
-        check(name, rows, (1, pools[0].shape[1], count, dim), remedy="pass the rows of one prompt")
-    check_floats(*new, *pools)
-    check("positions", positions, (1, count), ("int32",))
-    return run(append_rows_kernel[cores(lnc)])(*new, *pools, positions, block_table)
+
+append_rows = launcher(append_rows_kernel, check_operands)

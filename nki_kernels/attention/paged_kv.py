@@ -27,9 +27,29 @@ class PageIndex(nl.NKIObject):
 
     def __init__(self, block_table_BL, sequences, kv_heads, run):
         self.first = sequences[0]
-        self.kv_heads = kv_heads
         self.run = run
-        self.index_PBC = gather_indices(block_table_BL, sequences, kv_heads, run)
+        width, count, per_page = block_table_BL.shape[1], sequences[1] - sequences[0], PAGE // run
+        pieces = count * width // run
+        # whole rows of the table: one descriptor per partition, not one per entry
+        pages_PCR = nl.ndarray((P, pieces, run), dtype=nl.int32)
+        dma_static(pages_PCR, block_table_BL.ap([[0, P], [1, count * width]], offset=sequences[0] * width))
+        partition_P1, split_P2 = nl.ndarray((P, 1), dtype=nl.int32), nl.ndarray((P, 2), dtype=nl.int32)
+        nisa.iota(dst=partition_P1, pattern=[[0, 1]], offset=0, channel_multiplier=1)
+        shift = int(math.log2(per_page))
+        nisa.tensor_scalar(dst=split_P2[:, 0:1], data=partition_P1, op0=nl.right_shift, operand0=shift)
+        nisa.tensor_scalar(dst=split_P2[:, 1:2], data=partition_P1, op0=nl.bitwise_and, operand0=per_page - 1)
+        # which of a piece's pages a partition reads, and which of the page's runs
+        number_PR, chosen_PR = nl.ndarray((P, run), dtype=nl.int32), nl.ndarray((P, run), dtype=nl.int32)
+        nisa.iota(dst=number_PR, pattern=[[1, run]], offset=0, channel_multiplier=0)
+        nisa.tensor_tensor(dst=chosen_PR, data1=number_PR, data2=split_P2[:, 0:1].broadcast(1, run), op=nl.equal)
+        masked_PCR, page_PC = nl.ndarray((P, pieces, run), dtype=nl.int32), nl.ndarray((P, pieces), dtype=nl.int32)
+        chosen_PCR = chosen_PR.expand_dim(1).broadcast(1, pieces)
+        nisa.tensor_tensor(dst=masked_PCR, data1=pages_PCR, data2=chosen_PCR, op=nl.multiply)
+        nisa.tensor_reduce(dst=page_PC, op=nl.add, data=masked_PCR, axis=2)
+        index_PC, run_PC = nl.ndarray((P, pieces), dtype=nl.int32), split_P2[:, 1:2].broadcast(1, pieces)
+        nisa.tensor_scalar(dst=page_PC, data=page_PC, op0=nl.multiply, operand0=float(kv_heads * per_page))
+        nisa.tensor_tensor(dst=index_PC, data1=page_PC, data2=run_PC, op=nl.add)
+        self.index_PBC = index_PC.reshape((P, count, width // run))
 
     def gather(self, dst_PRD, pool, group, piece):
         """Gather one piece of 128 runs of a (sequence, kv head) group: (128, run, D)."""
@@ -63,31 +83,6 @@ class PagedKV(nl.NKIObject):
     def gather_values(self, dst_PRD, group, piece):
         """Gather a piece's values: (128, run, D)."""
         self.value_index.gather(dst_PRD, self.values, group, piece)
-
-
-def gather_indices(block_table_BL, sequences, kv_heads, run):
-    """PageIndex.index_PBC."""
-    width, count, per_page = block_table_BL.shape[1], sequences[1] - sequences[0], PAGE // run
-    pieces = count * width // run
-    # whole rows of the table: one descriptor per partition, not one per entry
-    pages_PCR = nl.ndarray((P, pieces, run), dtype=nl.int32)
-    dma_static(pages_PCR, block_table_BL.ap([[0, P], [1, count * width]], offset=sequences[0] * width))
-    partition_P1, split_P2 = nl.ndarray((P, 1), dtype=nl.int32), nl.ndarray((P, 2), dtype=nl.int32)
-    nisa.iota(dst=partition_P1, pattern=[[0, 1]], offset=0, channel_multiplier=1)
-    nisa.tensor_scalar(dst=split_P2[:, 0:1], data=partition_P1, op0=nl.right_shift, operand0=int(math.log2(per_page)))
-    nisa.tensor_scalar(dst=split_P2[:, 1:2], data=partition_P1, op0=nl.bitwise_and, operand0=per_page - 1)
-    # which of a piece's pages a partition reads, and which of the page's runs
-    number_PR, chosen_PR = nl.ndarray((P, run), dtype=nl.int32), nl.ndarray((P, run), dtype=nl.int32)
-    nisa.iota(dst=number_PR, pattern=[[1, run]], offset=0, channel_multiplier=0)
-    nisa.tensor_tensor(dst=chosen_PR, data1=number_PR, data2=split_P2[:, 0:1].broadcast(1, run), op=nl.equal)
-    masked_PCR, page_PC = nl.ndarray((P, pieces, run), dtype=nl.int32), nl.ndarray((P, pieces), dtype=nl.int32)
-    chosen_PCR = chosen_PR.expand_dim(1).broadcast(1, pieces)
-    nisa.tensor_tensor(dst=masked_PCR, data1=pages_PCR, data2=chosen_PCR, op=nl.multiply)
-    nisa.tensor_reduce(dst=page_PC, op=nl.add, data=masked_PCR, axis=2)
-    index_PC, run_PC = nl.ndarray((P, pieces), dtype=nl.int32), split_P2[:, 1:2].broadcast(1, pieces)
-    nisa.tensor_scalar(dst=page_PC, data=page_PC, op0=nl.multiply, operand0=float(kv_heads * per_page))
-    nisa.tensor_tensor(dst=index_PC, data1=page_PC, data2=run_PC, op=nl.add)
-    return index_PC.reshape((P, count, width // run))
 
 
 def transpose_keys(dst_DW, rows_PRD):

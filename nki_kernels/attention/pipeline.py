@@ -8,32 +8,22 @@ from nki_kernels.attention.softmax import (
     add_sums,
     add_values,
     exponentials,
-    multiply_first_half,
-    multiply_second_half,
+    multiply,
     scores,
     transpose,
 )
 from nki_kernels.attention.tiling import chunks_of, row_limits
 from nki_kernels.limits import CHUNK
-from nki_kernels.tiles import BANK, P, dma_static, preload_act_table
+from nki_kernels.tiles import P, dma_static, preload_act_table
 
 
 def plan(q, t, first, last):
-    """The chunks of the groups `first` to `last` of q in HBM; the values of the launch's last chunk come in parts.
-
-    Parts are halves of a bank; in a latency-bound launch, of at most two packs of one chunk, single groups.
-    """
+    """The chunks of the groups `first` to `last` of q in HBM."""
     chunks, rows = chunks_of(t, first, last), t.queries
     q_DR = load_transposed(q, first * rows, (last - first) * rows)
     for chunk in chunks:
         start = (chunk.pack.group - first) * rows
         chunk.pack.q_DR = q_DR[:, start : start + chunk.pack.count * rows]
-    final, each = chunks[len(chunks) - 1], max(1, BANK // 2 // t.dim)
-    if t.split_pv and t.length == CHUNK:
-        each = 1
-    final.spans = []
-    for stop in range(final.pack.count, 0, -each):
-        final.spans.append((max(0, stop - each), stop))
     return chunks
 
 
@@ -77,30 +67,27 @@ def load_values(chunk, launch):
         launch.kv.gather_values(chunk.values_PGRD[:, i, :, :], pack.group + i, chunk.index)
 
 
-def stages(t):
-    """(lag, stage) in the order within an iteration: iteration i of the pipeline runs a stage on chunk i - lag.
-
-    Keys are gathered ahead of the values of earlier chunks, so that the pipeline drains on values.
-    """
-    return (
-        (1, exponentials),
-        (t.transpose_lag, transpose),
-        (t.pv_lag + 1, multiply_second_half),
-        (0, scores),
-        (-t.prefetch_distance, load_keys),
-        (1, load_values),
-        (t.pv_lag + 1, add_values),
-        (t.pv_lag, multiply_first_half),
-        (t.pv_lag, add_sums),
-    )
+# (lag, stage) in the order within an iteration: iteration i of the pipeline runs a stage on chunk i - lag. Keys are
+# gathered ahead of the values of earlier chunks, so that the pipeline drains on values.
+PREFETCH_DISTANCE, DRAIN = 2, 4
+STAGES = (
+    (1, exponentials),
+    (2, transpose),
+    (0, scores),
+    (-PREFETCH_DISTANCE, load_keys),
+    (1, load_values),
+    (DRAIN, add_values),
+    (3, multiply),
+    (3, add_sums),
+)
 
 
 def attend(launch, chunks):
     """Run all chunks through all stages, so that the engines overlap on adjacent chunks."""
-    t, count = launch.t, len(chunks)
+    count = len(chunks)
     preload_act_table(nl.exp)
-    for i in range(-t.prefetch_distance, count + t.pv_lag + 1):
-        for entry in stages(t):
+    for i in range(-PREFETCH_DISTANCE, count + DRAIN):
+        for entry in STAGES:
             index, stage = i - entry[0], entry[1]
             if 0 <= index < count:
                 stage(chunks[index], launch)

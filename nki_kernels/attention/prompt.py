@@ -13,16 +13,12 @@ Layouts: q and out (1, H, C, D), C a multiple of 128; pools (pages, G, 128, D); 
 Cost: roofline.prompt_attention. Design: docs/kernels.md. Launched by the graph of every prompt.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.kv_prefetch import PIECE, KeyChunk, PromptKV
-from nki_kernels.attention.paged_kv import PAGE
+from nki_kernels.attention.kv_prefetch import KeyChunk
+from nki_kernels.attention.paged_kv import PAGE, RUN, PagedKV, PageIndex
 from nki_kernels.attention.prompt_tiles import (
     QueryTile,
     TileStep,
@@ -34,7 +30,7 @@ from nki_kernels.attention.prompt_tiles import (
     transpose_rest,
     update_neg_max,
 )
-from nki_kernels.checks import Run, check, check_floats, check_paged, check_rank, cores, refuse
+from nki_kernels.checks import INT32, check, check_floats, check_paged, check_rank, launcher, refuse
 from nki_kernels.tiles import P, dma_static, preload_act_table, this_core
 
 # query tiles that step over a chunk one after the other: their values stay in SBUF
@@ -52,7 +48,10 @@ class Prompt(nl.NKIObject):
         _, heads, count, dim = q.shape
         self.q_HCD = q.reshape((heads, count, dim))
         self.out_HCD = out.reshape((heads, count, dim))
-        self.pages = PromptKV(pools, block_table)
+        self.kv = PagedKV(pools, PageIndex(block_table, (0, 1), pools[0].shape[1], RUN))
+        # the block table in SBUF: int32 (1, S / 128)
+        self.table_1T = nl.ndarray(block_table.shape, dtype=block_table.dtype)
+        dma_static(self.table_1T, block_table)
         # fp32 (128, 1)
         self.zero_R1 = nl.ndarray((P, 1), dtype=nl.float32)
         self.neg_scale_R1 = nl.ndarray((P, 1), dtype=nl.float32)
@@ -92,11 +91,12 @@ def batches_of_core(first, heads, limit_PT):
 
 def steps_of(batch, group, prompt):
     """All (tile, chunk) steps of a batch, without chunks beyond the causal bound of the latest possible start."""
-    steps, pages, count = [], prompt.pages, prompt.q_HCD.shape[1]
-    for index in range(-(-pages.length // pages.per_chunk)):
-        chunk = KeyChunk(pages, group, index)
+    steps, first, index, count, length = [], 0, 0, prompt.q_HCD.shape[1], prompt.table_1T.shape[1]
+    while first < length:
+        chunk = KeyChunk(prompt.kv, prompt.table_1T, group, index)
+        first, index = first + chunk.tiles, index + 1
         for tile in batch:
-            visible = pages.length - (count - tile.row - P) // PAGE
+            visible = length - (count - tile.row - P) // PAGE
             if visible > chunk.first:
                 last = visible <= chunk.first + chunk.tiles
                 steps.append(TileStep(tile, chunk, min(visible - chunk.first, chunk.tiles), last))
@@ -152,7 +152,7 @@ def attend(steps, prompt):
         issue_prefetches(steps, schedule, i, prompt)
         if 0 <= i - 1 < count:
             update_neg_max(steps[i - 1], prompt)
-        for piece in range(prompt.pages.per_chunk // PIECE):
+        for piece in range(steps[0].chunk.pieces):
             for entry in ((0, score), (PV_LAG, multiply), (2, exponentials)):
                 if 0 <= i - entry[0] < count:
                     entry[1](steps[i - entry[0]], piece, prompt)
@@ -175,22 +175,18 @@ def prompt_attention_kernel(q, k_pages, v_pages, start, block_table):
     return out
 
 
-def prompt_attention(
-    q: Any, pools: tuple[Any, Any], start: Any, block_table: Any, *, lnc: int = 1, run: Run = nki.simulate
-) -> Any:
-    """Launch the kernel on `lnc` cores.
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run.
-    """
+def check_operands(q, k_pages, v_pages, start, block_table):
+    """Refuse operands that the kernel cannot serve."""
     batch, heads, count, dim = check_rank("q", q, "1, H, C, D")
     refuse(batch != 1 or count % P > 0, f"q is {tuple(q.shape)}, C a multiple of {P} is needed: pad the prompt")
-    check_paged(pools, dim, (1, heads, 1), block_table)
-    check_floats(q, *pools)
-    check("start", start, (1, 1), ("int32",))
+    check_paged(k_pages, v_pages, block_table, dim, (1, heads, 1))
+    check_floats(q, k_pages, v_pages)
+    check("start", start, (1, 1), INT32)
     first, length = int(start[0, 0]), block_table.shape[1] * PAGE
     refuse(
         not 0 <= first <= length - count,
         f"rows {first} to {first + count - 1} do not lie in {length} positions: use a longer block table",
     )
-    return run(prompt_attention_kernel[cores(lnc)])(q, *pools, start, block_table)
+
+
+prompt_attention = launcher(prompt_attention_kernel, check_operands)

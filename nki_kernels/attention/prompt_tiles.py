@@ -8,7 +8,7 @@ import nki.language as nl
 
 from nki_kernels.attention.kv_prefetch import PIECE
 from nki_kernels.attention.paged_kv import PAGE
-from nki_kernels.tiles import BANK, LOWEST, PSUM_BANK_BYTES, P, absent, itemsize
+from nki_kernels.tiles import BANK, LOWEST, P, absent, transpose_on_pe
 
 # key tiles of one exponential and its sum
 SPAN = 16
@@ -144,7 +144,7 @@ def exponentials(step, span, prompt):
     if span >= len(step.spans):
         return
     start, stop, end = step.spans[span]
-    kv = step.chunk.pages.kv
+    kv = step.chunk.kv
     if span == 0:
         step.weights_RTP = nl.ndarray((P, step.spans[len(step.spans) - 1][1], PAGE), dtype=kv.dtype)
         step.weights_PTR = nl.ndarray((PAGE, step.tiles, P), dtype=kv.dtype)
@@ -172,20 +172,14 @@ def transposed_by_dma(step):
 
 def transpose_rest(step, prompt):
     """Transpose the last weight tiles of the step on the Tensor Engine."""
-    dtype = step.weights_RTP.dtype
-    each = PSUM_BANK_BYTES // (P * itemsize(dtype))
-    for first in range(transposed_by_dma(step), step.tiles, each):
-        last = min(first + each, step.tiles)
-        psum_PTR = nl.ndarray((PAGE, last - first, P), dtype=dtype, buffer=nl.psum)
-        for t in range(first, last):
-            nisa.nc_transpose(dst=psum_PTR[:, t - first, :], data=step.weights_RTP[:, t, :])
-        nisa.tensor_copy(dst=step.weights_PTR[:, first:last, :], src=psum_PTR, engine=nisa.engine.scalar)
+    span = (transposed_by_dma(step), step.tiles)
+    transpose_on_pe(step.weights_PTR, step.weights_RTP.permute((0, 2, 1)), span, (nisa.engine.scalar,))
 
 
 def multiply(step, piece, prompt):
     """Accumulate a piece's weighted values, key tile by key tile."""
     if piece == 0:
-        step.part_psum_RD = nl.ndarray((P, step.chunk.pages.kv.dim), dtype=nl.float32, buffer=nl.psum)
+        step.part_psum_RD = nl.ndarray((P, step.chunk.kv.dim), dtype=nl.float32, buffer=nl.psum)
     for t in range(piece * PIECE, min(piece * PIECE + PIECE, step.tiles)):
         nisa.nc_matmul(
             dst=step.part_psum_RD,

@@ -9,9 +9,11 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.attention.paged_kv import RUN
-from nki_kernels.attention.tiling import HALF
 from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import BANK, P, absent, dma_static
+
+# key tiles that are transposed and copied together
+HALF = 4
 
 
 def scores(chunk, launch):
@@ -34,7 +36,7 @@ def scores(chunk, launch):
 
 
 def mask(chunk):
-    """Masked scores (R, W): LOWEST beyond a row's limit; and one or two maxima (R, 1)."""
+    """Masked scores (R, W), the fp32 minimum beyond a row's limit, and one or two maxima (R, 1)."""
     pack, rows = chunk.pack, chunk.scores_psum_RW.shape[0]
     masked_RW, maxima, span = nl.ndarray((rows, CHUNK), dtype=nl.float32), [], BANK
     if rows > P // 2:
@@ -115,34 +117,17 @@ def transpose(chunk, launch):
         nisa.tensor_copy(dst=chunk.weights_PRR[:, first : first + HALF, :], src=psum_PRR[:, :, 0:rows])
 
 
-def multiply_first_half(chunk, launch):
-    """Weighted values of all key tiles, with `split_pv` of the first half of them: PSUM (R, groups, D).
-
-    A row's result is in the block of its group.
-    """
-    shape, stop = (chunk.weights_PRR.shape[2], chunk.pack.count, launch.t.dim), RUN
+def multiply(chunk, launch):
+    """Weighted values: PSUM (R, groups, D). A row's result is in the block of its group."""
+    shape = (chunk.weights_PRR.shape[2], chunk.pack.count, launch.t.dim)
     chunk.part_psum_RGD = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    if launch.t.split_pv:
-        stop = HALF
-    multiply(chunk, 0, stop)
-
-
-def multiply_second_half(chunk, launch):
-    """With `split_pv` the rest of the key tiles."""
-    if launch.t.split_pv:
-        multiply(chunk, HALF, RUN)
-
-
-def multiply(chunk, start, stop):
-    """Accumulate the values of the key tiles `start` to `stop`, weighted."""
-    for span in chunk.spans:
-        for j in range(start, stop):
-            nisa.nc_matmul(
-                dst=chunk.part_psum_RGD[:, span[0] : span[1], :],
-                stationary=chunk.weights_PRR[:, j, :],
-                moving=chunk.values_PGRD[:, span[0] : span[1], j, :],
-                accumulate=j > 0,
-            )
+    for j in range(RUN):
+        nisa.nc_matmul(
+            dst=chunk.part_psum_RGD,
+            stationary=chunk.weights_PRR[:, j, :],
+            moving=chunk.values_PGRD[:, :, j, :],
+            accumulate=j > 0,
+        )
 
 
 def add_sums(chunk, launch):
@@ -176,36 +161,29 @@ def add_sums(chunk, launch):
 
 def add_values(chunk, launch):
     """Rescale and add the weighted values; after the last chunk normalize and store."""
-    pack, dtype = chunk.pack, nl.float32
+    pack, part, dtype = chunk.pack, chunk.part_psum_RGD, nl.float32
     if chunk.last:
         dtype = launch.out_BHND.dtype
-    values_RGD = nl.ndarray(chunk.part_psum_RGD.shape, dtype=dtype)
-    for span in chunk.spans:
-        add_span(values_RGD[:, span[0] : span[1], :], chunk, span[0], span[1])
-        if chunk.last:
-            store(values_RGD, chunk, launch, span)
-    pack.values_RGD = values_RGD
-
-
-def add_span(values_RGD, chunk, first, last):
-    """The values of some groups of a pack after one more chunk."""
-    pack, part = chunk.pack, chunk.part_psum_RGD[:, first:last, :]
+    values_RGD = nl.ndarray(part.shape, dtype=dtype)
     if chunk.index == 0 and chunk.last:
         nisa.tensor_scalar(dst=values_RGD, data=part, op0=nl.multiply, operand0=pack.inverse_R1)
     elif chunk.index == 0:
         nisa.tensor_copy(dst=values_RGD, src=part, engine=nisa.engine.scalar)
     else:
-        a, factor_R1, b = pack.values_RGD[:, first:last, :], chunk.rescale_R1, part
+        a, factor_R1, b = pack.values_RGD, chunk.rescale_R1, part
         if chunk.last:
             # the values so far are normalized
             a, factor_R1, b = part, pack.inverse_R1, a
         nisa.scalar_tensor_tensor(dst=values_RGD, data=a, op0=nl.multiply, operand0=factor_R1, op1=nl.add, operand1=b)
+    pack.values_RGD = values_RGD
+    if chunk.last:
+        store(pack, launch)
 
 
-def store(values_RGD, chunk, launch, span):
+def store(pack, launch):
     """Store each group's rows from its block; DMA may start at any partition."""
     t = launch.t
-    for i in range(span[0], span[1]):
-        offset = (chunk.pack.group + i) * t.queries * t.dim
-        rows_RD = values_RGD[i * t.queries : (i + 1) * t.queries, i, :]
+    for i in range(pack.count):
+        offset = (pack.group + i) * t.queries * t.dim
+        rows_RD = pack.values_RGD[i * t.queries : (i + 1) * t.queries, i, :]
         dma_static(launch.out_BHND.ap([[t.dim, t.queries], [1, t.dim]], offset=offset), rows_RD)

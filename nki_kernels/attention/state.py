@@ -49,8 +49,6 @@ class Chunk(nl.NKIObject):
         self.index = index
         self.start = index * CHUNK
         self.last = self.start + CHUNK >= length
-        # groups whose values are multiplied together: all, but in halves in the chunk that ends the launch
-        self.spans = [(0, pack.count)]
         # load_keys: transposed keys (D, G, W)
         self.keys_DGW = None
         # load_values: values (128, G, RUN, D)

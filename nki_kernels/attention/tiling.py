@@ -4,7 +4,6 @@ The (H / G) * N rows of one (sequence, kv head) group are adjacent; a pack of gr
 rows of a pack.
 """
 
-import math
 from dataclasses import dataclass
 
 import nki.isa as nisa
@@ -14,18 +13,10 @@ from nki_kernels.attention.state import Chunk, Pack
 from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import BANK, P, absent, core_slice, dma_static
 
-# key tiles that are transposed and copied together
-HALF = 4
-
 
 @dataclass(frozen=True)
 class Tiling(nl.NKIObject):
-    """The dims of a launch: `pack` groups of `queries` = (H / G) * N rows share one pass over the engines.
-
-    Distances are in iterations of the pipeline: a chunk's keys are gathered `prefetch_distance` before its scores,
-    which are transposed `transpose_lag` and multiplied with values `pv_lag` later; with `split_pv` the second half of
-    the key tiles is multiplied one iteration after the first.
-    """
+    """The dims of a launch: `pack` groups of `queries` = (H / G) * N rows share one pass over the engines."""
 
     groups: int
     kv_heads: int
@@ -34,10 +25,6 @@ class Tiling(nl.NKIObject):
     length: int
     dim: int
     pack: int
-    prefetch_distance: int
-    transpose_lag: int
-    pv_lag: int
-    split_pv: bool
 
 
 def tiling(shape, kv_heads, length):
@@ -52,10 +39,7 @@ def tiling(shape, kv_heads, length):
     for size in range(1, largest + 1):
         if size % kv_heads == 0 or kv_heads % size == 0:
             pack = size
-    # of two chunks the second's transposes come between the first's matmuls
-    if length // CHUNK * math.ceil(groups / pack) <= 2:
-        return Tiling(groups, kv_heads, rows, candidates, length, dim, pack, 1, 2, 2, True)
-    return Tiling(groups, kv_heads, rows, candidates, length, dim, pack, 2, 2, 3, False)
+    return Tiling(groups, kv_heads, rows, candidates, length, dim, pack)
 
 
 def groups_of_core(t):

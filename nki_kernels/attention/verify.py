@@ -15,10 +15,6 @@ Cost: keys and values once (roofline.verify_attention). Design: docs/kernels.md.
 (DFlash), of head dims other than 128, and of steps of more than 128 rows.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import nki
 import nki.language as nl
 
@@ -27,7 +23,7 @@ from nki_kernels.attention.paged_kv import PAGE, RUN, PagedKV, PageIndex
 from nki_kernels.attention.pipeline import attend, plan
 from nki_kernels.attention.state import Launch
 from nki_kernels.attention.tiling import groups_of_core, tiling
-from nki_kernels.checks import Run, check, check_floats, check_paged, check_rank, cores, refuse
+from nki_kernels.checks import INT32, check, check_floats, check_paged, check_rank, launcher, refuse
 from nki_kernels.limits import CANDIDATES
 
 
@@ -49,29 +45,17 @@ def verify_attention_kernel(q, k_new, v_new, k_pages, v_pages, positions, block_
     return out
 
 
-def verify_attention(
-    q: Any,
-    new: tuple[Any, Any],
-    pools: tuple[Any, Any],
-    positions: Any,
-    block_table: Any,
-    *,
-    limit: Any = None,
-    lnc: int = 1,
-    run: Run = nki.simulate,
-) -> Any:
-    """Launch the kernel on `lnc` cores.
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run or written.
-    """
+def check_operands(q, k_new, v_new, k_pages, v_pages, positions, block_table, limit=None):
+    """Refuse operands that the kernel cannot serve."""
     batch, heads, count, dim = check_rank("q", q, "B, H, N, D")
-    kv_heads = check_paged(pools, dim, (batch, heads, count), block_table)
     refuse(not 1 <= count <= CANDIDATES, f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
-    for name, rows in (("new keys", new[0]), ("new values", new[1])):
+    kv_heads = check_paged(k_pages, v_pages, block_table, dim, (batch, heads, count))
+    for name, rows in (("k_new", k_new), ("v_new", v_new)):
         check(name, rows, (batch, kv_heads, count, dim), remedy="pass the rows of the same pass")
-    check_floats(q, *new, *pools)
-    check("positions", positions, (batch, count), ("int32",))
+    check_floats(q, k_new, v_new, k_pages, v_pages)
+    check("positions", positions, (batch, count), INT32)
     if limit is not None:
-        check("limit", limit, (batch, 1), ("int32",))
-    return run(verify_attention_kernel[cores(lnc)])(q, *new, *pools, positions, block_table, limit)
+        check("limit", limit, (batch, 1), INT32)
+
+
+verify_attention = launcher(verify_attention_kernel, check_operands)

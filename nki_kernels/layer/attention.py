@@ -3,9 +3,10 @@
 out[r] = concat_h softmax(q_h[r] K^T / sqrt(D)) V  Wo,  [v k q][r] = n[r] W,  n[r] = gamma x[r] / rms(x[r])
 q and k are normalized per head over D, then rotated by their position; k and v are written to the cache first
 
-B sequences of N rows, R = B * N <= 128, E hidden, H query and G kv heads of D = 128, S positions. Row n of sequence b is
-at positions[b, 0] + n and sees the positions up to its own. out is the rank's partial sum, which the graph all-reduces
-and adds to x. A row's bits depend on its position and cache only; they agree with verify_attention's within rounding.
+B sequences of N rows, R = B * N <= 128, E hidden, H query and G kv heads of D = 128, S positions. Row n of sequence b
+is at positions[b, 0] + n and sees the positions up to its own. out is the rank's partial sum, which the graph
+all-reduces and adds to x. A row's bits depend on its position and cache only; they agree with verify_attention's within
+rounding.
 
 Layouts: x and out (R, E), gamma (E,), k_norm and q_norm (D,), weights of pack_qkv (heads in the order v, k, q) and
 pack_out, cos and sin (B, N, D / 2) fp32, pools (pages, G, 128, D), positions (B, N) and block_table (B, S / 128) int32,
@@ -14,22 +15,28 @@ Cost: weights and cache once (roofline.decode_attention); a weight below MIN_BYT
 docs/kernels.md. Launched by steps for layers that are not part of a decode_layers launch.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.checks import Run, check, check_floats, check_packed, check_paged, check_rank, check_rows, cores, refuse
+from nki_kernels.checks import (
+    FP32,
+    INT32,
+    check,
+    check_floats,
+    check_packed,
+    check_paged,
+    check_rank,
+    check_rows,
+    launcher,
+    refuse,
+)
 from nki_kernels.layer.core_split import CoreExchange, CoreSplit
 from nki_kernels.layer.kv_stationary_attention import attend, begin
 from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
 from nki_kernels.layer.projections import project
-from nki_kernels.layer.qk_norm_rope import HeadNorm, HeadSpan, Rotary, load_norm, norm_and_rotate
+from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
 from nki_kernels.layer.weight_stream import PackedWeight, WeightStationary, WeightStream, accumulate
 from nki_kernels.limits import CANDIDATES
@@ -112,7 +119,7 @@ class AttentionHalf(nl.NKIObject):
         return self.exchange.attended_DHR[0:1, 0, 0:1]
 
     def project_heads(self, rows, stream):
-        """This core's blocks of heads: values times 1 / rms, keys and queries normalized and rotated."""
+        """This core's blocks of heads: values times 1 / rms; keys and queries, normalized and rotated."""
         dim, heads, batch, candidates = self.exchange.heads_DHBN.shape
         heads_DHR = self.exchange.heads_DHBN.reshape((dim, heads, batch * candidates))
         kv_heads, width = self.exchange.kv_heads, self.qkv.columns // dim
@@ -120,23 +127,24 @@ class AttentionHalf(nl.NKIObject):
             product, head = WeightStationary(rows.scaled_PTR, dim, width, False), block * width
             accumulate(stream, self.qkv, [product])
             values = min(max(kv_heads - head, 0), width)
+            inv_rms_PR, eps_PR = rows.all_partitions()
             if values > 0:
-                inv_rms_PHR = rows.inv_rms_all_partitions().expand_dim(1).broadcast(1, values)
+                inv_rms_PHR = inv_rms_PR.expand_dim(1).broadcast(1, values)
                 target = heads_DHR[:, head : head + values, :]
                 nisa.tensor_tensor(dst=target, data1=product.psum[:, 0:values, :], data2=inv_rms_PHR, op=nl.multiply)
             if values < width:
                 spans = self.spans(head + values, head + width, heads_DHR)
-                norm_and_rotate(product.psum[:, values:width, :], spans, self.rotary, rows.eps_scaled())
+                norm_and_rotate(product.psum[:, values:width, :], spans, self.rotary, eps_PR)
 
     def spans(self, first, last, heads_DHR):
         """The keys and the queries among the heads `first` to `last`."""
         middle, spans = 2 * self.exchange.kv_heads, []
         if first < middle:
             stop = min(last, middle)
-            spans.append(HeadSpan(0, stop - first, self.k_norm, heads_DHR[:, first:stop, :]))
+            spans.append((0, stop - first, self.k_norm, heads_DHR[:, first:stop, :]))
         if last > middle:
             start = max(middle, first)
-            spans.append(HeadSpan(start - first, last - first, self.q_norm, heads_DHR[:, start:last, :]))
+            spans.append((start - first, last - first, self.q_norm, heads_DHR[:, start:last, :]))
         return spans
 
 
@@ -161,75 +169,32 @@ def decode_attention_kernel(
     return out_RE
 
 
-@dataclass(frozen=True)
-class AttentionWeights:
-    """gamma (E,) of the layer's norm, k_norm and q_norm (D,), pack_qkv(q, k, v, D) and pack_out(out, D)."""
-
-    gamma: Any
-    k_norm: Any
-    q_norm: Any
-    qkv: Any
-    out: Any
-
-
-@dataclass(frozen=True)
-class RowPositions:
-    """positions (B, N) and block_table (B, S / 128), int32; cos and sin (B, N, D / 2), fp32."""
-
-    positions: Any
-    block_table: Any
-    cos: Any
-    sin: Any
-
-
-def rope_positions(positions: Any, block_table: Any, dim: int, theta: float = 1e6) -> RowPositions:
-    """Positions with Qwen3's angles, position / theta^(2i / D), computed in fp32 as the model does."""
-    inverse = np.array([theta ** (-2 * i / dim) for i in range(dim // 2)], np.float32)
-    angles = np.asarray(positions)[..., None].astype(np.float32) * inverse
-    return RowPositions(positions, block_table, np.cos(angles), np.sin(angles))
-
-
-def decode_attention(
-    x: Any,
-    weights: AttentionWeights,
-    pools: tuple[Any, Any],
-    rows: RowPositions,
-    *,
-    eps: float = 1e-6,
-    lnc: int = 1,
-    run: Run = nki.simulate,
-) -> Any:
-    """Launch the kernel on `lnc` cores for x (B, N, E).
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run or written.
-    """
-    check_attention_half(x, weights, pools, rows)
-    tensors = (weights.gamma, weights.k_norm, weights.q_norm, weights.qkv, weights.out, rows.cos, rows.sin, *pools)
-    launched = run(decode_attention_kernel[cores(lnc)])
-    return launched(x.reshape(-1, x.shape[-1]), *tensors, rows.positions, rows.block_table, eps).reshape(x.shape)
-
-
-def check_attention_half(x: Any, weights: AttentionWeights, pools: tuple[Any, Any], rows: RowPositions) -> None:
+def check_operands(
+    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
+):
     """Refuse operands that the kernel cannot serve."""
-    batch, count, hidden = check_rank("x", x, "B, N, E")
-    check_rows(x, weights.gamma)
-    _, kv_heads, _, dim = check_rank("pool of keys", pools[0], "pages, G, 128, D")
+    check_rows(x, gamma)
+    _, kv_heads, _, dim = check_rank("k_pages", k_pages, "pages, G, 128, D")
+    batch, count = check_rank("positions", positions, "B, N")
     refuse(dim != P, f"head dim D is {dim}, the fused kernel serves {P}: use verify_attention for this model")
-    refuse(count > CANDIDATES, f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
-    for name, norm in (("k_norm", weights.k_norm), ("q_norm", weights.q_norm)):
+    refuse(not 1 <= count <= CANDIDATES, f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
+    for name, norm in (("k_norm", k_norm), ("q_norm", q_norm)):
         check(name, norm, (dim,), remedy="pass one weight per head dimension")
-    check_packed("qkv", weights.qkv, hidden, None, "pack_qkv")
-    heads = weights.qkv.shape[0] * weights.qkv.shape[2] // dim - 2 * kv_heads
+    rows, hidden = x.shape
+    check_packed("qkv", qkv, hidden, None, "pack_qkv")
+    heads = qkv.shape[0] * qkv.shape[2] // dim - 2 * kv_heads
     refuse(
-        heads < 1 or heads % kv_heads > 0 or weights.qkv.shape[2] % dim > 0,
-        f"qkv is {tuple(weights.qkv.shape)} for {kv_heads} kv heads of {dim}: make it with pack_qkv",
+        heads < 1 or heads % kv_heads > 0 or qkv.shape[2] % dim > 0,
+        f"qkv is {tuple(qkv.shape)} for {kv_heads} kv heads of {dim}: make it with pack_qkv",
     )
-    check_packed("out", weights.out, heads * dim, hidden, "pack_out")
-    check_paged(pools, dim, (batch, heads, count), rows.block_table)
-    check("positions", rows.positions, (batch, count), ("int32",))
-    consecutive = np.array_equal(rows.positions, np.asarray(rows.positions)[:, :1] + np.arange(count))
+    check_packed("out_weight", out_weight, heads * dim, hidden, "pack_out")
+    check_paged(k_pages, v_pages, block_table, dim, (batch, heads, count))
+    check("positions", positions, (batch, rows // batch), INT32, "pass the position of each row of x")
+    consecutive = np.array_equal(positions, np.asarray(positions)[:, :1] + np.arange(count))
     refuse(not consecutive, "positions of a sequence are not consecutive: pass the rows of one pass")
-    check_floats(x, weights.gamma, weights.k_norm, weights.q_norm, weights.qkv, weights.out, *pools)
-    for name, table in (("cos", rows.cos), ("sin", rows.sin)):
-        check(name, table, (batch, count, dim // 2), ("float32",), "make it with rope_positions")
+    check_floats(x, gamma, k_norm, q_norm, qkv, out_weight, k_pages, v_pages)
+    for name, table in (("cos", cos), ("sin", sin)):
+        check(name, table, (batch, count, dim // 2), FP32, "make it with law.rope_tables")
+
+
+decode_attention = launcher(decode_attention_kernel, check_operands)

@@ -32,7 +32,7 @@ def weight_bytes(tensor):
 
 
 class CoreSplit(nl.NKIObject):
-    """The sequences that this core attends, `attended`, and those whose heads it computes, `projected`: first and last."""
+    """The sequences, first and last, that this core attends, and those whose heads it projects."""
 
     def __init__(self, qkv, out, batch):
         self.splits_heads = is_split(qkv)

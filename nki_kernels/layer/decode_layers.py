@@ -15,24 +15,14 @@ Cost: weights and caches once (roofline.decode_layers), 2 L collectives; against
 saves 4 to 5 % for 32B and 1.7B (simulated). Design: docs/kernels.md. Launched by every step with D 128.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.collectives import ReplicaGroup, all_reduce
 
-from nki_kernels.checks import Run, check_mlp, cores
-from nki_kernels.layer.attention import (
-    AttentionHalf,
-    AttentionWeights,
-    RowPositions,
-    Sequences,
-    check_attention_half,
-)
+from nki_kernels.checks import check_mlp, launcher
+from nki_kernels.layer.attention import AttentionHalf, Sequences
+from nki_kernels.layer.attention import check_operands as check_attention
 from nki_kernels.layer.mlp import MLPHalf
 from nki_kernels.layer.projections import project
 from nki_kernels.layer.qk_norm_rope import Rotary, load_norm
@@ -82,20 +72,13 @@ class LayerOperands(nl.NKIObject):
         return half
 
 
-def alloc_partial(x):
-    """An HBM tensor like x, which all cores of the launch write."""
-    if this_core()[1] == 2:
-        return nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    return nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
-
-
 def all_reduce_partials(part_RE, groups):
     """The ranks' partial sums added; all of this rank's cores have stored theirs before, and may load it after."""
     if this_core()[1] == 2:
         nisa.core_barrier(data=part_RE, cores=(0, 1))
     if absent(groups):
         return part_RE
-    sum_RE = alloc_partial(part_RE)
+    sum_RE = nl.ndarray(part_RE.shape, dtype=part_RE.dtype, buffer=nl.shared_hbm)
     all_reduce(srcs=[part_RE], dsts=[sum_RE], replica_group=ReplicaGroup(groups), op=nl.add)
     return sum_RE
 
@@ -119,7 +102,8 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
     attention = operands[0].prefetch_attention(sequences, rotary, 0)
     stream.prefetch()
     for i in range(count):
-        layer, mlp, part_RE = operands[i], operands[i].mlp, alloc_partial(x)
+        layer, mlp = operands[i], operands[i].mlp
+        part_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         if i + 1 < count:
             operands[i + 1].prefetch_norms()
         # attention half
@@ -130,7 +114,7 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
                 preload_act_table(nl.silu, attention.last_11())
         residual.add(all_reduce_partials(part_RE, groups))
         # MLP half
-        part_RE, gated_PTR = alloc_partial(x), None
+        part_RE, gated_PTR = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm), None
         if not mlp.is_idle:
             gated_PTR = mlp.gate_and_up(rmsnorm(residual.transposed(), layer.mlp_gamma_PT, eps), stream)
             preload_act_table(nl.exp, gated_PTR[0:1, 0, 0:1])
@@ -148,29 +132,11 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
     return out_RE
 
 
-def layer_tensors(attention: AttentionWeights, mlp: tuple[Any, Any, Any], pools: tuple[Any, Any]) -> tuple[Any, ...]:
-    """A layer's tensors as the kernel takes them; mlp is gamma (E,), pack_gate_up(gate, up) and pack(down)."""
-    return (attention.gamma, attention.k_norm, attention.q_norm, attention.qkv, attention.out, *mlp, *pools)
+def check_operands(x, layers, cos, sin, positions, block_table, groups, eps=1e-6):
+    """Refuse operands that the kernel cannot serve."""
+    for gamma, k_norm, q_norm, qkv, out, mlp_gamma, gate_up, down, *pools in layers:
+        check_attention(x, gamma, k_norm, q_norm, qkv, out, cos, sin, *pools, positions, block_table)
+        check_mlp(x, mlp_gamma, gate_up, down)
 
 
-def decode_layers(
-    x: Any,
-    layers: Sequence[tuple[AttentionWeights, tuple[Any, Any, Any], tuple[Any, Any]]],
-    rows: RowPositions,
-    *,
-    groups: Sequence[Sequence[int]] | None = None,
-    eps: float = 1e-6,
-    lnc: int = 1,
-    run: Run = nki.simulate,
-) -> Any:
-    """Launch the kernel on `lnc` cores for x (B, N, E); each layer is the arguments of `layer_tensors`.
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run or written.
-    """
-    for attention, mlp, pools in layers:
-        check_attention_half(x, attention, pools, rows)
-        check_mlp(x, mlp[0], mlp[1:])
-    tensors, flat = tuple(layer_tensors(*layer) for layer in layers), x.reshape(-1, x.shape[-1])
-    launched = run(decode_layers_kernel[cores(lnc)])
-    return launched(flat, tensors, rows.cos, rows.sin, rows.positions, rows.block_table, groups, eps).reshape(x.shape)
+decode_layers = launcher(decode_layers_kernel, check_operands)

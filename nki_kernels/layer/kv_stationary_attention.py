@@ -2,12 +2,12 @@
 
 out^T = V^T w^T / sum w,  w^T = exp(K q^T / sqrt(D) - max)
 
-Keys are on the partitions and the rows move: few rows are few columns, weights are laid out as the values need them, and
-the result as the output projection needs it. A chunk has two halves of 128 runs of four positions; run p of both is on
-partition p: position (h 128 + p) 4 + j of a chunk is in key tile 4 h + j. The row max is reduced across partitions by a
-transpose, the row sum by a matmul with ones.
-Every sum runs over the keys of a chunk in one order, and over the chunks in order; masked keys have weight zero. Used by
-decode_attention and decode_layers; verify_attention has a different order, and the two agree within rounding.
+Keys are on the partitions and the rows move: few rows are few columns, weights are laid out as the values need them,
+and the result as the output projection needs it. A chunk has two halves of 128 runs of four positions; run p of both is
+on partition p: position (h 128 + p) 4 + j of a chunk is in key tile 4 h + j. The row max is reduced across partitions
+by a transpose, the row sum by a matmul with ones.
+Every sum runs over the keys of a chunk in one order, and over the chunks in order; masked keys have weight zero.
+Used by decode_attention and decode_layers; verify_attention has another order: they agree within rounding.
 """
 
 import math

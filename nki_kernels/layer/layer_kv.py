@@ -19,7 +19,7 @@ HALF_RUN = RUN // HALVES
 
 
 class AttentionPlan(nl.NKIObject):
-    """What all layers of a launch share: the page indices of the sequences that this core attends, chunks and limits."""
+    """What all layers of a launch share: page indices, chunks and limits of the sequences that this core attends."""
 
     def __init__(self, shape, pool, positions_BN, block_table_BL, sequences):
         batch, candidates = positions_BN.shape

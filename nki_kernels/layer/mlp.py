@@ -2,9 +2,9 @@
 
 out[r] = (silu(n[r] Wg) * (n[r] Wu)) Wd,  n[r] = gamma * x[r] / sqrt(mean_e x[r, e]^2 + eps)
 
-R <= 128 rows, E hidden, I intermediate of this rank. out is the rank's partial sum, which the graph all-reduces and adds
-to x. Sums are fp32; the rows gamma * x, the products silu(g) u and out are rounded to x's dtype. A row's bits do not
-depend on R, its index or the number of cores.
+R <= 128 rows, E hidden, I intermediate of this rank. out is the rank's partial sum, which the graph all-reduces and
+adds to x. Sums are fp32; the rows gamma * x, the products silu(g) u and out are rounded to x's dtype. A row's bits do
+not depend on R, its index or the number of cores.
 
 Layouts: x and out (R, E), gamma (E,), gate_up (blocks, E, 2 C) of pack_gate_up, down (blocks, I, C) of pack. Two cores
 each take half of the blocks of gate and up, exchange each block of silu(g) u, and take half of the output columns: no
@@ -13,19 +13,22 @@ Cost: all weights once (roofline.decode_mlp). Design: docs/kernels.md. Launched 
 a decode_layers launch, and for the MLP of block drafts.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.checks import Run, check_mlp, check_rows, cores
+from nki_kernels.checks import check_mlp, check_rows, launcher
 from nki_kernels.layer.core_split import MLP_PIPE, exchange, weight_bytes
 from nki_kernels.layer.projections import padded_rows, project
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
-from nki_kernels.layer.weight_stream import TILE_BYTES, PackedWeight, WeightStream, multiply_rows, transpose_rows
+from nki_kernels.layer.weight_stream import (
+    TILE_BYTES,
+    PackedWeight,
+    WeightStream,
+    accumulate,
+    row_products,
+    transpose_rows,
+)
 from nki_kernels.tiles import P, core_slice, preload_act_table, this_core
 
 # break-even: above this many weight bytes, halving the HBM read saves more than one exchange (4.3 us, simulated)
@@ -79,8 +82,9 @@ class MLPHalf(nl.NKIObject):
         if padded_rows(count) > count:
             nisa.memset(dst=gated_RI, value=0.0)
         for block in range(first, last):
-            product = multiply_rows(stream, self.gate_up, [rows.scaled_PTR])[0]
-            swiglu(gated_RI[0:count, block * width : (block + 1) * width], product.psum, rows.inv_rms())
+            products = row_products(self.gate_up, [rows.scaled_PTR])
+            accumulate(stream, self.gate_up, products)
+            swiglu(gated_RI[0:count, block * width : (block + 1) * width], products[0].psum, rows.inv_rms())
             if self.is_split:
                 received = (block + last - first) % (2 * (last - first))
                 src = gated_RI[:, block * width : (block + 1) * width]
@@ -103,14 +107,10 @@ def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     return out_RE
 
 
-def decode_mlp(
-    x: Any, gamma: Any, weights: tuple[Any, Any], *, eps: float = 1e-6, lnc: int = 1, run: Run = nki.simulate
-) -> Any:
-    """Launch the kernel on `lnc` cores for x (..., E); weights are (pack_gate_up(gate, up), pack(down)).
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run.
-    """
+def check_operands(x, gamma, gate_up, down, eps=1e-6):
+    """Refuse operands that the kernel cannot serve."""
     check_rows(x, gamma)
-    check_mlp(x, gamma, weights)
-    return run(decode_mlp_kernel[cores(lnc)])(x.reshape(-1, x.shape[-1]), gamma, *weights, eps).reshape(x.shape)
+    check_mlp(x, gamma, gate_up, down)
+
+
+decode_mlp = launcher(decode_mlp_kernel, check_operands)

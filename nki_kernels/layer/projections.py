@@ -25,7 +25,7 @@ def padded_rows(rows):
 
 
 def project(out_RE, stream, weight, x_PTR):
-    """Store the product of rows (128, tiles, padded_rows) with this core's blocks; the columns beyond the rows are 0."""
+    """Store the product of rows (128, tiles, padded_rows), zero beyond the rows, with this core's blocks."""
     part, blocks = x_PTR.shape[2], weight.blocks
     if part <= FEW_ROWS:
         for block in range(blocks[0], blocks[1]):

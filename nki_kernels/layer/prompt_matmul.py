@@ -15,30 +15,30 @@ Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/kernels.md. 
 and prompt_product for the projections of block drafts.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.checks import Run, check_floats, check_mlp, check_packed, check_rank, cores, dtype_of, refuse
+from nki_kernels.checks import check_floats, check_mlp, check_packed, check_rank, dtype_of, launcher, refuse
 from nki_kernels.layer.mlp import swiglu
 from nki_kernels.layer.rmsnorm_rows import RMSNormRows, load_gamma, row_splits
 from nki_kernels.layer.weight_stream import (
     PackedWeight,
     WeightStream,
+    accumulate,
+    add_tile,
     alternate_engine,
-    multiply_rows,
+    row_products,
     transpose_rows,
 )
 from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
-from nki_kernels.tiles import PSUM_BANK_BYTES, P, absent, core_slice, dma_static, itemsize, preload_act_table
+from nki_kernels.tiles import P, absent, core_slice, dma_static, itemsize, preload_act_table, transpose_on_pe
 
 # row tiles per weight pass: min(GROUP, what fits TRANSPOSED_BYTES, what fits GROUP_BYTES together with the MLP's
 # intermediate rows), at least 1
 GROUP, TRANSPOSED_BYTES, GROUP_BYTES = 4, 40960, 98304
+# K tiles of a block that SBUF holds as a whole; a deeper one is used tile by tile
+DEEP = 40
 
 
 class RowTile(nl.NKIObject):
@@ -71,17 +71,12 @@ class RowTile(nl.NKIObject):
         by_tile = nl.ndarray((self.rows, splits, tiles // splits, P), dtype=dtype)
         source = self.rows_RE.reshape((self.rows, splits, P, tiles // splits)).permute((0, 1, 3, 2))
         nisa.tensor_copy(dst=by_tile, src=source, engine=nisa.engine.gpsimd)
-        flat_RTP = by_tile.reshape((self.rows, tiles, P))
         self.x_PTR = nl.ndarray((P, tiles, self.rows), dtype=dtype)
-        each, plain_PTR = max(1, PSUM_BANK_BYTES // (P * itemsize(dtype))), self.x_PTR
+        plain_PTR = self.x_PTR
         if not absent(self.gamma_PT):
             plain_PTR = nl.ndarray((P, tiles, self.rows), dtype=dtype)
-        for first in range(0, tiles, each):
-            last = min(first + each, tiles)
-            psum_PTR = nl.ndarray((P, last - first, self.rows), dtype=dtype, buffer=nl.psum)
-            for t in range(first, last):
-                nisa.nc_transpose(dst=psum_PTR[:, t - first, :], data=flat_RTP[:, t, :])
-            nisa.tensor_copy(dst=plain_PTR[:, first:last, :], src=psum_PTR, engine=alternate_engine(first // each + 1))
+        by_tile_RPT = by_tile.reshape((self.rows, tiles, P)).permute((0, 2, 1))
+        transpose_on_pe(plain_PTR, by_tile_RPT, (0, tiles), (nisa.engine.scalar, nisa.engine.vector))
         if not absent(self.gamma_PT):
             self.norm(plain_PTR)
 
@@ -135,14 +130,39 @@ def begin(groups, g, stream):
         groups[g + 1][0].prefetch()
 
 
+def next_block(stream, weight):
+    """All tiles of the next block, in the order of its K tiles."""
+    block = [stream.next_tile(weight)]
+    while block[len(block) - 1].last < weight.k_tiles:
+        block.append(stream.next_tile(weight))
+    return block
+
+
+def multiply(block, weight, x_PTR):
+    """The product of one tile of rows (128, tiles, R) with a loaded block: PSUM (R, C)."""
+    products = row_products(weight, [x_PTR])
+    for tile in block:
+        add_tile(tile, products)
+    return products[0].psum
+
+
 def project_tiles(out_CE, stream, weight, x, tiles, following):
     """Store the product of a weight with each row tile of a group; transpose the next group's rows in between."""
     blocks, columns = weight.blocks[1], weight.columns
     for b in range(blocks):
-        products = multiply_rows(stream, weight, x)
+        block, products = [], []
+        if weight.k_tiles > DEEP:
+            products = row_products(weight, x)
+            accumulate(stream, weight, products)
+        else:
+            block = next_block(stream, weight)
         for i in range(len(tiles)):
-            rounded_RC, row = nl.ndarray((tiles[i].rows, columns), dtype=out_CE.dtype), tiles[i].first
-            nisa.tensor_copy(dst=rounded_RC, src=products[i].psum, engine=alternate_engine(i))
+            if weight.k_tiles > DEEP:
+                psum_RC = products[i].psum
+            else:
+                psum_RC = multiply(block, weight, x[i])
+            rounded_RC, row = nl.ndarray(psum_RC.shape, dtype=out_CE.dtype), tiles[i].first
+            nisa.tensor_copy(dst=rounded_RC, src=psum_RC, engine=alternate_engine(i))
             dma_static(out_CE[row : row + tiles[i].rows, b * columns : (b + 1) * columns], rounded_RC)
         for j in range(len(following)):
             if j * blocks // len(following) == b:
@@ -166,16 +186,15 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     stream = stream_for(groups, (both, last))
     for g in range(len(groups) - 1):
         begin(groups, g, stream)
-        normed, gated = [], []
+        gated = []
         for tile in groups[g]:
             tile.normed = RMSNormRows(tile.x_PTR, tile.squares_PR, eps)
             tile.gated_RI = nl.ndarray((tile.rows, inner), dtype=x.dtype)
-            normed.append(tile.x_PTR)
         for b in range(gate_up.shape[0]):
-            products = multiply_rows(stream, both, normed)
-            for i in range(len(products)):
-                tile = groups[g][i]
-                swiglu(tile.gated_RI[:, b * width : (b + 1) * width], products[i].psum, tile.normed.inv_rms())
+            block = next_block(stream, both)
+            for tile in groups[g]:
+                psum_RC = multiply(block, both, tile.x_PTR)
+                swiglu(tile.gated_RI[:, b * width : (b + 1) * width], psum_RC, tile.normed.inv_rms())
         for tile in groups[g]:
             gated.append(transpose_rows(tile.gated_RI))
         project_tiles(out_CE, stream, last, gated, groups[g], groups[g + 1])
@@ -201,34 +220,7 @@ def prompt_product_kernel(x, weight, first=0):
     return out_CE
 
 
-def prompt_mlp(
-    x: Any, gamma: Any, weights: tuple[Any, Any], *, eps: float = 1e-6, lnc: int = 1, run: Run = nki.simulate
-) -> Any:
-    """Launch the kernel on `lnc` cores; weights are (pack_gate_up(gate, up), pack(down)).
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run.
-    """
-    check_depth(x)
-    check_mlp(x, gamma, weights)
-    inner, most = weights[1].shape[1], PROMPT_INNER[dtype_of(x) == "float32"]
-    refuse(inner > most, f"an intermediate row has {inner} elements of {x.dtype}, up to {most} are served: raise tp")
-    return run(prompt_mlp_kernel[cores(lnc)])(x, gamma, *weights, eps)
-
-
-def prompt_product(x: Any, weight: Any, *, lnc: int = 1, run: Run = nki.simulate) -> Any:
-    """Launch the kernel on `lnc` cores for all blocks.
-
-    Raises:
-        ValueError: an operand does not fit; nothing was run.
-    """
-    check_depth(x)
-    check_packed("the weight", weight, x.shape[1], None, "pack_weights")
-    check_floats(x, weight)
-    return run(prompt_product_kernel[cores(lnc)])(x, weight)
-
-
-def check_depth(x: Any) -> None:
+def check_depth(x):
     """x is (C, K), K a multiple of 128 of which SBUF holds transposed rows."""
     rows, depth = check_rank("x", x, "C, K")
     most = PROMPT_DEPTH[dtype_of(x) == "float32"]
@@ -237,3 +229,24 @@ def check_depth(x: Any) -> None:
         f"x is {x.dtype} {tuple(x.shape)}, (C, K) with K a multiple of {P} up to {most} is needed: use the reference "
         "for this model",
     )
+
+
+def check_prompt_mlp(x, gamma, gate_up, down, eps=1e-6):
+    """Refuse operands that prompt_mlp_kernel cannot serve."""
+    check_depth(x)
+    check_mlp(x, gamma, gate_up, down)
+    inner, most = down.shape[1], PROMPT_INNER[dtype_of(x) == "float32"]
+    refuse(inner > most, f"an intermediate row has {inner} elements of {x.dtype}, up to {most} are served: raise tp")
+
+
+def check_prompt_product(x, weight, first=0):
+    """Refuse operands that prompt_product_kernel cannot serve."""
+    check_depth(x)
+    check_packed("weight", weight, x.shape[1], None, "pack_weights")
+    check_floats(x, weight)
+    blocks = weight.shape[0]
+    refuse(not 0 <= first <= blocks, f"first is {first}, the weight has {blocks} blocks: pass 0 for all of them")
+
+
+prompt_mlp = launcher(prompt_mlp_kernel, check_prompt_mlp)
+prompt_product = launcher(prompt_product_kernel, check_prompt_product)

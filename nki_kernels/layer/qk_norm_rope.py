@@ -58,20 +58,11 @@ def transposed_angles(table, first, rows):
     return angles_DR
 
 
-class HeadSpan(nl.NKIObject):
-    """Heads `start` to `stop` of a block that share a norm, and their destination (D, heads, R)."""
-
-    def __init__(self, start, stop, norm, target_DHR):
-        self.start = start
-        self.stop = stop
-        self.norm = norm
-        self.target_DHR = target_DHR
-
-
 def norm_and_rotate(psum_DHR, spans, rotary, eps_PR):
-    """Normalize and rotate transposed heads in PSUM (D, count, R), each span of them to its destination.
+    """Normalize and rotate transposed heads in PSUM (D, count, R).
 
-    The heads lack the factor 1 / rms of their row, which cancels but for the norm's eps: `eps_PR` replaces it.
+    A span (first, last, norm, destination (D, heads, R)) of them shares a norm. The heads lack the factor 1 / rms of
+    their row, which cancels but for the norm's eps: `eps_PR` replaces it.
     """
     shape, half = psum_DHR.shape, P // 2
     square_DHR, mean_psum_DHR = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32, buffer=nl.psum)
@@ -79,15 +70,15 @@ def norm_and_rotate(psum_DHR, spans, rotary, eps_PR):
     nisa.nc_matmul(dst=mean_psum_DHR, stationary=rotary.mean_DD, moving=square_DHR, accumulate=False)
     rotated_DHR, sine_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
     for span in spans:
-        heads, count = slice(span.start, span.stop), span.stop - span.start
-        x_DHR, cos = psum_DHR[:, heads, :], span.norm.cos_D1R.broadcast(1, count)
+        heads, count, norm = slice(span[0], span[1]), span[1] - span[0], span[2]
+        x_DHR, cos = psum_DHR[:, heads, :], norm.cos_D1R.broadcast(1, count)
         nisa.tensor_tensor(dst=rotated_DHR[:, heads, :], data1=x_DHR, data2=cos, op=nl.multiply)
         for first in (0, half):
             partner = slice(half - first, P - first)
             nisa.tensor_tensor(
                 dst=sine_DHR[first : first + half, heads, :],
                 data1=psum_DHR[partner, heads, :],
-                data2=span.norm.sin_D1R[partner].broadcast(1, count),
+                data2=norm.sin_D1R[partner].broadcast(1, count),
                 op=nl.multiply,
             )
     root_DHR = nl.ndarray(shape, dtype=nl.float32)
@@ -96,10 +87,8 @@ def norm_and_rotate(psum_DHR, spans, rotary, eps_PR):
     nisa.tensor_scalar(dst=root_DHR, data=root_DHR, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
     nisa.tensor_tensor(dst=rotated_DHR, data1=rotated_DHR, data2=sine_DHR, op=nl.add)
     for span in spans:
-        heads = slice(span.start, span.stop)
-        nisa.tensor_tensor(
-            dst=span.target_DHR, data1=rotated_DHR[:, heads, :], data2=root_DHR[:, heads, :], op=nl.multiply
-        )
+        heads = slice(span[0], span[1])
+        nisa.tensor_tensor(dst=span[3], data1=rotated_DHR[:, heads, :], data2=root_DHR[:, heads, :], op=nl.multiply)
 
 
 def rows_of_heads(x_DGBN):

@@ -10,7 +10,7 @@ number of rows or the row's index.
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import PSUM_BANK_BYTES, P, dma_static, itemsize
+from nki_kernels.tiles import P, dma_static, itemsize, transpose_on_pe
 
 # bytes per partition of one transfer, and of all transfers that are in flight or loaded and unused
 TILE_BYTES = 8192
@@ -27,6 +27,7 @@ class PackedWeight(nl.NKIObject):
         self.sections = sections
         self.depth = tensor.shape[1]
         self.columns = tensor.shape[2]
+        self.k_tiles = -(-tensor.shape[1] // P)
 
     def tiles(self, tail=False, most=TILE_BYTES):
         """This core's tiles in the order of use, of up to `most` bytes per partition.
@@ -174,22 +175,26 @@ class WeightStationary(nl.NKIObject):
 def accumulate(stream, weight, products):
     """Multiply the next block of a weight, in each of the products: K tiles accumulate in ascending order."""
     done = 0
-    while done < -(-weight.depth // P):
+    while done < weight.k_tiles:
         tile = stream.next_tile(weight)
-        inside = slice(tile.start, tile.start + tile.rows)
-        for product in products:
-            for t in range(tile.first, tile.last):
-                product.add(tile.data_PTC[inside, t - tile.first, :], inside, t)
+        add_tile(tile, products)
         done = tile.last
 
 
-def multiply_rows(stream, weight, x):
-    """The next block's products with each of several tiles of rows (128, tiles, R): PSUM (R, C) each."""
+def add_tile(tile, products):
+    """Accumulate the K tiles of one weight tile in each of the products."""
+    inside = slice(tile.start, tile.start + tile.rows)
+    for product in products:
+        for t in range(tile.first, tile.last):
+            product.add(tile.data_PTC[inside, t - tile.first, :], inside, t)
+
+
+def row_products(weight, x):
+    """RowStationary for each of several tiles of rows (128, tiles, R)."""
     products = []
     for x_PTR in x:
         psum_RC = nl.ndarray((x_PTR.shape[2], weight.columns), dtype=nl.float32, buffer=nl.psum)
         products.append(RowStationary(x_PTR, psum_RC))
-    accumulate(stream, weight, products)
     return products
 
 
@@ -202,14 +207,9 @@ def transpose_rows(rows_RK):
         copies = remainder_slots(remainder)
         repeated = nl.ndarray((rows, copies, remainder), dtype=dtype)
         nisa.tensor_copy(dst=repeated, src=rows_RK[:, tiles * P : depth].expand_dim(1).broadcast(1, copies))
-    each = max(1, PSUM_BANK_BYTES // (rows * itemsize(dtype)))
-    for first in range(0, tiles, each):
-        last = min(first + each, tiles)
-        by_tile = rows_RK[:, 0 : tiles * P].reshape((rows, P, tiles))
-        psum_PTR = nl.ndarray((P, last - first, rows), dtype=dtype, buffer=nl.psum)
-        for t in range(first, last):
-            nisa.nc_transpose(dst=psum_PTR[:, t - first, :], data=by_tile[:, :, t])
-        nisa.tensor_copy(dst=x_PTR[:, first:last, :], src=psum_PTR)
+    if tiles:
+        by_tile_RPT = rows_RK[:, 0 : tiles * P].reshape((rows, P, tiles))
+        transpose_on_pe(x_PTR, by_tile_RPT, (0, tiles), (nisa.engine.unknown,))
     if remainder:
         psum_KR = nl.ndarray((copies * remainder, rows), dtype=dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=psum_KR, data=repeated)

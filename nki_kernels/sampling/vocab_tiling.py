@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import P, core_slice, dma_static
+from nki_kernels.tiles import P, affine_iota, core_slice, dma_static
 
 # the shortest row that max8 takes
 MIN_WIDTH = 8
 
 
 @dataclass(frozen=True)
-class Tiling(nl.NKIObject):
+class VocabTiling(nl.NKIObject):
     """R rows whose columns first to last lie in `parts` parts of `width` columns, of a row of `stride` columns."""
 
     rows: int
@@ -31,12 +31,12 @@ class Tiling(nl.NKIObject):
         return self.rows * self.parts
 
 
-def tiling(rows, columns, most=P):
+def vocab_tiling(rows, columns, most=P):
     """The dims of this core; widths are even, so that every part starts with the first id of a pair."""
     first, last = core_slice(columns, 2)
     count = last - first
     parts = max(1, min(most, P // rows, count // MIN_WIDTH))
-    return Tiling(rows, first, last, parts, max(MIN_WIDTH, 2 * math.ceil(count / parts / 2)), columns)
+    return VocabTiling(rows, first, last, parts, max(MIN_WIDTH, 2 * math.ceil(count / parts / 2)), columns)
 
 
 def chunks(t, most):
@@ -105,16 +105,7 @@ def for_all(t, source):
 
 def part_starts(t, step):
     """(first + j * W) / step on the partitions of part j: fp32 (parts * R, 1), exact below 2^24."""
-    ended = nl.ndarray((t.partitions(), t.parts), dtype=nl.float32)
-    starts_P1 = nl.ndarray((t.partitions(), 1), dtype=nl.float32)
-    # p // R is the number of parts that end at or before p, counted over j of p >= R * (j + 1)
-    nisa.iota(dst=ended, pattern=[[-t.rows, t.parts]], offset=-t.rows, channel_multiplier=1)
-    nisa.tensor_scalar(
-        dst=ended, data=ended, op0=nl.greater_equal, operand0=0.0, op1=nl.multiply, operand1=float(t.width // step)
-    )
-    nisa.tensor_reduce(dst=starts_P1, op=nl.add, data=ended, axis=1)
-    nisa.tensor_scalar(dst=starts_P1, data=starts_P1, op0=nl.add, operand0=float(t.first // step))
-    return starts_P1
+    return affine_iota(t.partitions(), t.rows, t.width // step, 0, t.first // step)
 
 
 def store_per_row(target, core, row_1R):
