@@ -84,7 +84,7 @@ def transpose_on_pe(dst_PTR, src_RPT, span, engines):
     next of the engines.
     """
     rows, dtype = src_RPT.shape[0], src_RPT.dtype
-    each, number = max(1, PSUM_BANK_BYTES // (rows * itemsize(dtype))), 0
+    each, number = PSUM_BANK_BYTES // (P * itemsize(dtype)), 0
     for first in range(span[0], span[1], each):
         last = min(first + each, span[1])
         psum_PTR = nl.ndarray((P, last - first, rows), dtype=dtype, buffer=nl.psum)

@@ -4,14 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.attention.paged_kv import RUN, transpose_keys
-from nki_kernels.attention.softmax import (
-    add_sums,
-    add_values,
-    exponentials,
-    multiply,
-    scores,
-    transpose,
-)
+from nki_kernels.attention.softmax import add_sums, add_values, exponentials, multiply, scores, transpose
 from nki_kernels.attention.tiling import chunks_of, row_limits
 from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import P, dma_static, preload_act_table
@@ -28,20 +21,14 @@ def plan(q, t, first, last):
 
 
 def load_transposed(source, first, rows):
-    """Rows `first` to `first + rows` of D elements of an HBM tensor (..., D), transposed: (D, rows).
-
-    Up to 128 at a time; up to 64 come through partitions 64 to 127, whose DMA queues the small loads do not use.
-    """
+    """Rows `first` to `first + rows` of D elements of an HBM tensor (..., D), transposed: (D, rows)."""
     dim = source.shape[len(source.shape) - 1]
     source_DR = nl.ndarray((dim, rows), dtype=source.dtype)
     for done in range(0, rows, P):
-        count, skip = min(P, rows - done), 0
-        if count <= P // 2:
-            skip = P // 2
-        loaded = nl.ndarray((skip + count, dim), dtype=source.dtype)
-        rows_RD = loaded[skip : skip + count, :]
-        dma_static(rows_RD, source.ap([[dim, count], [1, dim]], offset=(first + done) * dim))
+        count = min(P, rows - done)
+        rows_RD = nl.ndarray((count, dim), dtype=source.dtype)
         psum_DR = nl.ndarray((dim, count), dtype=source.dtype, buffer=nl.psum)
+        dma_static(rows_RD, source.ap([[dim, count], [1, dim]], offset=(first + done) * dim))
         nisa.nc_transpose(dst=psum_DR, data=rows_RD)
         nisa.tensor_copy(dst=source_DR[:, done : done + count], src=psum_DR)
     return source_DR

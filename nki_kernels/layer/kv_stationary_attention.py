@@ -177,12 +177,11 @@ def multiply(chunk, kv, attended_DHBN):
 
 def rescale_and_add(so_far_PR, part_psum_PR, rescale_PR):
     """A running sum after one more chunk."""
-    sum_PR = nl.ndarray(part_psum_PR.shape, dtype=nl.float32)
     if absent(so_far_PR):
-        nisa.tensor_copy(dst=sum_PR, src=part_psum_PR)
-    else:
-        nisa.tensor_tensor(dst=sum_PR, data1=so_far_PR, data2=rescale_PR, op=nl.multiply)
-        nisa.tensor_tensor(dst=sum_PR, data1=sum_PR, data2=part_psum_PR, op=nl.add)
+        return copy_to_sbuf(part_psum_PR)
+    sum_PR = nl.ndarray(part_psum_PR.shape, dtype=nl.float32)
+    nisa.tensor_tensor(dst=sum_PR, data1=so_far_PR, data2=rescale_PR, op=nl.multiply)
+    nisa.tensor_tensor(dst=sum_PR, data1=sum_PR, data2=part_psum_PR, op=nl.add)
     return sum_PR
 
 

@@ -155,7 +155,8 @@ class RMSNormRows(nl.NKIObject):
             nisa.memset(dst=ones_PP, value=1.0)
             nisa.nc_matmul(dst=sum_psum_PR, stationary=ones_PP, moving=self.squares_PR, accumulate=False)
             self.inv_rms_PR = inverse_root(sum_psum_PR, 1.0 / self.hidden, self.eps)
-            self.eps_scaled_PR, scale = nl.ndarray(shape, dtype=nl.float32), self.eps / self.hidden
+            self.eps_scaled_PR = nl.ndarray(shape, dtype=nl.float32)
+            scale = self.eps / self.hidden
             nisa.tensor_scalar(
                 dst=self.eps_scaled_PR,
                 data=sum_psum_PR,
