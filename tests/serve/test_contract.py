@@ -80,12 +80,12 @@ def test_fields(path: str) -> None:
 def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> None:
     from vllm import SamplingParams  # noqa: PLC0415
 
-    from serve.allowed import refuse_others  # noqa: PLC0415
+    from serve.params import reject_unsupported  # noqa: PLC0415
 
     default = SamplingParams()
     names = SamplingParams.__struct_fields__
     values = {name: getattr(default, name) for name in names}
-    refuse_others(values, values)
+    reject_unsupported(values, values)
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "n", "logprobs", "structured_outputs"} <= set(
         names
     )

@@ -148,6 +148,6 @@ def test_a_command_without_a_bundle_gets_a_bare_platform_where_no_other_answers(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["vllm", *words])
     monkeypatch.setattr(serve.plugin, "_alone", lambda: True)
-    assert platform() == "serve.bare.BarePlatform"
+    assert platform() == "serve.null_platform.NullPlatform"
     monkeypatch.setattr(serve.plugin, "_alone", lambda: False)
     assert platform() is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serve.allowed import Refused, check_request, engine_request, refuse_others
+from serve.params import UnsupportedParam, check_request, engine_request, reject_unsupported
 from trnspec.engine.request import Params, Shape
 
 DEFAULTS: dict[str, Any] = {
@@ -41,13 +41,13 @@ def sampling(**changes: Any) -> SimpleNamespace:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_what_is_on_the_list_is_served(name: str) -> None:
-    refuse_others(DEFAULTS | {name: SERVED[name]}, DEFAULTS)
+    reject_unsupported(DEFAULTS | {name: SERVED[name]}, DEFAULTS)
 
 
 @pytest.mark.parametrize("name", NOT_SERVED)
 def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
-    with pytest.raises(Refused, match=f"^{TYPED.get(name, name)} is not served: .{{20,}}") as refused:
-        refuse_others(DEFAULTS | {name: NOT_SERVED[name]}, DEFAULTS)
+    with pytest.raises(UnsupportedParam, match=f"^{TYPED.get(name, name)} is not served: .{{20,}}") as refused:
+        reject_unsupported(DEFAULTS | {name: NOT_SERVED[name]}, DEFAULTS)
     assert refused.value.parameter == TYPED.get(name, name)
 
 
@@ -62,8 +62,8 @@ def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
 def test_a_refusal_names_what_the_client_typed(made: dict[str, Any], typed: str) -> None:
     """vLLM makes these parameters of it."""
     defaults = DEFAULTS | {"watermarking": None, "logprob_token_ids": None}
-    with pytest.raises(Refused, match=f"^{typed} is not served"):
-        refuse_others(defaults | made, defaults)
+    with pytest.raises(UnsupportedParam, match=f"^{typed} is not served"):
+        reject_unsupported(defaults | made, defaults)
 
 
 def test_a_structured_request_has_the_masks_that_come_for_it() -> None:
@@ -100,7 +100,7 @@ def test_the_engine_gets_what_was_asked_and_ends_where_vllm_does() -> None:
     ],
 )
 def test_what_the_bundle_cannot_hold_is_refused(ids: tuple[int, ...], changes: dict[str, Any], parameter: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UnsupportedParam) as refused:
         check_request(SHAPE, ids, sampling(**changes))
     assert refused.value.parameter == parameter
     check_request(SHAPE, (1,), sampling())
