@@ -124,7 +124,7 @@ class FusedLayer(Layer):
             return attended, cache
         x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights, places = (half.qkv_packed, half.out_packed), (meta.positions_BN, whole_chunks(meta))
+        weights, places = (half.qkv_packed, half.out_packed), (meta.positions_BN, whole_chunks(meta, cache))
         arguments = (x_RE, *norms, *weights, *angles, *cache, *places, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
@@ -142,7 +142,8 @@ class Joined(nn.Module):
     def forward(
         self, x_BNE: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        first, x_RE, places = self.layers[0], x_BNE.flatten(0, 1), (meta.positions_BN, whole_chunks(meta))
+        first, x_RE = self.layers[0], x_BNE.flatten(0, 1)
+        places = (meta.positions_BN, whole_chunks(meta, caches[0]))
         layers = tuple(layer.tensors(cache) for layer, cache in zip(self.layers, caches, strict=True))
         own, eps = len(layers[0]), first.input_layernorm.eps
         arguments: tuple[Any, ...] = (x_RE, layers, *angles, *places, first.ops.groups, eps)

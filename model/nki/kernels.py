@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model.attention import KEY_TILE
 from model.cache import AttentionMetadata, Cache
+from model.errors import UserError
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import LNC, Argument, Launch, Launcher, Result, numbered
@@ -21,7 +22,7 @@ from model.ops import Ops, iota
 from model.parallel import Shard
 from model.rough_filters import RoughFilters
 from model.sampling import GUMBEL_DOMAIN, NO_ID, Draw, Draws, Sampling, is_number
-from nki_kernels.limits import CHUNK, FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
+from nki_kernels.limits import CHUNK, FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS, attention_misfit
 
 # of marked rows: beyond every score
 _LAST, _FIRST = -3e38, 3e38
@@ -113,12 +114,12 @@ class NkiKernels(Kernels):
     def verify_attention(
         self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
-        result, table_BL, positions_BN = like(q_BHND), whole_chunks(meta), meta.positions_BN
-        if q_BHND.shape[2] % KEY_TILE:
-            # a tree whose rows are all ancestors of each other
-            whole = torch.full_like(positions_BN, (1 << positions_BN.shape[1]) - 1)
-            ancestors = () if meta.attend_to_B1 is None else (whole,)
-            arguments = (q_BHND, *new, *cache, positions_BN, table_BL, *ancestors)
+        result, positions_BN, is_step = like(q_BHND), meta.positions_BN, q_BHND.shape[2] % KEY_TILE > 0
+        group_rows = q_BHND.shape[1] // cache.k.shape[1] * q_BHND.shape[2] if is_step else 1
+        table_BL = whole_chunks(meta, cache, group_rows)
+        if is_step:
+            limit = () if meta.attend_to_B1 is None else (meta.attend_to_B1,)
+            arguments = (q_BHND, *new, *cache, positions_BN, table_BL, *limit)
             out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
             return out, Cache(keys, values)
         # a prompt: its rows are written before any is attended
@@ -140,9 +141,18 @@ def like(x: Tensor) -> Result:
     return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
 
 
-def whole_chunks(meta: AttentionMetadata) -> Tensor:
-    """The block table, filled up with block 0 to the chunks of keys that attention's kernels read."""
-    return F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
+def whole_chunks(meta: AttentionMetadata, cache: Cache, group_rows: int = 1) -> Tensor:
+    """The block table, filled up with block 0 to whole chunks of keys, for `group_rows` rows of each kv head.
+
+    Raises:
+        UserError: no launch of attention takes these sizes.
+    """
+    table_BL = F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
+    blocks, kv_heads = cache.k.shape[:2]
+    misfit = attention_misfit(table_BL.shape[0], group_rows, table_BL.shape[1] * KEY_TILE, blocks * kv_heads * KEY_TILE)
+    if misfit:
+        raise UserError(f"{misfit}, or use --kernels reference")
+    return table_BL
 
 
 def _of_cores(values_LR: Tensor, ids_LR: Tensor) -> Tensor:
