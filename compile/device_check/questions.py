@@ -81,7 +81,7 @@ QUESTIONS = (
     Question("deploy", "which of vLLM's speculation counters does the engine offer on Neuron, if any",
              "none: with `nxdi` the dashboard has no panel of drafts", how="`curl /metrics` on the speculative server"),
     Question("verify_attention", "is a product of 0 and a finite number added exactly, wherever it stands in a sum of "
-             "128 partitions", "assumed: hidden slots weigh 0", how="`tests/nki_kernels/attention/test_bits.py` on "
+             "128 partitions", "assumed: hidden slots weigh 0", how="`tests/nki_kernels/attention/test_verify.py` on "
              "the device"),
     Question("verify_attention", "may one `range_select` read 1024 fp32 columns over two PSUM banks",
              "yes above 64 rows, two of 512 otherwise", how="N = 32: compile, compare"),
@@ -99,10 +99,10 @@ QUESTIONS = (
              "after the pack's last exponentials", how="profile the append of keys"),
     Question("verify_attention", "does the compiler call a function that it takes out of a tuple",
              "the language guide allows functions as values", step="kernel verify_attention"),
-    Question("verify_attention_paged", "what does a gather of 128 rows of 2 KiB cost on the GpSimd queue",
+    Question("verify_attention", "what does a gather of 128 rows of 2 KiB cost on the GpSimd queue",
              "0.67 us for descriptors and 1.2 us for the row indices, measured on other kernels", how="profile"),
-    Question("verify_attention_paged", "does a scatter with `oob_mode.skip` drop the rows whose index is behind the "
-             "pool", "yes, as the manual says", step="kernel verify_attention_paged"),
+    Question("verify_attention", "does a scatter with `oob_mode.skip` drop the rows whose index is behind the "
+             "pool", "yes, as the manual says", step="kernel verify_attention"),
     Question("decode_mlp, decode_attention", "is GpSimd's rsqrt (`tensor_scalar`) as precise as fp32, and how long "
              "does a (R, 1) tile take", "GpSimd: no table of the Scalar Engine, documented as more precise",
              how="compare with fp64, profile"),

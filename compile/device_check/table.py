@@ -8,7 +8,6 @@ _HOUR = 3600
 # the cases of compile.device_check.kernels, shortest programs first, each with its case of bench.kernels
 KERNELS = {
     "accept_drafts": "accept_drafts_kernel/M32-B4-N8",
-    "merge_attention": "merge_attention_kernel/M4-R64-D128-fp32",
     "gumbel_noise": "gumbel_noise_kernel/R4-V4748-fp32",
     "coupled_sample, weights_above": "coupled_sample_kernel/R4-V4748-fp32",
     "decode_mlp": "decode_mlp_kernel/1.7B-tp32-B4-N1",
@@ -17,7 +16,6 @@ KERNELS = {
     "decode_layers": "decode_layers_kernel/1.7B-tp32-B4-N1-S1024-L4-alone-lnc2",
     "decode_layers, 4 layers": "decode_layers_kernel/32B-tp32-B4-N8-S1024-L4-alone-lnc2",
     "verify_attention": "verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16",
-    "verify_attention_paged": "verify_attention_paged_kernel/B4-H2-G1-S8192-N8-D128-bf16",
     "append_rows, prompt_attention": "prompt_attention_kernel/C2048-S2048-H2-G1-D128-bf16",
 }
 

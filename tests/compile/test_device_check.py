@@ -161,7 +161,7 @@ def test_with_a_compiler_alone_the_steps_run_and_the_exit_code_tells(
     tmp_path: Path, compiler: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two real steps in processes of their own: this machine has no device, so neither may hold."""
-    few = tuple(s for s in STEPS if s.name in ("NxD", "kernel merge_attention"))
+    few = tuple(s for s in STEPS if s.name in ("NxD", "kernel accept_drafts"))
     with pytest.raises(SystemExit, match="1"):
         device_check(["--out", str(tmp_path / "report")], few)
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
@@ -206,7 +206,7 @@ def test_times_are_those_of_bench_and_a_case_without_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = functools.cache(steps._bench)
-    names = ["merge_attention_kernel/M4-R64-D128-fp32", "x-lnc2"]
+    names = ["accept_drafts_kernel/M32-B4-N8", "x-lnc2"]
     row = json.dumps({"case": "x-lnc2", "us": 2.0, "device_us": 3.0})
 
     def two_cases(*arguments: str, lnc: int) -> Any:

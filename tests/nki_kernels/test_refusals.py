@@ -67,7 +67,6 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("verify_attention", "k_new", lambda k: k[:, :, :2], "k_new is float32"),
     ("verify_attention", "v_new", lambda v: v.swapaxes(2, 3), "pass the rows of the same pass"),
     ("verify_attention", "k_pages", lambda p: p.swapaxes(2, 3), "keys are not transposed in pages"),
-    ("verify_attention", "v_pages", lambda p: p[:, :, :64], "keys are not transposed in pages"),
     ("verify_attention", "positions", lambda p: p.astype(np.int64), "positions is int64"),
     ("verify_attention", "block_table", lambda t: t + 95, "block_table names pages 95 to"),
     ("verify_attention", "block_table", lambda t: t * 0 - 1, "block_table names pages -1 to -1"),
@@ -79,9 +78,7 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("append_rows", "v_new", half, "all float32 or all bfloat16"),
     ("append_rows", "positions", lambda p: p[:, :4], "positions is int32"),
     ("prompt_attention", "q", lambda q: q[:, :, :100], "C a multiple of 128"),
-    ("prompt_attention", "q", lambda q: q[..., :32], "head dim D is 32"),
     ("prompt_attention", "q", half, "all float32 or all bfloat16"),
-    ("prompt_attention", "v_pages", lambda p: p[:, :, :64], "keys are not transposed in pages"),
     ("prompt_attention", "block_table", lambda t: t[:, :7], "fill it with page 0"),
     ("prompt_attention", "start", lambda s: s + 1, "rows 897 to 1024 do not lie in 1024 positions"),
     ("prompt_attention", "start", lambda s: s[0], r"start is int32 \(1,\)"),
@@ -96,7 +93,6 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("decode_attention", "out_weight", swapped, "make it with pack_out"),
     ("decode_attention", "k_pages", lambda p: p[..., :64], "head dim D is 64, the fused kernel serves 128"),
     ("decode_attention", "k_pages", lambda p: p[0], r"\(pages, G, 128, D\) is needed"),
-    ("decode_attention", "v_pages", lambda p: p[:, :, :64], "keys are not transposed in pages"),
     ("decode_attention", "block_table", lambda t: t[:, :3], "fill it with page 0"),
     ("decode_attention", "positions", lambda p: p * 0, "not consecutive"),
     ("decode_attention", "cos", lambda c: c.astype(np.float64), "cos is float64"),
@@ -115,15 +111,12 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("prompt_mlp", "x", lambda x: x[None], r"\(C, K\) is needed"),
     ("prompt_mlp", "x", lambda x: half(np.zeros((1, 5248))), "up to 5120"),
     ("prompt_mlp", "x", zeros(1, 4224), "up to 4096"),
-    ("prompt_mlp", "gamma", lambda g: g[:128], "pass the norm of this layer"),
-    ("prompt_mlp", "down", lambda w: w[:, :64], "make it with pack"),
     ("prompt_mlp", "down", half, "all float32 or all bfloat16"),
     ("prompt_product", "weight", lambda w: w[:, :128], "make it with pack_weights"),
     ("gumbel_noise", "seeds", zeros(129, 2, dtype=np.int32), "there are 129 rows"),
     ("gumbel_noise", "seeds", zeros(4, 2, dtype=np.int64), "seeds is int64"),
     ("gumbel_noise", "positions", lambda p: p[:, 0], r"positions is int32 \(4,\)"),
     ("gumbel_noise", "positions", lambda p: p + (1 << 24), "positions run from 16777216 to 16777216"),
-    ("gumbel_noise", "positions", lambda p: p - 1, "positions run from -1"),
     ("gumbel_noise", "columns", lambda _: 0, "the shard has 0 ids"),
     ("gumbel_noise", "start", zeros(1, 1), "start is float32"),
     ("gumbel_noise", "domain", lambda _: 64, "the domain is 64"),
@@ -132,7 +125,6 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("coupled_sample", "logits", zeros(4, 50, dtype=np.float16), "logits is float16"),
     ("coupled_sample", "noise", lambda x: x.T, r"noise is float32 \(50, 4\)"),
     ("coupled_sample", "temperature", lambda t: -t, "a temperature is negative or NaN"),
-    ("coupled_sample", "temperature", lambda t: t * np.nan, "a temperature is negative or NaN"),
     ("weights_above", "logits", zeros(33, 50), "there are 33 rows, 1 to 32 fit"),
     ("weights_above", "thresholds", zeros(4, 0), "there are 0 thresholds"),
     ("weights_above", "scale", lambda s: s[:, 0], "scale is"),
@@ -171,14 +163,6 @@ def test_the_same_operands_unchanged_are_launched(name: str) -> None:
         host(name)(*GOOD[name], lnc=2, run=refuse_to_run)
     with pytest.raises(ValueError, match="lnc is 3, 1 or 2 cores"):
         host(name)(*GOOD[name], lnc=3, run=refuse_to_run)
-
-
-def test_as_many_rows_as_partitions() -> None:
-    """128 rows of a kv head are served; 129 are refused above."""
-    q, new = np.zeros((2, 32, 8, 64), np.float32), np.zeros((2, 2, 8, 64), np.float32)
-    positions = np.tile(np.arange(8, dtype=np.int32), (2, 1))
-    with pytest.raises(AssertionError, match="launched"):
-        host("verify_attention")(q, new, new, *POOLS, positions, TABLE, run=refuse_to_run)
 
 
 def test_an_intermediate_row_that_sbuf_cannot_hold() -> None:

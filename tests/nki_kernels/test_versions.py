@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import nki
@@ -20,7 +20,7 @@ from tests.nki_kernels import test_recorded, test_refusals
 from tests.nki_kernels.attention import inputs, test_prompt, test_verify
 from tests.nki_kernels.layer import test_attention, test_layers, test_mlp, test_prompt_matmul
 from tests.nki_kernels.layer.inputs import AttentionDims
-from tests.nki_kernels.sampling import test_draw_and_accept, test_noise, test_weights_above
+from tests.nki_kernels.sampling import test_draw_and_accept, test_noise
 from tests.nki_kernels.sampling.inputs import Dims
 
 PACKAGE = Path(nki_kernels.__file__).parent
@@ -37,8 +37,8 @@ LAWS: dict[str, Callable[[], None]] = {
     "prompt_attention": lambda: test_prompt.test_as_exact_as_the_model((1, 1), 1024, 64, 0, 128, "fp32", 1),
     "prompt_mlp": lambda: test_prompt_matmul.test_mlp_has_decode_s_bits((1, 256, 96), "bf16"),
     "prompt_product": lambda: test_prompt_matmul.test_products_of_all_layouts(1, 256, "bf16"),
-    "verify_attention": lambda: test_verify.test_as_exact_as_the_textbook(inputs.Dims(2, 2, 1, 3, 140, 64), 2),
-    "weights_above": lambda: test_weights_above.test_law(Dims(5, 333, 7), 2),
+    "verify_attention": lambda: test_verify.test_as_exact_as_the_model(inputs.Dims(2, 2, 1, 3, 140, 64), 2),
+    "weights_above": lambda: test_draw_and_accept.test_weights_above(Dims(5, 333, 7), 2),
 }
 
 
@@ -92,3 +92,22 @@ def test_a_kernel_runs_where_python_traces_it(name: str) -> None:
 @pytest.mark.parametrize("version", ["0.6", "0.7"])
 def test_the_linter_has_no_finding(version: str) -> None:
     assert lint([PACKAGE], version) == ([], len(KERNELS))
+
+
+def undeclared(sources: Iterable[str]) -> set[str]:
+    """Attributes that are assigned somewhere and declared in no `__init__`."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+
+    def assigned(part: Iterable[ast.AST]) -> set[str]:
+        return {n.attr for n in part if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+
+    inits = [n for node in nodes if getattr(node, "name", "") == "__init__" for n in ast.walk(node)]
+    return assigned(nodes) - assigned(inits)
+
+
+def test_every_attribute_is_declared() -> None:
+    """What kernels carry has its line in a class's `__init__`, whichever file assigns it."""
+    assert not undeclared(path.read_text() for path in PACKAGE.rglob("*.py"))
+    # negative control
+    declared = "class Pack:\n    def __init__(self):\n        self.limit = None\n"
+    assert undeclared([declared, "def load(pack):\n    pack.limit = pack.zero = 0\n"]) == {"zero"}

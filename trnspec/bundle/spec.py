@@ -31,7 +31,7 @@ DRAFT_GROUPS = (1, 2, 4, 8)
 # layers of a launch. neuronx-cc refuses graphs of over 5 million instructions (its message in aws-neuron-sdk's issue
 # 819), and users report 150,000 to 300,000 for one operation (NCC_EXTP003): a layer of the 32B has 1,100
 MAX_LAYERS = 128
-# what is built unless a recipe says otherwise: a launch more costs 15 us (docs/decode_layer.md)
+# what is built unless a recipe says otherwise: a launch more costs 15 us (docs/kernels.md)
 LAYERS = 16
 # rows of the prompts' graphs, as far as the length reaches. Those of less than a tile of keys are for CPUs, where a
 # chunk costs its rows and 16 more

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from model.attention import verify_attention as verify_attention_of_model
 from model.cache import AttentionMetadata, Cache
 from model.ops import EAGER
 from nki_kernels.attention import law
@@ -26,8 +27,7 @@ SPLITS = [
 ]
 
 
-@dataclass(frozen=True)
-class Dims:
+class Dims(NamedTuple):
     """B sequences, H query and G kv heads, N rows, S positions, D."""
 
     B: int
@@ -37,9 +37,6 @@ class Dims:
     S: int
     D: int
     dtype: str = "fp32"
-
-    def __str__(self) -> str:
-        return f"B{self.B}-H{self.H}-G{self.G}-N{self.N}-S{self.S}-D{self.D}-{self.dtype}"
 
 
 @dataclass
@@ -99,30 +96,18 @@ def exact(x: Inputs, limit: Any = None) -> tuple[Any, tuple[Any, Any]]:
     return law.verify_attention(q, (k_new, v_new), (keys, values), x.positions, limit), (keys, values)
 
 
-def naive(x: Inputs, limit: Any = None) -> Any:
-    """The textbook: one product with all keys, one softmax in fp32, weights rounded to the cache's dtype."""
-    keys, values, out = x.keys.copy(), x.values.copy(), np.zeros(x.q.shape, x.q.dtype)
-    group, scale = x.q.shape[1] // keys.shape[1], np.float32(x.q.shape[-1] ** -0.5)
-    for b, positions in enumerate(x.positions):
-        keys[b, :, positions], values[b, :, positions] = (rows[b].swapaxes(0, 1) for rows in x.new)
-        ends = positions if limit is None else np.repeat(limit[b], len(positions))
-        hidden = np.arange(keys.shape[2]) > ends[:, None]
-        for h in range(x.q.shape[1]):
-            scores = x.q[b, h].astype(np.float32) @ keys[b, h // group].astype(np.float32).T * scale
-            scores[hidden] = -np.inf
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            rounded = weights.astype(values.dtype).astype(np.float32)
-            out[b, h] = rounded @ values[b, h // group].astype(np.float32) / weights.sum(1, keepdims=True)
-    return out
-
-
-def model_attention(attend: Any, x: Inputs, limit: Any = None) -> tuple[Any, Any]:
+def model_attention(x: Inputs, limit: Any = None, attend: Any = verify_attention_of_model) -> tuple[Any, Any]:
     """Output and cache of model/attention.py's function, or of a backing's, on the same numbers."""
     pools, table = pooled(x.keys, x.values)
     limit_B1 = None if limit is None else torch.from_numpy(limit)
     meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table), limit_B1)
     out, after = attend(EAGER, as_torch(x.q), tuple(map(as_torch, x.new)), Cache(*map(as_torch, pools)), meta)
     return out.float().numpy(), tuple(unpooled(pool.float().numpy(), table, x.keys.shape[2]) for pool in after)
+
+
+def naive(x: Inputs, limit: Any = None) -> Any:
+    """The output of the model's attention in the same dtype."""
+    return model_attention(x, limit)[0]
 
 
 def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
@@ -150,9 +135,23 @@ def unpooled(pool: Any, table: Any, length: int) -> Any:
     return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])[:, :, :length]
 
 
+def in_turn(shapes: Sequence[Any]) -> list[Any]:
+    """(shape, dtype, cores): each shape, both dtypes and both numbers of cores in turn; the other dtype is slow."""
+    ways = [(shape, ("fp32", "bf16")[n % 2], 1 + n // 2 % 2) for n, shape in enumerate(shapes)]
+    others = [(shape, "bf16" if dtype == "fp32" else "fp32", 3 - lnc) for shape, dtype, lnc in ways]
+    return [*ways, *(pytest.param(*way, marks=pytest.mark.slow) for way in others)]
+
+
 def slices(sizes: Sequence[int]) -> list[slice]:
     """Consecutive slices of these sizes."""
     return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+
+def changed_rows(pools: Any, before: Any) -> list[Any]:
+    """Where rows of the pools changed: (page, place), the same in both."""
+    keys, values = ((pool != old).any((1, 3)) for pool, old in zip(pools, before, strict=True))
+    assert np.array_equal(keys, values)
+    return sorted(map(tuple, np.argwhere(keys)))
 
 
 def same(a: Any, b: Any) -> bool:

@@ -1,42 +1,52 @@
-"""Verification attention against its law in fp64 and the model: odd shapes, causal rows and block drafts."""
+"""Verification attention against its law in fp64 and the model: causal rows and block drafts; the bits of a row.
+
+A row's bits are the same for every N, index, neighbour, order of pages, number of cores and split into calls.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from model.attention import verify_attention as torch_attention
 from model.cache import AttentionMetadata, Cache
 from model.errors import UserError
 from model.nki.kernels import NkiKernels
 from model.nki.simulated import serve
 from model.ops import EAGER
+from nki_kernels.attention.pipeline import DRAIN, PREFETCH_DISTANCE, STAGES
 from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, model_attention, naive, pooled, unpooled
+from tests.nki_kernels.attention.inputs import (
+    SPLITS,
+    Dims,
+    Inputs,
+    changed_rows,
+    draw,
+    exact,
+    model_attention,
+    naive,
+    pooled,
+    same,
+    slices,
+    unpooled,
+)
 
 # odd first; two chunks, packs within a sequence, new rows in three scatters and in scatters that begin within one
 SHAPES = [
-    Dims(3, 2, 1, 3, 257, 128),
-    Dims(3, 6, 3, 5, 515, 64),
-    Dims(1, 1, 1, 1, 5, 64),
-    Dims(5, 2, 1, 7, 513, 128, "bf16"),
-    Dims(2, 16, 2, 8, 1030, 64, "bf16"),
-    Dims(2, 4, 1, 32, 129, 128, "bf16"),
-    Dims(2, 2, 1, 3, 2305, 64),
-    Dims(2, 6, 6, 32, 64, 64),
-    Dims(1, 6, 6, 7, 1024, 64),
-    Dims(17, 2, 1, 8, 24, 64),
-]
+    Dims(3, 2, 1, 3, 257, 128), Dims(3, 6, 3, 5, 515, 64), Dims(1, 1, 1, 1, 5, 64), Dims(5, 2, 1, 7, 513, 128, "bf16"),
+    Dims(2, 16, 2, 8, 1030, 64, "bf16"), Dims(2, 4, 1, 32, 129, 128, "bf16"), Dims(2, 2, 1, 3, 2305, 64),
+    Dims(2, 6, 6, 32, 64, 64), Dims(1, 6, 6, 7, 1024, 64), Dims(17, 2, 1, 8, 24, 64),
+]  # fmt: skip
 LONG = [
-    Dims(32, 2, 2, 5, 24, 64),
-    Dims(40, 2, 1, 4, 40, 64, "bf16"),
-    Dims(9, 2, 1, 8, 1100, 128, "bf16"),
+    Dims(32, 2, 2, 5, 24, 64), Dims(40, 2, 1, 4, 40, 64, "bf16"), Dims(9, 2, 1, 8, 1100, 128, "bf16"),
     Dims(1, 2, 1, 32, 3073, 128, "bf16"),
-]
+]  # fmt: skip
 WAYS = [
     *((dims, 1 + n % 2) for n, dims in enumerate(SHAPES)),
     *(pytest.param(dims, 2 - n % 2, marks=pytest.mark.slow) for n, dims in enumerate(SHAPES)),
@@ -45,7 +55,7 @@ WAYS = [
 
 
 def check(x: Inputs, dims: Dims, lnc: int, limit: Any = None) -> None:
-    """Output and cache: at most twice as far from the law as the textbook; no other page is written."""
+    """Output and cache: at most twice as far from the law as the model; no other page is written."""
     pools, table = pages = pooled(x.keys, x.values)
     outside = np.setdiff1d(np.arange(len(pools[0])), table)
     before = [pool[outside].copy() for pool in pools]
@@ -60,7 +70,7 @@ def check(x: Inputs, dims: Dims, lnc: int, limit: Any = None) -> None:
 
 
 @pytest.mark.parametrize(("dims", "lnc"), WAYS, ids=str)
-def test_as_exact_as_the_textbook(dims: Dims, lnc: int) -> None:
+def test_as_exact_as_the_model(dims: Dims, lnc: int) -> None:
     check(draw(dims), dims, lnc)
 
 
@@ -74,7 +84,7 @@ def test_rows_of_a_block_see_its_limit(dims: Dims, beyond: int) -> None:
     assert not is_close(x.run(), naive(x, limit), exact(x, limit)[0])
 
 
-def test_a_row_too_far_is_not_the_textbook_s() -> None:
+def test_a_row_too_far_is_not_the_model_s() -> None:
     """Negative control: seeing one position more or less breaks the bound."""
     x = draw(SHAPES[0], first=[10, 100, 200])
     for beyond in (1, -1):
@@ -99,31 +109,109 @@ def test_rows_without_a_page_are_dropped(lnc: int) -> None:
     before = [pool.copy() for pool in pools]
     out = x.run((pools, table), lnc=lnc)
     assert np.array_equal(out[0], right[0])
-    written = {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
-    expected = sorted((table[b, p // 128], p % 128) for b, positions in written.items() for p in positions)
-    for pool, kept in zip(pools, before, strict=True):
-        assert sorted(map(tuple, np.argwhere((pool != kept).any((1, 3))))) == expected
+    places = {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
+    assert changed_rows(pools, before) == sorted((table[b, p // 128], p % 128) for b, at in places.items() for p in at)
 
 
 @pytest.mark.parametrize("beyond", [None, 0, -2])
-def test_the_model_s_attention_with_both_backings(beyond: int | None) -> None:
+def test_both_backings(beyond: int | None) -> None:
     """model/attention.py and the kernel behind the seam, causal and with limits other than the last row's position."""
     x = draw(Dims(3, 4, 2, 5, 256, 64), first=[0, 130, 251])
     limit = None if beyond is None else x.positions[:, -1:] + np.int32(beyond)
-    expected, written = exact(x, limit)
-    for attend in (torch_attention, NkiKernels(serve).verify_attention):
-        out, cache = model_attention(attend, x, limit)
-        assert is_close(out, naive(x, limit), expected)
-        assert all(np.array_equal(*pair) for pair in zip(cache, written, strict=True))
+    (out, cache), (expected, written) = model_attention(x, limit, NkiKernels(serve).verify_attention), exact(x, limit)
+    assert is_close(out, naive(x, limit), expected)
+    for after in (cache, model_attention(x, limit)[1]):
+        assert all(np.array_equal(*pair) for pair in zip(after, written, strict=True))
 
 
 def test_sizes_that_no_launch_takes() -> None:
-    assert not attention_misfit(4, 128, 32768, POOL_ROWS - 1)
-    assert not attention_misfit(64, 16, 32768, 1)
+    assert not attention_misfit(64, 128, 32768, POOL_ROWS - 1)
     assert "raise tp or lower k" in attention_misfit(1, 129, 128, 1)
     assert "lower the batch or max-len" in attention_misfit(1 + TABLE_ENTRIES // 8, 1, 1000, 1)
     assert "use fewer pages" in attention_misfit(4, 1, 1024, POOL_ROWS)
-    pool = torch.zeros(2, 1, 128, 64)
-    meta = AttentionMetadata(torch.zeros(TABLE_ENTRIES + 1, 1, dtype=torch.int32), torch.ones(TABLE_ENTRIES + 1, 1))
+    pool, meta = torch.zeros(2, 1, 128, 64), AttentionMetadata(torch.zeros(0, 1), torch.ones(TABLE_ENTRIES + 1, 1))
     with pytest.raises(UserError, match="lower the batch or max-len, or use --kernels reference"):
         NkiKernels(serve).verify_attention(EAGER, torch.zeros(1, 1, 1, 64), (pool, pool), Cache(pool, pool), meta)
+
+
+DIMS = Dims(1, 2, 1, 32, 1100, 64)
+ALL = slice(None)
+
+
+def calls(x: Inputs, split: Sequence[int], pages: Any, limit: Any = None) -> Any:
+    """The rows in calls of these sizes."""
+    return np.concatenate([x.part(ALL, rows).run(pages, limit) for rows in slices(split)], 2)
+
+
+# rows within a chunk, and over the border of two
+@pytest.mark.parametrize("splits", SPLITS, ids=len)
+@pytest.mark.parametrize(("first", "dtype"), [(500, "bf16"), (1000, "fp32")])
+def test_every_n_and_split(first: int, dtype: str, splits: Any) -> None:
+    """32 rows in one call, and in calls of other sizes: the same bits, the same cache."""
+    x = draw(DIMS._replace(dtype=dtype), first=[first])
+    whole_pages = pooled(x.keys, x.values)
+    whole = x.run(whole_pages)
+    for split in splits:
+        pages = pooled(x.keys, x.values)
+        assert same(calls(x, split, pages), whole), split
+        assert all(same(a, b) for a, b in zip(pages[0], whole_pages[0], strict=True))
+
+
+def test_a_block_draft_s_rows() -> None:
+    """With a limit, a row's bits depend on the keys up to it: not on its own position, N or the number of cores."""
+    x = draw(DIMS._replace(N=8, dtype="bf16"), first=[1020])
+    pages, limit = pooled(x.keys, x.values), x.positions[:, -1:]
+    whole = x.run(pages, limit)
+    for split in ((1, 3, 4), (7, 1)):
+        assert same(calls(x, split, pages, limit), whole)
+    assert same(x.run(limit=limit, lnc=2), whole)
+    last = slice(7, 8)
+    assert same(x.run()[:, :, last].copy(), whole[:, :, last].copy())
+
+
+@pytest.mark.parametrize(("heads", "dtype"), [((2, 1), "bf16"), ((6, 3), "fp32"), ((16, 1), "bf16")])
+def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -> None:
+    """A sequence alone, and at any place of a batch of 3, on one core and on two."""
+    x = draw(Dims(3, *heads, 4, 700, 64, dtype), first=[650, 0, 511])
+    together = [x.run(), x.run(lnc=2)]
+    for b in range(3):
+        one = slice(b, b + 1)
+        assert all(same(x.part(one, ALL).run(), out[one]) for out in together)
+
+
+def test_length_and_pages() -> None:
+    """Longer tables and another order of pages do not affect the bits; keys and values that a row sees do."""
+    x = draw(Dims(2, 4, 2, 3, 3072, 64, "bf16"), first=[1020, 3])
+    whole = x.run()
+    for length in (2048,):
+        pages = pooled(x.keys[:, :, :length], x.values[:, :, :length], seed=length)
+        assert same(x.run(pages), whole), f"S={length}"
+    (pools, table), (other, _) = pooled(x.keys, x.values), pooled(x.keys, x.values)
+    assert not same(x.run((pools, table[::-1].copy())), whole)
+    assert not same(x.run((other[::-1], table)), whole)
+    x.values[0, :, 640] *= 2
+    assert [same(*pair) for pair in zip(x.run(), whole, strict=True)] == [False, True]
+
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
+# what a stage reads is written by the stage before it
+CHAIN = ("load_keys", "scores", "exponentials", "transpose", "multiply", "add_sums", "add_values")
+# (lag, place in the iteration, name) of each stage in the order in which a chunk passes them
+TABLE = sorted((lag, place + 1, stage.__name__) for place, (lag, stage) in enumerate(STAGES))
+
+
+def chart() -> str:
+    """A chunk's way: its stages down, the iterations across, the place within an iteration as the mark."""
+    lags = range(-PREFETCH_DISTANCE, DRAIN + 1)
+    lines = [f"{'iteration':<14}" + "".join(f"{lag:>+4}" if lag else "   0" for lag in lags)]
+    lines += [f"{name:<14}" + " " * 4 * (lag + PREFETCH_DISTANCE) + f"{place:>4}" for lag, place, name in TABLE]
+    return "\n".join(lines)
+
+
+def test_the_table_of_stages() -> None:
+    """No stage runs before its input, and the chart of the docs follows from the table."""
+    assert chart() in DOCS.read_text(encoding="utf-8")
+    at = {name: (lag, place) for lag, place, name in TABLE}
+    assert len(at) == len(STAGES)
+    for first, second in (*itertools.pairwise(CHAIN), ("load_values", "multiply")):
+        assert at[first] < at[second], f"{second} before {first}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ import torch.nn.functional as F
 
 from model.attention import verify_attention as torch_attention
 from model.cache import AttentionMetadata, Cache
+from model.config import Qwen3Config
 from model.ops import EAGER
+from model.parallel import Parallel
+from model.qwen3 import MLP as TorchMLP
 from model.qwen3 import RMSNorm, rotate
 from model.rope import rotation
 from nki_kernels.layer import law
@@ -19,26 +22,15 @@ from nki_kernels.layer.attention import decode_attention
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from tests.nki_kernels.attention.inputs import DTYPES, as_torch, normal, pooled, unpooled
 
+DIM = 128
+
 
 def as_fp64(*arrays: Any) -> list[Any]:
     """The same numbers in fp64."""
     return [a.astype(np.float64) for a in arrays]
 
 
-def rounded_norm(x: Any, gamma: Any) -> Any:
-    """RMSNorm as the model has it: fp32, rounded before the weight and after."""
-    wide = x.astype(np.float32)
-    normed = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(1e-6))
-    return gamma * normed.astype(x.dtype)
-
-
-def linear(x: Any, weight: Any) -> Any:
-    """x W^T with products summed in fp32, rounded to x's dtype."""
-    return (x.astype(np.float32) @ weight.astype(np.float32).T).astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class MLP:
+class MLP(NamedTuple):
     """x (R, E), gamma (E,), gate and up (I, E), down (E, I)."""
 
     x: Any
@@ -47,17 +39,13 @@ class MLP:
     up: Any
     down: Any
 
-    @property
-    def all(self) -> tuple[Any, ...]:
-        return self.x, self.gamma, self.gate, self.up, self.down
-
     def operands(self) -> tuple[Any, ...]:
         """The operands of decode_mlp_kernel and prompt_mlp_kernel."""
         return self.x, self.gamma, pack_gate_up(self.gate, self.up), pack(self.down)
 
     def rows(self, chosen: slice) -> MLP:
         """Some of the rows."""
-        return MLP(self.x[chosen].copy(), *self.all[1:])
+        return self._replace(x=self.x[chosen].copy())
 
 
 def draw_mlp(rows: int, hidden: int, inner: int, dtype: str) -> MLP:
@@ -69,17 +57,16 @@ def draw_mlp(rows: int, hidden: int, inner: int, dtype: str) -> MLP:
 
 
 def naive_mlp(m: MLP) -> Any:
-    """The MLP with every step rounded to the dtype, as eager torch does it."""
-    normed = rounded_norm(m.x, m.gamma)
-    gate, up = linear(normed, m.gate), linear(normed, m.up)
-    wide = gate.astype(np.float32)
-    silu = (wide / (1 + np.exp(-wide))).astype(gate.dtype)
-    return linear(silu * up, m.down)
+    """The model's norm and MLP on the same numbers."""
+    half = TorchMLP(Qwen3Config(m.x.shape[1], len(m.gate), 1, 2, 2, True), Parallel())
+    with torch.no_grad():
+        for layer, weight in ((half.gate_proj, m.gate), (half.up_proj, m.up), (half.down_proj, m.down)):
+            layer.weight.data = as_torch(weight)
+        return half(_norm(as_torch(m.x), m.gamma)).float().numpy()
 
 
-@dataclass(frozen=True)
-class AttentionDims:
-    """B sequences of N rows, E hidden, H query and G kv heads, S slots, D."""
+class AttentionDims(NamedTuple):
+    """B sequences of N rows, E hidden, H query and G kv heads, S slots."""
 
     B: int
     N: int
@@ -87,10 +74,6 @@ class AttentionDims:
     H: int
     G: int
     S: int
-    D: int = 128
-
-    def __str__(self) -> str:
-        return f"B{self.B}-N{self.N}-E{self.E}-H{self.H}-G{self.G}-S{self.S}-D{self.D}"
 
 
 @dataclass(frozen=True)
@@ -104,23 +87,18 @@ class Attention:
     values: Any
     positions: Any
 
-    @property
-    def dim(self) -> int:
-        """D."""
-        return int(self.norms[1].shape[0])
-
     def pages(self, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
         """Pools of keys and values (pages, G, 128, D), a copy, and the block table."""
         return pooled(self.keys, self.values, seed)
 
     def weight_operands(self) -> tuple[Any, ...]:
         """Norms and packed weights as the kernel takes them."""
-        return *self.norms, pack_qkv(*self.weights[:3], self.dim), pack_out(self.weights[3], self.dim)
+        return *self.norms, pack_qkv(*self.weights[:3], DIM), pack_out(self.weights[3], DIM)
 
     def operands(self, pages: Any = None) -> tuple[Any, ...]:
         """The operands of decode_attention_kernel."""
         pools, table = pages or self.pages()
-        angles = law.rope_tables(self.positions, self.dim)
+        angles = law.rope_tables(self.positions, DIM)
         rows = self.x.reshape(-1, self.x.shape[-1])
         return rows, *self.weight_operands(), *angles, *pools, self.positions, table
 
@@ -128,10 +106,10 @@ class Attention:
         """The kernel's output (B, N, E) from pages, which it changes."""
         return decode_attention(*self.operands(pages), **options).reshape(self.x.shape)
 
-    def part(self, b: slice, n: slice = slice(None)) -> Attention:
+    def part(self, b: Any, n: slice = slice(None)) -> Attention:
         """Some rows of some sequences as a pass of their own."""
-        x, positions = self.x[b, n].copy(), self.positions[b, n].copy()
-        return Attention(x, self.norms, self.weights, self.keys[b].copy(), self.values[b].copy(), positions)
+        parts = (self.keys[b].copy(), self.values[b].copy(), self.positions[b][:, n].copy())
+        return Attention(self.x[b][:, n].copy(), self.norms, self.weights, *parts)
 
 
 def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention:
@@ -141,19 +119,19 @@ def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention
     def weight(out: int, depth: int) -> Any:
         return normal(rng, dtype, out, depth, size=depth**-0.5)
 
-    weights = (weight(d.H * d.D, d.E), weight(d.G * d.D, d.E), weight(d.G * d.D, d.E), weight(d.E, d.H * d.D))
-    norms = tuple((1 + normal(rng, "fp32", n, size=0.2)).astype(DTYPES[dtype]) for n in (d.E, d.D, d.D))
+    weights = (weight(d.H * DIM, d.E), weight(d.G * DIM, d.E), weight(d.G * DIM, d.E), weight(d.E, d.H * DIM))
+    norms = tuple((1 + normal(rng, "fp32", n, size=0.2)).astype(DTYPES[dtype]) for n in (d.E, DIM, DIM))
     if first is None:
         first = rng.integers(0, d.S - d.N + 1, d.B)
         first[0] = d.S - d.N
     positions = (np.asarray(first)[:, None] + np.arange(d.N)).astype(np.int32)
-    keys, values = (normal(rng, dtype, d.B, d.G, d.S, d.D) for _ in range(2))
+    keys, values = (normal(rng, dtype, d.B, d.G, d.S, DIM) for _ in range(2))
     return Attention(normal(rng, dtype, d.B, d.N, d.E, size=3), norms, weights, keys, values, positions)
 
 
 def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     """The law in fp64 with angles in fp64: out, and the cache (B, G, S, D) after it."""
-    angles = a.positions[..., None] * 1e6 ** (-np.arange(a.dim // 2) * 2 / a.dim)
+    angles = a.positions[..., None] * 1e6 ** (-np.arange(DIM // 2) * 2 / DIM)
     cache = a.keys.astype(np.float64), a.values.astype(np.float64)
     norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
     rotary = np.cos(angles), np.sin(angles)
@@ -173,8 +151,8 @@ def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     positions = torch.from_numpy(a.positions)
     meta = AttentionMetadata(positions, torch.from_numpy(table))
     with torch.no_grad():
-        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, a.dim, 1e6)
-        q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, a.dim)).transpose(1, 2) for w in a.weights[:3])
+        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, DIM, 1e6)
+        q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, DIM)).transpose(1, 2) for w in a.weights[:3])
         k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
         attended, after = torch_attention(EAGER, q, (k, v), Cache(as_torch(keys), as_torch(values)), meta)
         out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))

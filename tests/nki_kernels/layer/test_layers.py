@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nkisim
 from nki_kernels.layer import core_split, decode_layers, mlp
 from nki_kernels.layer.attention import decode_attention
 from nki_kernels.layer.decode_layers import decode_layers_kernel
@@ -17,7 +16,6 @@ from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up
 from nkisim.errors import UnwrittenRead
 from nkisim.ranks import simulate_ranks
-from nkisim.timeline.schedule import schedule
 from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, draw_mlp
 
 INNER = 224
@@ -76,26 +74,13 @@ def by_halves(ranks: list[Model]) -> Any:
     return x
 
 
-WAYS = [
-    (ODD, "bf16", 2, 1, "none"),
-    (ODD, "fp32", 1, 2, "heads"),
-    (WIDE, "bf16", 2, 2, "all"),
-    (ALONE, "bf16", 2, 2, "heads"),
-    (NEAR, "fp32", 2, 1, "all"),
-]
-SLOW = [
-    (dims, dtype, count, lnc, split)
-    for dims, dtype, count, lnc in ((ODD, "bf16", 4, 1), (WIDE, "fp32", 1, 1), (ALONE, "bf16", 4, 2),
-                                    (LONG, "bf16", 2, 2), (FAR, "bf16", 2, 2), (FAR, "fp32", 2, 1))
-    for split in ("none", "heads", "all")
-]  # fmt: skip
+WAYS = [(ODD, "bf16", 2, 1, "none"), (ODD, "fp32", 1, 2, "heads"), (WIDE, "bf16", 2, 2, "all"),
+        (ALONE, "bf16", 2, 2, "heads"), (NEAR, "fp32", 2, 1, "all")]  # fmt: skip
+SLOW = [(ODD, "bf16", 4, 1), (WIDE, "fp32", 1, 1), (ALONE, "bf16", 4, 2), (LONG, "bf16", 2, 2), (FAR, "fp32", 2, 1)]
+SWEEP = [pytest.param(*way, split, marks=pytest.mark.slow) for way in SLOW for split in ("none", "heads", "all")]
 
 
-@pytest.mark.parametrize(
-    ("dims", "dtype", "count", "lnc", "split"),
-    [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW)],
-    ids=str,
-)
+@pytest.mark.parametrize(("dims", "dtype", "count", "lnc", "split"), [*WAYS, *SWEEP], ids=str)
 def test_the_bits_of_the_halves(
     dims: AttentionDims, dtype: str, count: int, lnc: int, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,10 +98,10 @@ def test_the_bits_of_the_halves(
 
 
 @pytest.mark.parametrize(
-    ("world", "lnc"), [(2, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)]
+    ("world", "lnc"), [(2, 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in ((2, 1), (4, 2)))]
 )
 def test_sums_over_ranks(world: int, lnc: int) -> None:
-    right, models = ([draw(ODD, "bf16", 2 if world == 2 else 1, rank) for rank in range(world)] for _ in range(2))
+    right, models = ([draw(ALONE, "bf16", 2, rank) for rank in range(world)] for _ in range(2))
     groups = (tuple(range(world)),)
     outs = simulate_ranks(decode_layers_kernel[lnc], world)([m.arguments(groups) for m in models])
     expected = by_halves(right)
@@ -136,20 +121,17 @@ def test_cores_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("half", ["mlp", "attention"])
 def test_weights_in_another_order_than_their_use_are_refused(half: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two weights of one shape, swapped in the stream: a wrong number without the names."""
-    model = draw(AttentionDims(1, 2, 256, 2, 1, 96), "fp32", 1)
-    cls, first, second = {
-        "mlp": (mlp.MLPHalf, lambda s: s.gate_up, lambda s: s.down),
-        "attention": (decode_layers.LayerOperands, lambda s: s.weights[0], lambda s: s.weights[1]),
-    }[half]
+    cls = {"mlp": mlp.MLPHalf, "attention": decode_layers.LayerOperands}[half]
     tiles = cls.tiles
 
     def swapped(operands: Any, *options: Any) -> Any:
-        rest = [t for t in tiles(operands, *options) if t.weight not in (first(operands), second(operands))]
-        return second(operands).tiles() + first(operands).tiles() + rest
+        first, second = (operands.gate_up, operands.down) if half == "mlp" else operands.weights
+        rest = [t for t in tiles(operands, *options) if t.weight not in (first, second)]
+        return second.tiles() + first.tiles() + rest
 
     monkeypatch.setattr(cls, "tiles", swapped)
     with pytest.raises(AssertionError, match=r"the next tile is of (down|out) 0, not of (gate_up|qkv) 0"):
-        decode_layers.decode_layers(*model.arguments())
+        decode_layers.decode_layers(*draw(ALONE, "fp32", 1).arguments())
 
 
 def test_exchanges_that_may_be_outstanding_have_pipes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,22 +148,3 @@ def test_exchanges_that_may_be_outstanding_have_pipes_of_their_own(monkeypatch: 
     decode_layers.decode_layers(*draw(ALONE, "bf16", 2).arguments(), lnc=2)
     assert pipes == {core_split.HEADS_PIPE, core_split.ATTENDED_PIPE, core_split.MLP_PIPE}
     assert len(pipes) == 3
-
-
-def test_weights_are_prefetched_while_ranks_are_summed() -> None:
-    """Before each all-reduce but the last ends, weights that the next half multiplies first are loaded."""
-    policy, groups = nkisim.Policy(recording=True, numerics=False, ranks=32), (tuple(range(32)),)
-    arguments = draw(WIDE, "bf16", 2).arguments(groups)
-    events = nkisim.run(decode_layers_kernel[2], arguments, policy=policy).recording.events
-    timed = schedule(events, band=False)
-    sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == 0]
-    loaded = {e.writes[0].tensor: timed.end[j] for j, e in enumerate(events) if e.op == "dma_copy" and e.core == 0}
-    used: dict[int, float] = {}
-    for j, event in enumerate(events):
-        if event.op == "nc_matmul" and event.core == 0:
-            for operand in event.reads:
-                used.setdefault(operand.tensor, timed.start[j])
-    waiting = [sum(loaded[t] < timed.end[i] <= first for t, first in used.items() if t in loaded) for i in sums]
-    assert len(sums) == 4
-    assert min(waiting[:-1]) > 0
-    assert waiting[-1] == 0

@@ -1,34 +1,21 @@
-"""The fused MLP against its law in fp64, against the model, and its bits."""
+"""The fused MLP against its law in fp64 and the model, and its bits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import nkisim
-from model.config import Qwen3Config
-from model.parallel import Parallel
-from model.qwen3 import MLP as TorchMLP
-from model.qwen3 import RMSNorm
 from nki_kernels.layer import law, mlp
 from nki_kernels.layer.mlp import decode_mlp, decode_mlp_kernel
-from nki_kernels.layer.pack_weights import pack
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import as_torch
+from tests.nki_kernels.attention.inputs import in_turn
 from tests.nki_kernels.layer.inputs import MLP, as_fp64, draw_mlp, naive_mlp
 
 # rows, E, I: odd first; I with a rest of 32, 64 and 96 rows, less than one tile, and none; rows split in four
 SHAPES = [(3, 384, 250), (33, 640, 800), (1, 1024, 96), (5, 256, 192), (128, 512, 256), (32, 256, 2080), (37, 4096, 64)]
-DTYPES = ("fp32", "bf16")
-# every shape, both dtypes and both numbers of cores in turn, then the other dtype; the largest rows in fp32
-WAYS = [
-    *((shape, DTYPES[n % 2], 1 + n // 2 % 2) for n, shape in enumerate(SHAPES)),
-    *(pytest.param(shape, DTYPES[1 - n % 2], 2 - n // 2 % 2, marks=pytest.mark.slow) for n, shape in enumerate(SHAPES)),
-    pytest.param((128, 8192, 512), "fp32", 1, marks=pytest.mark.slow),
-]
+WAYS = [*in_turn(SHAPES), pytest.param((128, 8192, 512), "fp32", 1, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +29,7 @@ def run(m: MLP, **options: Any) -> Any:
 
 
 def exact(m: MLP) -> Any:
-    x, gamma, *weights = as_fp64(*m.all)
+    x, gamma, *weights = as_fp64(*m)
     return law.decode_mlp(x, gamma, tuple(weights))
 
 
@@ -50,17 +37,6 @@ def exact(m: MLP) -> Any:
 def test_law(shape: tuple[int, int, int], dtype: str, lnc: int) -> None:
     m = draw_mlp(*shape, dtype)
     assert is_close(run(m, lnc=lnc), naive_mlp(m), exact(m))
-
-
-def test_the_law_is_the_model_s() -> None:
-    """model/qwen3.py's norm and MLP on the same bf16 numbers."""
-    m = draw_mlp(6, 256, 192, "bf16")
-    norm, half = RMSNorm(256, 1e-6), TorchMLP(Qwen3Config(256, 192, 1, 2, 2, True), Parallel())
-    named = (norm.weight, half.gate_proj.weight, half.up_proj.weight, half.down_proj.weight)
-    with torch.no_grad():
-        for parameter, value in zip(named, m.all[1:], strict=True):
-            parameter.data = as_torch(value)
-        assert is_close(run(m), half(norm(as_torch(m.x))).float().numpy(), exact(m))
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 7, 16, 31), pytest.param(range(1, 33), marks=pytest.mark.slow)], ids=len)
@@ -97,8 +73,3 @@ def test_small_weights_are_core_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
         results.append(ran.outputs.tobytes())
     assert busy == [{0, 1}, {0}]
     assert results[0] == results[1]
-
-
-def test_an_odd_number_of_features_is_refused() -> None:
-    with pytest.raises(ValueError, match="even number"):
-        pack(np.zeros((3, 128), np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +13,7 @@ DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 NO_FLOOR = np.float32(-3.4028235e38)
 
 
-@dataclass(frozen=True)
-class Dims:
+class Dims(NamedTuple):
     """R rows of a shard of V ids from `start` on."""
 
     R: int
@@ -22,20 +21,12 @@ class Dims:
     start: int = 0
     dtype: str = "fp32"
 
-    def __str__(self) -> str:
-        return f"R{self.R}-V{self.V}-at{self.start}-{self.dtype}"
-
 
 # odd shapes first: odd shards at odd places, one row, all partitions; then a shard, the vocabulary and another shard
 SHAPES = [
-    Dims(5, 333, 7),
-    Dims(3, 4747, 9495, "bf16"),
-    Dims(1, 9, 1),
-    Dims(128, 61, 151875, "bf16"),
-    Dims(32, 4748, 14244),
-    Dims(4, 151936),
-    Dims(7, 37984, 37984, "bf16"),
-]
+    Dims(5, 333, 7), Dims(3, 4747, 9495, "bf16"), Dims(1, 9, 1), Dims(128, 61, 151875, "bf16"), Dims(32, 4748, 14244),
+    Dims(4, 151936), Dims(7, 37984, 37984, "bf16"),
+]  # fmt: skip
 # the long ones and the other number of cores are slow
 WAYS = [
     *((dims, 1 + n % 2) for n, dims in enumerate(SHAPES[:5])),
@@ -79,12 +70,6 @@ def generator_rows(rows: int, seed: int = 0) -> tuple[Any, Any]:
     seeds[0], positions[0] = 0, 0
     seeds[-1], positions[-1] = -1, 2**24 - 1
     return seeds, positions
-
-
-def key(seeds: Any, row: int) -> tuple[int, int]:
-    """A row's key as Python integers."""
-    low, high = seeds[row].view(np.uint32)
-    return int(low), int(high)
 
 
 def merged(values: Any, ids: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The sample on a shard, the merge over shards, the acceptance: token for token the law's."""
+"""The sample on a shard, the merge over shards, acceptance, weights above thresholds: token for token the law's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from model import sampling as model_sampling
 from model.filters import Filters
 from model.ops import EAGER
+from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling import law
 from nki_kernels.sampling.accept_drafts import accept_drafts
 from nki_kernels.sampling.coupled_sample import coupled_sample
 from nki_kernels.sampling.gumbel_noise import gumbel_noise
-from tests.nki_kernels.sampling.inputs import NO_FLOOR, WAYS, Dims, Inputs, draw, generator_rows, merged, one
+from nki_kernels.sampling.weights_above import weights_above
+from tests.nki_kernels.sampling.inputs import NO_FLOOR, SHAPES, WAYS, Dims, Inputs, draw, generator_rows, merged, one
 
 
 def run(x: Inputs, **options: Any) -> tuple[Any, Any]:
@@ -108,20 +110,14 @@ def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
     assert not np.array_equal(sampled(others, starts[0])[1], ids[:1])
 
 
-def _draws(shards: int, batch: int, rows: int) -> tuple[Any, ...]:
-    """values, ids, the merged ids, drafts, positions, limits."""
+@pytest.mark.parametrize(("shards", "batch", "rows"), [(3, 5, 7), (64, 4, 8), (1, 1, 2), (128, 32, 16), (5, 9, 1)])
+def test_accept(shards: int, batch: int, rows: int) -> None:
     rng = np.random.default_rng(shards + batch)
     values = rng.integers(0, 4, (shards, batch, rows)).astype(np.float32)
     ids = (1000 * np.arange(shards)[:, None, None] + rng.integers(0, 1000, (shards, batch, rows))).astype(np.int32)
     best = merged(values, ids)
     drafts = np.where(rng.random((batch, rows - 1)) < 0.8, best[:, :-1], 5).astype(np.int32)
-    positions = rng.integers(0, 2**20, (batch, 1)).astype(np.int32)
-    return values, ids, best, drafts, positions, rng.integers(0, rows + 1, (batch, 1)).astype(np.int32)
-
-
-@pytest.mark.parametrize(("shards", "batch", "rows"), [(3, 5, 7), (64, 4, 8), (1, 1, 2), (128, 32, 16), (5, 9, 1)])
-def test_accept(shards: int, batch: int, rows: int) -> None:
-    values, ids, best, drafts, positions, limits = _draws(shards, batch, rows)
+    positions, limits = (rng.integers(0, high, (batch, 1)).astype(np.int32) for high in (2**20, rows + 1))
     steps = (drafts, positions, limits) if rows > 1 else (None, positions, None)
     accepted, counts, following, reached = accept_drafts(values, ids, *steps)
     for b in range(batch):
@@ -129,3 +125,33 @@ def test_accept(shards: int, batch: int, rows: int) -> None:
         assert list(accepted[b]) == emitted + [-1] * (rows - len(emitted))
         assert (counts[b, 0], following[b, 0]) == (len(emitted), emitted[-1])
         assert reached[b, 0] == positions[b, 0] + len(emitted)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dims", [d for d in SHAPES if d.R <= SUM_ROWS and d.V < 10000], ids=str)
+def test_weights_above(dims: Dims, lnc: int) -> None:
+    """Half of the rows count, half weigh by probability; the floor takes part."""
+    x, rng = draw(dims), np.random.default_rng(1)
+    numbers = x.logits.astype(np.float64)
+    scale = np.where(np.arange(dims.R)[:, None] % 2, 0, 1 / 0.7).astype(np.float32)
+    bias = (-numbers.max(1, keepdims=True) * scale).astype(np.float32)
+    # thresholds among the logits, so that equality is met
+    thresholds = rng.choice(x.logits.astype(np.float32).ravel(), (dims.R, 5)).astype(np.float32)
+    sums = weights_above(x.logits, scale, bias, x.floor, thresholds, lnc=lnc).sum(0)
+    weights = np.exp(numbers * scale + bias) * (x.logits.astype(np.float32) >= x.floor)
+    expected = np.stack([(weights * (numbers > thresholds[:, j : j + 1])).sum(1) for j in range(5)])
+    assert sums.shape == (5, dims.R)
+    assert np.array_equal(sums[:, 1::2], expected[:, 1::2])
+    assert np.abs(sums - expected).max() <= 1e-6 * np.maximum(expected.max(), 1)
+
+
+def test_bits_of_weights_above() -> None:
+    """Each row's sums alone and beside 31 others."""
+    x = draw(Dims(32, 4748))
+    scale, bias = np.ones((32, 1), np.float32), np.full((32, 1), -9, np.float32)
+    floor = np.full((32, 1), NO_FLOOR)
+    thresholds = np.tile(np.linspace(-3, 3, 7, dtype=np.float32), (32, 1))
+    whole = weights_above(x.logits, scale, bias, floor, thresholds)
+    for r in range(0, 32, 5):
+        alone = weights_above(x.logits[r : r + 1].copy(), scale[:1], bias[:1], floor[:1], thresholds[:1])
+        assert np.array_equal(alone[0, :, 0], whole[0, :, r])
