@@ -17,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check xla-check install clean
+.PHONY: build test nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check xla-check install clean
 
 install: $(VENV)/.installed
 
@@ -36,6 +36,10 @@ build: install
 
 test: install
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 5 tests
+
+# the simulator's own tests; those marked slow take minutes
+nkisim-test: install
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" nkisim/tests
 
 check: install
 	$(VENV)/bin/ruff check .

@@ -25,10 +25,6 @@ jax.config.update("jax_num_cpu_devices", 2)
 gc.freeze()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--witness", action="store_true", help="run nkisim's tests on the vendor's nki too")
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what bits may depend on; `-q` prints no header, so that it comes before the list of failures."""
     torch_set = torch.backends.cpu.get_cpu_capability()

@@ -19,9 +19,9 @@ from bench.kernels.library_prompts import prompts_beside
 from bench.table import markdown
 from model.errors import UserError
 from nki_kernels.roofline import AttentionDims
-from nkisim.accuracy.library import Library
-from nkisim.accuracy.library_calls import LibraryRow
 from nkisim.timeline.schedule import schedule
+from nkisim.validation.library import Library
+from nkisim.validation.library_calls import LibraryRow
 
 BF16 = "bfloat16"
 DIMS = tuple(AttentionDims(4, 2, 1, 8, slots, 128, 2) for slots in (1024, 8192))

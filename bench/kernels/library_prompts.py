@@ -19,10 +19,10 @@ import nkisim
 from bench.kernels.case import Case, normal
 from bench.kernels.cases import PROMPT_ATTENTION
 from bench.table import markdown
-from nkisim.accuracy.library import Library
 from nkisim.event import Event
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
+from nkisim.validation.library import Library
 
 
 def vendor_events(library: Library, count: int, slots: int, lnc: int) -> Sequence[Event]:

@@ -18,10 +18,10 @@ from nki_kernels.sampling.host import Shard, coupled_sample, gumbel_noise, weigh
 from nkisim import machine
 from nkisim.isa import functions as elementary
 from nkisim.isa.activations import ON_SCALAR_ENGINE
+from nkisim.tests.harness import STORED, on_device
 from tests.nki_kernels.attention import inputs as attention
 from tests.nki_kernels.layer import inputs as layer
 from tests.nki_kernels.sampling import inputs as sampling
-from tests.nkisim.harness import STORED, on_device
 
 
 def digest(*arrays: Any) -> str:

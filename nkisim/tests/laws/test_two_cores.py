@@ -1,0 +1,164 @@
+"""Two cores: separate SBUF, shared HBM, barriers, exchange, races, deadlocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkisim
+import nkisim.isa as nisa
+import nkisim.language as nl
+from nkisim import errors
+from nkisim.tests.harness import run, tile
+
+DATA = np.arange(128 * 8, dtype=np.float32).reshape(128, 8)
+
+
+def shared(columns: int = 8, name: str = "") -> Any:
+    return nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.shared_hbm, name=name)
+
+
+def half(core: int) -> slice:
+    return slice(64 * core, 64 * core + 64)
+
+
+def test_cores_split_work_and_exchange_tiles() -> None:
+    def kernel(a: Any) -> Any:
+        core = nl.program_id(0)
+        assert (nl.num_programs(), nl.program_ndim()) == (2, 1)
+        result, mine = shared(), nl.load(a[half(core)])
+        other = nl.ndarray(mine.shape, dtype=mine.dtype)
+        nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+        nisa.dma_copy(dst=result[half(core)], src=other)
+        return result
+
+    assert np.array_equal(run(kernel, DATA, lnc=2), np.roll(DATA, 64, axis=0))
+
+
+def pass_on(a: Any, barrier: bool) -> Any:
+    """Core 0 writes, core 1 reads what core 0 wrote."""
+    middle, result, core = shared(name="middle"), shared(name="result"), nl.program_id(0)
+    if core == 0:
+        nisa.dma_copy(dst=middle, src=nl.load(a))
+    if barrier:
+        nisa.core_barrier(data=middle, cores=(0, 1))
+    if core == 1:
+        nisa.dma_copy(dst=result, src=nl.load(middle))
+    return result
+
+
+def test_a_barrier_orders_its_tensor() -> None:
+    assert np.array_equal(run(lambda a: pass_on(a, True), DATA, lnc=2), DATA)
+
+
+def test_without_it_there_is_a_race_with_both_lines() -> None:
+    with pytest.raises(errors.HbmRace) as caught:
+        run(lambda a: pass_on(a, False), DATA, lnc=2)
+    text = str(caught.value)
+    assert "core_barrier(data=middle" in text
+    assert text.count("test_two_cores.py") == 2
+
+
+def test_reading_before_the_other_core_writes_is_a_race_too() -> None:
+    def kernel(a: Any) -> Any:
+        result, core = shared(), nl.program_id(0)
+        if core == 0:
+            nl.load(a)
+            nisa.dma_copy(dst=result, src=tile())
+        else:
+            nisa.dma_copy(dst=a, src=tile(value=2))
+        return result
+
+    with pytest.raises(errors.HbmRace):
+        run(kernel, DATA.copy(), lnc=2)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_interleaved_columns_are_no_race(overlap: bool) -> None:
+    def kernel() -> Any:
+        result, core = shared(), nl.program_id(0)
+        start = 0 if overlap else core
+        nisa.dma_copy(dst=result[:, start::2], src=tile(columns=4, value=core))
+        if overlap and core == 0:
+            nisa.dma_copy(dst=result[:, 1::2], src=tile(columns=4))
+        return result
+
+    if overlap:
+        with pytest.raises(errors.HbmRace):
+            run(kernel, lnc=2)
+    else:
+        assert np.array_equal(run(kernel, lnc=2)[0], [0, 1] * 4)
+
+
+def test_a_barrier_on_another_tensor_orders_nothing_unless_asked() -> None:
+    def kernel(a: Any) -> Any:
+        middle, result, core = shared(name="m"), shared(name="r"), nl.program_id(0)
+        if core == 0:
+            nisa.dma_copy(dst=middle, src=nl.load(a))
+        nisa.core_barrier(data=result, cores=(0, 1))
+        if core == 1:
+            nisa.dma_copy(dst=result, src=nl.load(middle))
+        return result
+
+    with pytest.raises(errors.HbmRace):
+        run(kernel, DATA, lnc=2)
+    assert np.array_equal(run(kernel, DATA, lnc=2, barrier_scope="all"), DATA)
+
+
+def test_deadlock_says_who_waits_for_whom() -> None:
+    def kernel() -> Any:
+        result = shared()
+        if nl.program_id(0) == 0:
+            nisa.core_barrier(data=result, cores=(0, 1))
+        return result
+
+    with pytest.raises(errors.Deadlock, match=r"core 0 waits for core 1 in core_barrier.*core 1 has ended"):
+        run(kernel, lnc=2)
+
+
+def test_crossed_pipes_deadlock() -> None:
+    def kernel(same: bool) -> Any:
+        core, x, y = nl.program_id(0), tile(), tile()
+        pipe = 0 if same else core
+        nisa.sendrecv(src=x, dst=y, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=pipe)
+        result = shared()
+        nisa.dma_copy(dst=result[half(core)], src=y[0:64])
+        return result
+
+    run(lambda: kernel(True), lnc=2)
+    with pytest.raises(errors.Deadlock, match=r"pipe_id=0.*pipe_id=1"):
+        run(lambda: kernel(False), lnc=2)
+
+
+def test_diverging_shared_tensors_are_refused() -> None:
+    with pytest.raises(errors.CoresDiverge):
+        run(lambda: shared(columns=8 + nl.program_id(0)), lnc=2)
+
+
+def test_private_outputs_of_two_cores_are_refused() -> None:
+    def kernel(buffer: Any) -> Any:
+        result = nl.ndarray((8, 8), dtype=nl.float32, buffer=buffer)
+        if nl.program_id(0) == 0 or buffer is nl.hbm:
+            nisa.dma_copy(dst=result, src=tile(8))
+        return result
+
+    assert run(lambda: kernel(nl.shared_hbm), lnc=2).shape == (8, 8)
+    with pytest.raises(errors.BadOutput):
+        run(lambda: kernel(nl.hbm), lnc=2)
+
+
+def test_grids_other_than_one_and_two_do_not_exist() -> None:
+    with pytest.raises(errors.BadLaunch):
+        nkisim.jit(shared)[3]
+
+
+def test_meetings_order_the_recorded_events() -> None:
+    policy = nkisim.Policy(recording=True)
+    result = nkisim.run(nkisim.jit(lambda a: pass_on(a, True))[2], (DATA,), policy=policy)
+    events = result.recording.events
+    barriers = [e for e in events if e.op == "core_barrier"]
+    assert [e.core for e in barriers] == [0, 1]
+    # core 1's barrier waits for what precedes core 0's
+    assert [events[i].core for i in barriers[1].after] == [0]
