@@ -70,6 +70,13 @@ def test_a_checkout_is_run_and_what_is_refused_is_listed(tmp_path: Path, capsys:
     assert all(f"* `copied[{i}]`: " in said for i in (1, 2))
 
 
+def test_calls_without_a_measurement_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkout, file = written(tmp_path, {"kind": "@Kind.PLAIN"})
+    file.write_text(file.read_text().replace('"measured_us": 16.0, ', ""))
+    command.main(["--library", str(checkout), "--rows", str(file)])
+    assert re.search(r"^\| copied\[0\] \| \d+\.\d \|$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_no_checkout_and_no_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no nkilib"):
         Library(tmp_path)

@@ -1,6 +1,7 @@
 """`python -m nkisim.validation [--json] [--only TEXT] [--out FILE]`: every measured row beside its simulated time.
 
-`--library CHECKOUT` runs the vendor's own kernels instead, unmodified, at the shapes at which the vendor measured them.
+`--library CHECKOUT` runs the vendor's kernels instead, unmodified, at the shapes at which the vendor measured them, or
+with `--rows nkisim/validation/unmeasured_rows.json` at the shapes of bench/kernels.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from nkisim import command
 from nkisim.command import Parser
 from nkisim.validation.excluded import unrun_section
 from nkisim.validation.library import GIVEN, recordings, rows, timed
-from nkisim.validation.library_page import library_page
+from nkisim.validation.library_page import library_page, unmeasured
 from nkisim.validation.operators import OPERATORS
 from nkisim.validation.outcome import Outcome, Summary, misordered, outcome, summary
 from nkisim.validation.rows import ROWS, Row
@@ -110,7 +112,12 @@ def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
 def _library(options: Any) -> int:
     """Print or write the vendor's kernels beside their measured times."""
     listed = [row for row in rows(options.rows) if options.only in row.id]
-    recorded = list(recordings(options.library, listed))
+    # the library's kernels print what they allocate
+    with redirect_stdout(sys.stderr):
+        recorded = list(recordings(options.library, listed))
+    if not any(row.us for row in listed):
+        print(unmeasured(recorded))
+        return 0
     outcomes = [outcome(timed(r)) for r in recorded if r.events is not None]
     refused = [r for r in recorded if r.events is None]
     text = as_json(outcomes) if options.json else library_page(outcomes, refused, recorded)
@@ -127,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--library", type=Path, metavar="CHECKOUT", help="run the kernels of a checkout of nki-library")
-    parser.add_argument("--rows", type=Path, default=GIVEN, metavar="FILE", help=f"measured rows, like {GIVEN.name}")
+    parser.add_argument("--rows", type=Path, default=GIVEN, metavar="FILE", help=f"rows, like {GIVEN.name}")
     options = parser.parse_args(arguments)
     if options.library:
         return _library(options)

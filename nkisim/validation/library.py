@@ -52,9 +52,8 @@ def rows(path: Path = GIVEN) -> list[LibraryRow]:
 
 def _row(r: dict[str, Any]) -> LibraryRow:
     tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in r["tensors"].items()}
-    return LibraryRow(
-        r["id"], r["kernel"], tensors, r["arguments"], r["lnc"], r["lnc_from"], r["measured_us"], r["source"]
-    )
+    us = r.get("measured_us", 0.0)
+    return LibraryRow(r["id"], r["kernel"], tensors, r["arguments"], r["lnc"], r["lnc_from"], us, r["source"])
 
 
 @contextmanager

@@ -23,7 +23,7 @@ Find = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class LibraryRow:
-    """One measurement of the vendor's: a kernel, its tensors as (shape, dtype), its plain arguments, its time."""
+    """One call of a vendor's kernel: its tensors as (shape, dtype), its plain arguments, its measured time or 0."""
 
     id: str
     kernel: str

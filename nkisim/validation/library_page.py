@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from nkisim.timeline.schedule import schedule
 from nkisim.validation.library import Recorded
 from nkisim.validation.outcome import Outcome, Summary, half_width, summary
 
@@ -72,4 +73,13 @@ def every_row(outcomes: Sequence[Outcome]) -> str:
     )
     lines = [f"| {' | '.join(name for name, _ in columns)} |", "|---|" + "---|" * (len(columns) - 1)]
     lines += [f"| {' | '.join(cell(o) for _, cell in columns)} |" for o in outcomes]
+    return "\n".join(lines)
+
+
+def unmeasured(recorded: Sequence[Recorded]) -> str:
+    """A line for each call that nobody measured: its simulated time, without a launch."""
+    lines = ["| call | us (simulated) |", "|---|---:|"]
+    for r in recorded:
+        us = r.refused if r.events is None else f"{schedule(r.events, band=False).latency_ns / 1e3:.1f}"
+        lines.append(f"| {r.row.id} | {us} |")
     return "\n".join(lines)
