@@ -15,19 +15,19 @@ import nkisim.language as nl
 from nkisim import isa
 from nkisim.errors import NotSimulated
 from nkisim.tests import harness
-from nkisim.timeline.calibration import Tape
 from nkisim.timeline.costs.dma import TRANSFERS, collective_ns, dma_cost, hbm_bytes
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost, matmul, scalar, vector
 from nkisim.timeline.costs.gpsimd import gather, gpsimd, topk
 from nkisim.timeline.costs.table import ANYWHERE, LAWS, law_of
 from nkisim.timeline.trn2 import TRN2
+from nkisim.validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 
 
 def vector_stream(op: str, spaces: str, dtype: str = "bfloat16", row: int | None = None) -> float:
     """Nanoseconds of 480 elements."""
-    tape = Tape()
+    tape = EventBuilder()
     tiles = [tape.tile(space, 480, dtype) for space in spaces.split()]
     if row is not None:
         tiles = [replace(tile, row_bytes=row) for tile in tiles]
@@ -58,7 +58,7 @@ def test_vector_rows_that_are_not_contiguous_halve_the_fast_mode() -> None:
 
 
 def test_vector_stride_of_16_bytes_halves_the_rate() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     dense, out = tape.tile("sbuf", 480), tape.tile("sbuf", 480)
     low = dense.span[0]
     strided = replace(dense, span=(low, low + 479 * 16 + 4), row_bytes=4)
@@ -68,7 +68,7 @@ def test_vector_stride_of_16_bytes_halves_the_rate() -> None:
 
 
 def test_vector_pitch_has_a_minimum_of_64_cycles() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 1)
     cost = vector(tape.add("vector", "tensor_copy", (tile,), (tile,), elements=1), N)
     assert cost.pitch == pytest.approx(max(64 / 0.96, 1 / 2 / 0.96 + N.vector_gap_ns))
@@ -85,20 +85,20 @@ def test_vector_pitch_has_a_minimum_of_64_cycles() -> None:
 )  # fmt: skip
 def test_pointers_take_bytes_from_the_performance_modes(dtypes: str, pointers: int, rate: int) -> None:
     """Eight bytes a cycle are read, four for each (P, 1) operand."""
-    tape = Tape()
+    tape = EventBuilder()
     source, target = (tape.tile("sbuf", 960, dtype) for dtype in dtypes.split())
     event = tape.add("vector", "tensor_scalar", (source,), (target,), elements=960, scalar_operands=pointers)
     assert vector(event, N).stream == pytest.approx(960 / rate / 0.96)
 
 
 def test_a_memset_has_no_performance_mode() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 960, "bfloat16")
     assert vector(tape.add("vector", "memset", (), (tile,), elements=960), N).stream == pytest.approx(1000)
 
 
 def test_a_scan_takes_longer_where_it_casts() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     wide, narrow = tape.tile("sbuf", 960), tape.tile("sbuf", 960, "bfloat16")
     scan, add = law_of("vector", "tensor_tensor_scan"), tape.add
     plain, cast = (add("vector", "tensor_tensor_scan", (wide, x), (wide,), elements=960) for x in (wide, narrow))
@@ -110,7 +110,7 @@ def test_a_scan_takes_longer_where_it_casts() -> None:
 
 @pytest.mark.parametrize("op", ["max8", "nc_find_index8", "nc_match_replace8"])
 def test_searches_for_eight_read_them_out(op: str) -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 96)
     found = law_of("vector", op)(tape.add("vector", op, (tile,), (tile,), elements=96), N)
     plain = vector(tape.add("vector", "tensor_reduce", (tile,), (tile,), elements=96), N)
@@ -119,7 +119,7 @@ def test_searches_for_eight_read_them_out(op: str) -> None:
 
 
 def test_weights_that_are_apart_in_memory_load_slowly() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     dense, moving = tape.tile("sbuf", 128, "bfloat16"), tape.tile("sbuf", 16, "bfloat16")
     apart = replace(dense, span=(dense.span[0], dense.span[0] + 127 * 32 + 2), row_bytes=2)
     sizes = {"rows": 128, "cols_stationary": 128, "cols_moving": 16}
@@ -129,7 +129,7 @@ def test_weights_that_are_apart_in_memory_load_slowly() -> None:
 
 
 def test_reciprocal_takes_eight_cycles() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 100)
     event = tape.add("vector", "reciprocal", (tile,), (tile,), elements=100)
     cost = law_of("vector", "reciprocal")(event, N)
@@ -137,7 +137,7 @@ def test_reciprocal_takes_eight_cycles() -> None:
 
 
 def test_scalar_reads_its_sums_in_64_cycles_more() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile, total = tape.tile("sbuf", 120), tape.tile("sbuf", 1)
     plain = tape.add("scalar", "activation", (tile,), (tile,), elements=120, function="copy")
     summed = tape.add("scalar", "activation", (tile,), (tile, total), elements=120, function="copy")
@@ -146,7 +146,7 @@ def test_scalar_reads_its_sums_in_64_cycles_more() -> None:
 
 
 def test_only_activation_functions_need_a_table() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 8)
     names = [
         ("activation", "exp", "exp"),
@@ -159,7 +159,7 @@ def test_only_activation_functions_need_a_table() -> None:
 
 
 def matmul_of(**work: object) -> MatmulCost:
-    tape = Tape()
+    tape = EventBuilder()
     tiles = tape.tile("sbuf", 128), tape.tile("sbuf", 512)
     event = tape.add("tensor", "nc_matmul", tiles, (tape.tile("psum", 512),), **work)
     return matmul(event, N)
@@ -192,7 +192,7 @@ def test_double_row_does_twice_the_work_in_the_same_time() -> None:
 
 
 def test_gpsimd_laws() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     wide, narrow = tape.tile("sbuf", 240), tape.tile("sbuf", 240, "bfloat16")
     event = tape.add("gpsimd", "tensor_tensor", (wide,), (wide,), elements=240)
     assert gpsimd(event, N).stream == pytest.approx(200)
@@ -211,7 +211,7 @@ def test_gpsimd_laws() -> None:
 
 
 def test_dma_uses_the_engines_of_its_partitions() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for start, stop, engines in ((0, 4, 1), (0, 128, 16), (0, 80, 10), (4, 12, 2), (64, 128, 8)):
         tile = tape.tile("sbuf", 1024, stop=stop, start=start)
         event = tape.transfer(tape.tile("hbm", 1024, stop=stop - start), tile)
@@ -225,7 +225,7 @@ def test_dma_uses_the_engines_of_its_partitions() -> None:
 
 @pytest.mark.parametrize(("rows", "engines"), [(64, 8), (128, 16), (4096, 16)])
 def test_several_rows_a_partition_reach_more_engines(rows: int, engines: int) -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 1024, stop=64)
     event = tape.transfer(tape.tile("hbm", 1024, stop=64), tile)
     cost = dma_cost(replace(event, work={**event.work, "rows": rows}), N)
@@ -235,7 +235,7 @@ def test_several_rows_a_partition_reach_more_engines(rows: int, engines: int) ->
 
 
 def test_a_gather_reads_its_rows_first() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     source, rows, tile = tape.tile("hbm", 64), tape.tile("sbuf", 1, "uint32"), tape.tile("sbuf", 64)
     plain = tape.transfer(source, tile, "swdge")
     gathered, scattered = replace(plain, reads=(source, rows)), replace(plain, reads=(tile, rows), writes=(source,))
@@ -244,7 +244,7 @@ def test_a_gather_reads_its_rows_first() -> None:
 
 
 def test_dma_transpose_and_descriptor_modes() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile, source = tape.tile("sbuf", 128, "bfloat16"), tape.tile("hbm", 128, "bfloat16")
     plain = dma_cost(tape.transfer(source, tile, "hwdge"), N)
     work = {"bytes": 32768, "rows": 128, "row_bytes": 256, "dge": "hwdge", "issuer": "sync"}
@@ -257,7 +257,7 @@ def test_dma_transpose_and_descriptor_modes() -> None:
 
 @pytest.mark.parametrize("dge", ["swdge", "unknown"])
 def test_software_descriptors_cost_by_the_engines_that_take_part(dge: str) -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for partitions, engines in ((1, 1), (128, 16)):
         tile, source = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
         event = tape.transfer(source, tile, dge)
@@ -269,14 +269,14 @@ def test_software_descriptors_cost_by_the_engines_that_take_part(dge: str) -> No
 
 
 def test_a_store_takes_longer_than_a_load_into_part_of_a_tile() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile, array = tape.tile("sbuf", 64), tape.tile("hbm", 64)
     load, store = (dma_cost(tape.transfer(*ends, "unknown"), N) for ends in ((array, tile), (tile, array)))
     assert store.interval == pytest.approx(load.interval * N.dma_swdge_store_share)
 
 
 def test_only_software_descriptors_for_few_engines_meet_the_ring() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for partitions, dge in ((8, "unknown"), (8, "swdge"), (8, "none"), (8, "hwdge"), (128, "unknown")):
         tile, source = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
         software = partitions == 8 and dge in {"unknown", "swdge"}
@@ -284,7 +284,7 @@ def test_only_software_descriptors_for_few_engines_meet_the_ring() -> None:
 
 
 def test_hardware_has_a_generator_at_each_of_two_engines() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tile, source = tape.tile("sbuf", 64), tape.tile("hbm", 64)
     event = tape.transfer(source, tile, "hwdge")
     there = [dma_cost(replace(event, work={**event.work, "issuer": issuer}), N) for issuer in ("sync", "scalar")]
@@ -328,7 +328,7 @@ def test_operation_without_a_law_is_refused() -> None:
     with pytest.raises(NotSimulated, match="no cost law"):
         law_of("vector", "exponential")
     with pytest.raises(NotSimulated, match="no cost law"):
-        dma_cost(Tape().add("dma", "teleport", (), ()), N)
+        dma_cost(EventBuilder().add("dma", "teleport", (), ()), N)
 
 
 def test_a_run_time_index_does_not_choose_the_dma_engines() -> None:

@@ -7,29 +7,29 @@ from dataclasses import replace
 import pytest
 
 from nkisim.event import Event, Extent
-from nkisim.timeline.calibration import Tape
 from nkisim.timeline.pipelining import pipelined
 from nkisim.timeline.program import prepare
 from nkisim.timeline.schedule import Schedule, schedule
 from nkisim.timeline.trn2 import TRN2
+from nkisim.validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 
 
-def run(tape: Tape) -> Schedule:
+def run(tape: EventBuilder) -> Schedule:
     return schedule(tape.events, band=False)
 
 
-def vector(tape: Tape, src: Extent, dst: Extent, **work: object) -> Event:
+def vector(tape: EventBuilder, src: Extent, dst: Extent, **work: object) -> Event:
     return tape.add("vector", "tensor_copy", (src,), (dst,), elements=512, **work)
 
 
-def sbuf(tape: Tape, count: int = 512) -> Extent:
+def sbuf(tape: EventBuilder, count: int = 512) -> Extent:
     return tape.tile("sbuf", count)
 
 
 def test_the_compiler_runs_what_is_ready_before_what_waits() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     loaded, free = sbuf(tape), sbuf(tape)
     tape.transfer(tape.tile("hbm", 512), loaded)
     vector(tape, loaded, sbuf(tape))
@@ -41,7 +41,7 @@ def test_the_compiler_runs_what_is_ready_before_what_waits() -> None:
 
 
 def test_explicit_edges_keep_their_place() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     loaded, free = sbuf(tape), sbuf(tape)
     tape.transfer(tape.tile("hbm", 512), loaded)
     vector(tape, loaded, sbuf(tape))
@@ -53,7 +53,7 @@ def test_explicit_edges_keep_their_place() -> None:
 
 def test_the_compiler_sees_a_window_only() -> None:
     def first_free(between: int) -> float:
-        tape = Tape()
+        tape = EventBuilder()
         loaded = sbuf(tape)
         tape.transfer(tape.tile("hbm", 512), loaded)
         for _ in range(between):
@@ -66,7 +66,7 @@ def test_the_compiler_sees_a_window_only() -> None:
 
 
 def test_loads_go_in_the_order_of_first_use() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     late, soon = sbuf(tape), sbuf(tape)
     tape.transfer(tape.tile("hbm", 512), late)
     tape.transfer(tape.tile("hbm", 512), soon)
@@ -80,7 +80,7 @@ def test_loads_go_in_the_order_of_first_use() -> None:
 
 def test_copies_without_an_engine_go_to_the_less_loaded_one() -> None:
     def copies(**work: object) -> Schedule:
-        tape = Tape()
+        tape = EventBuilder()
         for _ in range(12):
             vector(tape, tape.tile("psum", 512), sbuf(tape), **work)
         return run(tape)
@@ -92,7 +92,7 @@ def test_copies_without_an_engine_go_to_the_less_loaded_one() -> None:
 
 
 def test_an_engine_overwrites_its_own_result_without_waiting() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = sbuf(tape), sbuf(tape), sbuf(tape)
     vector(tape, a, c)
     vector(tape, b, c)
@@ -105,7 +105,7 @@ def test_an_engine_overwrites_its_own_result_without_waiting() -> None:
 
 
 def test_an_instruction_that_reads_what_it_overwrites_waits() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     total = sbuf(tape)
     for _ in range(2):
         tape.add("vector", "tensor_tensor", (total, sbuf(tape)), (total,), elements=512)
@@ -114,7 +114,7 @@ def test_an_instruction_that_reads_what_it_overwrites_waits() -> None:
 
 
 def products(columns: int, rows: int = 128, count: int = 60) -> Schedule:
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(count):
         reads = tape.tile("sbuf", 128, "bfloat16"), tape.tile("sbuf", columns, "bfloat16")
         sizes = {"rows": rows, "cols_stationary": 128, "cols_moving": columns}
@@ -136,7 +136,7 @@ def test_the_throttle_counts_rows(rows: int, warm: bool) -> None:
 
 
 def test_products_over_64_rows_stay_fast_once_the_engine_is_warm() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for rows in [128] * 20 + [64] * 40:
         reads = tape.tile("sbuf", 128, "bfloat16"), tape.tile("sbuf", 512, "bfloat16")
         sizes = {"rows": rows, "cols_stationary": 128, "cols_moving": 512}
@@ -147,7 +147,7 @@ def test_products_over_64_rows_stay_fast_once_the_engine_is_warm() -> None:
 
 @pytest.mark.parametrize(("columns", "rate"), [([0], "tensor_tiled_rate"), ([0, 32, 64, 96], "tensor_rotated_rate")])
 def test_products_in_parts_of_the_columns_overlap(columns: list[int], rate: str) -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for i in range(60):
         reads = tape.tile("sbuf", 32, "bfloat16"), tape.tile("sbuf", 512, "bfloat16")
         sizes = {"rows": 128, "cols_stationary": 32, "cols_moving": 512}
@@ -159,7 +159,7 @@ def test_products_in_parts_of_the_columns_overlap(columns: list[int], rate: str)
 
 def test_the_band_spans_both_clocks_for_33_to_64_rows_only() -> None:
     def low_share(rows: int) -> float:
-        tape = Tape()
+        tape = EventBuilder()
         for _ in range(100):
             reads = tape.tile("sbuf", 128, "bfloat16"), tape.tile("sbuf", 512, "bfloat16")
             sizes = {"rows": rows, "cols_stationary": 128, "cols_moving": 512}
@@ -175,13 +175,13 @@ def test_the_band_spans_both_clocks_for_33_to_64_rows_only() -> None:
 
 def test_no_share_of_the_roofline_is_above_one() -> None:
     """HBM to HBM moves each byte through an engine once, and fp32 in one pass has twice the peak."""
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(40):
         src, dst = tape.tile("hbm", 8192), tape.tile("hbm", 8192)
         tape.add("dma", "dma_copy", (src,), (dst,), bytes=4 << 20, rows=128, row_bytes=32768, dge="none")
     s = run(tape)
     assert 0.8 < s.roofline_share <= 1.0
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(60):
         reads = tape.tile("sbuf", 128), tape.tile("sbuf", 512)
         sizes = {"rows": 128, "cols_stationary": 128, "cols_moving": 512}
@@ -190,7 +190,7 @@ def test_no_share_of_the_roofline_is_above_one() -> None:
 
 
 def test_the_launch_is_beside_the_latency() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     vector(tape, sbuf(tape), sbuf(tape))
     s = run(tape)
     assert s.latency_ns < 1000
@@ -198,7 +198,7 @@ def test_the_launch_is_beside_the_latency() -> None:
 
 
 def test_the_band_spans_both_orders_and_what_is_not_modelled() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     loaded = sbuf(tape)
     tape.transfer(tape.tile("hbm", 512), loaded)
     vector(tape, loaded, sbuf(tape))

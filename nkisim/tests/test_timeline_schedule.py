@@ -8,33 +8,33 @@ from typing import Any
 import pytest
 
 from nkisim.event import Event, Extent
-from nkisim.timeline.calibration import Tape
 from nkisim.timeline.list_scheduler import StuckSchedule
 from nkisim.timeline.schedule import Schedule, schedule, union
 from nkisim.timeline.trn2 import TRN2
+from nkisim.validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 COPY = 512 / 2 / 0.96
 
 
-def copy(tape: Tape, src: Extent, dst: Extent, core: int = 0) -> Event:
+def copy(tape: EventBuilder, src: Extent, dst: Extent, core: int = 0) -> Event:
     return tape.add("vector", "tensor_copy", (src,), (dst,), elements=512, core=core)
 
 
-def act(tape: Tape, src: Extent, dst: Extent, core: int = 0) -> Event:
+def act(tape: EventBuilder, src: Extent, dst: Extent, core: int = 0) -> Event:
     return tape.add("scalar", "activation", (src,), (dst,), elements=512, function="copy", core=core)
 
 
-def tiles(tape: Tape, count: int) -> list[Extent]:
+def tiles(tape: EventBuilder, count: int) -> list[Extent]:
     return [tape.tile("sbuf", 512) for _ in range(count)]
 
 
-def run(tape: Tape) -> Schedule:
+def run(tape: EventBuilder) -> Schedule:
     return schedule(tape.events, band=False)
 
 
 def test_independent_instructions_of_one_engine_are_pipelined() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c, d = tiles(tape, 4)
     copy(tape, a, b)
     copy(tape, c, d)
@@ -42,7 +42,7 @@ def test_independent_instructions_of_one_engine_are_pipelined() -> None:
 
 
 def test_result_on_the_same_engine_waits_for_the_latency() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     copy(tape, a, b)
     copy(tape, b, c)
@@ -50,7 +50,7 @@ def test_result_on_the_same_engine_waits_for_the_latency() -> None:
 
 
 def test_result_on_another_engine_adds_a_semaphore() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     copy(tape, a, b)
     act(tape, b, c)
@@ -59,7 +59,7 @@ def test_result_on_another_engine_adds_a_semaphore() -> None:
 
 def pace(dge: str, engines: int) -> float:
     """Nanoseconds from one small load to the next, by turns on so many DMA engines."""
-    tape, count = Tape(), 33
+    tape, count = EventBuilder(), 33
     for i in range(count):
         first = i % engines * int(N.dma_partitions_per_engine)
         tile = tape.tile("sbuf", 1, start=first, stop=first + 1)
@@ -79,14 +79,14 @@ def test_small_transfers_that_meet_on_one_engine_take_turns_on_its_ring() -> Non
 
 
 def test_one_small_transfer_does_not_wait_for_the_ring() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     tape.transfer(tape.tile("hbm", 1), tape.tile("sbuf", 1, stop=1), "unknown")
     fixed = N.dma_trigger_ns + N.dma_load_lead_ns + N.dma_tail_ns
     assert run(tape).latency_ns == pytest.approx(fixed + N.dma_descriptor_ns, rel=0.01)
 
 
 def test_other_engines_run_at_the_same_time() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c, d = tiles(tape, 4)
     copy(tape, a, b)
     act(tape, c, d)
@@ -94,7 +94,7 @@ def test_other_engines_run_at_the_same_time() -> None:
 
 
 def test_overwriting_waits_only_for_the_reader_to_have_read() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     copy(tape, a, b)
     act(tape, c, a)
@@ -102,7 +102,7 @@ def test_overwriting_waits_only_for_the_reader_to_have_read() -> None:
 
 
 def test_two_writers_keep_their_order() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     copy(tape, a, c)
     act(tape, b, c)
@@ -110,7 +110,7 @@ def test_two_writers_keep_their_order() -> None:
 
 
 def test_disjoint_parts_of_one_tensor_do_not_wait() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     (whole,) = tiles(tape, 1)
     low = whole.span[0]
     left = replace(whole, span=(low, low + 1024), elements=256 * 128, row_bytes=1024)
@@ -130,7 +130,7 @@ def test_disjoint_parts_of_one_tensor_do_not_wait() -> None:
 
 
 def test_storage_at_a_reused_address_waits_for_the_old_one() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     reused = replace(tape.tile("sbuf", 512), span=a.span)
     copy(tape, a, b)
@@ -139,7 +139,7 @@ def test_storage_at_a_reused_address_waits_for_the_old_one() -> None:
 
 
 def test_matmuls_accumulate_without_waiting() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     first = tape.matmul(fp32=True)
     for _ in range(8):
         event = tape.matmul(fp32=True)
@@ -149,7 +149,7 @@ def test_matmuls_accumulate_without_waiting() -> None:
 
 
 def test_weights_load_behind_the_previous_multiply() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(10):
         tape.matmul(fp32=False)
     s = run(tape)
@@ -157,7 +157,7 @@ def test_weights_load_behind_the_previous_multiply() -> None:
 
 
 def test_late_weights_are_loaded_in_the_open() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     source, late = tape.tile("sbuf", 512), tape.tile("sbuf", 128)
     copy(tape, source, late)
     event = tape.matmul(fp32=False)
@@ -170,7 +170,7 @@ def test_late_weights_are_loaded_in_the_open() -> None:
 
 
 def test_tensor_engine_is_slow_until_it_was_busy() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(20):
         tape.matmul(fp32=False)
     s = run(tape)
@@ -180,7 +180,7 @@ def test_tensor_engine_is_slow_until_it_was_busy() -> None:
 
 
 def test_function_tables_are_loaded_once_and_again_after_a_change() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b = tiles(tape, 2)
     for name in ("exp", "exp", "tanh", "exp", "copy"):
         tape.add("scalar", "activation", (a,), (b,), elements=512, function=name)
@@ -190,7 +190,7 @@ def test_function_tables_are_loaded_once_and_again_after_a_change() -> None:
 
 
 def test_loads_do_not_wait_behind_a_store_that_waits() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     tape.transfer(tape.tile("hbm", 512), a)
     copy(tape, a, b)
@@ -201,7 +201,7 @@ def test_loads_do_not_wait_behind_a_store_that_waits() -> None:
 
 
 def test_columns_of_one_hbm_tensor_are_stored_independently() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     whole = tape.tile("hbm", 1024)
     tiles_ = tiles(tape, 2)
     span = 127 * 4096 + 2048
@@ -217,7 +217,7 @@ def test_columns_of_one_hbm_tensor_are_stored_independently() -> None:
 
 
 def test_two_queues_share_the_engines_in_turns() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(10):
         tape.transfer(tape.tile("hbm", 8192), tape.tile("sbuf", 8192))
     tape.transfer(tape.tile("sbuf", 512), tape.tile("hbm", 512))
@@ -226,7 +226,7 @@ def test_two_queues_share_the_engines_in_turns() -> None:
 
 
 def test_explicit_edges_are_honoured_across_cores() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c, d = tiles(tape, 4)
     copy(tape, a, b)
     act(tape, c, d, core=1)
@@ -237,7 +237,7 @@ def test_explicit_edges_are_honoured_across_cores() -> None:
 
 
 def test_edges_may_point_to_later_events_of_another_core() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c, d = tiles(tape, 4)
     copy(tape, a, b)
     act(tape, c, d, core=1)
@@ -247,7 +247,7 @@ def test_edges_may_point_to_later_events_of_another_core() -> None:
 
 
 def test_circle_of_edges_is_refused() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c, d = tiles(tape, 4)
     copy(tape, a, b)
     act(tape, c, d, core=1)
@@ -258,7 +258,7 @@ def test_circle_of_edges_is_refused() -> None:
 
 
 def test_both_sides_of_a_barrier_wait_for_the_slower_core() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b = tiles(tape, 2)
     data = tape.tile("hbm", 4)
     copy(tape, a, b)
@@ -270,7 +270,7 @@ def test_both_sides_of_a_barrier_wait_for_the_slower_core() -> None:
 
 
 def test_waits_add_up_to_the_latency() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     tape.transfer(tape.tile("hbm", 512), a, "hwdge")
     copy(tape, a, b)
@@ -284,7 +284,7 @@ def test_waits_add_up_to_the_latency() -> None:
 
 
 def test_bytes_and_roofline() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(40):
         tape.transfer(tape.tile("hbm", 8192), tape.tile("sbuf", 8192))
     s = run(tape)
@@ -295,7 +295,7 @@ def test_bytes_and_roofline() -> None:
 
 
 def test_band_contains_the_nominal_latency_and_needs_uncertain_constants() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = tiles(tape, 3)
     copy(tape, a, b)
     act(tape, b, c)

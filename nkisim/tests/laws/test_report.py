@@ -16,14 +16,14 @@ import pytest
 
 from nkisim.__main__ import main
 from nkisim.event import Event
-from nkisim.timeline.calibration import Tape
 from nkisim.timeline.drawing import bars, clock, draw, nice_step
 from nkisim.timeline.recording_file import BadRecording, from_json, read, save, to_json
 from nkisim.timeline.schedule import schedule
+from nkisim.validation.instruction_models import EventBuilder
 
 
 def small() -> list[Event]:
-    tape = Tape()
+    tape = EventBuilder()
     a, b, c = (tape.tile("sbuf", 512) for _ in range(3))
     tape.transfer(tape.tile("hbm", 512), a, "hwdge")
     tape.add("vector", "tensor_copy", (a,), (b,), elements=512)
@@ -85,7 +85,7 @@ def test_drawing_is_svg_and_every_bar_says_simulated() -> None:
 
 
 def test_tiny_neighbours_are_drawn_as_one_bar() -> None:
-    tape = Tape()
+    tape = EventBuilder()
     a, b = tape.tile("sbuf", 4), tape.tile("sbuf", 4)
     for _ in range(50):
         tape.add("vector", "tensor_copy", (a,), (b,), elements=4)
@@ -97,7 +97,7 @@ def test_tiny_neighbours_are_drawn_as_one_bar() -> None:
 
 def many() -> list[Event]:
     """Transfers in flight together, and instructions of two cores that overlap."""
-    tape = Tape()
+    tape = EventBuilder()
     for core in (0, 1):
         for _ in range(4):
             tile = tape.tile("sbuf", 512)

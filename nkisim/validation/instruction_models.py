@@ -32,7 +32,7 @@ class Measurement:
         return self.model() / self.measured
 
 
-class Tape:
+class EventBuilder:
     """Writes small event lists; every tile is a storage of its own unless it is reused."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Tape:
 
 
 def _matmul_steady() -> Schedule:
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(12):
         tape.matmul(fp32=True)
     return tape.run()
@@ -117,7 +117,7 @@ def matmul_duration() -> float:
 
 def matmul_isolated() -> float:
     """Weight load start to last result of an fp32 call after a pause, engine warm."""
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(4):
         tape.matmul(True)
     late = tape.tile("sbuf", 128), tape.tile("sbuf", 512)
@@ -131,7 +131,7 @@ def matmul_isolated() -> float:
 
 def matmul_cold(duration: bool) -> float:
     """bf16 multiplies of 512 columns in an idle engine: pitch, or duration of one."""
-    tape = Tape()
+    tape = EventBuilder()
     for _ in range(3):
         tape.matmul(False)
     s = tape.run()
@@ -141,7 +141,7 @@ def matmul_cold(duration: bool) -> float:
 
 def instruction(op: str, count: int, spaces: str, dtypes: str = "", pitch: bool = False) -> float:
     """Latency or pitch of one engine instruction; `spaces` is 'in [in] out', one word each."""
-    tape = Tape()
+    tape = EventBuilder()
     names = spaces.split()
     types = dtypes.split() or ["float32"] * len(names)
     engine = "scalar" if op.startswith("activation") else "vector"
@@ -159,7 +159,7 @@ def instruction(op: str, count: int, spaces: str, dtypes: str = "", pitch: bool 
 
 def small_chain() -> float:
     """Mean step of a dependent (P, 1) chain of tensor_scalar with an operand and reciprocal."""
-    tape = Tape()
+    tape = EventBuilder()
     tile, scale = tape.tile("sbuf", 1), tape.tile("sbuf", 1)
     for _ in range(4):
         out = tape.tile("sbuf", 1)
@@ -178,7 +178,7 @@ def kernel_v5_vector_ms() -> float:
 
 def table_load() -> float:
     """The time that the first use of a function set adds."""
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", 128)
     tape.add("scalar", "activation", (tile,), (tape.tile("sbuf", 128),), function="exp", elements=128)
     tape.add("scalar", "activation", (tile,), (tape.tile("sbuf", 128),), function="exp", elements=128)
@@ -188,7 +188,7 @@ def table_load() -> float:
 
 def load_to_consumer(partitions: int, count: int, part: str) -> float:
     """A load through the software queue, then an activation; total or data phase only."""
-    tape = Tape()
+    tape = EventBuilder()
     tile = tape.tile("sbuf", count, "bfloat16", stop=partitions)
     tape.transfer(tape.tile("hbm", count, "bfloat16", stop=partitions), tile, "swdge")
     out = tape.tile("sbuf", count, "bfloat16", stop=partitions)
@@ -202,7 +202,7 @@ def load_to_consumer(partitions: int, count: int, part: str) -> float:
 
 def store() -> float:
     """Trigger to end of a store of [128, 128] bf16."""
-    tape = Tape()
+    tape = EventBuilder()
     tape.transfer(tape.tile("sbuf", 128, "bfloat16"), tape.tile("hbm", 128, "bfloat16"), "swdge")
     s = tape.run()
     return s.end[0] - s.free[0]
@@ -210,7 +210,7 @@ def store() -> float:
 
 def queue_rate(row_bytes: int, dge: str, partitions: int = 128, cores: int = 1) -> float:
     """Steady bytes per nanosecond and core of loads into one tile, with one row per partition."""
-    tape = Tape()
+    tape = EventBuilder()
     count = 12
     tiles = [tape.tile("sbuf", count * row_bytes, "uint8", stop=partitions) for _ in range(cores)]
     for i in range(count):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nkisim import command
-from nkisim.timeline.calibration import (
+from nkisim.timeline.chip import DMA_OVERVIEW, KERNEL_OPT, RMSNORM_QUANT
+from nkisim.validation.instruction_models import (
     Measurement,
     instruction,
     kernel_v5_vector_ms,
@@ -19,7 +20,6 @@ from nkisim.timeline.calibration import (
     store,
     table_load,
 )
-from nkisim.timeline.chip import DMA_OVERVIEW, KERNEL_OPT, RMSNORM_QUANT
 
 DMA_FIGURE_1 = f"{DMA_OVERVIEW}, figure 1 (relative)"
 
