@@ -128,9 +128,7 @@ def _collective(op: str, text: str, prepares: bool = False) -> Callable[..., Nki
         call, flags = start(op, srcs, dsts, priority, one=True), (recv_counts_known, has_rdispls)
         only_hbm(call)
         if call.core.policy.traced and has_rdispls and op == "all_to_all_v":
-            found = (
-                f"{op}: has_rdispls works between nodes only (0.7); each rank here stands for a node"
-            )
+            found = f"{op}: has_rdispls works between nodes only (0.7); each rank here stands for a node"
             call.core.warn(f"{op} has_rdispls", found, NkiSimWarning)
         how = (*_variable(op, call, replica_group, metadata_tensor, flags), *flags)
         return _prepare(op, how, (srcs, dsts), name) if prepares else _exchange(call, how, name)
