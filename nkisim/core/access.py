@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -82,16 +83,25 @@ def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
 
 
 def inherit(core: Core, tensor: NkiTensor) -> None:
-    """Mark the results of unwritten elements as unwritten: floats by their NaN, others by their place."""
+    """Mark the results of unwritten elements as unwritten: floats by their NaN, others by the operand's elements."""
     target = tensor._numpy()
     if INFO[tensor.dtype].kind == "float":
         missing: Flags = np.isnan(to_fp32(target))
     else:
-        alike = [m.reshape(target.shape) for m in core.unwritten if m.size == target.size]
-        missing = np.any(alike, axis=0) if alike else np.zeros(target.shape, np.bool_)
+        missing = np.any([_reached(mask, target.shape) for mask in core.unwritten], axis=0)
     if missing.any():
         marked(tensor._storage)
         tensor._written_marks()[missing] = UNWRITTEN
+
+
+def _reached(mask: Flags, shape: tuple[int, ...]) -> Flags:
+    """The results that unwritten elements of an operand may reach: by place, else by partition, else all."""
+    if mask.size == math.prod(shape):
+        return mask.reshape(shape)
+    rows = mask.reshape(len(mask), -1).any(axis=1)
+    if len(mask) != shape[0]:
+        rows = np.full(shape[0], rows.any())
+    return np.broadcast_to(rows.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
 def marked(storage: Storage) -> None:

@@ -295,6 +295,7 @@ def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array 
         return
     np.copyto(tensor._numpy(), result.reshape(tensor.shape))
     if call.core.unwritten:
+        call.core.unwritten[:] = [mask.reshape(len(mask), -1).T for mask in call.core.unwritten]
         access.inherit(call.core, tensor)
 
 

@@ -180,8 +180,13 @@ def test_finding_names_file_line_and_the_accepted_way(tmp_path: Path) -> None:
     (found,) = findings(tmp_path, body("x = 1\nf = lambda y: y"))
     line = HEAD.count("\n") + 4
     assert str(found).endswith(
-        f"kernels.py:{line}: error: lambda is not compiled; define a function [lambda; PF; in k]"
+        f"kernels.py:{line}:9: error: lambda is not compiled; define a function [lambda; PF; in k]"
     )
+
+
+def test_two_findings_of_a_line_have_two_columns(tmp_path: Path) -> None:
+    printed = [str(finding) for finding in findings(tmp_path, body("f = [lambda y: y, lambda y: y]"))]
+    assert len(set(printed)) == len(printed) == 2
 
 
 # what Python runs in 0.7 and the parser of 0.6 refuses, and the other way round

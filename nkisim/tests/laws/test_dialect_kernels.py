@@ -217,5 +217,5 @@ def test_module_runs_and_exits_with_one(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "k.py:4: error:" in done.stdout
+    assert "k.py:4:12: error:" in done.stdout
     assert "1 kernels, 1 refusals" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +17,7 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.install import cpu_simulate
+from nkisim.lines import kernel_line
 from nkisim.tests.harness import out, run, tile
 from nkisim.tests.refusals import memory
 
@@ -145,7 +147,7 @@ def test_recording_holds_addresses_lines_and_work() -> None:
 
 def test_installing_answers_to_nki() -> None:
     code = (
-        "from nkisim.install import install; assert install()\n"
+        "import nkisim; assert nkisim.install.install()\n"
         "import numpy as np, nki, nki.language as nl, nki.isa as nisa, nki.collectives\n"
         "import nki.typing as nt, nki_cpu_simulator\n"
         "from nki.isa.constants import oob_mode\n"
@@ -217,3 +219,12 @@ def test_jitted_kernels_need_a_device_or_the_simulator(monkeypatch: pytest.Monke
         kernel()
     monkeypatch.setenv("NKI_SIMULATOR", "1")
     assert kernel().shape == (128, 8)
+
+
+def test_a_folder_whose_name_begins_like_the_package_is_a_kernel_s() -> None:
+    package = str(Path(nkisim.__file__).parent)
+    for folder, inside in ((f"{package}_kernels", False), (f"{package}/isa", True)):
+        file = f"{folder}/softmax.py"
+        scope = {"line": kernel_line}
+        exec(compile("found = line()", file, "exec"), scope)
+        assert (scope["found"] == (file, 1)) is not inside

@@ -266,6 +266,30 @@ def test_a_sentinel_goes_where_its_value_goes(engine: str) -> None:
         run(kernel, unwritten_read="sentinel")
 
 
+@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
+@pytest.mark.parametrize("way", ["sum", "column", "transpose"])
+def test_an_integer_sentinel_reaches_sums_rows_and_transposes(way: str) -> None:
+    def kernel() -> Any:
+        held = nl.ndarray((32, 32), nl.int32)
+        # all but [31, 30]
+        for view in (held[:, 0:30], held[:, 31:32], held[0:31, 30:31]):
+            nisa.memset(dst=view, value=1)
+        result = nl.ndarray((32, 1 if way == "sum" else 32), nl.int32)
+        if way == "sum":
+            nisa.tensor_reduce(result, nl.bitwise_or, held, axis=1)
+        elif way == "column":
+            nisa.tensor_scalar(result, tile(32, 32, "int32"), nl.add, held[:, 30:31])
+        else:
+            nisa.nc_transpose(result, held)
+        shared = nl.ndarray(result.shape, nl.int32, nl.shared_hbm)
+        nisa.dma_copy(dst=shared, src=result)
+        return shared
+
+    read = {"sum": r"reads 1 of 32 .*\[31, 0\]", "column": r"reads 32 of 1024 .*\[31, 0\]"}
+    with pytest.raises(errors.UnwrittenRead, match=read.get(way, r"reads 1 of 1024 .*\[30, 31\]")):
+        run(kernel, unwritten_read="sentinel")
+
+
 # views
 
 

@@ -77,6 +77,15 @@ def shared_tensors_of_two_sizes(bad: bool) -> Any:
     return run(kernel, lnc=2)
 
 
+@launch(errors.CoresDiverge)
+def a_different_output_on_each_core(bad: bool) -> Any:
+    def kernel() -> Any:
+        made = [out(tile()), out(tile(value=2))]
+        return made[nl.program_id(0) if bad else 0]
+
+    return run(kernel, lnc=2)
+
+
 def pass_on(barriers: tuple[bool, bool]) -> Any:
     """Core 0 writes, core 1 reads, each after a barrier or not."""
 
