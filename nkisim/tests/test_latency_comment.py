@@ -78,15 +78,6 @@ def test_the_steps_render_the_comment(shell: Any, tmp_path: Path) -> None:
     assert note.startswith("Simulated by nkisim 0.6.0 for trn2, not measured.")
 
 
-def test_without_a_change_the_comment_says_so(shell: Any, tmp_path: Path) -> None:
-    shell("git init -q")
-    base = commit(shell, tmp_path / "repository", 1, ["k.py:scale float32:128x64"])
-    shell(STEPS["base"]["run"], BASE=base)
-    shown = shell(STEPS["difference"]["run"])
-    assert shown.startswith("### Kernel latency: 0 of 1 changed")
-    assert "| same |" in shown
-
-
 def test_a_base_that_cannot_be_timed_stops_the_job(shell: Any, tmp_path: Path) -> None:
     shell("git init -q")
     base = commit(shell, tmp_path / "repository", 1, ["k.py:nothing float32:128x64"])

@@ -9,7 +9,7 @@ import pytest
 
 from nkisim.event import Event, Extent
 from nkisim.timeline.list_scheduler import StuckSchedule
-from nkisim.timeline.schedule import Schedule, schedule, union
+from nkisim.timeline.schedule import Schedule, schedule
 from nkisim.timeline.trn2 import TRN2
 from nkisim.validation.instruction_models import EventBuilder
 
@@ -169,16 +169,6 @@ def test_late_weights_are_loaded_in_the_open() -> None:
     assert s.free[1] == pytest.approx(there + load + stream)
 
 
-def test_tensor_engine_is_slow_until_it_was_busy() -> None:
-    tape = EventBuilder()
-    for _ in range(20):
-        tape.matmul(fp32=False)
-    s = run(tape)
-    full = (512 + 7) / 2.4
-    assert s.free[0] - s.start[0] >= 2 * full
-    assert s.free[-1] - s.free[-2] == pytest.approx(full)
-
-
 def test_function_tables_are_loaded_once_and_again_after_a_change() -> None:
     tape = EventBuilder()
     a, b = tiles(tape, 2)
@@ -234,16 +224,6 @@ def test_explicit_edges_are_honoured_across_cores() -> None:
     tape.events[1] = replace(tape.events[1], after=(0,))
     expected = COPY + N.vector_latency_ns + N.core_semaphore_ns
     assert run(tape).start[1] == pytest.approx(expected)
-
-
-def test_edges_may_point_to_later_events_of_another_core() -> None:
-    tape = EventBuilder()
-    a, b, c, d = tiles(tape, 4)
-    copy(tape, a, b)
-    act(tape, c, d, core=1)
-    tape.events[0] = replace(tape.events[0], after=(1,))
-    s = run(tape)
-    assert s.start[0] > s.end[1]
 
 
 def test_circle_of_edges_is_refused() -> None:
@@ -309,7 +289,3 @@ def test_band_contains_the_nominal_latency_and_needs_uncertain_constants() -> No
 def test_empty_launch() -> None:
     s = schedule([])
     assert (s.latency_ns, s.critical, s.hbm_bytes) == (0.0, (), 0)
-
-
-def test_union_of_intervals() -> None:
-    assert union([(0, 2), (1, 3), (5, 6)]) == 4

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -205,17 +203,3 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [(row["rule"], row["line"], row["severity"]) for row in rows] == [("is-none", 4, "warning")]
     with pytest.raises(ValueError, match=r"no such file or folder: .*missing.py; see nkisim lint --help"):
         main([str(tmp_path / "missing.py")])
-
-
-def test_module_runs_and_exits_with_one(tmp_path: Path) -> None:
-    path = tmp_path / "k.py"
-    path.write_text("import nki\n@nki.jit\ndef k(a):\n    return a is True\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "nkisim.lint", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "k.py:4:12: error:" in done.stdout
-    assert "1 kernels, 1 refusals" in done.stderr

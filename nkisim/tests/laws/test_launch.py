@@ -51,14 +51,6 @@ def test_dtypes_pass_the_door(dtype: Any) -> None:
     assert np.array_equal(found, DATA.astype(dtype))
 
 
-def test_refused_inputs() -> None:
-    for value in (DATA.astype(np.float64), np.array(1.0, np.float32), DATA[:0]):
-        with pytest.raises(errors.BadInput):
-            run(lambda _: None, value)
-    with pytest.raises(errors.BadInput):
-        run(lambda _: None, [DATA])
-
-
 def test_torch_in_torch_out_and_in_place() -> None:
     a = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     found = nkisim.simulate(double)(a)
@@ -97,21 +89,11 @@ def test_the_same_array_twice_is_one_tensor() -> None:
     assert (run(kernel, x, x) == 5).all()
 
 
-def test_kernels_do_not_call_kernels() -> None:
-    with pytest.raises(errors.KernelInsideKernel):
-        run(lambda a: (double(a),), DATA)
-
-
 def test_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nisa.get_nc_version() is nisa.nc_version.gen3
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
     with pytest.raises(errors.NotSimulated):
         run(double.fn, DATA)
-
-
-def test_instructions_need_a_kernel() -> None:
-    with pytest.raises(errors.OutsideKernel):
-        nl.ndarray((1, 1), dtype=nl.float32)
 
 
 def test_explicit_order_reaches_the_events() -> None:

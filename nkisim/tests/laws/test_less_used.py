@@ -58,23 +58,6 @@ def test_an_object_of_lists_of_arrays_is_refused_like_a_list() -> None:
         run(weighted, Weights(DATA, [DATA]))
 
 
-@pytest.mark.parametrize(("counts", "allowed"), [((2, 2, 2, 2), True), ((2, 2, 2, 2, 2), False)])
-def test_engines_walk_four_free_dimensions(counts: tuple[int, ...], allowed: bool) -> None:
-    def kernel() -> Any:
-        x = tile(8, 3 ** len(counts), value=1)
-        steps = [3**i for i in reversed(range(len(counts)))]
-        view = x.ap([[x.shape[1], 8], *([s, n] for s, n in zip(steps, counts, strict=True))])
-        dst = nl.ndarray((8, 2 ** len(counts)), nl.float32)
-        nisa.tensor_copy(dst=dst, src=view)
-        return out(dst)
-
-    if allowed:
-        assert (run(kernel) == 1).all()
-        return
-    with pytest.raises(errors.IllegalView, match="5 free dimensions"):
-        run(kernel)
-
-
 def test_dimensions_that_merge_count_once() -> None:
     def kernel() -> Any:
         x = tile(8, 64).reshape((8, 2, 2, 2, 2, 2, 2))
@@ -82,20 +65,6 @@ def test_dimensions_that_merge_count_once() -> None:
         return out(x.reshape((8, 64)))
 
     assert (run(kernel) == 2).all()
-
-
-@pytest.mark.parametrize("step", [2**15 - 1, 2**15])
-def test_steps_have_sixteen_bits(step: int) -> None:
-    def kernel() -> Any:
-        x, dst = tile(1, step + 1), nl.ndarray((1, 2), nl.float32)
-        nisa.tensor_copy(dst=dst, src=x.ap([[step + 1, 1], [step, 2]]))
-        return out(dst)
-
-    if step < 2**15:
-        assert (run(kernel) == 1).all()
-        return
-    with pytest.raises(errors.IllegalView, match="steps 32768 elements"):
-        run(kernel)
 
 
 def transfer(kernel: Any, *arrays: Any, lnc: int = 1) -> list[Any]:
@@ -118,17 +87,6 @@ def test_descriptors_left_to_the_compiler() -> None:
         assert copied(dtype, moving) == "unknown"
     assert copied("float32", False, dge_mode=DGE.swdge) == "swdge"
     assert copied("float32", False, dge_mode=DGE.hwdge) == "hwdge"
-
-
-@pytest.mark.parametrize("rows", [16, 8])
-def test_descriptors_of_transposes(rows: int) -> None:
-    def kernel(a: Any) -> Any:
-        dst = nl.ndarray((8, rows), dtype=nl.bfloat16)
-        nisa.dma_transpose(dst=dst, src=a[0:rows], name="it")
-        return out(dst)
-
-    events = transfer(kernel, DATA.astype(ml_dtypes.bfloat16))
-    assert next(e for e in events if e.name == "it").work["dge"] == "unknown"
 
 
 def test_sums_in_flight_have_static_descriptors() -> None:
@@ -172,8 +130,3 @@ def test_small_functions_cast_their_result() -> None:
     assert np.array_equal(turned, DATA.T.astype(ml_dtypes.bfloat16))
     assert np.array_equal(gathered, np.take_along_axis(DATA, index.astype(int), 1).astype(ml_dtypes.bfloat16))
     assert np.array_equal(kept, DATA.astype(np.float16))
-
-
-def test_a_gather_along_another_axis_is_refused() -> None:
-    with pytest.raises(errors.NotSimulated, match="axis=1"):
-        run(lambda: nl.gather_flattened(tile(), tile(dtype="uint32"), axis=1))

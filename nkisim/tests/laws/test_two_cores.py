@@ -61,20 +61,6 @@ def test_without_it_there_is_a_race_with_both_lines() -> None:
     assert text.count("test_two_cores.py") == 2
 
 
-def test_reading_before_the_other_core_writes_is_a_race_too() -> None:
-    def kernel(a: Any) -> Any:
-        result, core = shared(), nl.program_id(0)
-        if core == 0:
-            nl.load(a)
-            nisa.dma_copy(dst=result, src=tile())
-        else:
-            nisa.dma_copy(dst=a, src=tile(value=2))
-        return result
-
-    with pytest.raises(errors.HbmRace):
-        run(kernel, DATA.copy(), lnc=2)
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_interleaved_columns_are_no_race(overlap: bool) -> None:
     def kernel() -> Any:
@@ -90,21 +76,6 @@ def test_interleaved_columns_are_no_race(overlap: bool) -> None:
             run(kernel, lnc=2)
     else:
         assert np.array_equal(run(kernel, lnc=2)[0], [0, 1] * 4)
-
-
-def test_a_barrier_on_another_tensor_orders_nothing_unless_asked() -> None:
-    def kernel(a: Any) -> Any:
-        middle, result, core = shared(name="m"), shared(name="r"), nl.program_id(0)
-        if core == 0:
-            nisa.dma_copy(dst=middle, src=nl.load(a))
-        nisa.core_barrier(data=result, cores=(0, 1))
-        if core == 1:
-            nisa.dma_copy(dst=result, src=nl.load(middle))
-        return result
-
-    with pytest.raises(errors.HbmRace):
-        run(kernel, DATA, lnc=2)
-    assert np.array_equal(run(kernel, DATA, lnc=2, barrier_scope="all"), DATA)
 
 
 def test_deadlock_says_who_waits_for_whom() -> None:
@@ -130,11 +101,6 @@ def test_crossed_pipes_deadlock() -> None:
     run(lambda: kernel(True), lnc=2)
     with pytest.raises(errors.Deadlock, match=r"pipe_id=0.*pipe_id=1"):
         run(lambda: kernel(False), lnc=2)
-
-
-def test_diverging_shared_tensors_are_refused() -> None:
-    with pytest.raises(errors.CoresDiverge):
-        run(lambda: shared(columns=8 + nl.program_id(0)), lnc=2)
 
 
 def test_private_outputs_of_two_cores_are_refused() -> None:

@@ -114,33 +114,6 @@ def test_patterns_on_shifted_views_warn() -> None:
     assert np.array_equal(found, DATA.reshape(8, 60)[:, 23:25])
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.permute([1, 0, 2, 3]),
-        lambda t: t.broadcast(1, 2),
-        lambda t: t[::2],
-        lambda t: t.flatten_dims(0, 1),
-        lambda t: t.permute([0, 2, 1, 3]).flatten_dims(1, 2),
-        lambda t: t[:, :, :, ::2].view("uint16"),
-        lambda t: t[:, 2:2],
-        lambda t: t.reshape((8, 61)),
-    ],
-)
-def test_impossible_views_are_refused(view: Any) -> None:
-    with pytest.raises(errors.IllegalView):
-        seen(view)
-
-
-def test_truth_means_all_elements() -> None:
-    def kernel() -> None:
-        x = tile()
-        assert nl.equal(x, 1.0)
-        assert not nl.equal(x, 2.0)
-
-    run(kernel)
-
-
 def test_slices_made_again_are_the_same_view_and_others_are_not() -> None:
     def kernel() -> Any:
         x = tile(8, 8)

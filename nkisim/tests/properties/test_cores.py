@@ -65,16 +65,3 @@ def test_core_barrier_shows_what_the_other_core_wrote(shape: Shape, dtype: str, 
         return result
 
     assert run(kernel, x, lnc=2).tobytes() == x.tobytes()
-
-
-def test_a_register_of_another_column_is_seen() -> None:
-    """The property above can fail: the wrong column gives another number."""
-    x = np.array([[1, 2]], np.int32)
-
-    def kernel(source: Any) -> Any:
-        register, result = nisa.register_alloc(), nl.ndarray((1, 1), dtype=nl.int32)
-        nisa.register_load(register, nl.load(source)[:, 1:2])
-        nisa.register_store(result, register)
-        return out(result)
-
-    assert on_hbm(kernel, [x]).tolist() == [[2]]

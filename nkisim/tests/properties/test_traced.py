@@ -256,13 +256,3 @@ def test_a_partition_lists_every_rank_once(world: int, op: Any, operand: int) ->
     assert sorted(rank for ranks in groups for rank in ranks) == list(range(world))
     assert [len({number(r) for r in ranks}) for ranks in groups] == [1] * len(groups)
     assert len({number(ranks[0]) for ranks in groups}) == len(groups)
-
-
-def test_the_manuals_partitions() -> None:
-    made = {
-        (op, n): ncc.ReplicaGroup.from_partition_op(8, getattr(ncc.rg_partition_op, op), n).groups
-        for op, n in (("bitwise_and", 0), ("div", 4), ("mod", 4))
-    }
-    assert made["bitwise_and", 0] == [[0, 1, 2, 3, 4, 5, 6, 7]]
-    assert made["div", 4] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert made["mod", 4] == [[0, 4], [1, 5], [2, 6], [3, 7]]

@@ -1,6 +1,5 @@
 """Refusals one by one: a call that breaks one rule, and the same call without the mistake."""
 
-from nkisim.tests.refusals import engines as engines
 from nkisim.tests.refusals import launch as launch
 from nkisim.tests.refusals import memory as memory
 from nkisim.tests.refusals import ranks as ranks

@@ -1,4 +1,4 @@
-"""Planted faults of memory, views, registers, loops, transfers and launches."""
+"""Planted faults of memory, views, registers, loops and engines, each in a kernel of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from nkisim.tests.harness import out, tile
+from nkisim.tests.harness import out, psum, tile
 from nkisim.tests.registry import case
 
 
@@ -42,23 +42,10 @@ def many_partitions(bad: bool) -> Any:
 
 
 @case(errors.StartPartition)
-def odd_start_partition(bad: bool) -> Any:
-    x = tile()
-    nisa.tensor_copy(dst=x[17:33] if bad else x[32:48], src=x[0:16])
-    return out(x)
-
-
-@case(errors.StartPartition)
 def wide_start_partition(bad: bool) -> Any:
     x = tile()
     nisa.memset(dst=x[32:96] if bad else x[64:128], value=0.0)
     return out(x)
-
-
-@case(errors.OutOfRange)
-def slice_past_the_end(bad: bool) -> Any:
-    x = tile(columns=8)
-    return out(x[:, 4 : 9 if bad else 8])
 
 
 @case(errors.OutOfRange)
@@ -72,29 +59,11 @@ def pattern_past_the_end(bad: bool) -> Any:
 
 
 @case(errors.IllegalView)
-def pattern_skips_partitions(bad: bool) -> Any:
-    return out(tile(columns=8).ap([[16 if bad else 8, 64], [1, 8]]))
-
-
-@case(errors.IllegalView)
-def reshape_moves_partitions(bad: bool) -> Any:
-    return out(tile(columns=8).reshape((64, 16) if bad else (128, 2, 4)))
-
-
-@case(errors.IllegalView)
 def step_beyond_sixteen_bits(bad: bool) -> Any:
     step = 2**15 if bad else 2**15 - 1
     x, two = tile(1, 2**15 + 1), tile(1, 2)
     nisa.tensor_copy(dst=two, src=x.ap([[2**15 + 1, 1], [step, 2]]))
     return out(two)
-
-
-@case(errors.DynamicOutOfRange)
-def dynamic_index_past_the_end(bad: bool) -> Any:
-    x, source = tile(columns=1), tile(columns=8)
-    where = nisa.register_alloc(8 if bad else 7)
-    nisa.tensor_copy(dst=x, src=source[:, nl.ds(where, 1)])
-    return out(x)
 
 
 @case(errors.DynamicOutOfRange)
@@ -206,33 +175,49 @@ def output_in_sbuf(bad: bool) -> Any:
     return x if bad else out(x)
 
 
-@case(errors.WrongEngine)
-def engine_of_software_dge(bad: bool) -> Any:
+@case(errors.WrongSpace)
+def gpsimd_reads_psum(bad: bool) -> Any:
     x = tile()
-    result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    mode = nisa.dge_mode.swdge if bad else nisa.dge_mode.hwdge
-    nisa.dma_copy(dst=result, src=x, dge_mode=mode, engine=nisa.engine.scalar)
-    return result
+    engine = nisa.engine.gpsimd if bad else nisa.engine.vector
+    nisa.tensor_copy(dst=x, src=psum(), engine=engine)
+    return out(x)
 
 
-@case(errors.WrongDtype)
-def hwdge_conversion(bad: bool) -> Any:
-    x = tile()
-    result = nl.ndarray(x.shape, dtype=nl.bfloat16 if bad else nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=result, src=x, dge_mode=nisa.dge_mode.hwdge)
-    return result
+@case(errors.WrongSpace)
+def matmul_into_sbuf(bad: bool) -> Any:
+    x = tile(columns=128)
+    dst = tile(columns=128) if bad else nl.ndarray((128, 128), nl.float32, nl.psum)
+    nisa.nc_matmul(dst=dst, stationary=x, moving=x)
+    return out(x)
 
 
-@case(errors.TileTooLarge)
-def max8_of_few(bad: bool) -> Any:
-    top = tile(columns=8)
-    nisa.max8(dst=top, src=tile(columns=7 if bad else 8))
-    return out(top)
+@case(errors.WrongSpace)
+def matmul_from_psum(bad: bool) -> Any:
+    x, dst = tile(columns=128), nl.ndarray((128, 128), nl.float32, nl.psum)
+    nisa.nc_matmul(dst=dst, stationary=x, moving=psum(columns=128) if bad else x)
+    return out(x)
 
 
-@case(errors.BadLaunch)
-def barrier_on_one_core(bad: bool) -> Any:
-    x = out(tile())
+@case(errors.AccumulatorUndefined)
+def idle_clobbers_registers(bad: bool) -> Any:
+    x, total, mask = tile(), tile(columns=1), tile(dtype="uint8")
+    nisa.tensor_scalar_reduce(dst=x, data=x, op0=nl.add, operand0=0.0, reduce_op=nl.maximum)
     if bad:
-        nisa.core_barrier(data=x, cores=(0, 1))
-    return x
+        nisa.select_reduce(dst=x, predicate=mask, on_true=x, on_false=0.0)
+    nisa.tensor_scalar_reduce(dst=x, data=x, op0=nl.add, operand0=0.0, reduce_op=nl.maximum,
+                              reduce_res=total, reduce_cmd=nisa.reduce_cmd.reduce)  # fmt: skip
+    return out(total)
+
+
+@case(errors.WrongOperator)
+def activation_that_is_none(bad: bool) -> Any:
+    x = tile()
+    nisa.activation(dst=x, op=nl.floor if bad else nl.exp, data=x)
+    return out(x)
+
+
+@case(errors.ShapeMismatch)
+def unequal_elements(bad: bool) -> Any:
+    x = tile(columns=16)
+    nisa.tensor_copy(dst=x, src=tile(columns=8 if bad else 16))
+    return out(x)

@@ -7,6 +7,7 @@ from typing import Any
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.errors import (
+    DynamicOutOfRange,
     IllegalView,
     LoopMisuse,
     Misaligned,
@@ -54,6 +55,9 @@ rules(
     (UnwrittenRead, lambda b: half_written(1 if b else 0)),
     (IllegalView, lambda b: tile().ap([[8, 128], [1, 4]], scalar_offset=register(), indirect_dim=0 if b else 1)),
     (OutOfRange, lambda b: tile().ap([[8, 128], [1, 0 if b else 1]])),
+    (IllegalView, lambda b: tile().ap([[16 if b else 8, 64], [1, 8]])),
+    (IllegalView, lambda b: tile().reshape((64, 16) if b else (128, 2, 4))),
+    (DynamicOutOfRange, lambda b: nisa.tensor_copy(tile(columns=1), tile()[:, nl.ds(register(8 if b else 7), 1)])),
     (OutOfRange, lambda b: hbm().ap([[8, 128], [1, 9 if b else 8]])),
     (IllegalView, lambda b: tile()[:, 0 : 8 : (2 if b else 1)].view(nl.int16)),
     (IllegalView, lambda b: tile(8, 3 if b else 4, "int8").view(nl.int16)),
