@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nkisim.timeline.chip import CASES
-from nkisim.timeline.list_scheduler import Machine
-from nkisim.timeline.program import prepare
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 from nkisim.validation.instruction_models import Measurement
@@ -51,9 +48,3 @@ def test_every_constant_has_source_unit_and_kind() -> None:
 def test_unknown_case_is_refused() -> None:
     with pytest.raises(ValueError, match="low, nominal, high"):
         TRN2.at("best")
-
-
-def test_cases_are_prepared_together() -> None:
-    program = prepare([], TRN2)
-    assert tuple(program.costs) == CASES
-    assert Machine(program, TRN2, "nominal").run().end == []

@@ -8,16 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from nkisim import launch
-from nkisim.policy import Policy
 from nkisim.timeline.trn2 import TRN2
 from nkisim.validation import __main__ as command
 from nkisim.validation import provenance
-from nkisim.validation.library import Library, Recorded, recordings, rows, timed
-from nkisim.validation.outcome import outcome
+from nkisim.validation.library import Library, recordings, rows
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")
@@ -83,29 +79,6 @@ def test_no_checkout_and_no_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("{}")
     with pytest.raises(ValueError, match="holds no measured rows"):
         rows(tmp_path / "rows.json")
-
-
-def sorted_by_eight(data: Any) -> Any:
-    """Eight indices a pass, as an argsort does it on the Vector Engine."""
-    held = nl.load(data)
-    found = nl.ndarray(data.shape, nl.uint32)
-    for at in range(0, data.shape[1], 8):
-        best = nl.ndarray((1, 8), nl.float32)
-        nisa.max8(dst=best, src=held)
-        nisa.nc_match_replace8(dst=held, data=held, vals=best, imm=-9.0, dst_idx=found[:, at : at + 8])
-    out = nl.ndarray(data.shape, nl.uint32, nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=found)
-    return out
-
-
-@pytest.mark.parametrize("name", ["argsort_unstable[0]", "argsort_unstable[3]"])
-def test_rows_of_the_vendor_hold_without_its_library(name: str) -> None:
-    row = GIVEN[name]
-    data = np.random.default_rng(0).random(row.tensors["data"][0], np.float32)
-    events = launch.run(launch.jit(sorted_by_eight), (data,), policy=Policy(recording=True)).recording.events
-    again = outcome(timed(Recorded(row, events, "strict")))
-    assert again.likely
-    assert again.ratio == pytest.approx(1, abs=0.1)
 
 
 def test_the_section_of_constants_is_current(tmp_path: Path) -> None:

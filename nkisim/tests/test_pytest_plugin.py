@@ -20,14 +20,6 @@ def scale(a, factor):
     nisa.dma_copy(dst=out, src=x)
     return out
 
-@nki.jit
-def square(a):
-    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    x = nl.load(a)
-    nisa.tensor_tensor(dst=x, data1=x, data2=x, op=nl.multiply)
-    nisa.dma_copy(dst=out, src=x)
-    return out
-
 def law(a, factor):
     return a.astype(np.float64) * factor
 """
@@ -53,18 +45,10 @@ FAILS = {
         f"nki_kernel.check(scale, lambda a, f: np.clip(law(a, f), -1e9, 1e9), {INPUTS}, rtol=1e-6)",
         "*scale at numbers of the kind 'large': output: *",
     ),
-    "wrong at tiny numbers alone": (
-        f"nki_kernel.check(scale, lambda a, f: np.where(np.abs(a) < 1e-9, -1, law(a, f)), {INPUTS}, rtol=1e-6)",
-        "*scale at numbers of the kind 'tiny': output: *",
-    ),
     "a NaN that the law does not have": (
         f"nki_kernel.check(scale, lambda a, f: np.nan_to_num(law(a, f)), {INPUTS}, rtol=1e-6)",
         "*scale at numbers of the kind 'nan': output: 1 of 8192 elements differ from the law's, the worst at "
         "*: nan where the law says 0 *",
-    ),
-    "wrong where all are equal": (
-        f"nki_kernel.check(scale, lambda a, f: law(a, f) + (a.min() == a.max()), {INPUTS}, rtol=1e-6)",
-        "*scale at numbers of the kind 'equal': output: *",
     ),
     "wrong at an odd shape": (
         f"nki_kernel.check(scale, lambda a, f: law(a, f) + (len(a) == 7), {INPUTS}, {ODD})",
@@ -72,11 +56,6 @@ FAILS = {
     ),
     "a shape": (f"nki_kernel.check(scale, lambda a, f: a[:1], {INPUTS})", "*(128, 64) and the law's has (1, 64)*"),
     "all zero": ("nki_kernel.run(scale, 'float32:128x4', 0.0)", "*scale: output is all zero*"),
-    "all zero where the law is not": (
-        "nki_kernel.check(square, lambda a: a * a, ['float32:128x4', ], hostile=()); "
-        "nki_kernel.check(scale, lambda a, f: a, ['float32:128x4', 0.0], of_largest=9)",
-        "*scale at ordinary numbers: output is all zero and the law's is not*",
-    ),
     "a fault": ("nki_kernel.run(scale, 'float32:300x4', 2.0)", "*TooManyPartitions*"),
 }  # fmt: skip
 LATENCIES = {

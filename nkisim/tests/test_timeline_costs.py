@@ -16,8 +16,7 @@ from nkisim import isa
 from nkisim.errors import NotSimulated
 from nkisim.tests import harness
 from nkisim.timeline.costs.dma import TRANSFERS, collective_ns, dma_cost, hbm_bytes
-from nkisim.timeline.costs.engines import EngineCost, MatmulCost, matmul, scalar, vector
-from nkisim.timeline.costs.gpsimd import gather, gpsimd, topk
+from nkisim.timeline.costs.engines import MatmulCost, matmul, scalar, vector
 from nkisim.timeline.costs.table import ANYWHERE, LAWS, law_of
 from nkisim.timeline.trn2 import TRN2
 from nkisim.validation.instruction_models import EventBuilder
@@ -25,96 +24,68 @@ from nkisim.validation.instruction_models import EventBuilder
 N = TRN2.at("nominal")
 
 
-def vector_stream(op: str, spaces: str, dtype: str = "bfloat16", row: int | None = None) -> float:
-    """Nanoseconds of 480 elements."""
-    tape = EventBuilder()
-    tiles = [tape.tile(space, 480, dtype) for space in spaces.split()]
-    if row is not None:
-        tiles = [replace(tile, row_bytes=row) for tile in tiles]
-    event = tape.add("vector", op, tuple(tiles[:-1]), (tiles[-1],), elements=480)
-    return vector(event, N).stream
+def cost_of(engine: str, op: str, spaces: str, dtypes: str = "", count: int = 960, **work: object) -> Any:
+    """The cost of one instruction; the last tile is its output. Missing dtypes are float32."""
+    tape, names = EventBuilder(), spaces.split()
+    kinds = dtypes.split() or ["float32"] * len(names)
+    tiles = [tape.tile(space, count, kind) for space, kind in zip(names, kinds, strict=True)]
+    event = tape.add(engine, op, tuple(tiles[:-1]), (tiles[-1],), elements=count, **work)
+    return law_of(engine, op)(event, N)
 
 
 @pytest.mark.parametrize(
-    ("op", "spaces", "dtype", "rate"),
+    ("op", "spaces", "dtypes", "pointers", "rate"),
     [
-        ("tensor_copy", "sbuf sbuf", "bfloat16", 4),
-        ("tensor_copy", "sbuf sbuf", "float32", 2),
-        ("tensor_copy", "psum sbuf", "bfloat16", 2),
-        ("tensor_copy", "psum sbuf", "float32", 1),
-        ("tensor_scalar", "sbuf sbuf", "float16", 4),
-        ("tensor_tensor", "sbuf sbuf sbuf", "bfloat16", 2),
-        ("tensor_tensor", "sbuf psum sbuf", "bfloat16", 1),
-        ("tensor_tensor", "sbuf sbuf sbuf", "float32", 1),
-        ("tensor_reduce", "sbuf sbuf", "bfloat16", 1),
+        ("tensor_copy", "sbuf sbuf", "bfloat16 bfloat16", 0, 4),
+        ("tensor_copy", "sbuf sbuf", "float32 float32", 0, 2),
+        ("tensor_copy", "psum sbuf", "bfloat16 bfloat16", 0, 2),
+        ("tensor_copy", "psum sbuf", "float32 float32", 0, 1),
+        ("tensor_tensor", "sbuf sbuf sbuf", "bfloat16 bfloat16 bfloat16", 0, 2),
+        ("tensor_tensor", "sbuf psum sbuf", "bfloat16 bfloat16 bfloat16", 0, 1),
+        ("tensor_tensor", "sbuf sbuf sbuf", "float32 float32 float32", 0, 1),
+        ("tensor_reduce", "sbuf sbuf", "bfloat16 bfloat16", 0, 1),
+        ("memset", "sbuf", "bfloat16", 0, 1),
+        ("reciprocal", "sbuf sbuf", "float32 float32", 0, 1 / 8),
+        # eight bytes a cycle are read, four for each (P, 1) operand
+        ("tensor_scalar", "sbuf sbuf", "bfloat16 bfloat16", 0, 4),
+        ("tensor_scalar", "sbuf sbuf", "bfloat16 bfloat16", 1, 2),
+        ("tensor_scalar", "sbuf sbuf", "bfloat16 bfloat16", 2, 1),
+        ("tensor_scalar", "sbuf sbuf", "bfloat16 float8_e4m3", 1, 2),
+        ("tensor_scalar", "sbuf sbuf", "float32 float32", 1, 1),
     ],
 )
-def test_vector_performance_modes(op: str, spaces: str, dtype: str, rate: int) -> None:
-    assert vector_stream(op, spaces, dtype) == pytest.approx(480 / rate / 0.96)
+def test_elements_per_cycle_of_the_vector_engine(op: str, spaces: str, dtypes: str, pointers: int, rate: float) -> None:
+    stream = cost_of("vector", op, spaces, dtypes, scalar_operands=pointers).stream
+    assert stream == pytest.approx(960 / rate / N.vector_ghz)
 
 
-def test_vector_rows_that_are_not_contiguous_halve_the_fast_mode() -> None:
-    assert vector_stream("tensor_copy", "sbuf sbuf", row=64) == pytest.approx(480 / 2 / 0.96)
-
-
-def test_vector_stride_of_16_bytes_halves_the_rate() -> None:
+def test_rows_apart_and_strides_halve_the_rate() -> None:
     tape = EventBuilder()
-    dense, out = tape.tile("sbuf", 480), tape.tile("sbuf", 480)
+    dense, result = tape.tile("sbuf", 480), tape.tile("sbuf", 480)
+    rows = replace(dense, row_bytes=64)
     low = dense.span[0]
     strided = replace(dense, span=(low, low + 479 * 16 + 4), row_bytes=4)
-    for tile, factor in ((dense, 1), (strided, 2)):
-        event = tape.add("vector", "tensor_reduce", (tile,), (out,), elements=480)
-        assert vector(event, N).stream == pytest.approx(factor * 480 / 0.96)
+    for op, source, target, rate in (("tensor_copy", rows, result, 1), ("tensor_reduce", strided, result, 0.5)):
+        event = tape.add("vector", op, (source,), (target,), elements=480)
+        assert vector(event, N).stream == pytest.approx(480 / rate / N.vector_ghz)
 
 
 def test_vector_pitch_has_a_minimum_of_64_cycles() -> None:
-    tape = EventBuilder()
-    tile = tape.tile("sbuf", 1)
-    cost = vector(tape.add("vector", "tensor_copy", (tile,), (tile,), elements=1), N)
+    cost = cost_of("vector", "tensor_copy", "sbuf sbuf", count=1)
     assert cost.pitch == pytest.approx(max(64 / 0.96, 1 / 2 / 0.96 + N.vector_gap_ns))
-    pointed = tape.add("vector", "tensor_scalar", (tile,), (tile,), elements=1, scalar_operands=1)
-    stream = vector(pointed, N).stream
-    assert vector(pointed, N).latency == pytest.approx(stream + N.vector_latency_ns + N.vector_pointer_ns, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("dtypes", "pointers", "rate"),
-    [("bfloat16 bfloat16", 0, 4), ("bfloat16 bfloat16", 1, 2), ("bfloat16 bfloat16", 2, 1),
-     ("bfloat16 float8_e4m3", 0, 2), ("bfloat16 float8_e4m3", 1, 2), ("float32 float32", 0, 2),
-     ("float32 float32", 1, 1), ("float32 float32", 2, 1)],
-)  # fmt: skip
-def test_pointers_take_bytes_from_the_performance_modes(dtypes: str, pointers: int, rate: int) -> None:
-    """Eight bytes a cycle are read, four for each (P, 1) operand."""
-    tape = EventBuilder()
-    source, target = (tape.tile("sbuf", 960, dtype) for dtype in dtypes.split())
-    event = tape.add("vector", "tensor_scalar", (source,), (target,), elements=960, scalar_operands=pointers)
-    assert vector(event, N).stream == pytest.approx(960 / rate / 0.96)
-
-
-def test_a_memset_has_no_performance_mode() -> None:
-    tape = EventBuilder()
-    tile = tape.tile("sbuf", 960, "bfloat16")
-    assert vector(tape.add("vector", "memset", (), (tile,), elements=960), N).stream == pytest.approx(1000)
+    pointed = cost_of("vector", "tensor_scalar", "sbuf sbuf", count=1, scalar_operands=1)
+    assert pointed.latency == pytest.approx(pointed.stream + N.vector_latency_ns + N.vector_pointer_ns, abs=1e-9)
 
 
 def test_a_scan_takes_longer_where_it_casts() -> None:
-    tape = EventBuilder()
-    wide, narrow = tape.tile("sbuf", 960), tape.tile("sbuf", 960, "bfloat16")
-    scan, add = law_of("vector", "tensor_tensor_scan"), tape.add
-    plain, cast = (add("vector", "tensor_tensor_scan", (wide, x), (wide,), elements=960) for x in (wide, narrow))
-    per_cycle = 960 / N.vector_ghz
-    assert scan(plain, N).stream == pytest.approx(N.vector_scan_cycles * per_cycle)  # type: ignore[union-attr]
-    more = N.vector_scan_cycles + N.vector_scan_cast_cycles
-    assert scan(cast, N).stream == pytest.approx(more * per_cycle)  # type: ignore[union-attr]
+    for dtype, more in (("float32", 0.0), ("bfloat16", N.vector_scan_cast_cycles)):
+        cost = cost_of("vector", "tensor_tensor_scan", "sbuf sbuf sbuf", f"float32 {dtype} float32")
+        assert cost.stream == pytest.approx((N.vector_scan_cycles + more) * 960 / N.vector_ghz)
 
 
 @pytest.mark.parametrize("op", ["max8", "nc_find_index8", "nc_match_replace8"])
 def test_searches_for_eight_read_them_out(op: str) -> None:
-    tape = EventBuilder()
-    tile = tape.tile("sbuf", 96)
-    found = law_of("vector", op)(tape.add("vector", op, (tile,), (tile,), elements=96), N)
-    plain = vector(tape.add("vector", "tensor_reduce", (tile,), (tile,), elements=96), N)
-    assert isinstance(found, EngineCost)
+    found, plain = (cost_of("vector", name, "sbuf sbuf", count=96) for name in (op, "tensor_reduce"))
     assert found.latency - plain.latency == found.pitch - plain.pitch == pytest.approx(N.vector_eight_ns)
 
 
@@ -128,14 +99,6 @@ def test_weights_that_are_apart_in_memory_load_slowly() -> None:
         assert matmul(event, N).load == pytest.approx(128 / rate / N.tensor_ghz)
 
 
-def test_reciprocal_takes_eight_cycles() -> None:
-    tape = EventBuilder()
-    tile = tape.tile("sbuf", 100)
-    event = tape.add("vector", "reciprocal", (tile,), (tile,), elements=100)
-    cost = law_of("vector", "reciprocal")(event, N)
-    assert cost.stream == pytest.approx(800 / 0.96)
-
-
 def test_scalar_reads_its_sums_in_64_cycles_more() -> None:
     tape = EventBuilder()
     tile, total = tape.tile("sbuf", 120), tape.tile("sbuf", 1)
@@ -146,16 +109,8 @@ def test_scalar_reads_its_sums_in_64_cycles_more() -> None:
 
 
 def test_only_activation_functions_need_a_table() -> None:
-    tape = EventBuilder()
-    tile = tape.tile("sbuf", 8)
-    names = [
-        ("activation", "exp", "exp"),
-        ("activation", "copy", ""),
-        ("tensor_copy", "tensor_copy", ""),
-    ]
-    for op, function, table in names:
-        event = tape.add("scalar", op, (tile,), (tile,), elements=8, function=function)
-        assert scalar(event, N).table == table
+    for op, function, table in (("activation", "exp", "exp"), ("activation", "copy", ""), ("tensor_copy", "x", "")):
+        assert cost_of("scalar", op, "sbuf sbuf", function=function).table == table
 
 
 def matmul_of(**work: object) -> MatmulCost:
@@ -192,22 +147,13 @@ def test_double_row_does_twice_the_work_in_the_same_time() -> None:
 
 
 def test_gpsimd_laws() -> None:
-    tape = EventBuilder()
-    wide, narrow = tape.tile("sbuf", 240), tape.tile("sbuf", 240, "bfloat16")
-    event = tape.add("gpsimd", "tensor_tensor", (wide,), (wide,), elements=240)
-    assert gpsimd(event, N).stream == pytest.approx(200)
-    half = tape.add("gpsimd", "tensor_tensor", (narrow,), (narrow,), elements=240)
-    assert gpsimd(half, N).stream == pytest.approx(100)
-    root = tape.add("gpsimd", "tensor_scalar", (wide,), (wide,), elements=240, function="rsqrt")
-    assert gpsimd(root, N).stream == pytest.approx(800)
-    best = tape.add("gpsimd", "topk", (wide,), (narrow,), elements=240, n=3840, k=64)
-    assert topk(best, N).stream == pytest.approx((4 * 3840 + 64) / 1.2)
-    many, more = tape.tile("sbuf", 512), tape.tile("sbuf", 513)
-    one = tape.add("gpsimd", "nc_n_gather", (wide,), (many,), elements=4000)
-    two = tape.add("gpsimd", "nc_n_gather", (wide,), (more,), elements=8000)
-    per_element = N.gpsimd_search_cycles / N.gpsimd_ghz
-    step = gather(two, N).stream - gather(one, N).stream
-    assert step == pytest.approx(N.gpsimd_gather_group_ns + per_element)
+    assert cost_of("gpsimd", "tensor_tensor", "sbuf sbuf").stream == pytest.approx(800)
+    assert cost_of("gpsimd", "tensor_tensor", "sbuf sbuf", "bfloat16 bfloat16").stream == pytest.approx(400)
+    assert cost_of("gpsimd", "tensor_scalar", "sbuf sbuf", function="rsqrt").stream == pytest.approx(3200)
+    assert cost_of("gpsimd", "topk", "sbuf sbuf", n=3840, k=64).stream == pytest.approx((4 * 3840 + 64) / 1.2)
+    # by what it gathers, not by the table
+    one, two = (cost_of("gpsimd", "nc_n_gather", "sbuf sbuf", count=count).stream for count in (512, 513))
+    assert two - one == pytest.approx(N.gpsimd_gather_group_ns + N.gpsimd_search_cycles / N.gpsimd_ghz)
 
 
 def test_dma_uses_the_engines_of_its_partitions() -> None:
@@ -243,53 +189,37 @@ def test_a_gather_reads_its_rows_first() -> None:
     assert leads == [N.dma_load_lead_ns, N.dma_load_lead_ns + N.dma_index_ns, N.dma_store_lead_ns]
 
 
-def test_dma_transpose_and_descriptor_modes() -> None:
+def test_a_transpose_moves_slower() -> None:
     tape = EventBuilder()
     tile, source = tape.tile("sbuf", 128, "bfloat16"), tape.tile("hbm", 128, "bfloat16")
-    plain = dma_cost(tape.transfer(source, tile, "hwdge"), N)
-    work = {"bytes": 32768, "rows": 128, "row_bytes": 256, "dge": "hwdge", "issuer": "sync"}
-    event = tape.add("dma", "dma_transpose", (source,), (tile,), transpose=True, **work)
-    share = dma_cost(event, N).shares[0][1] - 8 * N.dma_descriptor_ns
-    assert share == pytest.approx((plain.shares[0][1] - 8 * N.dma_descriptor_ns) / 0.9)
-    assert plain.interval == 600
-    assert dma_cost(tape.transfer(source, tile, "none"), N).interval == N.dma_static_interval_ns
+    event = tape.transfer(source, tile, "hwdge")
+    turned = replace(event, op="dma_transpose", work={**event.work, "transpose": True})
+    plain, slower = (dma_cost(e, N).shares[0][1] - 8 * N.dma_descriptor_ns for e in (event, turned))
+    assert slower == pytest.approx(plain / 0.9)
 
 
 @pytest.mark.parametrize("dge", ["swdge", "unknown"])
 def test_software_descriptors_cost_by_the_engines_that_take_part(dge: str) -> None:
     tape = EventBuilder()
     for partitions, engines in ((1, 1), (128, 16)):
-        tile, source = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
-        event = tape.transfer(source, tile, dge)
-        part, whole = dma_cost(event, N), dma_cost(event, N, whole=True)
+        tile, array = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
+        event = tape.transfer(array, tile, dge)
+        part, whole, store = dma_cost(event, N), dma_cost(event, N, True), dma_cost(tape.transfer(tile, array, dge), N)
         assert part.interval == pytest.approx(N.dma_swdge_start_ns + engines * N.dma_swdge_engine_ns)
         assert whole.interval == pytest.approx(part.interval * N.dma_swdge_whole_share)
+        assert store.interval == pytest.approx(part.interval * N.dma_swdge_store_share)
         # only a kernel's own wish keeps the gpsimd engine busy
         assert part.trigger == (part.interval if dge == "swdge" else N.dma_trigger_ns)
 
 
-def test_a_store_takes_longer_than_a_load_into_part_of_a_tile() -> None:
-    tape = EventBuilder()
-    tile, array = tape.tile("sbuf", 64), tape.tile("hbm", 64)
-    load, store = (dma_cost(tape.transfer(*ends, "unknown"), N) for ends in ((array, tile), (tile, array)))
-    assert store.interval == pytest.approx(load.interval * N.dma_swdge_store_share)
-
-
-def test_only_software_descriptors_for_few_engines_meet_the_ring() -> None:
-    tape = EventBuilder()
-    for partitions, dge in ((8, "unknown"), (8, "swdge"), (8, "none"), (8, "hwdge"), (128, "unknown")):
-        tile, source = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
-        software = partitions == 8 and dge in {"unknown", "swdge"}
-        assert dma_cost(tape.transfer(source, tile, dge), N).pace == (N.dma_ring_ns if software else 0.0)
-
-
 def test_hardware_has_a_generator_at_each_of_two_engines() -> None:
     tape = EventBuilder()
-    tile, source = tape.tile("sbuf", 64), tape.tile("hbm", 64)
-    event = tape.transfer(source, tile, "hwdge")
+    event = tape.transfer(tape.tile("hbm", 64), tape.tile("sbuf", 64), "hwdge")
     there = [dma_cost(replace(event, work={**event.work, "issuer": issuer}), N) for issuer in ("sync", "scalar")]
     assert there[0].generator != there[1].generator
     assert [cost.interval for cost in there] == [N.dma_hwdge_interval_ns] * 2
+    static = replace(event, work={**event.work, "dge": "none"})
+    assert dma_cost(static, N).interval == N.dma_static_interval_ns
 
 
 def test_collectives_cost_by_hops_between_chips() -> None:

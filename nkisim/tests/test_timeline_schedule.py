@@ -33,28 +33,25 @@ def run(tape: EventBuilder) -> Schedule:
     return schedule(tape.events, band=False)
 
 
-def test_independent_instructions_of_one_engine_are_pipelined() -> None:
+@pytest.mark.parametrize(
+    ("second", "places", "waits"),
+    [
+        (copy, "ab cd", COPY + N.vector_gap_ns),
+        (copy, "ab bc", COPY + N.vector_latency_ns),
+        (act, "ab cd", 0.0),
+        (act, "ab bc", COPY + N.vector_latency_ns + N.semaphore_ns),
+        # the reader has read before its result is there
+        (act, "ab ca", COPY + N.vector_gap_ns + N.semaphore_ns),
+        (act, "ac bc", COPY + N.vector_latency_ns + N.semaphore_ns),
+    ],
+    ids=["one engine", "its result", "two engines", "result on another", "overwritten operand", "two writers"],
+)
+def test_when_an_instruction_follows_a_copy(second: Any, places: str, waits: float) -> None:
     tape = EventBuilder()
-    a, b, c, d = tiles(tape, 4)
-    copy(tape, a, b)
-    copy(tape, c, d)
-    assert run(tape).start[1] == pytest.approx(COPY + N.vector_gap_ns)
-
-
-def test_result_on_the_same_engine_waits_for_the_latency() -> None:
-    tape = EventBuilder()
-    a, b, c = tiles(tape, 3)
-    copy(tape, a, b)
-    copy(tape, b, c)
-    assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns)
-
-
-def test_result_on_another_engine_adds_a_semaphore() -> None:
-    tape = EventBuilder()
-    a, b, c = tiles(tape, 3)
-    copy(tape, a, b)
-    act(tape, b, c)
-    assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns + N.semaphore_ns)
+    named = dict(zip("abcd", tiles(tape, 4), strict=True))
+    for function, (source, target) in zip((copy, second), places.split(), strict=True):
+        function(tape, named[source], named[target])
+    assert run(tape).start[1] == pytest.approx(waits)
 
 
 def pace(dge: str, engines: int) -> float:
@@ -83,50 +80,6 @@ def test_one_small_transfer_does_not_wait_for_the_ring() -> None:
     tape.transfer(tape.tile("hbm", 1), tape.tile("sbuf", 1, stop=1), "unknown")
     fixed = N.dma_trigger_ns + N.dma_load_lead_ns + N.dma_tail_ns
     assert run(tape).latency_ns == pytest.approx(fixed + N.dma_descriptor_ns, rel=0.01)
-
-
-def test_other_engines_run_at_the_same_time() -> None:
-    tape = EventBuilder()
-    a, b, c, d = tiles(tape, 4)
-    copy(tape, a, b)
-    act(tape, c, d)
-    assert run(tape).start == [0.0, 0.0]
-
-
-def test_overwriting_waits_only_for_the_reader_to_have_read() -> None:
-    tape = EventBuilder()
-    a, b, c = tiles(tape, 3)
-    copy(tape, a, b)
-    act(tape, c, a)
-    assert run(tape).start[1] == pytest.approx(COPY + N.vector_gap_ns + N.semaphore_ns)
-
-
-def test_two_writers_keep_their_order() -> None:
-    tape = EventBuilder()
-    a, b, c = tiles(tape, 3)
-    copy(tape, a, c)
-    act(tape, b, c)
-    assert run(tape).start[1] == pytest.approx(COPY + N.vector_latency_ns + N.semaphore_ns)
-
-
-def test_disjoint_parts_of_one_tensor_do_not_wait() -> None:
-    tape = EventBuilder()
-    (whole,) = tiles(tape, 1)
-    low = whole.span[0]
-    left = replace(whole, span=(low, low + 1024), elements=256 * 128, row_bytes=1024)
-    right = replace(left, span=(low + 1024, low + 2048))
-    lower = replace(whole, partitions=(64, 128), elements=512 * 64)
-    upper = replace(whole, partitions=(0, 64), elements=512 * 64)
-    for first, second in ((left, right), (upper, lower)):
-        tape.events.clear()
-        a, b = tiles(tape, 2)
-        copy(tape, a, first)
-        act(tape, second, b)
-        assert run(tape).start[1] == 0.0
-    tape.events.clear()
-    copy(tape, a, left)
-    act(tape, upper, b)
-    assert run(tape).start[1] > 0.0
 
 
 def test_storage_at_a_reused_address_waits_for_the_old_one() -> None:
@@ -188,31 +141,6 @@ def test_loads_do_not_wait_behind_a_store_that_waits() -> None:
     tape.transfer(tape.tile("hbm", 512), c)
     s = run(tape)
     assert s.start[3] < s.start[2]
-
-
-def test_columns_of_one_hbm_tensor_are_stored_independently() -> None:
-    tape = EventBuilder()
-    whole = tape.tile("hbm", 1024)
-    tiles_ = tiles(tape, 2)
-    span = 127 * 4096 + 2048
-    left = replace(whole, span=(0, span), elements=512 * 128, row_bytes=2048)
-    right = replace(left, span=(2048, 2048 + span))
-    for core_tile, target in zip(tiles_, (left, right), strict=True):
-        tape.transfer(core_tile, target)
-    assert run(tape).start[1] < 100
-    tape.events.clear()
-    tape.transfer(tiles_[0], left)
-    tape.add("dma", "dma_copy", (left,), (tiles_[1],), bytes=262144, rows=128, dge="none")
-    assert run(tape).start[1] > 1000
-
-
-def test_two_queues_share_the_engines_in_turns() -> None:
-    tape = EventBuilder()
-    for _ in range(10):
-        tape.transfer(tape.tile("hbm", 8192), tape.tile("sbuf", 8192))
-    tape.transfer(tape.tile("sbuf", 512), tape.tile("hbm", 512))
-    s = run(tape)
-    assert s.end[10] < s.end[3]
 
 
 def test_explicit_edges_are_honoured_across_cores() -> None:
@@ -284,8 +212,3 @@ def test_band_contains_the_nominal_latency_and_needs_uncertain_constants() -> No
     sure: dict[str, Any] = {name: replace(constant, low=None, high=None) for name, constant in TRN2.constants().items()}
     certain = schedule(tape.events, replace(TRN2, **sure))
     assert certain.low_ns == certain.latency_ns == certain.high_ns
-
-
-def test_empty_launch() -> None:
-    s = schedule([])
-    assert (s.latency_ns, s.critical, s.hbm_bytes) == (0.0, (), 0)

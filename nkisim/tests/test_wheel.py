@@ -17,6 +17,7 @@ import tomllib
 
 import nkisim
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "nkisim/README.md").read_text(encoding="utf-8")
 # what a fresh environment has: linked, so that nothing is fetched

@@ -54,16 +54,6 @@ def test_all_reduce_in_groups() -> None:
     assert np.array_equal(found[1], np.max(DATA, axis=0))
 
 
-def test_gather_scatter_and_all_to_all() -> None:
-    found = ranks(lambda a, d: ncc.all_gather([a], [d], ALL, 0), (32, 6))
-    assert np.array_equal(found[3], np.concatenate(DATA))
-    found = ranks(lambda a, d: ncc.reduce_scatter([a], [d], ALL, 0, nl.add), (2, 6))
-    for rank in range(WORLD):
-        np.testing.assert_allclose(found[rank], np.sum(DATA, axis=0)[2 * rank : 2 * rank + 2], rtol=1e-5)
-    found = ranks(lambda a, d: ncc.all_to_all([a], [d], ALL, 0), (8, 6))
-    assert np.array_equal(found[1], np.concatenate([x[2:4] for x in DATA]))
-
-
 @pytest.mark.filterwarnings("ignore::nkisim.errors.NkiSimWarning")
 def test_a_missing_rank_is_a_deadlock(cores: int) -> None:
     def kernel(a: Any) -> Any:
@@ -130,20 +120,6 @@ def test_a_ring_through_two_buffers(cores: int) -> None:
 
     found = on(kernel, WORLD, [(d,) for d in DATA])
     assert all(np.array_equal(found[r][step], DATA[(r - step) % WORLD]) for r in range(WORLD) for step in range(WORLD))
-
-
-def test_tiles_on_chip_go_to_the_cores_of_the_same_number(cores: int) -> None:
-    def kernel(a: Any) -> Any:
-        mine, gathered = nl.load(a), nl.ndarray((8, 12), a.dtype)
-        nisa.tensor_scalar(mine, mine, nl.add, 100.0 * nl.program_id(0))
-        ncc.all_gather([mine], [gathered], ncc.ReplicaGroup([[0, 1]]), 1)
-        result = nl.ndarray((cores, 8, 12), a.dtype, nl.shared_hbm)
-        nisa.dma_copy(dst=result[nl.program_id(0)], src=gathered)
-        return result
-
-    found = on(kernel, 2, [(DATA[0],), (DATA[1],)])
-    for core in range(cores):
-        np.testing.assert_allclose(found[1][core], np.concatenate(DATA[:2], 1) + 100 * core, rtol=1e-5)
 
 
 def test_one_rank_stands_for_many(cores: int) -> None:

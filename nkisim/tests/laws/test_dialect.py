@@ -8,7 +8,7 @@ import pytest
 
 from nkisim.dialect.loops import RULES
 from nkisim.dialect.rules import Rule
-from nkisim.lint import Finding, lint, main
+from nkisim.lint import Finding, lint
 from nkisim.versions import VERSIONS
 
 # text under lint, which nothing imports
@@ -25,6 +25,7 @@ HEAD = "\n".join((
     "",
 ))  # fmt: skip
 
+TILE = "t = nl.ndarray((128, 4), dtype=nl.float32)"
 # rule -> (broken, kept); lines of the body of a kernel with parameters a (a tensor) and n
 BODIES: dict[str, tuple[str, str]] = {
     "is": ("n is True", "n == True"),
@@ -57,24 +58,15 @@ BODIES: dict[str, tuple[str, str]] = {
     "chained-mutation": ("x = [0, 1]\nx[0] = x[1] = 2", "x = [0, 1]\ny = x[0] = 2"),
     "nested-class": ("class C(nl.NKIObject): pass", "x = (1, 2)"),
     "matmul-operator": ("x = n @ n", "x = n * n"),
-    "tensor-operator": (
-        "t = nl.ndarray((128, 4), dtype=nl.float32)\nu = t[:, 0:2] + 1",
-        "t = nl.ndarray((128, 4), dtype=nl.float32)\nu = t.shape[0] + 1",
-    ),
-    "store-call": (
-        "t = nl.ndarray((128, 4), dtype=nl.float32)\nt[...] = nisa.tensor_copy(a)",
-        "t = nl.ndarray((128, 4), dtype=nl.float32)\nnisa.tensor_copy(dst=t, src=a)",
-    ),
-    "store-value": (
-        "t = nl.ndarray((128, 4), dtype=nl.float32)\nt[:, 0] = 0",
-        "t = [0, 1]\nt[0] = 2",
-    ),
+    "tensor-operator": (f"{TILE}\nu = t[:, 0:2] + 1", f"{TILE}\nu = t.shape[0] + 1"),
+    "store-call": (f"{TILE}\nt[...] = nisa.tensor_copy(a)", f"{TILE}\nnisa.tensor_copy(dst=t, src=a)"),
+    "store-value": (f"{TILE}\nt[:, 0] = 0", "t = [0, 1]\nt[0] = 2"),
     "builtin": ("for i in enumerate((1, 2)): print(i)", "for i in range(len((1, 2))): print(i)"),
     "math": ("x = math.prod((1, 2))", "x = math.ceil(n / 2)"),
     "method": ("x = [2, 1]\nx.sort()", "x = [2, 1]\nx.reverse()"),
     "string-buffer": (
-        "t = nl.ndarray((128, 4), dtype=nl.float32, buffer='sbuf')",
-        "t = nl.ndarray((128, 4), dtype=nl.float32, buffer=nl.sbuf)",
+        "t = nl.ndarray((128, 4), nl.float32, buffer='sbuf')",
+        "t = nl.ndarray((128, 4), nl.float32, buffer=nl.sbuf)",
     ),
     "raw-enum": (
         "nisa.dma_copy(dst=a, src=a, dge_mode=2)",
@@ -86,29 +78,20 @@ BODIES: dict[str, tuple[str, str]] = {
     "scalar-operator": ("x = nisa.scalar_load(src=a)\ny = x // 2", "x = nisa.scalar_load(src=a)\ny = 2 * x - n"),
     "old-namespace": ("x = old.float32", "x = nl.float32"),
     "private-output": (
-        "t = nl.ndarray((128, 4), dtype=nl.float32, buffer=nl.hbm)\nreturn t",
-        "t = nl.ndarray((128, 4), dtype=nl.float32, buffer=nl.shared_hbm)\nreturn t",
+        "t = nl.ndarray((128, 4), nl.float32, buffer=nl.hbm)\nreturn t",
+        "t = nl.ndarray((128, 4), nl.float32, buffer=nl.shared_hbm)\nreturn t",
     ),
     "register-condition": (
         "r = nisa.register_alloc(1)\nif r: print(n)",
         "r = nisa.register_alloc(1)\nif n: nisa.register_load(r, a)",
     ),
-    "dynamic-loop": (
-        "for i in nl.dynamic_range(n): print(n)",
-        "for i in nl.affine_range(n): print(n)",
-    ),
+    "dynamic-loop": ("for i in nl.dynamic_range(n): print(n)", "for i in nl.affine_range(n): print(n)"),
     "leaves-loop": (
         "for i in nl.dynamic_range(n):\n    if n: break",
         "for i in nl.dynamic_range(n):\n    for j in range(3):\n        if n: break",
     ),
-    "fori-return": (
-        "def f(i): return 1\nnl.fori_loop(0, n, f)",
-        "def f(i): print(n)\nnl.fori_loop(0, n, f)",
-    ),
-    "while-return": (
-        "def f(r): print(n)\nnl.while_loop(n, f)",
-        "def f(r): return r\nnl.while_loop(n, f)",
-    ),
+    "fori-return": ("def f(i): return 1\nnl.fori_loop(0, n, f)", "def f(i): print(n)\nnl.fori_loop(0, n, f)"),
+    "while-return": ("def f(r): print(n)\nnl.while_loop(n, f)", "def f(r): return r\nnl.while_loop(n, f)"),
     "loop-variable": (
         "def f(i): print(a[i // 128])\nnl.fori_loop(0, n, f)",
         "def f(i): print(a.ap([[1, 1]], scalar_offset=i))\nnl.fori_loop(0, n, f)",
@@ -121,23 +104,14 @@ BODIES: dict[str, tuple[str, str]] = {
 
 # rule -> (broken, kept); whole files after the imports
 FILES: dict[str, tuple[str, str]] = {
-    "decorator": (
-        "@nki.jit\n@print\ndef k(a): return a",
-        "@nki.jit\ndef k(a): return a",
-    ),
-    "jit-target": (
-        "@nki.jit(platform_target='trn2')\ndef k(a): return a",
-        "@nki.jit()\ndef k(a): return a",
-    ),
+    "decorator": ("@nki.jit\n@print\ndef k(a): return a", "@nki.jit\ndef k(a): return a"),
+    "jit-target": ("@nki.jit(platform_target='trn2')\ndef k(a): return a", "@nki.jit()\ndef k(a): return a"),
     "jit-mode": ("@nki.jit(mode='trace')\ndef k(a): return a", "@nki.jit()\ndef k(a): return a"),
     "class-base": (
         "class C: x = 1\n@nki.jit\ndef k(a): return C()",
         "@dataclass\nclass C(nl.NKIObject): x: int = 1\nclass E(Enum): y = 1\n@nki.jit\ndef k(a): return C(), E.y",
     ),
-    "list-argument": (
-        "@nki.jit\ndef k(a, b=[1]): return a",
-        "@nki.jit\ndef k(a, b=(1,)): return a",
-    ),
+    "list-argument": ("@nki.jit\ndef k(a, b=[1]): return a", "@nki.jit\ndef k(a, b=(1,)): return a"),
     "kernel-in-kernel": (
         "@nki.jit\ndef f(a): return a\n@nki.jit\ndef k(a): return f(a)",
         "def f(a): return a\n@nki.jit\ndef k(a): return f(a)",
@@ -200,12 +174,3 @@ def test_a_version_has_its_own_rules(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     found = {f.rule: f.severity for f in findings(tmp_path / "device", body(DEVICE), "0.7")}
     assert found == {"dynamic-loop": "error", "register-condition": "error"}
-
-
-@pytest.mark.parametrize(("arguments", "found"), [((), 3), (("--nki", "0.7"), 0), (("--nki", "0.6"), 3)])
-def test_the_command_takes_a_version(
-    arguments: tuple[str, ...], found: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "kernels.py").write_text(HEAD + body("f = lambda y: n is None\nx = {n}"), encoding="utf-8")
-    assert main([str(tmp_path), *arguments]) == (1 if found else 0)
-    assert f"{found} findings" in capsys.readouterr().err

@@ -97,14 +97,6 @@ def test_bits_of_an_output_do_not_depend_on_the_number_of_columns(mode: Any) -> 
             assert np.array_equal(found(m, n), whole[:m, :n]), (m, n)
 
 
-def test_double_row_contracts_over_both_rows() -> None:
-    a, b = draw((64, 2, 32), "float8_e4m3", 1), draw((64, 2, 48), "float8_e5m2", 2)
-    mode = nisa.matmul_perf_mode.double_row
-    found = on_device(lambda d, p, q: product(d, p, q, perf_mode=mode), (a, b), [((32, 48), "float32")])
-    wanted = np.einsum("kim,kin->mn", a.astype(np.float64), b.astype(np.float64))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
-
-
 def test_accumulate_none_overwrites_first_then_adds() -> None:
     a, b = draw((128, 16), seed=1), draw((128, 24), seed=2)
 
@@ -140,28 +132,6 @@ def test_accumulating_on_zeros_warns() -> None:
 
     with pytest.warns(errors.AmbiguousManual, match="zeros"):
         assert (run(kernel) == 128).all()
-
-
-def test_registers_address_memory() -> None:
-    x = draw((16, 32), seed=9)
-
-    def kernel(source: Any, start: Any) -> Any:
-        where = nisa.register_alloc()
-        nisa.register_load(where, nl.load(start))
-        result = nl.ndarray((4, 16, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        got = nl.ndarray((16, 8), dtype=nl.float32)
-        nisa.dma_copy(dst=got, src=source[:, nl.ds(where, 8)])
-
-        def body(i: Any) -> None:
-            nisa.dma_copy(dst=result.select(0, i), src=got)
-            nisa.tensor_scalar(dst=got, data=got, op0=nl.add, operand0=1.0)
-
-        nl.fori_loop(0, 4, body)
-        return result
-
-    found = run(kernel, x, np.array([[5]], np.int32))
-    part = x[:, 5:13]
-    np.testing.assert_allclose(found, np.stack([part + i for i in range(4)]), rtol=1e-6)
 
 
 def test_while_loop_counts_down() -> None:

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.geometry import CORE_V3
 from nkisim.memory.placement import Region, place, regions
 from nkisim.memory.storage import Allocation
-from nkisim.tests.harness import out, run, tile
+from nkisim.tests.harness import out, run
 
 SBUF, PSUM = regions(0, CORE_V3)
 
@@ -85,15 +84,6 @@ def test_where_tensors_that_stay_fill_the_memory_the_others_are_still_spread() -
     assert {a.address for a in items[:80]} == set(range(0, 80 * 32, 32))
 
 
-def test_the_peak_counts_last_use_not_python_lifetime() -> None:
-    def kernel() -> Any:
-        kept = [tile(columns=30000) for _ in range(4)]
-        return out(kept[-1][:, 0:8])
-
-    peaks = nkisim.run(kernel, ()).peaks
-    assert peaks[0].peak_bytes_per_partition == 120000
-
-
 def test_psum_tiles_take_whole_banks() -> None:
     items = [allocation(i, 4, 0, 9, "psum") for i in range(8)]
     place(items, PSUM)
@@ -149,16 +139,3 @@ def test_the_refusal_says_whether_later_loads_would_fit(used_together: bool) -> 
     with pytest.raises(errors.SbufFull) as caught:
         run(kernel)
     assert ("it fits if each load comes right before the first use" in str(caught.value)) != used_together
-
-
-def test_explicit_tensors_alias_bytes_only_through_views() -> None:
-    def kernel() -> Any:
-        x = nl.ndarray((128, 8), dtype=nl.float32, address=(0, 0))
-        nisa.memset(dst=x, value=1.0)
-        y = nl.ndarray((64, 8), dtype=nl.float32, address=(64, 64))
-        nisa.memset(dst=y, value=2.0)
-        return out(x), out(y)
-
-    first, second = run(kernel)
-    assert (first == 1).all()
-    assert (second == 2).all()

@@ -13,6 +13,7 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.tests.harness import bank, out, psum, run, tile
+from nkisim.tests.refusals import memory
 from nkisim.timeline.schedule import schedule
 
 DATA = np.random.default_rng(0).standard_normal((128, 512)).astype(np.float32)
@@ -68,18 +69,6 @@ def test_an_input_that_was_not_computed_stays_as_it_was() -> None:
     assert np.array_equal(mine, DATA)
 
 
-def unwritten() -> Any:
-    held = nl.ndarray((128, 512), nl.float32)
-    nisa.memset(dst=held[:, 0:511], value=1.0)
-    return out(held)
-
-
-def too_much() -> Any:
-    held = [tile(128, 40000) for _ in range(2)]
-    nisa.tensor_tensor(held[0], held[0], held[1], nl.add)
-    return out(held[0][:, 0:8])
-
-
 def race() -> Any:
     shared = nl.ndarray((128, 512), nl.float32, nl.shared_hbm)
     if nl.program_id(0) == 0:
@@ -88,21 +77,13 @@ def race() -> Any:
     return out(nl.load(shared))
 
 
-def both_psum() -> Any:
-    held = tile()
-    nisa.tensor_tensor(held, psum(), psum(), nl.add)
-    return out(held)
-
-
 @pytest.mark.parametrize(
     ("kernel", "law", "lnc"),
-    [
-        (unwritten, errors.UnwrittenRead, 1),
-        (too_much, errors.SbufFull, 1),
-        (race, errors.HbmRace, 2),
-        (both_psum, errors.BothInPsum, 1),
-    ],
-)
+    [(lambda: memory.unwritten_tile(True), errors.UnwrittenRead, 1),
+     (lambda: memory.sbuf_overflow(True), errors.SbufFull, 1),
+     (lambda: nisa.tensor_tensor(tile(), psum(), psum(), nl.add), errors.BothInPsum, 1),
+     (race, errors.HbmRace, 2)],
+)  # fmt: skip
 def test_laws_of_memory_hold(kernel: Callable[..., Any], law: type[errors.LawError], lnc: int) -> None:
     with pytest.raises(law):
         run(kernel, lnc=lnc, numerics=False)

@@ -26,10 +26,6 @@ def test_a_different_number_is_a_different_case(value: Any) -> None:
         run(lambda: out(tile(4, 4, "uint8", value)))
 
 
-def test_a_whole_float_fills_an_integer_tile() -> None:
-    assert (run(lambda: out(tile(4, 4, "uint32", 0.0))) == 0).all()
-
-
 @pytest.mark.parametrize("change", ["shape", "dtype", "memory", "start"])
 def test_what_rules_look_at_is_told_apart(change: str) -> None:
     laws = {

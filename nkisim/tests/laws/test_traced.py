@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import nkisim
-import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.errors import AmbiguousManual, NkiSimWarning, RegisterMisuse
+from nkisim.errors import AmbiguousManual, RegisterMisuse
 from nkisim.objects import NkiScalar, VirtualRegister
-from nkisim.ranks import simulate_ranks
 from nkisim.tests.harness import out, run, tile
 from nkisim.versions import VARIABLE
 
@@ -106,14 +104,6 @@ def test_what_a_scalar_cannot_do(name: str) -> None:
         WRONG[name]()
 
 
-def test_a_comparison_is_traced() -> None:
-    for found in (scalar() < 2, scalar() == scalar(), scalar() >= 0):
-        assert found.is_comparison
-        with pytest.raises(TypeError):
-            bool(found)
-    assert not (scalar() + 1).is_comparison
-
-
 def test_the_counter_is_a_register_where_a_bound_is_one() -> None:
     seen: list[type] = []
 
@@ -166,19 +156,6 @@ def test_cores_without_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nkisim.run(kernel, (), policy=TRACED).outputs.tolist() == [[2], [3]]
 
 
-def test_options_of_the_compiler_change_no_number() -> None:
-    options = {"compile_config": nki.compiler.CompileConfig(dead_code_elim=False)}
-    kernel = nki.jit(lambda x: out(nl.load(x)), **options)
-    x = np.ones((4, 8), np.float32)
-    assert np.array_equal(nkisim.run(kernel, (x,), policy=TRACED).outputs, x)
-
-
-def test_64_bits_are_moved() -> None:
-    x = np.array([[-(2**62), 5]], np.int64)
-    assert np.array_equal(traced(lambda a: out(nl.load(a)), x), x)
-    assert np.array_equal(traced(lambda a: out(nl.load(a)), x.astype(np.uint64)), x.astype(np.uint64))
-
-
 def private(rows: int = 1, columns: int = 8, dtype: str = "float32") -> Any:
     made = nl.ndarray((rows, columns), dtype, nl.private_hbm)
     nisa.dma_copy(dst=made, src=tile(rows, columns, dtype, 0))
@@ -208,19 +185,3 @@ def test_a_time_without_a_document_is_doubted_once(kernel: Callable[..., Any], l
         assert len(set(asked)) == len(asked)
         assert bool(asked) == recording
         assert all("its time" in text and "ask a device" in text for text in asked)
-
-
-def test_places_of_other_nodes_are_said() -> None:
-    """0.7: all_to_all_v takes has_rdispls between nodes only."""
-
-    def kernel(has_rdispls: bool) -> Any:
-        metadata = private(4 if has_rdispls else 3, 1, "uint32")
-        ncc.all_to_all_v([private()], [private()], ncc.ReplicaGroup([[0]]), metadata, has_rdispls=has_rdispls)
-        return out(tile())
-
-    for has_rdispls in (False, True):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            simulate_ranks(kernel, 1, TRACED)([(has_rdispls,)])
-        spoken = [w for w in said if issubclass(w.category, NkiSimWarning) and "between nodes" in str(w.message)]
-        assert len(spoken) == has_rdispls

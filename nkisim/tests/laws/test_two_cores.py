@@ -12,6 +12,7 @@ import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
 from nkisim.tests.harness import run, tile
+from nkisim.tests.refusals.launch import pass_on
 
 DATA = np.arange(128 * 8, dtype=np.float32).reshape(128, 8)
 
@@ -24,41 +25,12 @@ def half(core: int) -> slice:
     return slice(64 * core, 64 * core + 64)
 
 
-def test_cores_split_work_and_exchange_tiles() -> None:
-    def kernel(a: Any) -> Any:
-        core = nl.program_id(0)
-        assert (nl.num_programs(), nl.program_ndim()) == (2, 1)
-        result, mine = shared(), nl.load(a[half(core)])
-        other = nl.ndarray(mine.shape, dtype=mine.dtype)
-        nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
-        nisa.dma_copy(dst=result[half(core)], src=other)
-        return result
-
-    assert np.array_equal(run(kernel, DATA, lnc=2), np.roll(DATA, 64, axis=0))
-
-
-def pass_on(a: Any, barrier: bool) -> Any:
-    """Core 0 writes, core 1 reads what core 0 wrote."""
-    middle, result, core = shared(name="middle"), shared(name="result"), nl.program_id(0)
-    if core == 0:
-        nisa.dma_copy(dst=middle, src=nl.load(a))
-    if barrier:
-        nisa.core_barrier(data=middle, cores=(0, 1))
-    if core == 1:
-        nisa.dma_copy(dst=result, src=nl.load(middle))
-    return result
-
-
-def test_a_barrier_orders_its_tensor() -> None:
-    assert np.array_equal(run(lambda a: pass_on(a, True), DATA, lnc=2), DATA)
-
-
-def test_without_it_there_is_a_race_with_both_lines() -> None:
+def test_without_a_barrier_there_is_a_race_with_both_lines() -> None:
     with pytest.raises(errors.HbmRace) as caught:
-        run(lambda a: pass_on(a, False), DATA, lnc=2)
+        run(pass_on(False, False), DATA, lnc=2)
     text = str(caught.value)
     assert "core_barrier(data=middle" in text
-    assert text.count("test_two_cores.py") == 2
+    assert text.count("refusals/launch.py") == 2
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -103,26 +75,9 @@ def test_crossed_pipes_deadlock() -> None:
         run(lambda: kernel(False), lnc=2)
 
 
-def test_private_outputs_of_two_cores_are_refused() -> None:
-    def kernel(buffer: Any) -> Any:
-        result = nl.ndarray((8, 8), dtype=nl.float32, buffer=buffer)
-        if nl.program_id(0) == 0 or buffer is nl.hbm:
-            nisa.dma_copy(dst=result, src=tile(8))
-        return result
-
-    assert run(lambda: kernel(nl.shared_hbm), lnc=2).shape == (8, 8)
-    with pytest.raises(errors.BadOutput):
-        run(lambda: kernel(nl.hbm), lnc=2)
-
-
-def test_grids_other_than_one_and_two_do_not_exist() -> None:
-    with pytest.raises(errors.BadLaunch):
-        nkisim.jit(shared)[3]
-
-
 def test_meetings_order_the_recorded_events() -> None:
     policy = nkisim.Policy(recording=True)
-    result = nkisim.run(nkisim.jit(lambda a: pass_on(a, True))[2], (DATA,), policy=policy)
+    result = nkisim.run(nkisim.jit(pass_on(True, True))[2], (DATA,), policy=policy)
     events = result.recording.events
     barriers = [e for e in events if e.op == "core_barrier"]
     assert [e.core for e in barriers] == [0, 1]

@@ -5,12 +5,9 @@ from __future__ import annotations
 from nkisim.tests.properties.tiles import *
 
 COMPARE = {
-    "equal": np.equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
+    "equal": np.equal, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
     "greater_equal": np.greater_equal,
-}
+}  # fmt: skip
 LOWEST = np.float32(-3.4028234663852886e38)
 ENGINES = st.sampled_from(["vector", "scalar", "gpsimd", "unknown"])
 
@@ -42,14 +39,8 @@ def test_memset(data: Any, shape: Shape, dtype: str, number: int) -> None:
 
 @covers("tensor_copy_predicated")
 @PROPERTY
-@given(
-    st.data(),
-    SHAPES,
-    st.sampled_from(FLOATS + INTEGERS),
-    st.sampled_from(["uint8", "uint16", "uint32"]),
-    st.booleans(),
-    st.booleans(),
-)
+@given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.sampled_from(["uint8", "uint16", "uint32"]),
+       st.booleans(), st.booleans())  # fmt: skip
 def test_tensor_copy_predicated(data: Any, shape: Shape, dtype: str, mask: str, reverse: bool, number: bool) -> None:
     x, chosen = values(shape, dtype, 1), (values(shape, mask, 2) % 3).astype(mask)
     found = laid_out(

@@ -167,24 +167,6 @@ def test_indirect_dma_transpose(data: Any, sixteens: int, columns: int, dtype: s
     assert on_hbm(kernel, [x, index]).tobytes() == wanted.tobytes()
 
 
-@covers("dma_transpose")
-@PROPERTY
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 16), st.booleans())
-def test_indirect_dma_transpose_of_four_dimensions(blocks: int, middle: int, columns: int, first: bool) -> None:
-    count, inner = 128 * blocks, ((middle, 1) if first else (1, middle))
-    x = values((40, *inner, columns), "bfloat16", 1)
-    index = (values((128, blocks), "uint32", 2) % 40).astype(np.uint32)
-
-    def kernel(source: Any, rows: Any) -> Any:
-        got = nl.ndarray((columns, *inner, count), dtype=source.dtype)
-        pattern = [[middle * columns, count], [inner[1] * columns, inner[0]], [columns, inner[1]], [1, columns]]
-        nisa.dma_transpose(dst=got, src=source.ap(pattern, vector_offset=nl.load(rows)), axes=(3, 1, 2, 0))
-        return out(got)
-
-    wanted = np.ascontiguousarray(x[index.T.reshape(-1)].transpose(3, 1, 2, 0))
-    assert on_hbm(kernel, [x, index]).tobytes() == wanted.tobytes()
-
-
 @covers("dma_compute")
 @PROPERTY
 @given(st.data(), SHAPES, st.lists(st.sampled_from(FLOATS), min_size=1, max_size=16), st.sampled_from(FLOATS))

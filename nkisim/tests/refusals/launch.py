@@ -86,12 +86,11 @@ def a_different_output_on_each_core(bad: bool) -> Any:
     return run(kernel, lnc=2)
 
 
-def pass_on(barriers: tuple[bool, bool]) -> Any:
-    """Core 0 writes, core 1 reads, each after a barrier or not."""
+def pass_on(*barriers: bool) -> Any:
+    """Return a kernel in which core 0 writes and core 1 reads, each after a barrier or not."""
 
     def kernel(a: Any) -> Any:
-        middle = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="middle")
-        result = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="result")
+        middle, result = (nl.ndarray((128, 8), nl.float32, nl.shared_hbm, name) for name in ("middle", "result"))
         core = nl.program_id(0)
         if core == 0:
             nisa.dma_copy(dst=middle, src=nl.load(a))
@@ -101,17 +100,17 @@ def pass_on(barriers: tuple[bool, bool]) -> Any:
             nisa.dma_copy(dst=result, src=nl.load(middle))
         return result
 
-    return run(kernel, DATA, lnc=2)
+    return kernel
 
 
 @launch(errors.HbmRace)
 def no_barrier(bad: bool) -> Any:
-    return pass_on((not bad, not bad))
+    return run(pass_on(not bad, not bad), DATA, lnc=2)
 
 
 @launch(errors.Deadlock)
 def barrier_of_one_core(bad: bool) -> Any:
-    return pass_on((not bad, True))
+    return run(pass_on(not bad, True), DATA, lnc=2)
 
 
 @launch(errors.NotComputed)

@@ -8,7 +8,7 @@ import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.core.context import current
-from nkisim.errors import BadLaunch, NeedsNewerCore, ShapeMismatch, WrongArgument
+from nkisim.errors import *
 from nkisim.tests.harness import hbm, psum, tile, words
 from nkisim.tests.registry import rules
 

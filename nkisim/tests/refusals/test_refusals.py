@@ -26,17 +26,9 @@ FILES = [*(p for f in FOLDERS for p in PACKAGE.glob(f"{f}/*.py")), *(PACKAGE / f
 ELSEWHERE = {"isa/target.py", "isa/statement.py"}
 # rows of several instructions
 GROUPS = {
-    "random numbers",
-    "registers",
-    "scalars",
-    "grids",
-    "two cores",
-    "one core",
-    "ranks",
-    "views",
-    "creation",
-    "language",
-}
+    "random numbers", "registers", "scalars", "grids", "two cores", "one core", "ranks", "views", "creation",
+    "language", "memory",
+}  # fmt: skip
 # two ranks of one core each, instead of so many cores
 RANKS = -2
 Site = tuple[str, int]

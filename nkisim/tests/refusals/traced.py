@@ -15,19 +15,7 @@ import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.compiler import CompileConfig, SpecializationConfig
-from nkisim.errors import (
-    BadLaunch,
-    IllegalView,
-    KernelInsideKernel,
-    LoopMisuse,
-    NotSimulated,
-    OtherVersion,
-    OutOfRange,
-    ShapeMismatch,
-    WrongArgument,
-    WrongDtype,
-    WrongSpace,
-)
+from nkisim.errors import *
 from nkisim.tests.harness import hbm, out, run, tile
 from nkisim.tests.refusals.ranks import BOTH
 from nkisim.tests.registry import launch, rules

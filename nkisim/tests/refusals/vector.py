@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim import errors
-from nkisim.errors import (
-    AccumulatorUndefined,
-    BothInPsum,
-    DynamicOutOfRange,
-    NeedsNewerCore,
-    NotSimulated,
-    ShapeMismatch,
-    StartPartition,
-    TileTooLarge,
-    WrongArgument,
-    WrongDtype,
-    WrongEngine,
-    WrongOperator,
-    WrongSpace,
-)
+from nkisim.errors import *
 from nkisim.tests.harness import psum, tile, words
 from nkisim.tests.registry import rules
 
@@ -34,63 +19,53 @@ def i32(columns: int = 8) -> object:
     return tile(columns=columns, dtype="int32")
 
 
+def both(x: object = None, y: object = None, op: object = nl.add, **more: object) -> object:
+    return nisa.tensor_tensor(f32(), f32() if x is None else x, f32() if y is None else y, op, **more)
+
+
+def ints(x: object = None, **more: object) -> object:
+    return nisa.tensor_tensor(i32(), i32() if x is None else x, i32(), nl.bitwise_or, **more)
+
+
 rules(
     "tensor_tensor",
-    (WrongArgument, lambda b: nisa.tensor_tensor(dst=f32(), data1=3.0 if b else f32(), data2=f32(), op=nl.add)),
-    (WrongArgument, lambda b: nisa.tensor_tensor(f32(), f32(), f32(), nl.add, engine="vector" if b else ENGINE.vector)),
-    (
-        WrongEngine,
-        lambda b: nisa.tensor_tensor(f32(), f32(), f32(), nl.add, engine=ENGINE.scalar if b else ENGINE.vector),
-    ),
-    (
-        WrongDtype,
-        lambda b: nisa.tensor_tensor(f32(), tile(dtype="float8_e4m3fn", value=0) if b else f32(), f32(), nl.add),
-    ),
-    (WrongSpace, lambda b: nisa.tensor_tensor(f32(), psum() if b else f32(), f32(), nl.power)),
-    (
-        WrongEngine,
-        lambda b: nisa.tensor_tensor(f32(), f32(), f32(), nl.power, engine=ENGINE.vector if b else ENGINE.gpsimd),
-    ),
-    (
-        WrongEngine,
-        lambda b: nisa.tensor_tensor(i32(), i32(), i32(), nl.bitwise_or, engine=ENGINE.gpsimd if b else ENGINE.vector),
-    ),
-    (WrongDtype, lambda b: nisa.tensor_tensor(i32(), f32() if b else i32(), i32(), nl.bitwise_or)),
-    (ShapeMismatch, lambda b: nisa.tensor_tensor(f32(), f32(), f32(9 if b else 8), nl.add)),
-    (ShapeMismatch, lambda b: nisa.tensor_tensor(f32(), f32(), tile(64, 16) if b else f32(), nl.add)),
-    (BothInPsum, lambda b: nisa.tensor_tensor(f32(), psum(), psum() if b else f32(), nl.add)),
-    (WrongOperator, lambda b: nisa.tensor_tensor(f32(), f32(), f32(), nl.exp if b else nl.add)),
-    (WrongOperator, lambda b: nisa.tensor_tensor(f32(), f32(), f32(), "add" if b else nl.add)),
-    (NeedsNewerCore, lambda b: nisa.tensor_tensor(f32(), f32(), f32(), nl.abs_max if b else nl.maximum)),
-    (
-        StartPartition,
-        lambda b: nisa.tensor_tensor(f32()[0:32], f32()[(16 if b else 32) : (48 if b else 64)], f32()[0:32], nl.add),
-    ),
+    (WrongArgument, lambda b: both(3.0 if b else f32())),
+    (WrongArgument, lambda b: both(engine="vector" if b else ENGINE.vector)),
+    (WrongEngine, lambda b: both(engine=ENGINE.scalar if b else ENGINE.vector)),
+    (WrongDtype, lambda b: both(tile(dtype="float8_e4m3fn", value=0) if b else f32())),
+    (WrongSpace, lambda b: both(psum() if b else f32(), op=nl.power)),
+    (WrongEngine, lambda b: both(op=nl.power, engine=ENGINE.vector if b else ENGINE.gpsimd)),
+    (WrongEngine, lambda b: ints(engine=ENGINE.gpsimd if b else ENGINE.vector)),
+    (WrongDtype, lambda b: ints(f32() if b else i32())),
+    (ShapeMismatch, lambda b: both(y=f32(9 if b else 8))),
+    (ShapeMismatch, lambda b: both(tile(64, 16) if b else f32())),
+    (BothInPsum, lambda b: both(psum(), psum() if b else f32())),
+    (WrongOperator, lambda b: both(op=nl.exp if b else nl.add)),
+    (WrongOperator, lambda b: both(op="add" if b else nl.add)),
+    (NeedsNewerCore, lambda b: both(op=nl.abs_max if b else nl.maximum)),
 )
+
+
+def scaled(op: object = nl.add, by: object = 1.0, **more: object) -> object:
+    return nisa.tensor_scalar(f32(), f32(), op, by, **more)
+
+
+def masked(by: object = 1, **more: object) -> object:
+    return nisa.tensor_scalar(i32(), i32(), nl.bitwise_or, by, **more)
+
+
 rules(
     "tensor_scalar",
-    (WrongArgument, lambda b: nisa.tensor_scalar(f32(), f32(), nl.add, 1.0, operand1=2.0 if b else None)),
-    (
-        WrongOperator,
-        lambda b: nisa.tensor_scalar(i32(), i32(), nl.bitwise_or, 1, op1=nl.add if b else nl.bitwise_or, operand1=1),
-    ),
-    (WrongArgument, lambda b: nisa.tensor_scalar(f32(), f32(), nl.abs, 1.0 if b else None)),
-    (WrongArgument, lambda b: nisa.tensor_scalar(f32(), f32(), nl.add, None if b else 1.0)),
-    (WrongArgument, lambda b: nisa.tensor_scalar(i32(), i32(), nl.bitwise_or, 1.0 if b else 1)),
-    (
-        WrongDtype,
-        lambda b: nisa.tensor_scalar(f32(), f32(), nl.add, tile(columns=1, dtype="bfloat16" if b else "float32")),
-    ),
-    (ShapeMismatch, lambda b: nisa.tensor_scalar(f32(), f32(), nl.add, f32(2 if b else 1))),
-    (WrongEngine, lambda b: nisa.tensor_scalar(f32(), f32(), nl.maximum if b else nl.add, 1.0, engine=ENGINE.scalar)),
-    (
-        WrongEngine,
-        lambda b: nisa.tensor_scalar(f32(), f32(), nl.add, 1.0, engine=ENGINE.gpsimd if b else ENGINE.vector),
-    ),
-    (
-        WrongEngine,
-        lambda b: nisa.tensor_scalar(f32(), f32(), nl.rsqrt, None, engine=ENGINE.vector if b else ENGINE.gpsimd),
-    ),
+    (WrongArgument, lambda b: scaled(operand1=2.0 if b else None)),
+    (WrongOperator, lambda b: masked(op1=nl.add if b else nl.bitwise_or, operand1=1)),
+    (WrongArgument, lambda b: scaled(nl.abs, 1.0 if b else None)),
+    (WrongArgument, lambda b: scaled(by=None if b else 1.0)),
+    (WrongArgument, lambda b: masked(1.0 if b else 1)),
+    (WrongDtype, lambda b: scaled(by=tile(columns=1, dtype="bfloat16" if b else "float32"))),
+    (ShapeMismatch, lambda b: scaled(by=f32(2 if b else 1))),
+    (WrongEngine, lambda b: scaled(nl.maximum if b else nl.add, engine=ENGINE.scalar)),
+    (WrongEngine, lambda b: scaled(engine=ENGINE.gpsimd if b else ENGINE.vector)),
+    (WrongEngine, lambda b: scaled(nl.rsqrt, None, engine=ENGINE.vector if b else ENGINE.gpsimd)),
 )
 rules(
     "tensor_reduce",
@@ -98,40 +73,32 @@ rules(
     (ShapeMismatch, lambda b: nisa.tensor_reduce(f32(2 if b else 1), nl.add, f32(), axis=1)),
     (WrongArgument, lambda b: nisa.tensor_reduce(i32(1), nl.bitwise_or, i32(), axis=1, negate=b)),
 )
+
+
+def reduced(op: object = nl.add, **more: object) -> object:
+    return nisa.tensor_scalar_reduce(f32(), f32(), op, 1.0, nl.add, **more)
+
+
 rules(
     "tensor_scalar_reduce",
-    (
-        WrongArgument,
-        lambda b: nisa.tensor_scalar_reduce(f32(), f32(), nl.add, 1.0, nl.add, reduce_init=1.0 if b else None),
-    ),
-    (NotSimulated, lambda b: nisa.tensor_scalar_reduce(f32(), f32(), nl.subtract, 1.0, nl.add, reverse0=b)),
-    (
-        WrongArgument,
-        lambda b: nisa.tensor_scalar_reduce(
-            f32(), f32(), nl.add, 1.0, nl.add, reduce_cmd=CMD.idle if b else CMD.reset_reduce
-        ),
-    ),
-    (
-        AccumulatorUndefined,
-        lambda b: nisa.tensor_scalar_reduce(
-            f32(), f32(), nl.add, 1.0, nl.add, reduce_cmd=CMD.reduce if b else CMD.reset_reduce
-        ),
-    ),
+    (WrongArgument, lambda b: reduced(reduce_init=1.0 if b else None)),
+    (NotSimulated, lambda b: reduced(nl.subtract, reverse0=b)),
+    (WrongArgument, lambda b: reduced(reduce_cmd=CMD.idle if b else CMD.reset_reduce)),
+    (AccumulatorUndefined, lambda b: reduced(reduce_cmd=CMD.reduce if b else CMD.reset_reduce)),
 )
-rules(
-    "tensor_scalar_cumulative",
-    (
-        WrongArgument,
-        lambda b: nisa.tensor_scalar_cumulative(f32(), f32(), nl.add, nl.add, 1.0, imm1=1.0 if b else None),
-    ),
-)
-rules(
-    "activation",
-    (
-        WrongArgument,
-        lambda b: nisa.activation(f32(), nl.exp, f32(), reduce_op=None if b else nl.add, reduce_cmd=CMD.reset_reduce),
-    ),
-)
+
+
+def summed(op: object, command: object = CMD.reset_reduce) -> object:
+    return nisa.activation(f32(), nl.exp, f32(), reduce_op=op, reduce_cmd=command)
+
+
+def running(first: object) -> object:
+    return nisa.tensor_scalar_cumulative(f32(), f32(), nl.add, nl.add, 1.0, imm1=first)
+
+
+rules("tensor_scalar_cumulative", (WrongArgument, lambda b: running(1.0 if b else None)))
+rules("activation", (WrongArgument, lambda b: summed(None if b else nl.add)))
+rules("tensor_copy", (StartPartition, lambda b: nisa.tensor_copy(f32()[0:32], f32()[16:48] if b else f32()[32:64])))
 rules(
     "memset",
     (WrongArgument, lambda b: nisa.memset(f32(), value="1" if b else 1)),
@@ -139,37 +106,35 @@ rules(
     (WrongArgument, lambda b: nisa.memset(i32(), value=1.5 if b else 1)),
     (WrongArgument, lambda b: nisa.memset(tile(dtype="uint8"), value=256 if b else 255)),
 )
+
+
+def chosen(src: str = "float32", mask: str = "uint8") -> object:
+    return nisa.tensor_copy_predicated(f32(), tile(dtype=src), tile(dtype=mask))
+
+
+def selected(on_true: object = None, **more: object) -> object:
+    return nisa.select_reduce(f32(), tile(dtype="uint8"), f32() if on_true is None else on_true, 0.0, **more)
+
+
+def between(**more: object) -> object:
+    return nisa.range_select(f32(), f32(), nl.less, nl.less, f32(1), f32(1), **more)
+
+
+LOWEST = -3.4028234663852886e38
 rules(
     "tensor_copy_predicated",
-    (WrongDtype, lambda b: nisa.tensor_copy_predicated(f32(), f32(), tile(dtype="int8" if b else "uint8"))),
-    (
-        WrongDtype,
-        lambda b: nisa.tensor_copy_predicated(f32(), tile(dtype="bfloat16" if b else "float32"), tile(dtype="uint8")),
-    ),
+    (WrongDtype, lambda b: chosen(mask="int8" if b else "uint8")),
+    (WrongDtype, lambda b: chosen(src="bfloat16" if b else "float32")),
 )
 rules(
     "select_reduce",
-    (WrongDtype, lambda b: nisa.select_reduce(f32(), tile(dtype="uint8"), i32() if b else f32(), 0.0)),
-    (
-        WrongArgument,
-        lambda b: nisa.select_reduce(
-            f32(), tile(dtype="uint8"), f32(), 0.0, reduce_res=f32(1), reduce_cmd=CMD.idle if b else CMD.reset_reduce
-        ),
-    ),
+    (WrongDtype, lambda b: selected(i32() if b else f32())),
+    (WrongArgument, lambda b: selected(reduce_res=f32(1), reduce_cmd=CMD.idle if b else CMD.reset_reduce)),
 )
-LOWEST = -3.4028234663852886e38
 rules(
     "range_select",
-    (
-        TileTooLarge,
-        lambda b: nisa.range_select(f32(), f32(), nl.less, nl.less, f32(1), f32(1), range_start=2**24 if b else 0),
-    ),
-    (
-        WrongArgument,
-        lambda b: nisa.range_select(
-            f32(), f32(), nl.less, nl.less, f32(1), f32(1), on_false_value=0.0 if b else LOWEST
-        ),
-    ),
+    (TileTooLarge, lambda b: between(range_start=2**24 if b else 0)),
+    (WrongArgument, lambda b: between(on_false_value=0.0 if b else LOWEST)),
 )
 rules(
     "nc_stream_shuffle",
@@ -249,10 +214,7 @@ rules(
     (WrongDtype, lambda b: nisa.dropout(tile(dtype="bfloat16") if b else f32(), f32(), 0.5)),
     (WrongDtype, lambda b: nisa.dropout(i32(), i32(), tile(columns=1, dtype="int32" if b else "float32", value=0))),
     (ShapeMismatch, lambda b: nisa.set_rng_seed(words(1, 2) if b else words(1))),
-    (
-        NeedsNewerCore,
-        lambda b: nisa.rand_set_state(tile(columns=6, dtype="uint32"), engine=ENGINE.vector if b else ENGINE.gpsimd),
-    ),
+    (NeedsNewerCore, lambda b: nisa.rand_set_state(tile(128, 6, "uint32"), ENGINE.vector if b else ENGINE.gpsimd)),
 )
 NEWER = {
     "nc_matmul_mx": lambda: nisa.nc_matmul_mx(None, None, None, None, None),
@@ -263,4 +225,4 @@ NEWER = {
 }
 for _name, _call in NEWER.items():
     # the allowed twin is an instruction that trn2 has
-    rules(_name, (errors.NeedsNewerCore, lambda b, call=_call: call() if b else nisa.activation(f32(), nl.exp, f32())))
+    rules(_name, (NeedsNewerCore, lambda b, call=_call: call() if b else nisa.activation(f32(), nl.exp, f32())))

@@ -6,21 +6,7 @@ from typing import Any
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.errors import (
-    DynamicOutOfRange,
-    IllegalView,
-    LoopMisuse,
-    Misaligned,
-    NeedsNewerCore,
-    NotSimulated,
-    OutOfRange,
-    ShapeMismatch,
-    UnwrittenRead,
-    WrongArgument,
-    WrongDtype,
-    WrongOperator,
-    WrongSpace,
-)
+from nkisim.errors import *
 from nkisim.tests.harness import hbm, tile, words
 from nkisim.tests.registry import rules
 
@@ -31,6 +17,10 @@ def cube(inner: int = 4) -> Any:
 
 def register(value: int = 0) -> Any:
     return nisa.register_alloc(value)
+
+
+def two_rows(**more: Any) -> Any:
+    return hbm().ap([[8, 2], [1, 8]], vector_offset=words(0, 1), **more)
 
 
 def read(view: Any) -> Any:
@@ -67,11 +57,8 @@ rules(
     (IllegalView, lambda b: moving().permute((0, 2, 1)) if b else cube().permute((0, 2, 1))),
     (OutOfRange, lambda b: tile().slice(1, 0, 9 if b else 8)),
     (IllegalView, lambda b: (tile() if b else hbm()).vector_select(0, words(1))),
-    (
-        IllegalView,
-        lambda b: hbm().ap([[8, 2], [1, 8]], scalar_offset=register() if b else None, vector_offset=words(0, 1)),
-    ),
-    (IllegalView, lambda b: hbm().ap([[8, 2], [1, 8]], vector_offset=words(0, 1), indirect_dim=1 if b else 0)),
+    (IllegalView, lambda b: two_rows(scalar_offset=register() if b else None)),
+    (IllegalView, lambda b: two_rows(indirect_dim=1 if b else 0)),
     (NeedsNewerCore, lambda b: tile().indirect(0) if b else tile().select(1, 0)),
     (OutOfRange, lambda b: tile().select(2 if b else 1, 0)),
     (IllegalView, lambda b: tile().flatten_dims(0 if b else 1, 1)),
