@@ -25,9 +25,9 @@ from bench.provenance import header, said, write_result
 from bench.table import markdown
 from demo.corpus import load_prose
 from model.errors import run_cli
-from model.llm import Output
 from model.progress import each
-from model.serving.request import Params, Result
+from trnspec.engine.request import Params, Result
+from trnspec.llm import Output
 
 BATCH, KS, POSITIONS = 8, (1, 3, 7, 15), (1, 2, 3, 4, 6, 8, 12, 15)
 TEMPERATURES = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}

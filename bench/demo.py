@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from compile.build import build
 from compile.spec import BuildSpec
 from model.config import load_config
-from model.serving.request import Params, Request
+from trnspec.engine.request import Params, Request
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 TARGET = DEMO / "target"

@@ -27,9 +27,9 @@ from bench.provenance import header, said, write_result
 from bench.serving.servers import Endpoint
 from bench.table import markdown
 from model.errors import UserError, run_cli
-from model.llm import LLM, Output
 from model.progress import progress
-from model.serving.request import Params
+from trnspec.engine.request import Params
+from trnspec.llm import LLM, Output
 
 # k and batch of the bundles that share a drafter's requests
 SHAPES, DTYPES = ((3, 1), (7, 4), (15, 8)), ("fp32", "bf16")

@@ -25,13 +25,13 @@ from compile.neuron.files import compiled, kernel_files
 from compile.recipes import TRACED_WITH, graph_recipe
 from compile.report import changes, plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.manifest import canonical_hash, manifest_json, sha256_of
-from model.bundle.opening import read_bundle
-from model.bundle.plan import BundlePlan, make_plan
 from model.errors import UserError, guarded, run_cli
+from model.graph_spec import GraphSpec
 from model.progress import progress
 from model.provenance import commit
+from trnspec.bundle.manifest import canonical_hash, manifest_json, sha256_of
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import BundlePlan, make_plan
 
 # of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
 HBM_BYTES = 24 << 30

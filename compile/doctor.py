@@ -12,13 +12,13 @@ from typing import Any
 from compile.neuron.specialise import lost_kernels
 from compile.report import different_drafters
 from compile.serve_command import routes
-from model.bundle.contract import declared, violations
-from model.bundle.opening import Bundle, damage, read_bundle
-from model.bundle.shards import shard_fault
-from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
 from model.graph_key import GraphKey, Stage
-from model.serving.text import TOKENIZER, tokenizer_fault
+from model.weights import shard_file
+from trnspec.bundle.contract import declared, violations
+from trnspec.bundle.opening import Bundle, damage, read_bundle
+from trnspec.bundle.shards import shard_fault
+from trnspec.engine.text import TOKENIZER, tokenizer_fault
 
 
 def findings(bundle: Bundle) -> list[str]:

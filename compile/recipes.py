@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import canonical_hash, sha256_of
+from trnspec.bundle.manifest import canonical_hash, sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent
 # code that runs while a step is traced; folders are read to the bottom
 TRACED_BY = (
-    "compile/graph", "model/asks.py", "model/attention.py", "model/backing.py", "model/bundle/border.py",
-    "model/bundle/hlo.py", "model/cache.py", "model/config.py", "model/drafters", "model/dtypes.py", "model/filters.py",
-    "model/fused_layer.py",
+    "compile/graph", "model/asks.py", "model/attention.py", "model/backing.py", "trnspec/bundle/border.py",
+    "trnspec/bundle/hlo.py", "model/cache.py", "model/config.py", "model/drafters", "model/dtypes.py",
+    "model/filters.py", "model/nki/fused_layer.py",
     "model/graph_io.py", "model/halves.py", "model/kernels.py", "model/nki/backing.py", "model/nki/custom_calls.py",
     "model/nki/filter_floor.py", "model/nki/kernels.py", "model/nki/launches.py", "model/ops.py", "model/packing.py",
     "model/parallel.py", "model/qwen3.py", "model/rank_model.py", "model/rope.py",
@@ -29,8 +29,8 @@ TRACED_BY = (
 TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # code that reads, cuts, packs and writes weights
 CUT_BY = (
-    "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "model/bundle/blocks.py",
-    "model/bundle/checkpoint.py", "model/bundle/cut.py", "model/bundle/shards.py", "model/bundle/weights.py",
+    "compile/bundle/cutting.py", "compile/bundle/shard_writer.py", "trnspec/bundle/blocks.py",
+    "trnspec/bundle/checkpoint.py", "model/cut.py", "trnspec/bundle/shards.py", "model/weights.py",
     "model/drafters", "model/dtypes.py", "model/packing.py", "model/parallel.py", "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)

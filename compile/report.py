@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.part import Part
-from model.bundle.plan import BundlePlan
-from model.bundle.spec import BundleSpec
+from model.graph_spec import GraphSpec
 from model.parallel import HeadMap
+from trnspec.bundle.part import Part
+from trnspec.bundle.plan import BundlePlan
+from trnspec.bundle.spec import BundleSpec
 
 
 def plan_as_json(plan: BundlePlan) -> dict[str, Any]:

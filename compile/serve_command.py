@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.bundle.opening import Bundle, read_bundle
-from model.bundle.shards import shard_header
-from model.bundle.weights import shard_file
 from model.errors import UserError, run_cli
 from model.nki.launches import LNC
+from model.weights import shard_file
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.bundle.shards import shard_header
 
 MODEL, CONFIG = "model.pt", "neuron_config.json"
 _NOT = "cannot be loaded on Trainium"

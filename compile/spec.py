@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from compile.neuron.flags import DEFAULT_FLAGS, flags_of
 from compile.tokenizer import same_tokenizer
-from model.bundle.checkpoint import has_weights
-from model.bundle.spec import LAYERS, MAX_LAYERS, MAX_TP, BundleSpec, spec_from_json
 from model.config import PRESETS, load_config
 from model.drafters.kind import Kind
 from model.drafters.registry import KINDS, NONE, inferred, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
+from trnspec.bundle.checkpoint import has_weights
+from trnspec.bundle.spec import LAYERS, MAX_LAYERS, MAX_TP, BundleSpec, spec_from_json
 
 AUTO = "auto"
 

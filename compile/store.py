@@ -19,12 +19,12 @@ from typing import Any
 from compile.bundle.own import own_folder, write_whole
 from compile.bundle.remote import Remote, Told, free_space, open_remote
 from compile.bundle.staging import Staging, staged
-from model.bundle.manifest import MANIFEST, File, Manifest, parse_manifest, sha256_of
-from model.bundle.opening import Bundle, damage, read_bundle, unfinished
-from model.bundle.signature import SIGNATURE, check_signature, key_of, sign
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.strict import shown
+from trnspec.bundle.manifest import MANIFEST, File, Manifest, parse_manifest, sha256_of
+from trnspec.bundle.opening import Bundle, damage, read_bundle, unfinished
+from trnspec.bundle.signature import SIGNATURE, check_signature, key_of, sign
 
 _WORKERS = 4
 

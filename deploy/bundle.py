@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from compile.serve_command import MODEL, check_loadable
 from compile.store import pull, push
-from model.bundle.opening import Bundle, read_bundle
 from model.drafters.registry import KINDS
 from model.errors import UserError, run_cli
+from trnspec.bundle.opening import Bundle, read_bundle
 
 
 class Expected(NamedTuple):

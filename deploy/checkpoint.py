@@ -11,9 +11,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from model.bundle.checkpoint import has_weights
 from model.config import PRESETS, Qwen3Config, load_config
 from model.errors import UserError, run_cli
+from trnspec.bundle.checkpoint import has_weights
 
 
 def check_checkpoint(name: str, folder: Path) -> None:

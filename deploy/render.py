@@ -21,9 +21,9 @@ import yaml
 from compile import serve_command
 from compile.neuron.flags import LNC
 from deploy.values import DEFAULTS, NONE, Values, load_values
-from model.bundle.signature import VARIABLE
 from model.drafters.registry import KINDS
 from model.errors import UserError, run_cli
+from trnspec.bundle.signature import VARIABLE
 
 VARIANTS = ("baseline", "speculative")
 _TEMPLATES = Path(__file__).with_name("templates")

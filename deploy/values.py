@@ -14,12 +14,12 @@ import yaml
 
 from compile.neuron.flags import LNC
 from compile.spec import BuildSpec
-from model.bundle.spec import MAX_K, MAX_TP
 from model.config import PRESETS
 from model.drafters.registry import KINDS
 from model.dtypes import BY_FLAG
 from model.errors import UserError
 from model.strict import Range, Text, Wrong, read, shown
+from trnspec.bundle.spec import MAX_K, MAX_TP
 
 DEFAULTS = Path(__file__).with_name("values.yaml")
 NONE = "none"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, run_cli
-from model.llm import LLM, Options, Output
-from model.serving.request import Params
-from model.serving.text import read_prompt
+from trnspec.engine.request import Params
+from trnspec.engine.text import read_prompt
+from trnspec.llm import LLM, Options, Output
 
 # flags of the same names
 _PARAMS = (

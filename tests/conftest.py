@@ -9,11 +9,11 @@ import jaxlib
 import pytest
 import torch
 
-import model.serving.runtime  # noqa: F401  (sets what XLA reads at its start)
-from model.serving import memory_maps
+import trnspec.runtime.xla  # noqa: F401  (sets what XLA reads at its start)
 from nkisim import machine
 from tests import executables, last_few
 from tests.model.family import family
+from trnspec.runtime import memory_maps
 
 __all__ = ["family"]
 

@@ -28,10 +28,10 @@ import pytest
 
 import compile.build
 from compile.graph.trace import lower_graph
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.spec import BundleSpec
-from model.serving import apart, block_attention, columns, pjrt, products, quicker, sums
+from model.graph_spec import GraphSpec
 from tests.quick import FOLDER, MODE, options
+from trnspec.bundle.spec import BundleSpec
+from trnspec.runtime import apart, block_attention, columns, pjrt, products, quicker, sums
 
 COMPILE, RELEASED = pjrt.compile_hlo, pjrt.SAME_BITS
 _CODE = "".join(inspect.getsource(module) for module in (pjrt, apart, columns, products, quicker, sums))

@@ -59,7 +59,7 @@ def test_the_check_finds_what_is_missing() -> None:
         "docs/none.md",
         "docs/README.md#none",
     ]
-    assert wrong_names("`make none` `make test` python -m bench.none `model/none.py` `model/llm.py`") == [
+    assert wrong_names("`make none` `make test` python -m bench.none `model/none.py` `trnspec/llm.py`") == [
         "bench.none",
         "model/none.py",
         "none",

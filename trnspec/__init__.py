@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from compile.doctor import verify
     from compile.spec import BuildSpec
     from model.errors import UserError
-    from model.llm import LLM, Output
-    from model.serving.request import Params
+    from trnspec.engine.request import Params
+    from trnspec.llm import LLM, Output
 
 __all__ = ["LLM", "BuildSpec", "Output", "Params", "UserError", "build", "verify"]
 # imported when needed: a command without torch does not wait for it
 _HOMES = {
-    "LLM": "model.llm",
-    "Output": "model.llm",
-    "Params": "model.serving.request",
+    "LLM": "trnspec.llm",
+    "Output": "trnspec.llm",
+    "Params": "trnspec.engine.request",
     "UserError": "model.errors",
     "BuildSpec": "compile.spec",
     "build": "compile.build",
@@ -40,7 +40,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def shadowed() -> str:
     """A sentence if Python would import a package that only has the name of one of ours; empty if all are ours."""
-    for name in ("model", "compile", "nki_kernels", "nkisim"):
+    for name in ("model", "compile", "nki_kernels", "nkisim", "serve"):
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         if origin != _ROOT / name / "__init__.py":

@@ -33,7 +33,7 @@ from bench.table import markdown
 from bench.wall.harness import interval, spread, within
 from model.errors import run_cli
 from model.progress import each
-from model.serving.request import Params
+from trnspec.engine.request import Params
 
 Rows = list[dict[str, Any]]
 SERVERS = (BASELINE, NEVER, FIXED, SPECULATIVE)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model.errors import UserError
-from model.serving import products
-from model.serving.request import Params
+from trnspec.engine.request import Params
+from trnspec.runtime import products
 
 _START_SECONDS, _ASK_SECONDS = 600, 600
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NPROC": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -20,8 +20,7 @@ from bench.kernels.case import Case
 from bench.kernels.cases import block_case
 from bench.kernels.layer import BF16, Shard, attention_case, layers_case, mlp_case, prompt_cases
 from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
-from model.bundle.spec import LAYERS
-from model.fused_layer import launched
+from model.nki.fused_layer import launched
 from nki_kernels import roofline
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
@@ -30,6 +29,7 @@ from nkisim.timeline.chip import CASES, Chip
 from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
+from trnspec.bundle.spec import LAYERS
 
 MOST_ROWS = 128
 _KNOTS = (1, 2, 8, 16)

@@ -21,7 +21,7 @@ from bench.plots import bars, panels
 from bench.table import markdown
 from bench.wall.ways import Ways
 from model.progress import each
-from model.serving.request import Params
+from trnspec.engine.request import Params
 
 SAMPLED = {0.0: Params(), 0.6: Params(0.6, top_p=0.95)}
 Rows = list[dict[str, Any]]

@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from bench.demo import DEMO, TARGET, bundle
 from bench.serving.servers import Endpoint, Server, serving, vllm_command
-from model.bundle.opening import open_bundle
 from model.errors import UserError
 from model.progress import each
-from model.serving.ready import serve
-from model.serving.request import Request
-from model.serving.runtime import Graphs
+from trnspec.bundle.opening import open_bundle
+from trnspec.engine.ready import serve
+from trnspec.engine.request import Request
+from trnspec.runtime.xla import Graphs
 
 ALONE, OURS = "our target alone", "ours, speculation"
 GREEDY, ASSISTED, LOOK_UP = "transformers greedy", "transformers assisted", "transformers look-up"

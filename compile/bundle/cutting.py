@@ -20,14 +20,14 @@ from compile.bundle.shard_writer import ShardWriter
 from compile.bundle.sources import digests
 from compile.bundle.staging import StagedFile, record, recorded
 from compile.recipes import shard_recipe
-from model.bundle.checkpoint import Checkpoint
-from model.bundle.cut import Weight
-from model.bundle.manifest import File
-from model.bundle.part import Part
-from model.bundle.plan import BundlePlan
-from model.bundle.shards import shard_header, shard_specs
-from model.bundle.weights import RANK, shard_file
+from model.cut import Weight
 from model.dtypes import BY_FLAG, BY_NAME
+from model.weights import RANK, shard_file
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.manifest import File
+from trnspec.bundle.part import Part
+from trnspec.bundle.plan import BundlePlan
+from trnspec.bundle.shards import shard_header, shard_specs
 
 # written between two records: the most work that a kill can cost
 PART_BYTES = 512 << 20

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from model.bundle.manifest import MANIFEST_BYTES, sha256_of
 from model.errors import UserError
+from trnspec.bundle.manifest import MANIFEST_BYTES, sha256_of
 
 Told = Callable[[int], None]
 SCHEME = "s3://"

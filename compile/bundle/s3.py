@@ -29,9 +29,9 @@ from botocore.exceptions import (
 from compile.bundle import watch
 from compile.bundle.remote import SCHEME, Told
 from compile.bundle.watch import Watch
-from model.bundle.manifest import MANIFEST_BYTES
 from model.errors import UserError
 from model.strict import shown
+from trnspec.bundle.manifest import MANIFEST_BYTES
 
 # tried this often, with growing pauses, before a request is given up; AWS_MAX_ATTEMPTS overrides it
 _ATTEMPTS = "6"

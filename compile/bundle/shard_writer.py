@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from compile.bundle.own import open_own
-from model.bundle.graph_spec import TensorSpec
-from model.bundle.manifest import File
 from model.dtypes import BY_NAME
+from model.graph_spec import TensorSpec
+from trnspec.bundle.manifest import File
 
 # bytes between two requests to start writing to the disk: without them all are written at the end, which then waits
 _SYNC_BYTES = 8 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from compile.bundle.lanes import THREADS
 from compile.bundle.own import read_own, write_whole
-from model.bundle.manifest import sha256_of
+from trnspec.bundle.manifest import sha256_of
 
 # beside the records of a bundle's files
 SOURCES = "sources"

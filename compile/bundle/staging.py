@@ -20,10 +20,10 @@ from pathlib import Path
 from compile.bundle.own import own_folder, read_own, refuse_links, settle, write_whole
 from compile.bundle.sources import SOURCES
 from compile.bundle.swap import RECORDS, exchange, locked, recover
-from model.bundle.manifest import FOLDERS, FORMAT, MANIFEST, File, canonical_hash, parse_manifest, sha256_of
-from model.bundle.signature import SIGNATURE
 from model.errors import UserError
 from model.strict import Wrong, read
+from trnspec.bundle.manifest import FOLDERS, FORMAT, MANIFEST, File, canonical_hash, parse_manifest, sha256_of
+from trnspec.bundle.signature import SIGNATURE
 
 
 @dataclass(frozen=True)

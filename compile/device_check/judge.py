@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model.attention import KEY_TILE
-from model.bundle.weights import RANK
 from model.cache import Placement, empty_caches
 from model.config import Qwen3Config, load_config
 from model.dtypes import BY_FLAG
@@ -25,6 +24,7 @@ from model.ops import Ops
 from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.sampling import gumbel
+from model.weights import RANK
 
 # how much further from the exact logits a device may be than a CPU in the same dtype: tests/close.py has the same rule
 _FURTHER = 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.bundle.graph_spec import GraphSpec
+from model.graph_spec import GraphSpec
 
 Tensors = tuple[np.ndarray, ...]
 # the graph, NxDI's seven inputs -> the results before the caches

@@ -24,11 +24,11 @@ from compile.device_check import nxdi_host
 from compile.device_check.judge import Drawing, Judge
 from compile.neuron.flags import nxdi_tag
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.plan import BundlePlan
-from model.bundle.weights import shard_file
 from model.errors import UserError
+from model.graph_spec import GraphSpec
 from model.sampling import gumbel
+from model.weights import shard_file
+from trnspec.bundle.plan import BundlePlan
 
 # at this temperature noise alone draws, for target and draft alike: every draft is accepted
 _HOT = 1e30

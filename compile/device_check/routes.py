@@ -22,11 +22,11 @@ from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import flags_of
 from compile.neuron.sdk import Level
 from compile.spec import BuildSpec, Recipe
-from model.bundle.opening import Bundle, open_bundle
-from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.serving.work import Runner
+from model.weights import shard_file
+from trnspec.bundle.opening import Bundle, open_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.engine.work import Runner
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 _TARGET = _DEMO / "target"
@@ -136,7 +136,7 @@ def graphs(name: str, work: Path) -> dict[str, Any]:
 
 
 def _graphs(platform: str, bundle: Bundle) -> dict[str, Any]:
-    from model.serving.ready import open_graphs  # noqa: PLC0415 (jax)
+    from trnspec.engine.ready import open_graphs  # noqa: PLC0415 (jax)
 
     device, cpu = open_graphs(bundle, platform), open_graphs(bundle)
     try:
@@ -147,9 +147,9 @@ def _graphs(platform: str, bundle: Bundle) -> dict[str, Any]:
 
 def graphs_route(bundle: Bundle, runner: Runner) -> Route:
     """The answers of our own graphs to our engine."""
-    from model.serving.engine import Engine  # noqa: PLC0415 (jax)
-    from model.serving.ready import shape_of  # noqa: PLC0415
-    from model.serving.request import Params, Request  # noqa: PLC0415
+    from trnspec.engine.engine import Engine  # noqa: PLC0415 (jax)
+    from trnspec.engine.ready import shape_of  # noqa: PLC0415
+    from trnspec.engine.request import Params, Request  # noqa: PLC0415
 
     engine = Engine(runner, shape_of(bundle))
 

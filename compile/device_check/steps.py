@@ -20,10 +20,10 @@ from compile.neuron import sdk as toolchain
 from compile.neuron.flags import LNC, flags_of
 from compile.neuron.sdk import Level, nxdi_graphs
 from compile.spec import BuildSpec, Recipe
-from model.bundle.compiler_flags import FUSED
-from model.bundle.opening import open_bundle
-from model.bundle.plan import make_plan
 from model.errors import UserError
+from trnspec.bundle.compiler_flags import FUSED
+from trnspec.bundle.opening import open_bundle
+from trnspec.bundle.plan import make_plan
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 _LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
@@ -77,7 +77,7 @@ def plugin(work: Path) -> dict[str, Any]:
     from jaxlib import xla_client  # noqa: PLC0415
 
     from compile.build import build  # noqa: PLC0415 (jax)
-    from model.serving.runtime import Graphs  # noqa: PLC0415
+    from trnspec.runtime.xla import Graphs  # noqa: PLC0415
 
     spec = demo("k 0", work, "on-cpu-")
     held = Graphs(open_bundle(build(replace(spec, recipe=Recipe(toolchain="cpu")))), "neuron")

@@ -16,8 +16,8 @@ from typing import IO
 
 from jaxlib import _jax
 
-from model.bundle import hlo
 from model.errors import UserError
+from trnspec.bundle import hlo
 
 _LENGTH = struct.Struct("<Q")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import torch
 
-# a graph's places in the source are dropped at its end (`model/bundle/hlo.py`); to find them is a tenth of a trace
+# a graph's places in the source are dropped at its end (`trnspec/bundle/hlo.py`); to find them is a tenth of a trace
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
 _NAMED = re.compile(r"torch\.ops\.aten\.(\w+)(?:\.(\w+))?")

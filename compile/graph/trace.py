@@ -20,13 +20,13 @@ from compile.graph.conversion import Converter, converted
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
 from compile.graph.torchax_seam import interop
-from model.bundle import border
-from model.bundle.graph_spec import GraphSpec, TensorSpec
-from model.bundle.spec import BundleSpec
 from model.graph_io import Outputs, StepInputs
+from model.graph_spec import GraphSpec, TensorSpec
 from model.nki.backing import backing_of
 from model.ops import Ops, State, rows_inside
 from model.speculative import Pair
+from trnspec.bundle import border
+from trnspec.bundle.spec import BundleSpec
 
 
 class TracedOps(Ops):
@@ -37,9 +37,6 @@ class TracedOps(Ops):
         if ranks > 1:
             self.groups = tuple(tuple(range(r, r + ranks)) for r in range(0, self.world, ranks))
         self._kinds: dict[Any, Callable[..., Any]] = {}
-
-    def grouped(self, ranks: int) -> Ops:
-        return TracedOps(ranks, self.world)
 
     def call(self, module: nn.Module, *args: Any) -> Any:
         # modules of one type and config share a trace; other shapes make JAX trace again

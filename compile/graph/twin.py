@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from model.serving.pjrt import stablehlo_of
+from trnspec.runtime.pjrt import stablehlo_of
 
 
 def stablehlo(proto: bytes) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from compile.bundle.staging import StagedFile, staged
 from compile.neuron.files import compiled, kernel_files
 from compile.spec import Recipe
-from model.bundle.manifest import manifest_json
-from model.bundle.opening import Bundle, read_bundle
 from model.errors import run_cli
+from trnspec.bundle.manifest import manifest_json
+from trnspec.bundle.opening import Bundle, read_bundle
 
 
 def extend(bundle: Bundle) -> None:

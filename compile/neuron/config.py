@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from model.bundle.spec import BundleSpec
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
+from trnspec.bundle.spec import BundleSpec
 
 _DEFAULTS = json.loads(Path(__file__).with_name("nxdi_defaults.json").read_text(encoding="utf-8"))
 _LONG_CONTEXT = 32 * 1024

@@ -14,7 +14,7 @@ from torch import Tensor
 from compile.neuron.module import Collective, StaticOps, StepModule
 from compile.neuron.sdk import nxdi_graphs
 from model.backing import REFERENCE, Backing
-from model.bundle.plan import BundlePlan
+from trnspec.bundle.plan import BundlePlan
 
 
 class EagerRanks:

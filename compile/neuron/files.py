@@ -20,10 +20,10 @@ from compile.neuron.sdk import Found, Level, nxdi_graphs, nxdi_tags
 from compile.neuron.specialise import KERNELS_FOLDER
 from compile.recipes import sources
 from compile.spec import Recipe
-from model.bundle.compiler_flags import flag_tag
-from model.bundle.manifest import Compiler, canonical_hash
-from model.bundle.plan import BundlePlan
 from model.errors import UserError
+from trnspec.bundle.compiler_flags import flag_tag
+from trnspec.bundle.manifest import Compiler, canonical_hash
+from trnspec.bundle.plan import BundlePlan
 
 MODEL: Final = "model.pt"
 # code that becomes the IR of kernels

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from model.bundle.compiler_flags import DECODE, FUSED, PLAIN, PREFILL, with_lnc
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.nki import launches
+from trnspec.bundle.compiler_flags import DECODE, FUSED, PLAIN, PREFILL, with_lnc
 
 if TYPE_CHECKING:
-    from model.bundle.spec import BundleSpec
+    from trnspec.bundle.spec import BundleSpec
 
 TARGET, NXDI = "trn2", "nxdi"
 # logical cores of two physical ones; neuron_config.json's logical_nc_config

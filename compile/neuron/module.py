@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
 from model.attention import KEY_TILE
 from model.backing import Backing
-from model.bundle.graph_spec import GraphSpec, TensorSpec
-from model.bundle.plan import BundlePlan
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
+from model.graph_spec import GraphSpec, TensorSpec
 from model.ops import Ops, rows_inside
+from trnspec.bundle.plan import BundlePlan
 
 Collective = Callable[[Tensor], Tensor]
 # prompts that each cache slot has had

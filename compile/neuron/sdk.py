@@ -25,12 +25,12 @@ import torch
 
 from compile.neuron.flags import LNC, TARGET, nxdi_tag
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
-from model.bundle.compiler_flags import DECODE, FUSED, PREFILL
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.plan import BundlePlan, whole_prompts
 from model.errors import UserError
+from model.graph_spec import GraphSpec
 from model.nki.backing import backing_of
 from model.nki.on_device import launch_on_device
+from trnspec.bundle.compiler_flags import DECODE, FUSED, PREFILL
+from trnspec.bundle.plan import BundlePlan, whole_prompts
 
 COMPILER, NKI = "neuronx-cc", "nki"
 # NxDI routes by the list of input shapes, where a step of the target alone would equal the fused one

@@ -24,12 +24,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from compile.neuron.flags import TARGET
-from model.bundle import hlo
 from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.nki.launches import LNC, Launch, Result, filled, from_text
 from model.nki.launches import TARGET as CALL
 from model.nki.table import KERNELS
+from trnspec.bundle import hlo
 
 # of a bundle
 KERNELS_FOLDER = "kernels"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.attention import KEY_TILE
 from model.backing import REFERENCE, Backing
-from model.fused_layer import FusedLayer, FusedLayers, branch, fused_mlp
+from model.nki.fused_layer import FusedLayer, FusedLayers, branch, fused_mlp
 from model.nki.kernels import NkiKernels
 from model.nki.launches import Launch, Launcher
 from model.packing import fused_packing

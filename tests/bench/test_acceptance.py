@@ -11,7 +11,7 @@ from bench import acceptance as bench
 from bench.demo import Prompt
 from bench.provenance import write_result
 from bench.tune import acceptance as traces
-from model.llm import Output
+from trnspec.llm import Output
 
 ASKED = [Prompt("a", "structured", ""), Prompt("b", "open", "")]
 

@@ -11,8 +11,8 @@ import pytest
 
 from bench import demo, gate
 from model.errors import UserError
-from model.llm import LLM
 from tests.bench.endpoint import endpoint
+from trnspec.llm import LLM
 
 
 def test_the_requests_are_of_every_kind() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.serving.servers import Server, serving
 from model.errors import UserError
-from model.serving.products import ONEDNN_VARIABLE
+from trnspec.runtime.products import ONEDNN_VARIABLE
 
 
 @pytest.mark.parametrize("own_engine", [True, False])

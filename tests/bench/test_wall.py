@@ -14,7 +14,7 @@ from bench.wall import __main__ as wall
 from bench.wall.harness import Rows, aggregate, measure, table
 from bench.wall.ways import ALONE, ASSISTED, GREEDY, OURS, Answer, Way, Ways
 from model.errors import UserError
-from model.serving.request import Request
+from trnspec.engine.request import Request
 
 MS = {ALONE: 8.0, OURS: 2.0, GREEDY: 11.0, ASSISTED: 5.0}
 ASKED = [(Prompt(f"{entropy} {n}", entropy, f"text {n}"), t) for entropy in ENTROPIES for n in (1, 2) for t in (0, 0.6)]

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import jax
 
-from model.bundle.opening import read_bundle
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
 from tests import executables
 from tests.model.family import AsTheyRun
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = [

@@ -15,18 +15,18 @@ from unittest import mock
 import jax
 import numpy as np
 
-from model.bundle.opening import read_bundle
-from model.bundle.spec import BundleSpec
-from model.serving.engine import Engine
-from model.serving.overlap import OverlappedEngine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
-from model.serving.slots import Slot
 from tests import executables
 from tests.compile.tiny import spec
 from tests.model.ahead import ids_ahead
 from tests.model.family import AsTheyRun, caches, untraced
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.engine import Engine
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.engine.slots import Slot
+from trnspec.runtime.xla import Graphs
 
 RANKS, K = 8, 2
 BUNDLES: dict[str, dict[str, Any]] = {

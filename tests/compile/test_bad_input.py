@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from compile.build import build
 from compile.spec import BuildSpec, Recipe, parse
-from model.bundle.checkpoint import Checkpoint
 from model.errors import UserError, guarded
 from model.packing import Packing
-from model.serving.request import Params, Request, Shape, check
-from model.serving.text import read_prompt
 from tests.compile.tiny import shard_of, spec, write_model, write_pair
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.engine.request import Params, Request, Shape, check
+from trnspec.engine.text import read_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 

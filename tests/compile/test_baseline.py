@@ -16,17 +16,17 @@ from compile.neuron import config as neuron_config
 from compile.neuron.flags import DECODE, DEFAULT_FLAGS, PREFILL
 from compile.serve_command import main as serve_command
 from compile.spec import BuildSpec
-from model.bundle.opening import read_bundle
-from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.generate import main as generate
 from model.graph_key import GraphKey, Stage
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
+from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_model
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 REQUESTS = [
     Request((5, 9, 2, 7), max_new_tokens=12),

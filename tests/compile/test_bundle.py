@@ -11,10 +11,10 @@ import pytest
 
 from compile.build import build
 from compile.doctor import main as doctor
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from tests.compile.tiny import spec
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import damage, read_bundle
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,15 @@ from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import lower_graph, traced_pair
 from model import qwen3
-from model.bundle import border, hlo
-from model.bundle.contract import CONSTANT_BYTES, declared, violations
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.opening import read_bundle
-from model.bundle.plan import BundlePlan, make_plan, whole_prompts
 from model.graph_key import GraphKey, Stage
+from model.graph_spec import GraphSpec
 from model.nki.launches import Launch, Result
 from model.parallel import Embedding
 from tests.compile.tiny import relist, spec, write_model
+from trnspec.bundle import border, hlo
+from trnspec.bundle.contract import CONSTANT_BYTES, declared, violations
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import BundlePlan, make_plan, whole_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,10 +13,10 @@ import pytest
 from compile.build import peak_bytes
 from compile.graph.conversion import Converter
 from compile.graph.trace import lower_graph, lower_graphs
-from model.bundle.plan import make_plan
 from model.errors import UserError
 from tests.compile.tiny import spec
 from tests.ended import check_end, runs
+from trnspec.bundle.plan import make_plan
 
 _LONG_S = 30
 

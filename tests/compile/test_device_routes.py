@@ -20,14 +20,14 @@ from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import FUSED, PREFILL
 from compile.neuron.sdk import nxdi_tags
 from compile.spec import Recipe
-from model.bundle.opening import read_bundle
-from model.bundle.plan import make_plan
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.serving.runtime import Graphs
 from tests.model.demo_bundle import ROOT, graphs
 from tests.model.family import AsTheyRun, untraced
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.runtime.xla import Graphs
 
 TARGET = ROOT / "demo/target"
 MAX_LEN, BORDER, VOCABULARY = 256, 128, 2048

@@ -21,15 +21,15 @@ from compile.bundle.staging import record_file
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
-from model.bundle.manifest import MANIFEST, sha256_of
-from model.bundle.opening import open_bundle, read_bundle
-from model.bundle.signature import SIGNATURE
-from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.llm import LLM
+from model.weights import shard_file
 from tests.compile.tiny import spec
 from tests.hostile.damage import damage_files, forge
 from tests.hostile.invocations import REQUESTS, SHAPE, allowed, check, invocations
+from trnspec.bundle.manifest import MANIFEST, sha256_of
+from trnspec.bundle.opening import open_bundle, read_bundle
+from trnspec.bundle.signature import SIGNATURE
+from trnspec.llm import LLM
 
 SMALL = {"k": 2, "batch": 1}
 

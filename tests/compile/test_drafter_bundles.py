@@ -9,10 +9,10 @@ import pytest
 from compile.doctor import findings, summary
 from compile.doctor import main as doctor
 from compile.serve_command import main as serve_command
-from model.bundle.contract import violations
 from model.drafters.registry import KINDS
 from model.errors import UserError
 from tests.model.family import graphs
+from trnspec.bundle.contract import violations
 
 REFUSED = {
     "parallel": "its drafter is parallel, and NxDI's loaders bring plain chains alone",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from model.bundle.spec import spec_from_json
 from model.errors import UserError
 from model.strict import Wrong
 from tests.compile.tiny import spec, write_model
 from tests.model.heads import write_head
+from trnspec.bundle.spec import spec_from_json
 
 
 @pytest.fixture(scope="module")

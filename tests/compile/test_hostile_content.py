@@ -15,14 +15,14 @@ import pytest
 
 from compile.build import build
 from compile.doctor import findings
-from model.bundle import hlo
-from model.bundle.opening import read_bundle
-from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.llm import LLM
 from model.nki.launches import TARGET
-from model.serving.text import TOKENIZER
+from model.weights import shard_file
 from tests.compile.tiny import relist, spec
+from trnspec.bundle import hlo
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.text import TOKENIZER
+from trnspec.llm import LLM
 
 SHARD = shard_file(0)
 

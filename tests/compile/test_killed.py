@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import read_bundle
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Request
-from model.serving.runtime import Graphs
 from tests.compile.tiny import spec
 from tests.hostile import kills
 from tests.hostile.kills import beginnings, replacements
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Request
+from trnspec.runtime.xla import Graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGES = {"k": 1, "batch": 1, "max_len": 128}

@@ -13,20 +13,20 @@ import pytest
 
 from compile.build import build
 from compile.neuron.specialise import specialised
-from model.bundle import hlo
-from model.bundle.contract import violations
-from model.bundle.opening import Bundle, read_bundle
 from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls
 from model.nki.launches import LAYERS, TARGET, Launch
 from model.nki.simulated import simulate
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from tests.compile import fake_nki
 from tests.compile.test_packed_weights import SIZES
 from tests.compile.tiny import spec, write_model
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import violations
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 REQUESTS = [Request((1, 2, 3), max_new_tokens=6), Request((7,), Params(0.9, seed=5), 4)]
 STEP = GraphKey(Stage.STEP, 1, 128, filters=False)

@@ -10,11 +10,11 @@ import pytest
 
 from compile.build import build
 from compile.neuron.__main__ import main as add
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
-from model.serving import pjrt
 from tests.compile.tiny import spec
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import damage, read_bundle
+from trnspec.runtime import pjrt
 
 # as on a machine with the SDK, whose jax is another and whose torchax is torch_xla's own
 _WITHOUT_JAX = """

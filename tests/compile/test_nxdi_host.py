@@ -16,18 +16,18 @@ from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import nxdi_tag
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags
 from model.attention import KEY_TILE
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.opening import Bundle, read_bundle
-from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
 from model.graph_io import StepInputs
 from model.graph_key import Stage
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
+from model.graph_spec import GraphSpec
+from model.weights import shard_file
 from tests.compile.tiny import spec, write_noisy_pair
 from tests.model.family import AsTheyRun, untraced
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 # a chunk for each bucket: the host pads a whole prompt to one
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128, 256)}

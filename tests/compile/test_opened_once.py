@@ -16,15 +16,15 @@ import pytest
 
 from compile.build import build
 from compile.store import main as store
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import open_bundle, read_bundle
-from model.bundle.signature import SIGNATURE
-from model.bundle.weights import shard_file
 from model.errors import UserError
-from model.llm import LLM
-from model.serving.runtime import Graphs
-from model.serving.text import TOKENIZER
+from model.weights import shard_file
 from tests.compile.tiny import forge, relist, spec, write_model
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import open_bundle, read_bundle
+from trnspec.bundle.signature import SIGNATURE
+from trnspec.engine.text import TOKENIZER
+from trnspec.llm import LLM
+from trnspec.runtime.xla import Graphs
 
 SHARD = shard_file(0)
 BOUND_SECONDS = 60

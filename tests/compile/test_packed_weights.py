@@ -11,16 +11,16 @@ import pytest
 from jaxlib._hlo import HloModule
 
 from compile.graph.trace import lower_graph
-from model.bundle.opening import Bundle, read_bundle
-from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
+from model.weights import shard_file
 from tests.compile.tiny import relist, spec, write_model
 from tests.model.family import AsTheyRun, untraced
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 # the smallest layers that both fused kernels take
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "head_dim": 128}

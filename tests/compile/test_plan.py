@@ -8,11 +8,11 @@ import pytest
 
 from compile.build import main as build
 from compile.spec import BuildSpec
-from model.bundle.plan import make_plan, whole_prompts
 from model.config import PRESETS
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.parallel import HeadMap
+from trnspec.bundle.plan import make_plan, whole_prompts
 
 
 def test_full_pair_at_tp_32() -> None:

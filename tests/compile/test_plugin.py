@@ -19,9 +19,9 @@ from compile.neuron import config
 from compile.neuron.flags import nxdi_tag
 from compile.recipes import ROOT
 from compile.serve_command import Served, arguments_of_v1, engine_arguments, engine_environment
-from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
+from model.weights import shard_file
 from tests.compile.tiny import spec, write_noisy_pair
+from trnspec.bundle.plan import make_plan
 
 SOURCES = ("TRNSPEC_NXDI_SOURCE", "TRNSPEC_VLLM_NEURON_SOURCE")
 

@@ -13,20 +13,20 @@ from compile import recipes
 from compile.build import build, build_and_count
 from compile.graph.trace import lower_graph
 from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
-from model.bundle.checkpoint import Checkpoint
-from model.bundle.plan import make_plan
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.packing import Packing
 from tests.compile.tiny import shard_of, spec
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.plan import make_plan
 
 # run while a graph is traced or a shard is cut, with no say in their bytes: what they compute is hashed as a value
 _HASHED_AS_VALUES = (
-    "model/bundle/cut.py",
-    "model/bundle/graph_spec.py",
-    "model/bundle/part.py",
-    "model/bundle/spec.py",
-    "model/bundle/weights.py",
+    "model/cut.py",
+    "model/graph_spec.py",
+    "trnspec/bundle/part.py",
+    "trnspec/bundle/spec.py",
+    "model/weights.py",
     "model/graph_key.py",
 )
 
@@ -41,7 +41,7 @@ def base(base: Path) -> Path:
 @pytest.fixture
 def sources_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's sources where a test may edit them; recipes look there."""
-    for room in ("model", "compile", "nki_kernels"):
+    for room in ("model", "trnspec", "compile", "nki_kernels"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     return tmp_path
@@ -69,7 +69,7 @@ def test_a_packing_constant_makes_shards_and_graphs_anew(base: Path, sources_cop
 
 def test_the_code_that_cuts_makes_shards_anew_and_no_graph(base: Path, sources_copied: Path) -> None:
     _made(base)
-    _edit(sources_copied / "model/bundle/checkpoint.py", '"""', '"""Changed. ')
+    _edit(sources_copied / "trnspec/bundle/checkpoint.py", '"""', '"""Changed. ')
     assert _made(base) == {"weights"}
 
 
@@ -107,7 +107,7 @@ def _files_that_run(call: Any) -> set[str]:
         call()
     finally:
         sys.setprofile(None)
-    rooms = ("model", "compile", "nki_kernels")
+    rooms = ("model", "trnspec", "compile", "nki_kernels")
     inside = [Path(name) for name in ran if Path(name).is_relative_to(ROOT)]
     named = (p.relative_to(ROOT).as_posix() for p in inside)
     return {name for name in named if name.split("/")[0] in rooms}
@@ -134,5 +134,5 @@ def test_what_runs_while_a_shard_is_cut_is_in_its_recipe(base: Path) -> None:
         shard_of(Checkpoint(Path(of_pair.target), target), 0, 1, torch.float32, packing)
 
     ran = _files_that_run(cut)
-    assert {"model/bundle/checkpoint.py", "nki_kernels/layer/pack_weights.py"} <= ran
+    assert {"trnspec/bundle/checkpoint.py", "nki_kernels/layer/pack_weights.py"} <= ran
     assert ran <= {*sources(CUT_BY), *_HASHED_AS_VALUES}

@@ -14,14 +14,14 @@ from compile.build import build
 from compile.doctor import main as doctor
 from compile.serve_command import _LAYOUT_SWITCHES, Served, engine_arguments, neuron_fields, routes
 from compile.serve_command import main as serve_command
-from model.bundle.opening import read_bundle
-from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.nki.launches import LNC
-from model.serving.runtime import Graphs
+from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.tiny import forge, relist, spec
 from tests.model.family import untraced
+from trnspec.bundle.opening import read_bundle
+from trnspec.runtime.xla import Graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 V0 = ("--engine", "v0")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from model.bundle.opening import damage, read_bundle
-from model.bundle.spec import BundleSpec
-from model.bundle.weights import shard_file
+from model.weights import shard_file
 from tests.compile.run_sharded import RANKS, requests
 from tests.compile.tiny import write_model
+from trnspec.bundle.opening import damage, read_bundle
+from trnspec.bundle.spec import BundleSpec
 
 pytestmark = pytest.mark.released_code
 

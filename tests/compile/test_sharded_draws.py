@@ -14,18 +14,18 @@ import pytest
 from jaxlib import xla_client
 
 from compile.graph.trace import lower_graph
-from model.bundle.opening import read_bundle
-from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
 from model.graph_key import GraphKey, Stage
 from model.rough_filters import STEPS
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
+from model.weights import shard_file
 from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.test_toolchain import Ranks, SlotSeeds
 from tests.compile.tiny import relist, spec, write_model
 from tests.model.family import AsTheyRun, untraced
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
 
 # the attention kernel's smallest head, and a vocabulary that is no other size
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 320}

@@ -26,17 +26,17 @@ from compile.bundle.lanes import Lanes
 from compile.bundle.shard_writer import ShardWriter
 from compile.bundle.staging import record_file
 from compile.spec import BuildSpec
-from model.bundle import checkpoint
-from model.bundle.checkpoint import Checkpoint, Piece
-from model.bundle.cut import Weight
-from model.bundle.graph_spec import TensorSpec
-from model.bundle.manifest import MANIFEST, sha256_of
-from model.bundle.part import checkpoint_shapes
-from model.bundle.weights import shard_file
 from model.config import config_from_dict
+from model.cut import Weight
+from model.graph_spec import TensorSpec
 from model.packing import Packing
+from model.weights import shard_file
 from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
 from tests.model.family import not_traced
+from trnspec.bundle import checkpoint
+from trnspec.bundle.checkpoint import Checkpoint, Piece
+from trnspec.bundle.manifest import MANIFEST, sha256_of
+from trnspec.bundle.part import checkpoint_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 # Qwen3-32B and 0.6B with a tenth of their widths or less; 16 query heads are padded at tp 32
@@ -88,7 +88,7 @@ from safetensors.torch import load_file
 from compile.bundle import lanes
 from compile.bundle.cutting import Cutter
 from compile.spec import parse
-from model.bundle.plan import make_plan
+from trnspec.bundle.plan import make_plan
 lanes.AHEAD_BYTES = 1 << 20
 def own():
     status = Path("/proc/self/status").read_text()

@@ -16,13 +16,13 @@ from compile.build import main
 from compile.graph.trace import lower_graph
 from compile.neuron.config import render
 from compile.spec import BuildSpec, Recipe
-from model.bundle.plan import make_plan, whole_prompts
 from model.drafters.eagle3 import Eagle3Config
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.nki.filter_floor import ALL_GATHERS
 from model.parallel import check_tp
 from tests.compile.tiny import spec, write_model
+from trnspec.bundle.plan import make_plan, whole_prompts
 
 BASIC = ["--tp", "32", "--k", "7", "--dry-run", "--json"]
 

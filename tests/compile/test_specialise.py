@@ -16,14 +16,14 @@ from compile.doctor import main as doctor
 from compile.neuron import specialise
 from compile.neuron.specialise import KERNELS_FOLDER
 from compile.serve_command import main as serve_command
-from model.bundle import hlo
-from model.bundle.opening import damage, read_bundle
 from model.errors import UserError
 from model.nki.launches import LNC, TARGET
 from model.nki.table import KERNELS
-from model.serving.runtime import Graphs
 from tests.compile import fake_nki
 from tests.compile.tiny import relist, spec
+from trnspec.bundle import hlo
+from trnspec.bundle.opening import damage, read_bundle
+from trnspec.runtime.xla import Graphs
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
 # every field of the configuration, and its type

@@ -25,11 +25,11 @@ from compile.bundle.remote import Folder, open_remote
 from compile.doctor import main as doctor
 from compile.store import bundles, pull, push, verify
 from compile.store import main as store
-from model.bundle.manifest import MANIFEST, sha256_of
-from model.bundle.opening import read_bundle
 from model.errors import UserError
 from tests.compile.fault_proxy import Fault, Proxy, proxied
 from tests.compile.tiny import forge, relist, spec
+from trnspec.bundle.manifest import MANIFEST, sha256_of
+from trnspec.bundle.opening import read_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "secret-that-must-not-be-printed"

@@ -28,25 +28,25 @@ from compile.neuron.flags import DECODE, DEFAULT_FLAGS, FUSED, LNC, NXDI_FLAGS, 
 from compile.neuron.module import StaticOps
 from compile.neuron.sdk import NXDI_TAGS, PROBES, Level
 from compile.spec import BuildSpec, read_recipe
-from model.bundle import hlo
-from model.bundle.manifest import Compiler
-from model.bundle.opening import damage, read_bundle
-from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
 from model.errors import UserError
 from model.graph_io import StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.nki import simulated
 from model.nki.backing import backing_of
 from model.ops import EAGER
-from model.serving import pjrt
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
+from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec
 from tests.model.family import AsTheyRun, untraced
+from trnspec.bundle import hlo
+from trnspec.bundle.manifest import Compiler
+from trnspec.bundle.opening import damage, read_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime import pjrt
+from trnspec.runtime.xla import Graphs
 
 # the graphs of other tests too
 SMALL = {"k": 1, "batch": 1}

@@ -9,15 +9,15 @@ from jaxlib.xla_client import _xla as _jaxlib  # type: ignore[attr-defined]
 
 from compile.build import build
 from compile.graph.twin import stablehlo
-from model.bundle import hlo
-from model.bundle.contract import declared
-from model.bundle.opening import read_bundle
-from model.serving import runtime
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from tests.compile.tiny import spec
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import declared
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime import xla as runtime
+from trnspec.runtime.xla import Graphs
 
 # the last one ends with the context
 REQUESTS = [Request((5, 9, 2, 7), Params(0.8, seed=3), 9), Request((6, 2, 1) * 36, Params(), 40)]

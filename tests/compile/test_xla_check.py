@@ -21,8 +21,8 @@ from compile.neuron.xla_check import environment
 from compile.neuron.xla_check.cases import CASES
 from compile.neuron.xla_check.hold import departures
 from compile.recipes import ROOT
-from model.bundle import hlo
-from model.bundle.plan import make_plan
+from trnspec.bundle import hlo
+from trnspec.bundle.plan import make_plan
 
 CASE = "demo-tp2"
 

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from compile.spec import BuildSpec, Recipe
-from model.bundle.checkpoint import Checkpoint
-from model.bundle.manifest import MANIFEST, canonical_hash, sha256_of
-from model.bundle.part import checkpoint_shapes
-from model.bundle.weights import RANK
 from model.config import config_from_dict
 from model.drafters.registry import model_of
 from model.packing import Packing
+from model.weights import RANK
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.manifest import MANIFEST, canonical_hash, sha256_of
+from trnspec.bundle.part import checkpoint_shapes
 
 BASE = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,

@@ -21,13 +21,13 @@ from deploy.bundle import Expected, check_shape, fetch, push_checked
 from deploy.bundle import main as bundle_command
 from deploy.checkpoint import main as check_checkpoints
 from deploy.keep import main as keep
-from model.bundle.manifest import MANIFEST, Compiler, File, manifest_json, sha256_of
-from model.bundle.opening import read_bundle
-from model.bundle.plan import make_plan
-from model.bundle.shards import shard_header
-from model.bundle.weights import shard_file
 from model.config import PRESETS
 from model.errors import UserError
+from model.weights import shard_file
+from trnspec.bundle.manifest import MANIFEST, Compiler, File, manifest_json, sha256_of
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.bundle.shards import shard_header
 
 PAIR = Expected(tp=2, batch=4, max_len=256, k=7, lnc=2, drafter="chain")
 ALONE = Expected(tp=2, batch=4, max_len=256, k=0, lnc=2, drafter="none")

@@ -17,7 +17,6 @@ from compile.spec import BuildSpec, Recipe
 from compile.spec import parse as parse_build
 from compile.store import split
 from deploy.render import fill, main, validate
-from model.bundle.signature import VARIABLE
 from model.errors import UserError
 from tests.deploy.rendered import (
     OURS,
@@ -34,6 +33,7 @@ from tests.deploy.rendered import (
     values_of,
 )
 from tests.deploy.test_values import DRAFTS, KEY
+from trnspec.bundle.signature import VARIABLE
 
 VARIANTS = ("baseline", "speculative")
 NGRAM = ("model.drafter=ngram", "model.draft=none", "model.draft_folder=none")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile.build import build
-from model.bundle.opening import read_bundle
 from model.progress import progress
 from tests.compile.tiny import spec, write_pair
 from tests.hostile.damage import damage_files, forge
@@ -20,6 +19,7 @@ from tests.hostile.invocations import invocations
 from tests.hostile.kills import beginnings, replacements
 from tests.hostile.network import faults
 from tests.hostile.series import Series
+from trnspec.bundle.opening import read_bundle
 
 
 def run(folder: Path, seed: int, seconds: float) -> Iterator[Series]:

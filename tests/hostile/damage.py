@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import MANIFEST, canonical_hash
-from model.bundle.opening import damage, open_bundle, read_bundle
 from model.errors import UserError
 from tests.hostile.series import Series, refusal
+from trnspec.bundle.manifest import MANIFEST, canonical_hash
+from trnspec.bundle.opening import damage, open_bundle, read_bundle
 
 HUGE = 1_000_000_000
 

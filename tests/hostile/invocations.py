@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from model.bundle.manifest import MANIFEST
-from model.serving.request import Params, Request, Shape, check
 from tests.compile.tiny import BASE
 from tests.hostile.series import Series, refusal
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.engine.request import Params, Request, Shape, check
 
 # a row a line, after what each row of its block begins with; {tmp} holds what `furnish` makes, {bundle} is a whole
 # bundle of a tiny pair, {alone} one of its target

@@ -16,10 +16,10 @@ from compile.build import build
 from compile.bundle import cutting
 from compile.doctor import findings
 from compile.spec import BuildSpec
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import open_bundle, read_bundle
 from model.errors import UserError
 from tests.hostile.series import Series
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import open_bundle, read_bundle
 
 # the names that a build writes until it is killed, 0 for a moment of the clock; the longest wait for them
 _MORE, _LONG_S = (0, 0, 1, 3), 60.0

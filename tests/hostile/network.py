@@ -14,10 +14,10 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from compile.store import pull, push, verify
-from model.bundle.manifest import MANIFEST
-from model.bundle.opening import open_bundle
 from tests.compile.fault_proxy import Fault, Proxy, proxied
 from tests.hostile.series import Series, refusal
+from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.opening import open_bundle
 
 KINDS = ("drop", "SlowDown", "AccessDenied", "RequestTimeTooSkewed", "truncate", "flip")
 ENVIRONMENT = {

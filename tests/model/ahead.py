@@ -6,9 +6,9 @@ from typing import Any
 
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
-from model.serving.overlap import OverlappedEngine
-from model.serving.request import Request
-from model.serving.runtime import Graphs
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.request import Request
+from trnspec.runtime.xla import Graphs
 
 
 class Watched:

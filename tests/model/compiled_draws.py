@@ -15,18 +15,18 @@ from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from model.asks import Asks
-from model.bundle import hlo
-from model.bundle.graph_spec import GraphSpec
 from model.filters import Filters
 from model.graph_io import words_of
 from model.graph_key import GraphKey, Stage
+from model.graph_spec import GraphSpec
 from model.nki import custom_calls
 from model.nki.backing import backing_of
 from model.parallel import Shard
 from model.rough_filters import roughly
 from model.sampling import Sampling
-from model.serving import pjrt
 from tests.model.sampler_oracle import Row
+from trnspec.bundle import hlo
+from trnspec.runtime import pjrt
 
 Draws = Callable[[Sequence[Row]], list[int]]
 _GRAPH = GraphSpec(GraphKey(Stage.STEP), (), (), (), (), {})

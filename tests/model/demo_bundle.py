@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 from compile.build import build
 from compile.spec import BuildSpec, Recipe
-from model.bundle.opening import Bundle, read_bundle
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
-from model.serving.text import load_tokenizer
 from tests.last_few import last_few
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.engine.text import load_tokenizer
+from trnspec.runtime.xla import Graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = Params()

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.bundle.part import checkpoint_shapes
 from model.config import load_config
 from model.drafters import dflash, eagle3
 from model.drafters.registry import load_draft
 from tests.compile.tiny import BASE
+from trnspec.bundle.part import checkpoint_shapes
 
 # by the format of a DFlash draft: what its config.json says beside the layers, of three of eight layers
 BLOCKS: dict[str, dict[str, Any]] = {

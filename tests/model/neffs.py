@@ -10,11 +10,11 @@ import pytest
 
 from compile.neuron import sdk
 from compile.neuron.__main__ import extend
-from model.bundle import border, hlo
-from model.bundle.opening import Bundle, read_bundle
 from tests.compile import fake_sdk
 from tests.stand_ins import PACKAGES
 from tests.stand_ins.packages.nrtpy import neff
+from trnspec.bundle import border, hlo
+from trnspec.bundle.opening import Bundle, read_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from model.serving.engine import Event
-from model.serving.overlap import OverlappedEngine
-from model.serving.request import Request
+from trnspec.engine.engine import Event
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.request import Request
 
 BLOCK = 128
 

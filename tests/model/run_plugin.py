@@ -13,12 +13,12 @@ from typing import Any
 
 from jaxlib import xla_client
 
-from model.bundle.opening import open_bundle
-from model.serving import pjrt
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.runtime import Graphs
 from tests.compile.run_requests import REQUESTS
+from trnspec.bundle.opening import open_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.runtime import pjrt
+from trnspec.runtime.xla import Graphs
 
 
 def ids(held: Graphs) -> dict[str, Any]:

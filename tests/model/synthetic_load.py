@@ -11,8 +11,8 @@ import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.serving.slots import Slot
-from model.serving.step_k import Always
+from trnspec.engine.slots import Slot
+from trnspec.engine.step_k import Always
 
 
 class BySeated(Always):

@@ -24,9 +24,9 @@ from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Draft
 from model.drafters.parallel import MaskedDraft
 from model.ops import EAGER
 from model.qwen3 import Qwen3
-from model.serving.engine import Engine
-from model.serving.request import Params, Request, Result, Shape
 from model.speculative import Pair
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Params, Request, Result, Shape
 
 V, DRAWN, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
 CONFIG = Qwen3Config(SIZE, 48, 2, 4, 2, False, 8, V)
@@ -125,7 +125,7 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
 def _engine(drafter: str) -> Engine:
     target, drafting, kept = DRAFTERS[drafter]()
     target.taps = drafting.taps
-    runner = Eager(Pair(target, drafting, EAGER, LENGTH), kept, 1 + BATCH)
+    runner = Eager(Pair(target, drafting, EAGER), kept, 1 + BATCH)
     return Engine(runner, Shape((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH))
 
 

@@ -12,13 +12,13 @@ import pytest
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.sampling import NO_ID
-from model.serving.engine import Event
-from model.serving.masks import Walk
-from model.serving.overlap import OverlappedEngine
-from model.serving.request import Params, Request, Shape
-from model.serving.slots import Slot
 from tests.model.synthetic_load import Synthetic
 from tests.model.test_masks import words
+from trnspec.engine.engine import Event
+from trnspec.engine.masks import Walk
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.request import Params, Request, Shape
+from trnspec.engine.slots import Slot
 
 K, MAX_LEN = 3, 64
 

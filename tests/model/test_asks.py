@@ -16,19 +16,19 @@ from transformers import AutoModelForCausalLM
 from compile.build import build
 from compile.doctor import findings
 from model.asks import BIASES
-from model.bundle.opening import read_bundle
 from model.errors import UserError
-from model.llm import LLM
-from model.serving.engine import Engine
-from model.serving.masks import limited, mask_of
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result, Shape, check
-from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.model.family import DRAFTERS, V, graphs, some_graphs
 from tests.model.heads import write_head
 from tests.model.test_masked_drafts import _mostly
 from tests.model.test_masks import some, words
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.masks import limited, mask_of
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Result, Shape, check
+from trnspec.llm import LLM
+from trnspec.runtime.xla import Graphs
 
 END = 7
 # every drafter, and a chain on two ranks

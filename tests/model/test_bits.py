@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.bundle.graph_spec import TensorSpec
 from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
 from model.filters import Filters
+from model.graph_spec import TensorSpec
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
-from model.serving import columns, quicker, sums
-from model.serving.pjrt import OF_STEPS, SAME_BITS
 from model.window import MIN_TARGET_ROWS
+from trnspec.runtime import columns, quicker, sums
+from trnspec.runtime.pjrt import OF_STEPS, SAME_BITS
 
 LENGTH, START = 256, 40
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -16,11 +16,11 @@ _RUN = """
 import contextlib, json, sys
 from pathlib import Path
 from jax import monitoring
-from model.bundle.opening import read_bundle
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 heard = []
 monitoring.register_event_listener(lambda event, **_: heard.append(event))

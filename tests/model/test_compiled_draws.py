@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from model.sampling import NO_ID
-from model.serving.request import Params
 from tests.last_few import last_few
 from tests.model.compiled_draws import Draws, drawing
 from tests.model.sampler_oracle import Row, may_draw
+from trnspec.engine.request import Params
 
 pytestmark = pytest.mark.released_code
 ROWS, V = 32, 206

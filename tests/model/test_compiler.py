@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from model.errors import UserError
-from model.serving import pjrt
-from model.serving.compiler import Compiler
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from tests.ended import check_end
 from tests.model import demo_bundle
 from tests.model.family import graphs
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime import pjrt
+from trnspec.runtime.compiler import Compiler
+from trnspec.runtime.xla import Graphs
 
 # the other process compiles with the options of the released code
 pytestmark = pytest.mark.released_code
@@ -29,9 +29,9 @@ _REQUEST = Request((5, 6, 7), Params(0.8, seed=3), 24)
 _PARENT = """
 import os, sys, time
 from pathlib import Path
-from model.bundle.opening import read_bundle
+from trnspec.bundle.opening import read_bundle
 from model.errors import UserError
-from model.serving.compiler import Compiler
+from trnspec.runtime.compiler import Compiler
 
 bundle = read_bundle(Path(sys.argv[1]))
 graph = max(bundle.graphs, key=lambda graph: len(bundle.read(graph.file)))

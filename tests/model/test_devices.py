@@ -7,7 +7,7 @@ import sys
 import pytest
 
 # in a process of its own: devices are made once, and the tests' process has two
-_COUNT = "import jax; from model.serving import pjrt; pjrt.devices_of('cpu', {}); print(len(jax.devices()))"
+_COUNT = "import jax; from trnspec.runtime import pjrt; pjrt.devices_of('cpu', {}); print(len(jax.devices()))"
 
 
 @pytest.mark.parametrize(("ranks", "told", "devices"), [(1, None, 1), (2, None, 2), (1, "2", 2)])

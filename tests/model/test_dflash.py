@@ -16,9 +16,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model.backing import REFERENCE
-from model.bundle.checkpoint import Checkpoint
-from model.bundle.plan import make_plan
-from model.bundle.spec import BundleSpec
 from model.config import PRESETS, load_config
 from model.drafters.dflash import KIND, DFlash, DFlashConfig, DFlashModel
 from model.drafters.registry import inferred, load_draft
@@ -37,6 +34,9 @@ from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import Drafted, Spoil, beyond, loaded, steps
 from tests.model.heads import BLOCKS, write_block
 from tests.model.ranks import on_ranks
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.plan import make_plan
+from trnspec.bundle.spec import BundleSpec
 
 MASK = 61
 

@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 
 from compile.graph.trace import lower_graph
-from model.bundle.contract import declared, violations
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.manifest import canonical_hash, parse_manifest
-from model.bundle.plan import make_plan, whole_prompts
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result
-from model.serving.runtime import Graphs
-from model.serving.slots import Slot
-from model.serving.step_k import Always
+from model.graph_spec import GraphSpec
 from tests.model.family import MASK, AsTheyRun, family_spec, graphs, some_graphs
+from trnspec.bundle.contract import declared, violations
+from trnspec.bundle.manifest import canonical_hash, parse_manifest
+from trnspec.bundle.plan import make_plan, whole_prompts
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.engine.slots import Slot
+from trnspec.engine.step_k import Always
+from trnspec.runtime.xla import Graphs
 
 pytestmark = pytest.mark.released_code
 # what else a bundle may differ in

@@ -18,7 +18,6 @@ from demo.drafter import target_pass
 from demo.eagle3 import load_head
 from demo.models import load
 from model.backing import REFERENCE
-from model.bundle.checkpoint import Checkpoint
 from model.cache import Placement, empty_caches
 from model.config import load_config
 from model.drafters.eagle3 import KIND, Eagle3, Eagle3Config, Eagle3Draft
@@ -37,6 +36,7 @@ from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, loaded, steps
 from tests.model.heads import write_head
 from tests.model.ranks import on_ranks
+from trnspec.bundle.checkpoint import Checkpoint
 
 # what a head of either format may say, and how its folder is written
 HEADS: dict[str, dict[str, Any]] = {

@@ -15,15 +15,15 @@ import pytest
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.sampling import NO_ID
-from model.serving import engine as engine_module
-from model.serving import pjrt
-from model.serving.engine import Event
-from model.serving.overlap import OverlappedEngine
-from model.serving.request import Params, Request, Result, Shape
-from model.serving.slots import SlotTable
-from model.serving.step_k import Always, Ended, StepK
 from tests.model.ahead import ids_ahead
 from tests.model.synthetic_load import BySeated, Synthetic
+from trnspec.engine import engine as engine_module
+from trnspec.engine.engine import Event
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.request import Params, Request, Result, Shape
+from trnspec.engine.slots import SlotTable
+from trnspec.engine.step_k import Always, Ended, StepK
+from trnspec.runtime import pjrt
 
 K, BATCH, MAX_LEN = 3, 2, 64
 
@@ -676,9 +676,9 @@ def test_a_jax_that_woke_first_is_noticed(missing: str | None) -> None:
     setting = {name: value for name, value in pjrt.EARLY.items() if name != missing}
     code = (
         "import jax; jax.devices(); from model.errors import run_cli;"
-        "from model.serving.pjrt import devices_of; run_cli(lambda: devices_of('cpu', 1))"
+        "from trnspec.runtime.pjrt import devices_of; run_cli(lambda: devices_of('cpu', 1))"
     )
     ran = subprocess.run([sys.executable, "-c", code], env=setting, capture_output=True, text=True, check=False)
     assert ran.returncode == (2 if missing else 0), ran.stderr
-    assert ("before model.serving.pjrt was imported" in ran.stderr) == bool(missing)
+    assert ("before trnspec.runtime.pjrt was imported" in ran.stderr) == bool(missing)
     assert missing is None or f"start the process with {missing}={pjrt.EARLY[missing]}\n" in ran.stderr

@@ -13,8 +13,8 @@ from jaxlib.mlir import ir
 
 from model.graph_key import Stage
 from model.sampling import removed_by_filters
-from model.serving import filter_branch
 from tests.model.family import graphs
+from trnspec.runtime import filter_branch
 
 ROWS, IDS = "tensor<2xi1>", "tensor<2x3xi1>"
 BELOW = "tensor<2x3xf32>"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from model.serving.engine import Engine
-from model.serving.overlap import OverlappedEngine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result
-from model.serving.runtime import Graphs
 from tests.model.ahead import ids_ahead
 from tests.model.family import graphs, some_graphs
+from trnspec.engine.engine import Engine
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.runtime.xla import Graphs
 
 pytestmark = pytest.mark.released_code
 

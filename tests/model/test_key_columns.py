@@ -12,11 +12,11 @@ from jax._src.interpreters import mlir
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
-from model.bundle.graph_spec import TensorSpec
 from model.graph_key import GraphKey, Stage
-from model.serving import columns, key_columns, pjrt
-from model.serving.quicker import operations
+from model.graph_spec import TensorSpec
 from tests.model.family import DRAFTERS, graphs
+from trnspec.runtime import columns, key_columns, pjrt
+from trnspec.runtime.quicker import operations
 
 SHAPE, ROWS = (3, 2, 4, 5), (6, 2, 5)
 POOL, HELD, NEW, PLACES = (f"tensor<{t}>" for t in ("3x2x4x5xf32", "3x2x5x4xf32", "6x2x5xf32", "6x2xi32"))

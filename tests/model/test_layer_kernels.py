@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from model.backing import REFERENCE
-from model.bundle.weights import decoder_weights
 from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
-from model.fused_layer import launched as layers_of_launches
 from model.nki import simulated
 from model.nki.backing import backing_of
+from model.nki.fused_layer import launched as layers_of_launches
 from model.nki.launches import LNC, Launch, Result
 from model.nki.on_device import launch_on_device
 from model.nki.table import KERNELS
 from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
+from model.weights import decoder_weights
 
 SIMULATED = backing_of("nki", simulated.serve)
 # the smallest Qwen3 that the fused kernels take

@@ -17,15 +17,15 @@ from model.filters import Filters
 from model.graph_key import PROMPTS, GraphKey, Stage
 from model.ops import EAGER
 from model.sampling import Sampling, coupled_sample
-from model.serving.engine import Engine, Proposer
-from model.serving.masks import Walk, allows
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result
-from model.serving.runtime import Graphs
-from model.serving.slots import Slot
 from tests.model.ahead import Watched
 from tests.model.family import V, graphs
 from tests.model.test_masks import PARAMS, only, some, words
+from trnspec.engine.engine import Engine, Proposer
+from trnspec.engine.masks import Walk, allows
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.engine.slots import Slot
+from trnspec.runtime.xla import Graphs
 
 DRAFTERS = ("chain", "parallel", "ngram", "eagle3")
 END = 7

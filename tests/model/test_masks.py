@@ -16,21 +16,21 @@ from model.asks import BIASES, Asked, Asks, allowed_ids
 from model.errors import UserError
 from model.graph_io import words_of
 from model.kernels import Kernels
-from model.llm import LLM
 from model.ops import EAGER, Ops
 from model.parallel import Shard
 from model.sampling import Draws, Sampling, coupled_sample
 from model.scores import TOP
-from model.serving.engine import Engine
-from model.serving.masks import Allowed
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Score
-from model.serving.runtime import Graphs
 from tests.model.family import V
 from tests.model.family import graphs as graphs_of
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_sampling import _draw, law_of_filter
 from tests.model.test_shards import SIMULATED, part, rows
+from trnspec.engine.engine import Engine
+from trnspec.engine.masks import Allowed
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Score
+from trnspec.llm import LLM
+from trnspec.runtime.xla import Graphs
 
 
 def words(allowed: Sequence[bool]) -> np.ndarray:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from model.serving import memory_maps
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Request
-from model.serving.runtime import Graphs
 from tests.model.family import graphs
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Request
+from trnspec.runtime import memory_maps
+from trnspec.runtime.xla import Graphs
 
 
 def test_a_map_is_counted() -> None:

@@ -18,21 +18,21 @@ from torch import Tensor
 from compile.build import build
 from compile.doctor import findings
 from model.backing import REFERENCE, Backing
-from model.bundle.cut import IDS, Weight
-from model.bundle.opening import read_bundle
+from model.cut import IDS, Weight
 from model.drafters import Drafter, DraftState
 from model.drafters.kind import DraftModel, DraftPass, Kind
 from model.drafters.registry import KINDS
 from model.parallel import ONE_RANK, Head, Parallel
 from model.rank_model import RankModel
 from model.sampling import Draw
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from model.strict import Range, read
 from model.window import Window
 from tests.compile.tiny import spec, write_model
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from compile.doctor import main as doctor
 from compile.serve_command import check_loadable
 from compile.spec import BuildSpec
 from model.errors import UserError
-from model.serving.engine import Engine, Proposer
-from model.serving.ngram import propose
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result
-from model.serving.runtime import Graphs
 from tests.model.family import graphs as graphs_of
+from trnspec.engine.engine import Engine, Proposer
+from trnspec.engine.ngram import propose
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.runtime.xla import Graphs
 
 
 def _by_definition(ids: list[int], k: int, shortest: int, longest: int) -> list[int]:

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from model.llm import LLM
-from model.serving import memory_maps, pjrt
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request, Result
-from model.serving.runtime import Graphs
 from tests import executables
 from tests.model.family import graphs, write_family
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.llm import LLM
+from trnspec.runtime import memory_maps, pjrt
+from trnspec.runtime.xla import Graphs
 
 pytestmark = pytest.mark.released_code
 POISON = 9

@@ -17,17 +17,8 @@ import numpy as np
 import pytest
 
 from compile.build import build
-from model.bundle.opening import Bundle, read_bundle
-from model.bundle.plan import is_cache
 from model.errors import UserError
 from model.graph_io import StepOutputs
-from model.serving import ranks, runtime
-from model.serving.engine import Engine
-from model.serving.nrt import NrtGraphs, Output, _cores
-from model.serving.nrt_rank import Rank
-from model.serving.overlap import OverlappedEngine
-from model.serving.ready import Graphs, shape_of
-from model.serving.request import Result
 from tests.compile.run_requests import REQUESTS
 from tests.ended import check_end
 from tests.executables import exp_of_the_graph
@@ -35,6 +26,16 @@ from tests.model.ahead import ids_ahead
 from tests.model.family import DRAFTERS, family_spec, graphs
 from tests.model.neffs import find_stand_ins, with_neffs
 from tests.stand_ins.packages import nrtpy
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.bundle.plan import is_cache
+from trnspec.engine.engine import Engine
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.ready import Graphs, shape_of
+from trnspec.engine.request import Result
+from trnspec.runtime import ranks
+from trnspec.runtime import xla as runtime
+from trnspec.runtime.nrt import NrtGraphs, Output, _cores
+from trnspec.runtime.nrt_rank import Rank
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,7 @@ def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
 _FAILS = """
 import sys, time
 from multiprocessing.connection import Connection
-from model.serving.ranks import Failure
+from trnspec.runtime.ranks import Failure
 pipe = Connection(int(sys.argv[1]))
 number = pipe.recv()[0]
 if sys.argv[2] == "0":
@@ -159,8 +160,8 @@ def test_a_rank_that_fails_because_of_one_that_ended_is_not_blamed(
 _HOLDS = """
 import sys
 from pathlib import Path
-from model.bundle.opening import read_bundle
-from model.serving.nrt import NrtGraphs
+from trnspec.bundle.opening import read_bundle
+from trnspec.runtime.nrt import NrtGraphs
 held = NrtGraphs(read_bundle(Path(sys.argv[1])))
 print(*(rank.process.pid for rank in held._ranks._ranks), flush=True)
 sys.stdin.read()

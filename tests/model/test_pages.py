@@ -14,7 +14,6 @@ import torch
 
 from bench.eager import Eager
 from model.backing import REFERENCE
-from model.bundle.spec import CHUNKS as BUILT
 from model.cache import Cache, empty_caches
 from model.drafters import Drafter
 from model.drafters.chain import Chain
@@ -26,12 +25,13 @@ from model.nki.backing import backing_of
 from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
-from model.serving.engine import Engine
-from model.serving.overlap import OverlappedEngine
-from model.serving.request import Chunk, Params, Request, Shape
 from model.speculative import Pair
 from tests.model.outer import BLOCK, Outer
 from tests.model.test_acceptance import BATCH, CONFIG, DRAFTERS, K, V
+from trnspec.bundle.spec import CHUNKS as BUILT
+from trnspec.engine.engine import Engine
+from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.request import Chunk, Params, Request, Shape
 
 LENGTH = 4 * BLOCK
 PROMPTS = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (max(rows, BLOCK), LENGTH))

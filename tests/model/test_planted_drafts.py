@@ -19,12 +19,12 @@ from demo.drafter import target_pass
 from demo.models import load
 from model.drafters.dflash import DFlash
 from model.scores import TOP
-from model.serving.engine import Engine
-from model.serving.request import Params, Shape
 from model.speculative import Pair
 from model.window import Window
 from tests.model.drafted import steps
 from tests.model.test_dflash import pair_of
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Params, Shape
 
 LENGTH, BATCH, TOKENS, K = 128, 8, 24, 7
 DRAFTS = ("draft_dflash", "draft_dspark")

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from model.bundle.compiler_flags import flag_tag
-from model.bundle.manifest import Compiler
 from model.errors import UserError
-from model.serving import pjrt
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.runtime import Graphs
 from tests.compile.run_requests import REQUESTS
 from tests.model.family import graphs
 from tests.model.neffs import ROOT, find_stand_ins
 from tests.stand_ins import PLUGIN
+from trnspec.bundle.compiler_flags import flag_tag
+from trnspec.bundle.manifest import Compiler
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.runtime import pjrt
+from trnspec.runtime.xla import Graphs
 
 
 def _run(*command: str, **more: str) -> Any:

@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.bundle.opening import Bundle
-from model.bundle.weights import shard_file
 from model.cache import Placement, empty_caches
 from model.filters import Filters
 from model.graph_io import StepInputs, StepOutputs
@@ -21,12 +19,14 @@ from model.ops import EAGER
 from model.qwen3 import Qwen3
 from model.rough_filters import roughly
 from model.sampling import Sampling, coupled_sample
-from model.serving.engine import Engine
-from model.serving.request import Params, Request, Shape
-from model.serving.runtime import Graphs
+from model.weights import shard_file
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import ROOT, graphs, shape_of
 from tests.model.family import graphs as tiny
+from trnspec.bundle.opening import Bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Params, Request, Shape
+from trnspec.runtime.xla import Graphs
 
 # in fp32 logits over this are lost beside the noise
 NOISE_ALONE = 1e30

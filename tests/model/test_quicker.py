@@ -8,7 +8,7 @@ import pytest
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from model.serving import quicker
+from trnspec.runtime import quicker
 
 ROWS, NUMBERS = 4, 128
 

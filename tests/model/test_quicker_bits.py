@@ -22,19 +22,19 @@ from jaxlib.mlir import ir
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from model.attention import KEY_TILE, attended, verify_attention
-from model.bundle.graph_spec import TensorSpec
-from model.bundle.opening import Bundle
 from model.cache import Cache, Placement
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.serving import block_attention, filter_branch, key_columns, quicker, sums
-from model.serving.engine import Engine
-from model.serving.pjrt import SAME_BITS
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
+from model.graph_spec import TensorSpec
 from tests.executables import exp_of_the_graph
 from tests.model.family import caches, graphs
+from trnspec.bundle.opening import Bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime import block_attention, filter_branch, key_columns, quicker, sums
+from trnspec.runtime.pjrt import SAME_BITS
+from trnspec.runtime.xla import Graphs
 
 pytestmark = pytest.mark.released_code
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from model.bundle.opening import Bundle
 from model.graph_key import GraphKey, Stage
-from model.serving.engine import Engine
-from model.serving.ready import compile_graphs, served_shape, shape_of, step_seconds
-from model.serving.request import Request, Shape
 from tests.model.ahead import Watched
 from tests.model.family import caches, some_graphs
+from trnspec.bundle.opening import Bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import compile_graphs, served_shape, shape_of, step_seconds
+from trnspec.engine.request import Request, Shape
 
 
 class Prepared(Watched):

@@ -11,14 +11,14 @@ from transformers import Qwen3Config as HFConfig
 from transformers import Qwen3ForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from model.bundle.spec import BundleSpec
-from model.bundle.weights import RANK
 from model.cache import Placement, empty_caches
 from model.config import PRESETS, Qwen3Config, Yarn, config_from_dict
 from model.errors import UserError
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.rope import attention_factor, yarn_frequencies
+from model.weights import RANK
+from trnspec.bundle.spec import BundleSpec
 
 QWEN3 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 STATED = [

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from model.bundle import hlo
 from model.graph_key import GraphKey, Stage
-from model.serving.engine import Engine
-from model.serving.ready import compile_graphs, shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
-from model.serving.slots import Slot
 from tests.model.ahead import Watched
 from tests.model.family import caches
 from tests.model.family import graphs as graphs_of
 from tests.model.synthetic_load import BySeated
+from trnspec.bundle import hlo
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import compile_graphs, shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.engine.slots import Slot
+from trnspec.runtime.xla import Graphs
 
 pytestmark = pytest.mark.released_code
 KS = (1, 3)

@@ -14,8 +14,6 @@ import torch
 
 from compile.graph.trace import lower_graph
 from model.backing import REFERENCE
-from model.bundle.opening import read_bundle
-from model.bundle.plan import make_plan
 from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
@@ -29,15 +27,17 @@ from model.nki.launches import TARGET, Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.parallel import Parallel
 from model.sampling import Sampling
-from model.serving.engine import Engine
-from model.serving.ready import shape_of
-from model.serving.request import Params, Request
-from model.serving.runtime import Graphs
 from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.compile.tiny import spec, write_model
 from tests.last_few import last_few
 from tests.model.family import AsTheyRun, untraced
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import make_plan
+from trnspec.engine.engine import Engine
+from trnspec.engine.ready import shape_of
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.xla import Graphs
 
 NKI, SIMULATED = backing_of("nki", simulated.serve), NkiKernels(simulated.serve)
 # the one that filters is the longest: beside it no step needs the graph without filters, which XLA would compile too

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from model.serving.request import Request
-from model.serving.slots import Slot
-from model.serving.step_k import Always, Ended, Paying, StepK
+from trnspec.engine.request import Request
+from trnspec.engine.slots import Slot
+from trnspec.engine.step_k import Always, Ended, Paying, StepK
 
 # seconds of a step by k, and times more by bucket, about as those of the demo pair on a CPU
 TRUE = {0: 1.0, 3: 1.7, 7: 2.4}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from model.serving import sums
-from model.serving.pjrt import SAME_BITS
+from trnspec.runtime import sums
+from trnspec.runtime.pjrt import SAME_BITS
 
 pytestmark = pytest.mark.released_code
 COLUMNS = 16

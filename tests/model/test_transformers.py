@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from compile.build import build
-from model.bundle.opening import read_bundle
-from model.serving.engine import Engine
-from model.serving.request import Request
-from model.serving.runtime import Graphs
 from tests.compile.tiny import spec, write_model
 from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
+from trnspec.bundle.opening import read_bundle
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Request
+from trnspec.runtime.xla import Graphs
 
 
 def _load(folder: Path) -> PreTrainedModel:

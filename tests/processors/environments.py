@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.serving.processor import processor_flags
 from nkisim import machine
+from trnspec.runtime.processor import processor_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 # what a child gets from the environment under test alone

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.bundle.graph_spec import TensorSpec
-from model.serving.columns import turned
-from model.serving.pjrt import OF_STEPS, SAME_BITS
+from model.graph_spec import TensorSpec
+from trnspec.runtime.columns import turned
+from trnspec.runtime.pjrt import OF_STEPS, SAME_BITS
 
 # inputs and outputs; XLA has code of its own for small products of steps, of at most 128 by 128, and YNNPACK cuts the
 # inputs of large ones

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from model.llm import LLM
 from tests.model.demo_bundle import ROOT, graphs
 from tests.serve.server import Server, served, starting, wait
+from trnspec.llm import LLM
 
 
 @pytest.fixture(scope="session")

@@ -18,10 +18,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.llm import LLM
-from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
 from tests.serve.server import Server, served
+from trnspec.engine.request import Params
+from trnspec.llm import LLM
 
 # more than the slots, so that requests wait
 _CLIENTS = 8

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from compile.store import push
-from model.llm import LLM
-from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
 from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, free_port, sample, served, vllm_command
+from trnspec.engine.request import Params
+from trnspec.llm import LLM
 
 pytestmark = [
     pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from model.llm import LLM
-from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
 from tests.serve.server import NO_VLLM, Server
 from tests.serve.test_http import ask, ids_of
+from trnspec.engine.request import Params
+from trnspec.llm import LLM
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 # the demo's end of a text

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from model.bundle.checkpoint import Checkpoint
 from model.cache import Placement, empty_caches
 from model.config import load_config
 from model.drafters.eagle3 import KIND, Eagle3Config, Eagle3Draft
@@ -28,6 +27,7 @@ from model.packing import Packing
 from model.parallel import ONE_RANK
 from tests.compile.tiny import shard_of, write_model
 from tests.model.heads import write_head
+from trnspec.bundle.checkpoint import Checkpoint
 
 vllm = pytest.importorskip("vllm", reason="vLLM is in the serve environment alone")
 ROWS, DRAFTS, LENGTH = 9, 3, 128

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.serving.masks import Walk, allows
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
+from trnspec.engine.masks import Walk, allows
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 SCHEMA = {

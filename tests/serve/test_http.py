@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from deploy.render import dashboard, scope_of
-from model.llm import LLM
-from model.serving.request import Params
 from tests.deploy.rendered import OURS, values_of
 from tests.model.demo_bundle import PROMPTS, ROOT
 from tests.serve.server import NO_VLLM, Server, sample
+from trnspec.engine.request import Params
+from trnspec.llm import LLM
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 GREEDY = {"temperature": 0.0}

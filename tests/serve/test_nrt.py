@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from model.llm import LLM, Params
 from tests.model.demo_bundle import PROMPTS, graphs
 from tests.model.neffs import find_stand_ins, with_neffs
 from tests.serve.server import NO_VLLM, Server, model_name, served
+from trnspec.llm import LLM, Params
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 DRAWN = Params(temperature=0.8, seed=5)
@@ -85,7 +85,7 @@ def test_the_end_of_a_rank_ends_the_server_and_its_log_names_it(server: Server) 
     assert server.process is not None
     assert server.log is not None
     below = psutil.Process(server.process.pid).children(recursive=True)
-    ranks = [p for p in below if "model.serving.nrt_rank" in p.cmdline()]
+    ranks = [p for p in below if "trnspec.runtime.nrt_rank" in p.cmdline()]
     assert len(ranks) == 2
     os.kill(ranks[1].pid, signal.SIGKILL)
     with pytest.raises((urllib.error.URLError, ConnectionError)):

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from model.errors import UserError
-from model.llm import LLM
-from model.serving.request import Params
 from tests.model.demo_bundle import graphs
 from tests.serve.server import NO_VLLM, Server, free_port, sample, served
 from tests.serve.test_http import ask, ids_of
+from trnspec.engine.request import Params
+from trnspec.llm import LLM
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 # two requests of the longest length, and one block for none

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from compile.build import build
-from model.llm import LLM
 from tests.compile.tiny import spec, write_pair
 from tests.model.demo_bundle import graphs
+from trnspec.llm import LLM
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ import pytest
 
 from compile.doctor import verify
 from model.errors import UserError
-from model.llm import LLM, Options
-from model.serving.request import Params
 from tests.model.demo_bundle import PROMPTS
+from trnspec.engine.request import Params
+from trnspec.llm import LLM, Options
 
 DRAWN = Params(temperature=0.8, seed=7)
 COUNT = "Count from 1 to 10:"

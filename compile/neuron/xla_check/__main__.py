@@ -21,10 +21,10 @@ from compile.neuron.sdk import nxdi_graphs, nxdi_tags
 from compile.neuron.xla_check import environment, run
 from compile.neuron.xla_check.cases import CASES, RUN
 from compile.neuron.xla_check.hold import departures, opcodes
-from model.bundle.plan import make_plan
 from model.errors import UserError, run_cli
 from model.provenance import header
-from model.serving.pjrt import devices_of
+from trnspec.bundle.plan import make_plan
+from trnspec.runtime.pjrt import devices_of
 
 
 def check(case: str, python: Path, folder: Path) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from compile.neuron.module import REQUEST_COUNTS
 from compile.neuron.xla_check.lower import INPUTS
-from model.bundle.contract import declared, unsupported_sentence
-from model.bundle.graph_spec import GraphSpec, TensorSpec
-from model.bundle.plan import BundlePlan
+from model.graph_spec import GraphSpec, TensorSpec
+from trnspec.bundle.contract import declared, unsupported_sentence
+from trnspec.bundle.plan import BundlePlan
 
 # constants that the tracer turns into parameters, as angles and steps; every weight of a real model is larger
 _CONSTANT_BYTES = 1024

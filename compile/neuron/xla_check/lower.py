@@ -20,8 +20,8 @@ from compile.neuron.module import StepModule, example_inputs
 from compile.neuron.sdk import device_ops, nxdi_graphs
 from compile.neuron.xla_check.cases import CASES
 from model.backing import REFERENCE
-from model.bundle.graph_spec import GraphSpec
-from model.bundle.plan import BundlePlan, make_plan
+from model.graph_spec import GraphSpec
+from trnspec.bundle.plan import BundlePlan, make_plan
 
 INPUTS = ("input_ids", "attention_mask", "position_ids", "seq_ids", "sampling_params", "hidden", "adapter_ids")
 

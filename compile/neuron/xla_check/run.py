@@ -16,12 +16,12 @@ from compile.neuron.module import REQUEST_COUNTS
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags
 from compile.neuron.xla_check.cases import CASES
 from compile.neuron.xla_check.lower import INPUTS
-from model.bundle import hlo
-from model.bundle.graph_spec import GraphSpec, TensorSpec
-from model.bundle.plan import BundlePlan
 from model.dtypes import BY_NAME
 from model.errors import UserError
-from model.serving.pjrt import compile_hlo, devices_of
+from model.graph_spec import GraphSpec, TensorSpec
+from trnspec.bundle import hlo
+from trnspec.bundle.plan import BundlePlan
+from trnspec.runtime.pjrt import compile_hlo, devices_of
 
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 _NUMPY = {1: np.bool_, 4: np.int32, 5: np.int64, 11: np.float32, 12: np.float64}

@@ -27,10 +27,10 @@ from compile.neuron.flags import nxdi_tag
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags, nxdi_tokens
 from compile.serve_command import Served, arguments_of_v1, engine_arguments
 from compile.spec import BuildSpec
-from model.bundle.plan import make_plan
-from model.bundle.weights import shard_file
+from model.weights import shard_file
 from tests.compile.tiny import spec
 from tests.compile.vendor.absent import Absent
+from trnspec.bundle.plan import make_plan
 
 SDK = ("neuronx_distributed", "torch_xla", "torch_neuronx", "libneuronxla", "neuronxcc", "nkilib", "vllm")
 PROMPTS = ((5, 9, 2, 7), (8, 1), (3, 3, 4))

@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
-from model.bundle.contract import declared
-from model.bundle.graph_spec import TensorSpec
 from model.dtypes import BY_NAME
-from model.serving import sums
-from model.serving.pjrt import SAME_BITS, stablehlo_of
+from model.graph_spec import TensorSpec
 from tests.quick import FOLDER
 from tests.quick import options as of_tests
+from trnspec.bundle.contract import declared
+from trnspec.runtime import sums
+from trnspec.runtime.pjrt import SAME_BITS, stablehlo_of
 
 MAGIC = b"NEFF"
 

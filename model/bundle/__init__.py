@@ -1,1 +1,0 @@
-"""Files on disk: manifest, weights, checkpoints, shards."""

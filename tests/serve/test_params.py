@@ -1,0 +1,88 @@
+"""What a request may ask: each parameter on the list goes through, each that is not is refused with its name."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serve.params import UnsupportedParam, check_request, engine_request, reject_unsupported
+from trnspec.engine.request import Params, Shape
+
+DEFAULTS: dict[str, Any] = {
+    "n": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [],
+    "max_tokens": 16, "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None, "bad_words": None, "extra_args": None,
+    "structured_outputs": None, "allowed_token_ids": None, "_eos_token_id": None, "watermarking": None,
+    "detokenize": True, "logprob_token_ids": None, "thinking_token_budget": None,
+}  # fmt: skip
+SERVED = {
+    "n": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 7, "stop": ["x"],
+    "stop_token_ids": [5], "max_tokens": 99, "bad_words": [], "extra_args": {}, "_eos_token_id": 0,
+    "logprobs": 20, "prompt_logprobs": 1, "min_tokens": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1, "logit_bias": {1: 1.0}, "structured_outputs": object(), "allowed_token_ids": [1],
+    "watermarking": False,
+}  # fmt: skip
+# a parameter of a later vLLM is refused too
+NOT_SERVED = {
+    "extra_args": {"a": 1}, "watermarking": True, "logprob_token_ids": [5], "thinking_token_budget": 4,
+    "of_a_later_vllm": True,
+}  # fmt: skip
+SHAPE = Shape(ks=(7,), batch=4, max_len=256, buckets=(128, 256), vocabulary=2048, pool=9)
+
+
+def sampling(**changes: Any) -> SimpleNamespace:
+    """vLLM's parameters: words and ends come as ids."""
+    return SimpleNamespace(
+        **{"bad_words_token_ids": None, "all_stop_token_ids": {0}, "eos_token_id": 0} | DEFAULTS | changes
+    )
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_is_on_the_list_is_served(name: str) -> None:
+    reject_unsupported(DEFAULTS | {name: SERVED[name]}, DEFAULTS)
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_what_is_not_on_the_list_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedParam, match=f"^{name} is not served: .{{20,}}") as refused:
+        reject_unsupported(DEFAULTS | {name: NOT_SERVED[name]}, DEFAULTS)
+    assert refused.value.parameter == name
+
+
+def test_a_structured_request_has_the_masks_that_come_for_it() -> None:
+    asked = engine_request(SHAPE, (1,), sampling(structured_outputs=object()), lambda ids: "the mask")  # type: ignore[arg-type,return-value]
+    assert asked.allowed
+    assert asked.allowed([5]) == "the mask"
+    assert not engine_request(SHAPE, (1,), sampling()).allowed
+
+
+def test_the_engine_gets_what_was_asked_and_ends_where_vllm_does() -> None:
+    asked = engine_request(SHAPE, (1, 2), sampling(temperature=0.8, top_k=-1, top_p=0.9, min_p=0.1, seed=7))
+    assert asked.params == Params(0.8, 0, 0.9, 0.1, 7)
+    assert (asked.ids, asked.max_new_tokens, asked.stop_ids, asked.cut) == ((1, 2), 16, (0,), None)
+    ended = engine_request(SHAPE, (1, 2), sampling(eos_token_id=None, stop_token_ids=[5, 6], max_tokens=None))
+    assert (ended.max_new_tokens, ended.stop_ids) == (256, (5, 6)), "ignore_eos leaves vLLM no eos_token_id"
+    assert not asked.asking
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
+    more = {"logit_bias": {3: 2.0}, "allowed_token_ids": [3, 4], "bad_words_token_ids": [[5], [6, 7]], "min_tokens": 2}
+    asked = engine_request(SHAPE, (1,), sampling(logprobs=3, prompt_logprobs=0, seed=1, **penalties, **more))
+    assert asked.params == Params(1.0, 0, 1.0, 0.0, 1, 0.5, -0.5, 1.1, {3: 2.0}, (3, 4), ((5,), (6, 7)), 2)
+    assert (asked.logprobs, asked.prompt_logprobs, asked.ends) == (3, 0, (0,))
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes"),
+    [
+        ((1, 2048), {}),
+        ((1,) * 256, {}),
+        ((), {}),
+        ((1,), {"seed": -1}),
+        ((1,), {"top_k": 1 << 24}),
+        ((1,), {"repetition_penalty": 1e-9}),
+        ((1,), {"logprobs": 21}),
+    ],
+)
+def test_what_the_bundle_cannot_hold_is_refused(ids: tuple[int, ...], changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedParam):
+        check_request(SHAPE, ids, sampling(**changes))
+    check_request(SHAPE, (1,), sampling())

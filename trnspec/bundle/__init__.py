@@ -1,0 +1,1 @@
+"""A bundle on disk: spec, plan, manifest, checkpoint, shards, HLO."""
