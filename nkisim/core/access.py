@@ -82,7 +82,7 @@ def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
     core.warn("unwritten read", f"{fault}; NaN (integers: {INT_SENTINEL}) is read instead", Relaxed)
 
 
-def inherit(core: Core, tensor: NkiTensor) -> None:
+def propagate_unwritten(core: Core, tensor: NkiTensor) -> None:
     """Mark the results of unwritten elements as unwritten: floats by their NaN, others by the operand's elements."""
     target = tensor._numpy()
     if INFO[tensor.dtype].kind == "float":
@@ -139,7 +139,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
     mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)
     if core.unwritten:
-        inherit(core, tensor)
+        propagate_unwritten(core, tensor)
 
 
 def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
@@ -189,7 +189,7 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
         marks = tensor._written_marks()
         marks[where] = WRITTEN_MARK[marks.itemsize]
     if core.unwritten:
-        inherit(core, tensor)
+        propagate_unwritten(core, tensor)
 
 
 def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:

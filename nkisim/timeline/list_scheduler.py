@@ -15,7 +15,7 @@ from nkisim.timeline.chip import Chip
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.program import Program
-from nkisim.timeline.schedule_state import NEVER, NOBODY, Core, Queue, TensorClock, Times
+from nkisim.timeline.schedule_state import NO_EVENT, UNSCHEDULED, Core, Queue, TensorClock, Times
 
 
 class StuckSchedule(ValueError):
@@ -29,8 +29,8 @@ class Machine:
         count, lanes = len(program.events), len(program.queues)
         self.program, self.n = program, chip.at(case)
         self.costs = program.costs[case]
-        never = [NEVER] * count
-        self.times = Times(never[:], never[:], never[:], [NOBODY] * count, [False] * count)
+        never = [UNSCHEDULED] * count
+        self.times = Times(never[:], never[:], never[:], [NO_EVENT] * count, [False] * count)
         self.heads = [0] * lanes
         self.lane_free = [0.0] * lanes
         n = self.n
@@ -74,8 +74,10 @@ class Machine:
             if queue.pending and (event < 0 or not waits):
                 heappush(self.heap, (_movable(queue), ~queue.pending[0][0]))
             self._advance([lane] if event >= 0 else self.waiting.pop(~event, []))
-        if NEVER in self.times.end:
-            stuck = [event for event, end in zip(self.program.events, self.times.end, strict=True) if end == NEVER][:4]
+        if UNSCHEDULED in self.times.end:
+            stuck = [
+                event for event, end in zip(self.program.events, self.times.end, strict=True) if end == UNSCHEDULED
+            ][:4]
             names = ", ".join(f"{e.op} on core {e.core} ({e.line[0]}:{e.line[1]})" for e in stuck)
             raise StuckSchedule(f"these events wait for each other: {names}; remove one `after` edge")
         return self.times
@@ -90,12 +92,12 @@ class Machine:
                 event = queue[at]
                 ready, blocker = self._last(program.links[event])
                 weights, writer = self._last(program.weight_links.get(event, ()))
-                if NEVER in (ready, weights):
-                    self.waiting.setdefault(blocker if ready == NEVER else writer, []).append(lane)
+                if UNSCHEDULED in (ready, weights):
+                    self.waiting.setdefault(blocker if ready == UNSCHEDULED else writer, []).append(lane)
                     break
                 free = self.lane_free[lane]
                 late = times.held[event] = ready > free
-                times.blocker[event] = blocker if late else queue[at - 1] if at else NOBODY
+                times.blocker[event] = blocker if late else queue[at - 1] if at else NO_EVENT
                 times.start[event] = ready = max(ready, free)
                 if isinstance(self.costs[event], DmaCost):
                     heappush(self.heap, (ready, event))
@@ -119,7 +121,7 @@ class Machine:
 
     def _last(self, links: Iterable[tuple[int, int]]) -> tuple[float, int]:
         """When the last of these producers is done, and which it is; an unplaced one never is."""
-        ready, producer, ends, delays = 0.0, NOBODY, self.ends, self.delays
+        ready, producer, ends, delays = 0.0, NO_EVENT, self.ends, self.delays
         for other, signal in links:
             time = ends[signal][other] + delays[signal]
             if time > ready:

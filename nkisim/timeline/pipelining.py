@@ -16,7 +16,7 @@ from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.dependence import RESULT
 from nkisim.timeline.program import AnyCost, Program
-from nkisim.timeline.schedule_state import NEVER, NOBODY
+from nkisim.timeline.schedule_state import NO_EVENT, UNSCHEDULED
 
 _FIXED = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
@@ -78,7 +78,7 @@ class _ListSchedule:
         self.heap: list[tuple[float, int]] = []
         self.scalar_lane: dict[int, int] = {}
         # when each lane is looked at next
-        self.due = [NEVER] * len(program.queues)
+        self.due = [UNSCHEDULED] * len(program.queues)
         self._graph(count)
         self._windows()
 
@@ -112,7 +112,7 @@ class _ListSchedule:
         # the visible events, as places among the members: from the oldest unplaced one to the first hidden one
         self.window = dict.fromkeys(self.members, (0, 0))
         # the same two as positions
-        self.oldest = dict.fromkeys(self.members, NOBODY)
+        self.oldest = dict.fromkeys(self.members, NO_EVENT)
         self.hidden = dict.fromkeys(self.members, 0)
 
     def run(self) -> None:
@@ -123,7 +123,7 @@ class _ListSchedule:
             time, lane = heappop(self.heap)
             if time != self.due[lane]:
                 continue
-            self.due[lane] = NEVER
+            self.due[lane] = UNSCHEDULED
             # the first instruction in program order of those that are ready, which one is by now
             ready, future = self.ready[lane], self.future[lane]
             while future and future[0][0] <= time:
@@ -176,14 +176,14 @@ class _ListSchedule:
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""
         core = self.core_of[vector]
-        scalar = self.scalar_lane.get(core, NOBODY)
-        if scalar == NOBODY:
+        scalar = self.scalar_lane.get(core, NO_EVENT)
+        if scalar == NO_EVENT:
             scalar = self.scalar_lane[core] = self.program.lane((core, "scalar"))
         if scalar == len(self.free):
             self.free.append(0.0)
             self.load.append(0.0)
             self.queues.append([])
-            self.due.append(NEVER)
+            self.due.append(UNSCHEDULED)
             self.ready.append([])
             self.future.append([])
             self.core_of.append(core)
@@ -208,7 +208,7 @@ class _ListSchedule:
             limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
         shown = members[hidden:limit]
         self.window[core] = oldest, hidden + len(shown)
-        self.oldest[core] = members[oldest] if oldest < stop else NOBODY
+        self.oldest[core] = members[oldest] if oldest < stop else NO_EVENT
         self.hidden[core] = members[limit] if limit < stop else len(self.done)
         for position in shown:
             if not self.missing[position]:
