@@ -77,6 +77,14 @@ def test_the_same_array_twice_is_one_tensor() -> None:
     assert (run(kernel, x, x) == 5).all()
 
 
+def test_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nisa.get_nc_version() is nisa.nc_version.gen3
+    for name, law in (("trn3", errors.NotSimulated), ("trn9", errors.BadLaunch)):
+        monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", name)
+        with pytest.raises(law):
+            run(double.fn, DATA)
+
+
 def test_explicit_order_reaches_the_events() -> None:
     def kernel(a: Any) -> Any:
         x = nl.load(a)
