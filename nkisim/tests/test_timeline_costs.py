@@ -105,6 +105,7 @@ def test_scalar_reads_its_sums_in_64_cycles_more() -> None:
     plain = tape.add("scalar", "activation", (tile,), (tile,), elements=120, function="copy")
     summed = tape.add("scalar", "activation", (tile,), (tile, total), elements=120, function="copy")
     assert scalar(plain, N).latency == pytest.approx(100 + N.scalar_latency_ns)
+    assert scalar(plain, N).pitch == pytest.approx(100 + N.scalar_gap_ns)
     assert scalar(summed, N).latency == pytest.approx(100 + N.scalar_latency_ns + 64 / 1.2)
 
 
