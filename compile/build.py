@@ -20,8 +20,7 @@ from compile.bundle.cutting import Cutter
 from compile.bundle.remote import free_space
 from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graphs
-from compile.neuron import config as neuron_config
-from compile.neuron.files import compiled, kernel_files
+from compile.neuron import toolchain
 from compile.recipes import TRACED_WITH, graph_recipe
 from compile.report import changes, plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
@@ -29,7 +28,7 @@ from model.errors import UserError, guarded, run_cli
 from model.graph_spec import GraphSpec
 from model.progress import progress
 from model.provenance import commit
-from trnspec.bundle.manifest import canonical_hash, manifest_json, sha256_of
+from trnspec.bundle.manifest import manifest_json, sha256_of
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 
@@ -86,6 +85,7 @@ def build_and_count(spec: BuildSpec) -> Built:
     """The same, with the files made and kept. An existing bundle stays whole until the new one is."""
     begin = time.perf_counter()
     spec.check()
+    toolchain.check(spec.recipe.toolchain, spec.bundle)
     with contextlib.ExitStack() as ends, staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
         plan, checkpoints, missing = _fitting(spec), spec.checkpoints, list[str]()
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
@@ -93,9 +93,6 @@ def build_and_count(spec: BuildSpec) -> Built:
         protos = lower_graphs(plan.spec, (g for g in plan.graphs if g.file in missing))
         ends.enter_context(contextlib.closing(protos))
         files = _files(plan, protos, cutter, checkpoints)
-        graphs = [f for f in files if f.name.startswith("hlo/")]
-        of_sdk, compiler = compiled(plan, staging.folder, graphs, spec.recipe)
-        files += of_sdk
         task.total = len(files)
         finished = {f.name: staging.finished(f) for f in files}
         records = {name: record for name, record in finished.items() if record}
@@ -109,8 +106,9 @@ def build_and_count(spec: BuildSpec) -> Built:
                 task.at(f"making {file.name}")
                 records[file.name] = staging.make(file)
                 task.advance()
-        for file in kernel_files(staging, files):
-            records[file.name] = staging.finished(file) or staging.make(file)
+        task.at("compiling for Trainium")
+        added, compiler = toolchain.add_compiled(plan, staging, records, spec.recipe, spec.jobs)
+        records |= added
         staging.finish(manifest_json(plan, records, compiler, versions(), commit(digits=40)), set(records))
         peak = peak_bytes()
     return Built(Path(spec.out), len(records) - kept, kept, time.perf_counter() - begin, peak)
@@ -119,8 +117,7 @@ def build_and_count(spec: BuildSpec) -> Built:
 def _files(
     plan: BundlePlan, protos: Iterator[bytes], cutter: Cutter | None, checkpoints: dict[str, Path]
 ) -> list[StagedFile]:
-    config = neuron_config.render(plan.spec)
-    files = [_text("neuron_config.json", config), *(_graph(plan, g, protos) for g in plan.graphs)]
+    files = [_graph(plan, g, protos) for g in plan.graphs]
     if cutter:
         target = checkpoints["target"]
         files += cutter.files()
@@ -139,10 +136,6 @@ def _fitting(spec: BuildSpec) -> BundlePlan:
             "--batch, --max-len or the recipe's blocks"
         )
     return plan
-
-
-def _text(name: str, content: str) -> StagedFile:
-    return StagedFile(name, canonical_hash(content), lambda path: _ignore(path.write_text(content, encoding="utf-8")))
 
 
 def _copy(name: str, source: Path) -> StagedFile:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compile.neuron.specialise import lost_kernels
+from compile.neuron.specialise import missing_kernel_files
 from compile.report import different_drafters
-from compile.serve_command import routes
+from compile.serve_command import refusals
 from model.errors import UserError, run_cli
 from model.graph_key import GraphKey, Stage
 from model.weights import shard_file
@@ -31,7 +31,7 @@ def findings(bundle: Bundle) -> list[str]:
             return [f"{name}: {clause}" for clause in violations(graphs[name], content, spec)]
         clause = ""
         if name.startswith("kernels/") and name.endswith(".hlo.pb"):
-            return [f"{name}: {c}" for c in lost_kernels(bytes(content), bundle.files)]
+            return [f"{name}: {c}" for c in missing_kernel_files(bytes(content), bundle.files)]
         if name in ranks:
             clause = shard_fault(content, bundle.plan, ranks[name])
         elif name == TOKENIZER:
@@ -80,19 +80,15 @@ def verify(path: str | Path) -> dict[str, Any]:
     return about
 
 
-# how a bundle runs on Trainium, the shortest way first, by the engines of compile.serve_command
-_WAYS = {
-    "plugin": "vllm serve with our plugin, on the SDK's plugin for PJRT",
-    "nrt": "vllm serve with our plugin, its NEFFs on nrtpy",
-    "v0": "NxDI in vLLM's V0 engine, SDK 2.26",
-    "v1": "NxDI in vLLM's V1 engine, SDK 2.31",
-}
+_WAYS = {"nrt": "its NEFFs on nrtpy", "neuron": "its graphs by the SDK's plugin for PJRT"}
 
 
 def _verdict(bundle: Bundle) -> Iterator[str]:
     yield "this bundle is whole and can generate here"
-    for engine, why in routes(bundle).items():
-        yield f"on Trainium by {_WAYS[engine]}: {f'no, {why}' if why else f'compile.serve_command --engine {engine}'}"
+    why = refusals(bundle)
+    for platform, way in _WAYS.items():
+        command = f"compile.serve_command --platform {platform}"
+        yield f"on Trainium, {way}: {f'no, {why[platform]}' if why[platform] else command}"
 
 
 def main(arguments: list[str]) -> None:
@@ -107,7 +103,7 @@ def main(arguments: list[str]) -> None:
         about["launches"] = launches(bundle)
     if options.json:
         about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
-        print(json.dumps(about | {"routes": {} if found else routes(bundle)}, indent=1))
+        print(json.dumps(about | {"routes": {} if found else refusals(bundle)}, indent=1))
     else:
         for key, value in about.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value

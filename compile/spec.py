@@ -30,16 +30,17 @@ class Recipe:
 
     `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `blocks`: those of a pool of caches, by
     default as many as the batch may need. `chunks`: rows of the prompts' graphs, powers of two. `layers`: the most
-    layers of a launch of NKI kernels, by default 16; 1 launches each half of one. `toolchain`: auto takes the installed
-    SDK, cpu makes HLO alone, neuron fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's
-    tag: line}. `compiler_input`: the form in which neuronx-cc gets a graph.
+    layers of a launch of NKI kernels, by default 16; 1 launches each half of one. `toolchain`: auto makes NEFFs where
+    neuronx-cc is installed, cpu makes HLO alone, neuron fails without neuronx-cc, model.pt makes the file of NxDI's
+    loader instead. `compiler_flags`: a line, or {prefill: line, step: line}. `compiler_input`: the form in which
+    neuronx-cc gets a graph.
     """
 
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
-    toolchain: Literal["auto", "cpu", "neuron"] = "auto"
+    toolchain: Literal["auto", "cpu", "neuron", "model.pt"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
     compiler_input: Literal["hlo", "stablehlo"] = "hlo"
 
@@ -72,6 +73,7 @@ class BuildSpec:
             "compiler_flags, compiler_input"
         },
     )
+    jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per 40 GB of memory")
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
 

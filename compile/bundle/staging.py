@@ -221,8 +221,8 @@ def _drop_strangers(folder: Path, names: set[str]) -> None:
     for file in (folder / RECORDS).glob("*.json"):
         if file not in known:
             file.unlink()
-    if "model.pt" not in names:
-        (folder / "model.pt").unlink(missing_ok=True)
+    for name in {"model.pt", "neuron_config.json"} - names:
+        (folder / name).unlink(missing_ok=True)
     for below in FOLDERS:
         for file in (folder / below).rglob("*"):
             if file.relative_to(folder).as_posix() not in names and (file.is_symlink() or not file.is_dir()):

@@ -7,33 +7,28 @@ import sys
 from pathlib import Path
 
 from compile.bundle.staging import staged
-from compile.neuron.files import add_neffs
-from compile.neuron.sdk import makes_neffs
-from compile.nxd.files import MODEL, add_model
+from compile.neuron import toolchain
 from compile.spec import Recipe
 from model.errors import run_cli
 from trnspec.bundle.manifest import manifest_json
 from trnspec.bundle.opening import Bundle, read_bundle
 
-# folders of the files that the SDK makes
-_OF_SDK = ("neff/", "kernels/", "logs/")
+_NEFFS = Recipe(toolchain="neuron")
+# what the SDK makes
+_OF_SDK = ("neff/", "kernels/", "logs/", "model.pt", "neuron_config.json")
 
 
-def extend(bundle: Bundle, toolchain: str = "neuron", jobs: int = 0) -> None:
+def extend(bundle: Bundle, recipe: Recipe = _NEFFS, jobs: int = 0) -> None:
     """Add NEFFs, or NxDI's model.pt; the bundle stays as it was until all files are made."""
     plan, manifest = bundle.plan, bundle.manifest
-    makes_neffs(toolchain, plan.spec.kernels)
+    toolchain.check(recipe.toolchain, plan.spec)
     with staged(bundle.path) as staging:
-        records = {n: f for n, f in bundle.files.items() if not n.startswith(_OF_SDK) and n not in MODEL}
+        records = {name: file for name, file in bundle.files.items() if not name.startswith(_OF_SDK)}
         for name, record in records.items():
             staging.keep(name, record)
-        recipe = Recipe(toolchain=toolchain)  # type: ignore[arg-type]
-        if toolchain == "model.pt":
-            added, compiler = add_model(plan, staging, records, recipe)
-        else:
-            added, compiler = add_neffs(plan, staging, records, recipe, jobs)
-        content = manifest_json(plan, records | added, compiler, manifest.versions, manifest.commit)
-        staging.finish(content, {*records, *added})
+        added, compiler = toolchain.add_compiled(plan, staging, records, recipe, jobs)
+        records |= added
+        staging.finish(manifest_json(plan, records, compiler, manifest.versions, manifest.commit), set(records))
 
 
 def main(arguments: list[str]) -> None:
@@ -44,7 +39,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--jobs", type=int, default=0, help="compilers at a time (default: one per 40 GB of memory)")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
-    extend(bundle, options.toolchain, options.jobs)
+    extend(bundle, Recipe(toolchain=options.toolchain), options.jobs)
     print(bundle.path)
 
 

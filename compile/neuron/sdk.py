@@ -37,14 +37,6 @@ def missing(launches_kernels: bool) -> str:
     return ""
 
 
-def makes_neffs(toolchain: str, kernels: str) -> bool:
-    """Whether a build gets NEFFs: auto takes what is installed, neuron raises UserError where something lacks."""
-    why = missing(kernels != "reference")
-    if why and toolchain == "neuron":
-        raise UserError(f"this bundle gets no NEFFs: {why}")
-    return toolchain in ("auto", "neuron") and not why
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Package -> installed version."""
     return {package: _version(package) for package in packages}

@@ -140,4 +140,5 @@ def xla_ops(tp: int) -> StaticOps:
     return StaticOps(
         lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups(), pin_layout=False),
         lambda x: xla.all_gather(x, dim=x.dim() - 1, groups=groups(), pin_layout=False),
+        tp,
     )

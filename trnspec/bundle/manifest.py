@@ -26,7 +26,7 @@ FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 # all that a build writes, and all that a manifest may list
 FOLDERS = ("hlo", "neff", "kernels", "logs", "weights", "tokenizer")
-_FILES = ("neuron_config.json", "model.pt")
+_FILES = ("model.pt", "neuron_config.json")
 # the largest manifest that is read
 MANIFEST_BYTES = 16 << 20
 _PIECE = 1 << 20
@@ -50,8 +50,7 @@ class File:
 class Compiler:
     """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (for NxDI's loader).
 
-    `kernels` says where a device finds the NKI kernels that the graphs call: nowhere, as IR beside the NEFFs, or in
-    model.pt.
+    `kernels` says where a device finds the NKI kernels that the graphs call: nowhere, or as IR beside the NEFFs.
     """
 
     toolchain: Literal["cpu", "compiler", "full"] = "cpu"
@@ -60,7 +59,7 @@ class Compiler:
     lnc: Literal[0, 1, 2] = 0
     flags: Annotated[dict[str, str], Length(0, 8)] = dataclasses.field(default_factory=dict)
     versions: _Names = dataclasses.field(default_factory=dict)
-    kernels: Literal["none", "bir", "model.pt"] = "none"
+    kernels: Literal["none", "bir"] = "none"
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _checked(raw: dict[str, Any], digest: str) -> Manifest:
     if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
         raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
     _check_names(files)
-    needed = {*stored.graphs, "neuron_config.json", *(["model.pt"] if stored.compiler.neff == "model.pt" else [])}
+    needed = {*stored.graphs, *(_FILES if stored.compiler.neff == "model.pt" else ())}
     shards = {shard_file(rank) for rank in range(MAX_TP)} & files.keys()
     if shards:
         needed |= {shard_file(rank) for rank in range(spec.tp)}

@@ -78,13 +78,6 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
 
-def whole_prompts(plan: BundlePlan) -> tuple[GraphSpec, ...]:
-    """The graphs of whole prompts, one a bucket, as a host takes them that knows no chunks."""
-    weights = plan.draft_weights + plan.target_weights
-    state = tuple(t for t in plan.state if t.name != COUNTS)
-    return tuple(_prefill(plan.spec, bucket, bucket, weights, state) for bucket in plan.spec.buckets)
-
-
 def _prefill(
     spec: BundleSpec, rows: int, keys: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]
 ) -> GraphSpec:
