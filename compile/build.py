@@ -20,7 +20,7 @@ from compile.bundle.cutting import Cutter
 from compile.bundle.remote import free_space
 from compile.bundle.staging import StagedFile, staged
 from compile.graph.trace import lower_graphs
-from compile.neuron import toolchain
+from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, graph_recipe
 from compile.report import changes, plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
@@ -85,7 +85,7 @@ def build_and_count(spec: BuildSpec) -> Built:
     """The same, with the files made and kept. An existing bundle stays whole until the new one is."""
     begin = time.perf_counter()
     spec.check()
-    toolchain.check(spec.recipe.toolchain, spec.bundle)
+    check_toolchain(spec.recipe.toolchain, spec.bundle)
     with contextlib.ExitStack() as ends, staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
         plan, checkpoints, missing = _fitting(spec), spec.checkpoints, list[str]()
         cutter = Cutter(plan, checkpoints, staging.sources) if checkpoints else None
@@ -107,7 +107,7 @@ def build_and_count(spec: BuildSpec) -> Built:
                 records[file.name] = staging.make(file)
                 task.advance()
         task.at("compiling for Trainium")
-        added, compiler = toolchain.add_compiled(plan, staging, records, spec.recipe, spec.jobs)
+        added, compiler = add_compiled(plan, staging, records, spec.recipe, spec.jobs)
         records |= added
         staging.finish(manifest_json(plan, records, compiler, versions(), commit(digits=40)), set(records))
         peak = peak_bytes()

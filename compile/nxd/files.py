@@ -1,7 +1,7 @@
 """model.pt and neuron_config.json of a bundle: our step, traced and compiled by NxD's ModelBuilder.
 
-No other file imports NxD or torch_xla. They are looked for by the attributes that are called: torch-neuronx of the
-native PyTorch route, and empty packages of the public index, have the same names.
+No other file imports NxD or torch_xla. The native PyTorch route and empty packages of the public index have packages of
+the same names: those that are meant have the attributes that are called.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from typing import Any
 import torch
 
 from compile.bundle.staging import StagedFile, Staging
-from compile.neuron.files import make
+from compile.neuron import sdk
 from compile.neuron.flags import LNC, TARGET, flags_of
-from compile.neuron.sdk import COMPILER, compiler_program, versions
 from compile.nxd.config import neuron_config
 from compile.nxd.module import NxdiStep, StaticOps, example_inputs, nxdi_graphs
 from compile.recipes import TRACED_BY, sources
 from compile.spec import Recipe
 from model.errors import UserError
-from model.graph_spec import GraphSpec
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler, File, canonical_hash
 from trnspec.bundle.plan import BundlePlan
@@ -40,24 +38,18 @@ _PACKAGES = (
 )
 
 
-def check(spec: BundleSpec) -> None:
+def check_model(spec: BundleSpec) -> None:
     """Raise UserError if NxDI cannot run a bundle of this spec, or this machine cannot build its model.pt."""
     lacking = [package for package, module, name in _PACKAGES if not _has(module, name)]
-    if not compiler_program():
-        lacking.insert(0, COMPILER)
-    if spec.kernels != "reference":
-        why = "its graphs have no NKI kernels; use --kernels reference"
-    elif spec.k and spec.drafter != "chain":
-        why = f"NxDI fuses a plain draft model, not {spec.drafter}; use --drafter chain, or --k 0"
-    elif len(spec.ks) > 1:
-        why = f"NxDI runs one k, not {', '.join(map(str, spec.ks))}; give one as --k"
-    elif spec.pool < replace(spec, blocks=0).pool:
-        why = f"each slot has blocks of its own and blocks is {spec.blocks}; leave blocks out"
-    elif lacking:
-        why = f"this machine lacks {', '.join(lacking)}; use the environment for NxD of SDK 2.31"
-    else:
-        return
-    raise UserError(f"this bundle gets no {MODEL}: {why}")
+    reasons = {
+        "its graphs have no NKI kernels; use --kernels reference": spec.kernels != "reference",
+        f"NxDI fuses a plain draft model, not {spec.drafter}": spec.drafter not in ("none", "chain"),
+        f"NxDI runs one k, not {', '.join(map(str, spec.ks))}; give one as --k": len(spec.ks) > 1,
+        f"blocks is {spec.blocks}, fewer than the slots have; leave it out": spec.pool < replace(spec, blocks=0).pool,
+        f"this machine lacks {', '.join(lacking)}; use the environment for NxD of SDK 2.31": lacking,
+    }
+    for why in [why for why, holds in reasons.items() if holds]:
+        raise UserError(f"this bundle gets no {MODEL}: {why}")
 
 
 def _has(module: str, name: str) -> bool:
@@ -71,19 +63,20 @@ def add_model(
     plan: BundlePlan, staging: Staging, records: Mapping[str, File], recipe: Recipe
 ) -> tuple[dict[str, File], Compiler]:
     """The records of model.pt and neuron_config.json of a staged bundle, and the manifest's entry."""
-    found = versions(COMPILER, *(package for package, *_ in _PACKAGES))
-    flags, config = flags_of(recipe.compiler_flags, found[COMPILER]), neuron_config(plan.spec)
+    versions = sdk.versions(sdk.COMPILER, *(package for package, *_ in _PACKAGES))
+    flags, config = flags_of(recipe.compiler_flags, versions[sdk.COMPILER]), neuron_config(plan.spec)
     graphs = sorted((name, file.sha256) for name, file in records.items() if name.startswith("hlo/"))
-    traced = canonical_hash([graphs, flags, found, sources(("compile/nxd", *TRACED_BY))])
-    work = staging.folder / ".build" / "neuron"
-    files = [
-        StagedFile(MODEL, traced, functools.partial(build_model, plan, work, flags)),
-        StagedFile(CONFIG, canonical_hash(config), functools.partial(_write, config)),
-    ]
-    return make(staging, files), Compiler("full", "model.pt", TARGET, LNC, flags, found)
+    traced = canonical_hash([graphs, flags, versions, sources(("compile/nxd", *TRACED_BY))])
+    build = functools.partial(build_model, plan, staging.folder / ".build" / "neuron", flags)
+    files = StagedFile(MODEL, traced, build), StagedFile(CONFIG, canonical_hash(config), lambda p: _write(p, config))
+    found = {file: staging.finished(file) for file in files}
+    if not all(found.values()):
+        staging.begin()
+    made = {file.name: record or staging.make(file) for file, record in found.items()}
+    return made, Compiler("full", "model.pt", TARGET, LNC, flags, versions)
 
 
-def _write(text: str, path: Path) -> None:
+def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
@@ -92,35 +85,20 @@ def build_model(plan: BundlePlan, work: Path, flags: Mapping[str, str], out: Pat
     # vendor seam
     vendor: Any = importlib.import_module("neuronx_distributed.trace.model_builder")
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(LNC)
-    tp = plan.spec.tp
+    spec = plan.spec
     builder = vendor.ModelBuilder(
-        router=None, tp_degree=tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=tp, world_size=tp,
-        compiler_workdir=str(work), logical_nc_config=LNC,
+        router=None, tp_degree=spec.tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=spec.tp,
+        world_size=spec.tp, compiler_workdir=str(work), logical_nc_config=LNC,
     )  # fmt: skip
     for tag, graphs in nxdi_graphs(plan).items():
-        key = graphs[0].key
+        # its buckets differ in the inputs only: one module has the parameters of all
+        module, key = NxdiStep(plan, graphs[0], xla_ops(spec.tp)), graphs[0].key
         builder.add(
-            key=tag, model_instance=_instance(plan, graphs[0], vendor.BaseModelInstance),
-            example_inputs=[example_inputs(plan.spec, g.key) for g in graphs], compiler_args=flags[flag_tag(key)],
+            key=tag, model_instance=vendor.BaseModelInstance(lambda m=module: m, module.aliases()),
+            example_inputs=[example_inputs(spec, g.key) for g in graphs], compiler_args=flags[flag_tag(key)],
             bucket_config=None, priority_model_idx=None if key.is_prefill else 0,
         )  # fmt: skip
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
-
-
-def _instance(plan: BundlePlan, graph: GraphSpec, base: Any) -> Any:
-    class Instance(base):  # type: ignore[misc]
-        """One tag's module. Its buckets differ in the inputs only, so all get the same parameters."""
-
-        def __init__(self) -> None:
-            super().__init__(module_cls=NxdiStep, input_output_aliases={})
-
-        def load_module(self) -> None:
-            self.module = NxdiStep(plan, graph, xla_ops(plan.spec.tp))
-
-        def get(self, bucket_rank: int, **kwargs: Any) -> tuple[Any, Any]:
-            return self.module, self.module.aliases()
-
-    return Instance()
 
 
 def xla_ops(tp: int) -> StaticOps:
