@@ -32,8 +32,7 @@ class Recipe:
     default as many as the batch may need. `chunks`: rows of the prompts' graphs, powers of two. `layers`: the most
     layers of a launch of NKI kernels, by default 16; 1 launches each half of one. `toolchain`: auto makes NEFFs where
     neuronx-cc is installed, cpu makes HLO alone, neuron fails without neuronx-cc, model.pt makes the file of NxDI's
-    loader instead. `compiler_flags`: a line, or {prefill: line, step: line}. `compiler_input`: the form in which
-    neuronx-cc gets a graph.
+    loader instead. `compiler_flags`: a line, or {prefill: line, step: line}.
     """
 
     draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
@@ -42,7 +41,6 @@ class Recipe:
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
     toolchain: Literal["auto", "cpu", "neuron", "model.pt"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
-    compiler_input: Literal["hlo", "stablehlo"] = "hlo"
 
 
 _PLAIN = Recipe()
@@ -70,7 +68,7 @@ class BuildSpec:
         default=_PLAIN,
         metadata={
             "help": "a JSON object of rare fields, or its file: draft_tp, blocks, chunks, layers, toolchain, "
-            "compiler_flags, compiler_input"
+            "compiler_flags"
         },
     )
     jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per 40 GB of memory")

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from compile.bundle.staging import staged
 from compile.neuron.files import add_compiled, check_toolchain
+from compile.nxd.files import MODEL_FILES
 from compile.spec import Recipe
 from model.errors import run_cli
 from trnspec.bundle.manifest import manifest_json
 from trnspec.bundle.opening import Bundle, read_bundle
 
 _NEFFS = Recipe(toolchain="neuron")
-_OF_SDK = ("neff/", "kernels/", "logs/", "model.pt", "neuron_config.json")
+_OF_SDK = ("neff/", "kernels/", "logs/", *MODEL_FILES)
 
 
 def extend(bundle: Bundle, recipe: Recipe = _NEFFS, jobs: int = 0) -> None:

@@ -1,7 +1,6 @@
 """The SDK's files of a bundle: NEFFs of its graphs, the IR of their NKI kernels, the compiler's logs.
 
-A file's recipe is a hash of what it is made from: of an HLO proto, the compiler's version and its flags. Everything is
-made on the local disk, in `.build/neuron`; what a bundle lists moves into it.
+A NEFF's recipe is a hash of its HLO proto, of the compiler's version and of its flags.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from compile.bundle.staging import StagedFile, Staging
 from compile.neuron import sdk, specialise
 from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.specialise import KERNELS_FOLDER
-from compile.nxd.files import MODEL, add_model, check_model
+from compile.nxd.files import MODEL, check_model, model_files
 from compile.recipes import sources
 from compile.spec import Recipe
 from model.attention import KEY_TILE
@@ -31,6 +30,7 @@ from trnspec.bundle.spec import BundleSpec
 _SPECIALISED_BY = ("nki_kernels", "compile/neuron/specialise.py", "model/nki/table.py")
 # host memory of one neuronx-cc: up to 40 GB for a decode graph of a 30B model
 _JOB_BYTES = 40 << 30
+_LOG = "log-neuron-cc.txt"
 Records = dict[str, File]
 
 
@@ -49,31 +49,29 @@ def add_compiled(
 
     ``jobs`` compilers run at a time, 0 for as many as the memory holds.
     """
+    launches, work = plan.spec.kernels != "reference", staging.folder / ".build" / "neuron"
     if recipe.toolchain == MODEL:
-        return add_model(plan, staging, graphs, recipe)
-    launches = plan.spec.kernels != "reference"
+        files, compiler = model_files(plan, work, graphs, recipe)
+        return _make(staging, files), compiler
     if recipe.toolchain == "cpu" or sdk.missing(launches):
         return {}, Compiler()
     versions = sdk.versions(sdk.COMPILER, *[sdk.NKI] * launches)
-    flags, folder = flags_of(recipe.compiler_flags, versions[sdk.COMPILER]), staging.folder / ".build" / "neuron"
+    flags = flags_of(recipe.compiler_flags, versions[sdk.COMPILER])
     # no device runs a prompt's chunk of less than a tile
     keys = [g.key for g in plan.graphs if not g.key.is_prefill or g.key.rows >= KEY_TILE]
-    sources_of, made = {key.name: plan.by_key[key].file for key in keys}, Records()
+    protos, made = {key.name: plan.by_key[key].file for key in keys}, Records()
     if launches:
-        made |= _specialise(staging, graphs, sources_of, folder / KERNELS_FOLDER, versions)
-        sources_of = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in sources_of}
+        made |= _specialise(staging, graphs, protos, work / KERNELS_FOLDER, versions)
+        protos = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in protos}
     neffs, logs = list[StagedFile](), list[StagedFile]()
     for key in keys:
-        name, line, hlo = key.name, flags[flag_tag(key)], sources_of[key.name]
-        hash_ = canonical_hash([{**graphs, **made}[hlo].sha256, line, versions, recipe.compiler_input])
-        write = functools.partial(_compile, staging, hlo, recipe.compiler_input, folder / name, line)
-        neffs.append(StagedFile(f"neff/{name}.neff", hash_, write))
-        logs.append(StagedFile(f"logs/{name}.txt", hash_, functools.partial(_copy, folder / name / _LOG)))
+        name, line, hlo = key.name, flags[flag_tag(key)], protos[key.name]
+        recipe_hash = canonical_hash([(graphs | made)[hlo].sha256, line, versions])
+        write = functools.partial(_compile, staging, hlo, work / name, line)
+        neffs.append(StagedFile(f"neff/{name}.neff", recipe_hash, write))
+        logs.append(StagedFile(f"logs/{name}.txt", recipe_hash, functools.partial(_copy, work / name / _LOG)))
     made |= _make(staging, neffs, jobs or _jobs()) | _make(staging, logs)
     return made, Compiler("compiler", "neff", TARGET, LNC, flags, versions, "bir" if launches else "none")
-
-
-_LOG = "log-neuron-cc.txt"
 
 
 def _make(staging: Staging, files: Sequence[StagedFile], jobs: int = 1) -> Records:
@@ -93,39 +91,30 @@ def _jobs() -> int:
 
 
 def _specialise(
-    staging: Staging, graphs: Records, sources_of: Mapping[str, str], kernels: Path, versions: dict[str, str]
+    staging: Staging, graphs: Records, protos: dict[str, str], work: Path, versions: dict[str, str]
 ) -> Records:
     """Records of the graphs with the vendor's calls of kernels, and of the IR that they call."""
-    code, configured = sources(_SPECIALISED_BY), dict[bytes, bytes]()
+    code, configured, files = sources(_SPECIALISED_BY), dict[bytes, bytes](), list[StagedFile]()
 
     def write(file: str, path: Path) -> None:
-        path.write_bytes(specialise.specialised(staging.path(file).read_bytes(), kernels, configured))
+        path.write_bytes(specialise.specialised(staging.path(file).read_bytes(), work, configured))
 
-    files = list[StagedFile]()
-    for name, file in sources_of.items():
-        hash_ = canonical_hash([graphs[file].sha256, versions, code])
-        files.append(StagedFile(f"{KERNELS_FOLDER}/{name}.hlo.pb", hash_, functools.partial(write, file)))
+    for name, file in protos.items():
+        recipe_hash = canonical_hash([graphs[file].sha256, versions, code])
+        files.append(StagedFile(f"{KERNELS_FOLDER}/{name}.hlo.pb", recipe_hash, functools.partial(write, file)))
     made = _make(staging, files)
     called = {name for file in files for name in specialise.binaries(staging.path(file.name).read_bytes())}
-    copies = [(f"{KERNELS_FOLDER}/{name}", functools.partial(_copy, kernels / name)) for name in sorted(called)]
-    return made | _make(staging, [StagedFile(name, canonical_hash(name), copy) for name, copy in copies])
+    ir = [(f"{KERNELS_FOLDER}/{name}", functools.partial(_copy, work / name)) for name in sorted(called)]
+    return made | _make(staging, [StagedFile(name, canonical_hash(name), copy) for name, copy in ir])
 
 
-def _compile(staging: Staging, hlo: str, form: str, folder: Path, flags: str, neff: Path) -> None:
+def _compile(staging: Staging, hlo: str, work: Path, flags: str, neff: Path) -> None:
     """One graph's NEFF; the compiler runs in a folder of its own, below which it finds the IR of kernels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = staging.path(hlo)
-    if hlo.startswith(KERNELS_FOLDER):
-        for name in specialise.binaries(source.read_bytes()):
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(staging.path(f"{KERNELS_FOLDER}/{name}"), folder / name)
-    if form == "stablehlo":
-        # a machine of the SDK need not have jax
-        from compile.graph.twin import stablehlo  # noqa: PLC0415
-
-        text, source = stablehlo(source.read_bytes()), folder / "graph.mlir"
-        source.write_text(text, encoding="utf-8")
-    sdk.compile_hlo(source, neff, folder / _LOG, flags, folder)
+    work.mkdir(parents=True, exist_ok=True)
+    for name in specialise.binaries(staging.path(hlo).read_bytes()) if hlo.startswith(KERNELS_FOLDER) else ():
+        (work / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(staging.path(f"{KERNELS_FOLDER}/{name}"), work / name)
+    sdk.compile_hlo(staging.path(hlo), neff, work / _LOG, flags, work)
 
 
 def _copy(source: Path, path: Path) -> None:
