@@ -37,6 +37,7 @@ _CONFIG = dataclasses.replace(
 )
 
 
+@torch.no_grad()
 def errors(name: str, launch: Launcher) -> list[tuple[float, float]]:
     """Error and bound of each result of a case whose kernels ``launch`` serves, relative to the largest number."""
     compared = list[tuple[float, float]]()
