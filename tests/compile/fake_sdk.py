@@ -147,13 +147,10 @@ def all_gather(value: torch.Tensor, dim: int = 0, groups: Any = None, pin_layout
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Put NxD, torch_neuronx and torch_xla into sys.modules."""
+    """Put NxD and torch_xla into sys.modules."""
     members: dict[str, dict[str, Any]] = {
-        "torch_neuronx": {}, "torch_neuronx.xla_impl": {}, "torch_neuronx.xla_impl.trace": {"generate_hlo": id},
         "torch_xla": {}, "torch_xla.core": {},
         "torch_xla.core.xla_model": {"REDUCE_SUM": "sum", "all_reduce": all_reduce, "all_gather": all_gather},
-        "torch_xla.runtime": {"world_size": lambda: ModelBuilder.built[-1].tp},
-        "libneuronxla": {"neuron_xla_compile": id},
         "neuronx_distributed": {}, "neuronx_distributed.trace": {},
         "neuronx_distributed.trace.model_builder": {
             "ModelBuilder": ModelBuilder, "BaseModelInstance": BaseModelInstance,

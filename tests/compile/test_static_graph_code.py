@@ -1,4 +1,4 @@
-"""What graph code may not say: torch_xla lowers it wrong, or Trainium's compiler does not take it. This reads source."""
+"""What graph code may not say, by its source: torch_xla lowers it wrong, or Trainium's compiler does not take it."""
 
 from __future__ import annotations
 
