@@ -24,8 +24,9 @@ from model.nki.table import KERNELS
 from tests.compile.fake_sdk import module
 
 VERSION = "0.7.0+stand-in"
-# names of the kernels that were specialised
+# names of the kernels that were specialised, and aliases that each gets in addition
 SPECIALISED: list[str] = []
+ALIASES: dict[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _config(kernel: CompileKernel, inputs: dict[str, Any]) -> Any:
     return SimpleNamespace(
         backend_config_b64=base64.b64encode(json.dumps(call).encode()),
         output_specs=[SimpleNamespace(shape=o.shape, dtype=o.dtype) for o in outputs],
-        operand_output_aliases=aliases,
+        operand_output_aliases=aliases | ALIASES,
         has_collectives=False,
     )
 

@@ -93,6 +93,22 @@ def test_a_kernel_that_is_gone_is_named(made: tuple[Bundle, int]) -> None:
     assert specialise.missing_kernel_files(b"no graph", bundle.files) == ["it is no specialised graph (DecodeError)"]
 
 
+def test_a_kernel_that_nki_refuses_or_configures_otherwise_is_a_sentence(
+    made: tuple[Bundle, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, _ = made
+    proto = bytes(bundle.read(bundle.graphs[0].file))
+    fake_nki.install(monkeypatch)
+    monkeypatch.setattr(fake_nki, "VERSION", object())
+    with pytest.raises(UserError, match=r"nki does not take the kernel \w+: Object of type object is not JSON ser"):
+        specialise.specialised(proto, tmp_path, {})
+    monkeypatch.undo()
+    fake_nki.install(monkeypatch)
+    monkeypatch.setattr(fake_nki, "ALIASES", {0: 0})
+    with pytest.raises(UserError, match=r"nki gives \w+ the results .* 0: 0\} and the cores \[2\], the graph has"):
+        specialise.specialised(proto, tmp_path, {})
+
+
 def test_without_nki_every_door_says_so(
     base: Path, compiler: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
