@@ -18,7 +18,7 @@ from model.ops import iota, rows_of
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Draw
-from model.weights import decoder_packing, decoder_weights
+from model.weights import decoder_weights
 from model.window import Window
 
 
@@ -84,7 +84,7 @@ CHAIN = DraftModel(
     drafter=lambda model, target: Chain(model),
     weights=decoder_weights,
     collectives=_collectives,
-    packing=decoder_packing,
+    packing=lambda backing, config, ranks: backing.packing(config, ranks),
     unread=_unread,
     stored_as=_stored_as,
 )

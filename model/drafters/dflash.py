@@ -36,7 +36,6 @@ from model.asks import ids_of
 from model.backing import REFERENCE, Backing
 from model.cache import Cache, Placement
 from model.config import Qwen3Config, config_from_dict
-from model.cut import COPY, ROWS, Weight
 from model.drafters import Drafter, DraftState, Prompt, Verified
 from model.drafters.chain import CHAIN
 from model.drafters.kind import Counts, DraftPass, Kind, decoder_collectives
@@ -50,7 +49,7 @@ from model.rope import rotation
 from model.sampling import Draw, coupled_sample
 from model.scores import best_ids
 from model.strict import Length, Range, Wrong, read
-from model.weights import decoder_weights
+from model.weights import REPLICATED, ROWS, Weight, decoder_weights
 from model.window import Window
 
 
@@ -86,11 +85,11 @@ class DFlashConfig(Block, Qwen3Config):
     def misfit(self, target: Qwen3Config, k: int) -> str:
         """Why this draft cannot draft k ids for a target; "" if it can."""
         if self.hidden_size != target.hidden_size:
-            return f"read states of {self.hidden_size} numbers, the target's have {target.hidden_size}"
+            return f"reads states of {self.hidden_size} numbers, the target's have {target.hidden_size}"
         if max(self.taps) > target.num_hidden_layers:
-            return f"read the target's state {max(self.taps)}, and it has {target.num_hidden_layers} layers"
+            return f"reads the target's state {max(self.taps)}, and it has {target.num_hidden_layers} layers"
         if k > self.trained_k:
-            return f"draft at most {self.trained_k} ids in a block of {self.block_size} and k is {k}"
+            return f"drafts at most {self.trained_k} ids in a block of {self.block_size} and k is {k}"
         return ""
 
     @property
@@ -288,14 +287,14 @@ def _spread(target_layers: int, count: int) -> list[int]:
 
 
 _HEAD = "markov_head.markov_"
-_OWN = (("fc.weight", ROWS), ("hidden_norm.weight", COPY))
+_CONTEXT = (("fc.weight", ROWS), ("hidden_norm.weight", REPLICATED))
 
 
 def _weights(config: DFlashConfig, packing: Packing) -> list[Weight]:
     """A Qwen3's, and the context's; the Markov head is on every rank."""
-    rows = [Weight(name, name, ((name, cut),)) for name, cut in _OWN]
+    rows = [Weight(name, ((name, shard),)) for name, shard in _CONTEXT]
     names = {f"markov_{w}": f"{_HEAD}{w}.weight" for w in ("w1", "w2")} if config.markov_rank else {}
-    return decoder_weights(config, packing) + rows + [Weight(o, n, ((n, COPY),)) for o, n in names.items()]
+    return decoder_weights(config, packing) + rows + [Weight(o, ((n, REPLICATED),)) for o, n in names.items()]
 
 
 def _stored_as(config: DFlashConfig, name: str) -> str:
@@ -314,7 +313,7 @@ def _collectives(config: DFlashConfig, parallel: Parallel, passes: tuple[DraftPa
 
 def _unread(key: GraphKey, name: str) -> bool:
     """A prompt and a step of the target alone write the context."""
-    writes = any(part in name for part in ("fc.", "hidden_norm.", ".k_proj.", ".v_proj.", ".k_layernorm."))
+    writes = any(part in name for part in ("fc.", "hidden_norm.", ".k_proj.", ".v_proj.", ".k_norm."))
     return (key.is_prefill or not key.k) and not writes
 
 

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from model.backing import REFERENCE, Backing
 from model.cache import Cache, Placement
 from model.config import Qwen3Config
-from model.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot
 from model.drafters.chain import CHAIN
 from model.drafters.kind import Counts, DraftModel, DraftPass, Kept, Kind, decoder_collectives
@@ -43,6 +42,16 @@ from model.rank_model import RankModel
 from model.rope import Rotation, rotation
 from model.sampling import Draw
 from model.strict import Length, Range, Wrong, read
+from model.weights import (
+    COLUMNS,
+    KV_ROWS,
+    QUERY_COLUMNS,
+    QUERY_ROWS,
+    REPLICATED,
+    ROWS,
+    Weight,
+    layer_weights,
+)
 from model.window import Window
 
 
@@ -282,19 +291,18 @@ def _read(raw: dict[str, Any], where: str, target: Qwen3Config) -> Eagle3Config:
         raise UserError(f"{where}: {wrong}; give the folder of a complete EAGLE-3 head") from wrong
 
 
-_OUTSIDE = (("embed_tokens", COLUMNS), ("fc", ROWS), ("norm", COPY), ("lm_head", IDS))
-# ours and the checkpoint's name in the layer | the bundle's name | cut
+_NON_LAYER_WEIGHTS = (("embed_tokens", COLUMNS), ("fc", ROWS), ("norm", REPLICATED), ("lm_head", ROWS))
 _LAYER = (
-    ("input_layernorm", "input_layernorm", COPY),
-    ("hidden_norm", "hidden_norm", COPY),
-    ("post_attention_layernorm", "post_attention_layernorm", COPY),
-    ("self_attn.q_proj", "self_attn.qkv_proj.q_proj", Cut(0, "query")),
-    ("self_attn.k_proj", "self_attn.qkv_proj.k_proj", Cut(0, "kv")),
-    ("self_attn.v_proj", "self_attn.qkv_proj.v_proj", Cut(0, "kv")),
-    ("self_attn.o_proj", "self_attn.o_proj.o_proj", Cut(1, "query")),
-    ("mlp.gate_proj", "mlp.gate_proj", ROWS),
-    ("mlp.up_proj", "mlp.up_proj", ROWS),
-    ("mlp.down_proj", "mlp.down_proj", COLUMNS),
+    ("input_layernorm", REPLICATED),
+    ("hidden_norm", REPLICATED),
+    ("post_attention_layernorm", REPLICATED),
+    ("self_attn.q_proj", QUERY_ROWS),
+    ("self_attn.k_proj", KV_ROWS),
+    ("self_attn.v_proj", KV_ROWS),
+    ("self_attn.o_proj", QUERY_COLUMNS),
+    ("mlp.gate_proj", ROWS),
+    ("mlp.up_proj", ROWS),
+    ("mlp.down_proj", COLUMNS),
 )
 # the differences of the target's ids from the draft's; a draft with all ids has none
 _OFFSETS = "d2t"
@@ -302,10 +310,10 @@ _OFFSETS = "d2t"
 
 def _weights(config: Eagle3Config, packing: Packing) -> list[Weight]:
     """Every weight of a head, by the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
-    rows = [Weight(f"{name}.weight", f"{name}.weight", ((f"{name}.weight", cut),)) for name, cut in _OUTSIDE]
+    rows = [Weight(f"{name}.weight", ((f"{name}.weight", shard),)) for name, shard in _NON_LAYER_WEIGHTS]
     rows += layer_weights("layers.0", "", _LAYER, packing)
     if config.draft_vocab_size < config.vocab_size:
-        rows.append(Weight(_OFFSETS, _OFFSETS, ((_OFFSETS, COPY),), dtype="int32"))
+        rows.append(Weight(_OFFSETS, ((_OFFSETS, REPLICATED),), dtype="int32"))
     return rows
 
 

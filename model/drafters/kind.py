@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model.backing import Backing
 from model.config import ModelConfig, Qwen3Config
-from model.cut import Weight
 from model.graph_key import GraphKey
 from model.packing import Packing
 from model.parallel import Parallel
 from model.rank_model import RankModel
+from model.weights import Weight
 
 if TYPE_CHECKING:
     from model.drafters import Drafter
@@ -48,7 +48,7 @@ class DraftModel:
     - `config`: the frozen dataclass of its configuration, read strictly out of a manifest;
     - `claims(raw)`: whether a checkpoint's config.json is of this kind; `read(raw, where, target)`: its configuration;
     - `module(config, parallel, backing)`: its model on one rank, and `drafter(model, target)` the drafter that runs it;
-    - `weights(config, packing)`: each weight's name, ours and the bundle's, its checkpoint's tensors and their cuts;
+    - `weights(config, packing)`: each weight's name, its checkpoint's tensors and their shards;
     - `packing(backing, config, ranks)`: the halves of its layers that a backing packs;
     - `collectives(config, parallel, passes)`: those of the passes' layers in a step, without the draws';
     - `unread(key, name)`: whether a graph need not read a weight;

@@ -20,12 +20,7 @@ from model.packing import fused_packing
 from model.parallel import Parallel
 from model.qwen3 import MLP, Attention, Layer, Layers, RMSNorm
 from model.rope import Rotation
-from nki_kernels.layer.pack_weights import (
-    pack,
-    pack_gate_up,
-    pack_out,
-    pack_qkv,
-)
+from model.weights import PACKED_ATTENTION, PACKED_MLP, pack_projections
 from nki_kernels.limits import CANDIDATES, ROWS
 
 
@@ -35,11 +30,8 @@ class PackedAttention(Attention):
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel, kernels)
         self.run = kernels.run
-        q, k, v, out = (p.weight.data for p in (self.q_proj, self.k_proj, self.v_proj, self.o_proj))
-        self.kv_features = len(k)
-        self.qkv_packed = nn.Parameter(pack_qkv(q, k, v, self.head_dim))
-        self.out_packed = nn.Parameter(pack_out(out, self.head_dim))
-        del self.q_proj, self.k_proj, self.v_proj, self.o_proj
+        self.kv_features = len(self.k_proj.weight)
+        pack_projections(self, PACKED_ATTENTION, self.head_dim)
 
     def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both = self.product(x_BNE, self.qkv_packed)
@@ -68,11 +60,8 @@ class PackedMLP(MLP):
 
     def __init__(self, config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel)
-        gate, up, down = (p.weight.data for p in (self.gate_proj, self.up_proj, self.down_proj))
         self.ops, self.run = parallel.ops, kernels.run
-        self.gate_up_packed = nn.Parameter(pack_gate_up(gate, up))
-        self.down_packed = nn.Parameter(pack(down))
-        del self.gate_proj, self.up_proj, self.down_proj
+        pack_projections(self, PACKED_MLP)
 
     def of_normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """The MLP of norm(x)."""

@@ -189,9 +189,9 @@ def _counts(spec: BundleSpec) -> TensorSpec:
 
 
 def _weights(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
-    names, shapes, dtype = part.bundle_names(not spec.has_draft), part.shapes, BY_FLAG[spec.dtype].name
-    weights = (TensorSpec(names[f"{part.prefix}.{w.ours}"], shapes[w.ours], w.dtype or dtype) for w in part.weights)
-    return (*weights, TensorSpec(names[f"{part.prefix}.{RANK}"], (1,), "int32"))
+    shapes, dtype = part.shapes, BY_FLAG[spec.dtype].name
+    weights = (TensorSpec(f"{part.prefix}.{w.name}", shapes[w.name], w.dtype or dtype) for w in part.weights)
+    return (*weights, TensorSpec(f"{part.prefix}.{RANK}", (1,), "int32"))
 
 
 def _caches(part: Part, spec: BundleSpec) -> tuple[TensorSpec, ...]:
@@ -219,17 +219,17 @@ def _kept(spec: BundleSpec) -> tuple[TensorSpec, ...]:
 
 
 def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> Counts:
-    """Collectives of one execution: a pass of the target over all ranks, the draft's inside of its groups, the draws'.
+    """Collectives of one execution: a pass of the target, the draft's, the draws'.
 
     Kernels that draw from shards search for the ids that a target's row keeps, and guess those of a draft's row.
     """
-    of_target, of_draft = spec.parallel()
-    total = decoder_collectives(spec.target_config, of_target, 1)
+    parallel = spec.parts[0].parallel
+    total = decoder_collectives(spec.target_config, parallel, 1)
     drawn = sum(p.drawn > 0 for p in passes) if spec.kind.model else 0
     if spec.kind.model:
-        draft = spec.kind.model.collectives(spec.draft_config, of_draft, passes)
+        draft = spec.kind.model.collectives(spec.draft_config, parallel, passes)
         total = {op: total[op] + draft[op] for op in total}
-    target_draws, draft_draws = of_target.tp > 1, drawn * (of_draft.of_head.tp > 1)
+    target_draws, draft_draws = spec.tp > 1, drawn * (spec.tp > 1)
     total["all-gather"] += target_draws + draft_draws
     if filters and spec.parts[0].backing.sharded:
         guessed = draft_draws and spec.kind.model and spec.kind.model.guesses(spec.draft_config)
