@@ -16,7 +16,7 @@ from model.cache import Cache, empty_caches
 from model.drafters import Drafter, DraftState
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey, Stage
+from model.graph_key import GraphKey
 from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.sampling import Sampling
@@ -32,12 +32,11 @@ from trnspec.engine.request import Shape
 class Eager:
     """Prefills and steps of one pair; `kept` is the drafter's empty state, `keys` the graphs that would have run.
 
-    Caches are pools of so many blocks. The draft's part of a prompt may be `apart`.
+    Caches are pools of so many blocks.
     """
 
-    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int, apart: bool = False) -> None:
+    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int) -> None:
         draft = () if pair.draft_model is None else self._caches(pair.draft_model, pool)
-        self._prefill = (Pair(pair.target_model, Drafter(), pair.ops, pair.most) if apart else pair).prefill
         self.pair, self.state = pair, DraftState([*draft], kept)
         self.caches, self.keys = self._caches(pair.target_model, pool), list[GraphKey]()
 
@@ -47,17 +46,14 @@ class Eager:
 
     @torch.no_grad()
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        stage = self._prefill if key.is_prefill else self.pair.step
+        stage = self.pair.prefill if key.is_prefill else self.pair.step
         out = stage(key.k, *self._given(key, inputs))
         self.state, self.caches = out.draft_state, list(out.target_caches)
         return out
 
     @torch.no_grad()
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        assert key.stage is Stage.PREFILL_DRAFT, "no step here is in halves"
-        out = self.pair.fill(key.k, *self._given(key, inputs))
-        self.state = out.draft_state
-        return out.candidates
+        raise AssertionError("no step here is in halves")
 
     def _given(self, key: GraphKey, inputs: StepInputs) -> tuple[StepInputs, Sampling, DraftState, list[Cache]]:
         self.keys.append(key)
@@ -71,8 +67,8 @@ class Eager:
             tensor[list(blocks)] = 0
 
 
-def engine(drafter: str, k: int, batch: int, noise_weight: float | None = None) -> Engine:
-    """An engine of the demo target and a drafter, whose drafts have this weight of the noise, by default its own."""
+def engine(drafter: str, k: int, batch: int) -> Engine:
+    """An engine of the demo target and a drafter."""
     asked = spec(Path(), drafter, k, batch=batch)
     bundle, folders = asked.bundle, asked.checkpoints
     target, drafting = _loaded(bundle.parts[0], Checkpoint(folders["target"], bundle.target_config)), Drafter()
@@ -81,14 +77,12 @@ def engine(drafter: str, k: int, batch: int, noise_weight: float | None = None) 
         part, of_target = bundle.parts[1], Checkpoint(folders["target"], bundle.target_config)
         own = _loaded(part, Checkpoint(folders["draft"], bundle.draft_config, of_target))
         drafting = bundle.kind.model.drafter(own, bundle.target_config)
-    if noise_weight is not None:
-        drafting.noise_weight = noise_weight
     target.taps = drafting.taps
     state = (t for t in make_plan(bundle).state if t.name.startswith(KEPT))
     kept = tuple(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in state)
-    runner = Eager(Pair(target, drafting, EAGER, bundle.max_len), kept, bundle.pool, bundle.kind.apart)
+    runner = Eager(Pair(target, drafting, EAGER), kept, bundle.pool)
     facts = (KEY_TILE, bundle.max_len), bundle.target_config.vocab_size, bundle.pool, bundle.host_drafts
-    return Engine(runner, Shape((k,), batch, bundle.max_len, *facts, apart=bundle.kind.apart))
+    return Engine(runner, Shape((k,), batch, bundle.max_len, *facts))
 
 
 def _loaded(part: Part, checkpoint: Checkpoint) -> Any:

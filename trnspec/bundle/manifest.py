@@ -25,7 +25,7 @@ FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 # the folders and files of a bundle -> the largest size of a file there; a shard's size follows from the plan
 FOLDERS = {"hlo": 1 << 28, "neff": 1 << 34, "kernels": 1 << 28, "logs": 1 << 28, "weights": 0, "tokenizer": 1 << 27}
-_FILES = {"neuron_config.json": 1 << 20, "model.pt": 1 << 38}
+FILES = {"neuron_config.json": 1 << 20, "model.pt": 1 << 38}
 MANIFEST_BYTES = 16 << 20
 _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
 _Digest = Annotated[str, Text(r"[0-9a-f]{64}", "a sha256")]
@@ -163,7 +163,7 @@ def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -
         raise Wrong(f"files lacks {missing[0]}")
     for name, entry in sorted(files.items()):
         folder = name.partition("/")[0]
-        most = _FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
+        most = FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
         if name not in needed and (not most or folder == "hlo"):
             raise Wrong(f"files has {name}, which no build of its spec writes")
         if name in shards and entry.bytes != (size := shard_bytes(plan, shards[name])):

@@ -48,7 +48,7 @@ def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
 def read_small(name: str, most: int, folder: int | None, path: Path) -> bytes | None:
     """The bytes of a file of a folder, at most one more than `most`; None without one, UserError if it is no file."""
     try:
-        with open_regular(name, folder) as file:
+        with open_regular(name if folder is not None else path / name, folder) as file:
             return file.read(most + 1)
     except FileNotFoundError:
         return None
@@ -67,6 +67,7 @@ class Bundle:
     path: Path
     manifest: Manifest
     content: bytes
+    signature: bytes | None
     folder: int
 
     @property
@@ -131,9 +132,10 @@ def read_bundle(path: Path, key: str | None = None) -> Bundle:
                 f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
                 "run compile.build with the same --out to finish it"
             )
+        signature = read_small(SIGNATURE, SIGNATURE_BYTES, folder, path)
         if key := key_of() if key is None else key:
-            check_signature(content, read_small(SIGNATURE, SIGNATURE_BYTES, folder, path), key, str(path))
-        bundle = Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, folder)
+            check_signature(content, signature, key, str(path))
+        bundle = Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, signature, folder)
     except BaseException:
         os.close(folder)
         raise
