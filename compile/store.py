@@ -223,9 +223,7 @@ def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
     raise UserError(f"{address} holds a different bundle, which is never overwritten; push to a different name")
 
 
-def _each(
-    names: Iterable[str], work: Callable[[str, ProgressFn], None], files: dict[str, File], what: str
-) -> None:
+def _each(names: Iterable[str], work: Callable[[str, ProgressFn], None], files: dict[str, File], what: str) -> None:
     """Run the work for every file, a few at a time; the first error ends the rest."""
     names = list(names)
     total = sum(files[name].bytes for name in names)

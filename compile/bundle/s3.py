@@ -60,7 +60,7 @@ class S3:
         self._late, self._sockets = False, weakref.WeakSet[socket.socket]()
         attempts = os.environ.get("AWS_MAX_ATTEMPTS", str(_ATTEMPTS))
         if not attempts.isdecimal() or not 1 <= int(attempts) <= 100:
-            raise UserError(f"AWS_MAX_ATTEMPTS is {ascii(attempts)}; give a whole number from 1 to 100, or unset it")
+            raise UserError(f"AWS_MAX_ATTEMPTS is {attempts!a}; give a whole number from 1 to 100, or unset it")
         config = Config(
             retries={"mode": "standard", "total_max_attempts": int(attempts)},  # type: ignore[arg-type, unused-ignore]
             connect_timeout=5, read_timeout=60, tcp_keepalive=True,
@@ -130,7 +130,9 @@ class S3:
         except (BotoCoreError, ClientError, Boto3Error, ValueError) as error:
             self._refuse_late()
             where = f"{SCHEME}{self.bucket}/{self._key(key)}".rstrip("/")
-            raise UserError(f"{where}: {_reason(error)}{'; the same command goes on from here' if key else ''}") from None
+            raise UserError(
+                f"{where}: {_reason(error)}{'; the same command goes on from here' if key else ''}"
+            ) from None
         finally:
             timer.cancel()
 

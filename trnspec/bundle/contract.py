@@ -25,9 +25,7 @@ from trnspec.bundle import border, hlo
 from trnspec.bundle.spec import BundleSpec
 
 # the operations that builds write
-OPCODES = frozenset("""
-    abs add
-""".split())  # fmt: skip
+OPCODES = frozenset(["abs", "add"])  # fmt: skip
 COLLECTIVES = ("all-reduce", "all-gather")
 # operations on integers that the hardware does not have, with --implicit-integer-downcast=none
 _NO_INTEGERS = {"dot": "NCC_EVRF035", "scatter": "NCC_EVRF060", "all-reduce": "NCC_EVRF061"}
@@ -157,7 +155,9 @@ def _call_faults(call: Any, operands: list[Any]) -> Iterator[str]:
         return
     # one result comes as its memory, several as a list of addresses; a different version gives no text
     several = call.shape.element_type == _TUPLE
-    shapes = [[_tensor("", s) for s in side] for side in (operands, call.shape.tuple_shapes if several else [call.shape])]
+    shapes = [
+        [_tensor("", s) for s in side] for side in (operands, call.shape.tuple_shapes if several else [call.shape])
+    ]
     aliases = [(a.operand_index, a.output_shape_index[0]) for a in call.output_operand_aliasing if a.output_shape_index]
     for wrong, clause in (
         (launch.lnc != LNC, f"on {launch.lnc!r} cores in a graph of {LNC} (NCC_EVRF066)"),
@@ -200,7 +200,11 @@ class _Walk:
             (self.bodies[c], self.bodies[c][self.roots[c]]) for c in loop.called_computation_ids
         )
         first = self.bodies[computation][loop.operand_ids[0]]
-        if (stop.opcode, stop.comparison_direction, first.opcode, body_root.opcode) == ("compare", "LT", *["tuple"] * 2):
+        if (stop.opcode, stop.comparison_direction, first.opcode, body_root.opcode) == (
+            "compare",
+            "LT",
+            *["tuple"] * 2,
+        ):
             counter, end = (condition[i] for i in stop.operand_ids)
             at = counter.tuple_index
             begin, following = self.bodies[computation][first.operand_ids[at]], body[body_root.operand_ids[at]]
@@ -254,7 +258,9 @@ def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
         yield f"result {at} is a parameter or another result, and no copy of it"
 
 
-def _differences(what: str, found: tuple[TensorSpec, ...], wanted: Iterable[TensorSpec], names: list[str]) -> Iterator[str]:
+def _differences(
+    what: str, found: tuple[TensorSpec, ...], wanted: Iterable[TensorSpec], names: list[str]
+) -> Iterator[str]:
     if len(found) != len(names):
         yield f"it has {len(found)} {what}s, expected {len(names)}"
     for at, (tensor, planned, name) in enumerate(zip(found, wanted, names, strict=False)):

@@ -16,7 +16,6 @@ from model.drafters.kind import Kind
 from model.drafters.registry import KINDS, NONE
 from model.errors import UserError
 from model.nki.backing import backing_of
-from model.ops import EAGER, Ops
 from model.parallel import HeadMap, Parallel, check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
 from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
