@@ -66,9 +66,7 @@ class BuildSpec:
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
     recipe: Recipe = field(
         default=_PLAIN,
-        metadata={
-            "help": f"a JSON object of rare fields, or its file: {', '.join(f.name for f in dataclasses.fields(Recipe))}"
-        },
+        metadata={"help": f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"},
     )
     jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per 40 GB of memory")
     dry_run: bool = _flag(False, "print the plan and build nothing")

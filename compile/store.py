@@ -69,7 +69,7 @@ def pull(address: str, out: Path, public_key: str = "") -> Path:
     Raises UserError when there is no bundle, its signature is not the key's (if one is required), the folder has a
     different bundle, a byte is wrong, or the remote fails.
     """
-    (parent, name), key = split(address), key_of(public_key)
+    parent, key = split(address)[0], key_of(public_key)
     remote, content, manifest, signature = _stored(address, key)
     local = _local(out)
     if local and local.manifest.digest != manifest.digest:

@@ -36,7 +36,7 @@ _REASONS = {
     "AccessDenied 403": "access was denied: the credentials may not do this, or this machine's clock is wrong",
     "RequestTimeTooSkewed": "this machine's clock is wrong by more than the server allows; set the clock",
     "InvalidAccessKeyId SignatureDoesNotMatch": "the key or the signature was refused; check credentials and region",
-    "ExpiredToken CredentialRetrievalError SSOTokenLoadError UnauthorizedSSOTokenError": "the login expired; log in again",
+    "ExpiredToken CredentialRetrievalError SSOTokenLoadError UnauthorizedSSOTokenError": "log in again",
     "NoCredentialsError PartialCredentialsError": "no complete credentials were found in the AWS chain (environment, "
     "profile, instance role)",
     "NoSuchBucket ParamValidationError": "there is no such bucket; create it or correct the name",

@@ -1,8 +1,8 @@
 """A bundle is made in `.NAME.building` beside its place, file by file, and put there when it is complete.
 
-A bundle's `.build/records` has a line for each file that a build made: its recipe (the hash of its inputs), digest, size
-and inode. A file of the bundle in place, or of a build that was killed, is reused if it has the wanted recipe, its bytes
-have the digest, and it is that inode: a record that came with a copy or an archive is ignored.
+A bundle's `.build/records` has a line for each file that a build made: its recipe (the hash of its inputs), digest,
+size and inode. A file of the bundle in place, or of a build that was killed, is reused if it has the wanted recipe, its
+bytes have the digest, and it is that inode: a record that came with a copy or an archive is ignored.
 """
 
 from __future__ import annotations

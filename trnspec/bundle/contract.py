@@ -25,7 +25,13 @@ from trnspec.bundle import border, hlo
 from trnspec.bundle.spec import BundleSpec
 
 # the operations that builds write
-OPCODES = frozenset(["abs", "add"])  # fmt: skip
+_OPCODES = """
+    abs add all-gather all-reduce and broadcast call compare concatenate constant convert copy cosine custom-call divide
+    dot exponential gather get-tuple-element iota log maximum minimum multiply negate not or pad parameter power reduce
+    remainder reshape rsqrt scatter select shift-left shift-right-arithmetic sign sine slice subtract transpose tuple
+    while xor
+"""
+OPCODES = frozenset(_OPCODES.split())
 COLLECTIVES = ("all-reduce", "all-gather")
 # operations on integers that the hardware does not have, with --implicit-integer-downcast=none
 _NO_INTEGERS = {"dot": "NCC_EVRF035", "scatter": "NCC_EVRF060", "all-reduce": "NCC_EVRF061"}
@@ -136,7 +142,8 @@ def _instruction_faults(module: Any, calls: bool) -> Iterator[str]:
                 yield from _call_faults(instruction, operands)
             elif opcode in _NO_INTEGERS and operands and operands[0].element_type in _INTEGERS:
                 # a scatter may store integers
-                if opcode != "scatter" or roots[instruction.called_computation_ids[0]].opcode != "parameter":
+                stores = opcode == "scatter" and roots[instruction.called_computation_ids[0]].opcode == "parameter"
+                if not stores:
                     yield f"it has the operation {opcode} on integers, which no device takes ({_NO_INTEGERS[opcode]})"
 
 
@@ -148,7 +155,7 @@ def _call_faults(call: Any, operands: list[Any]) -> Iterator[str]:
     try:
         launch, given = from_text(call.backend_config.decode())
         stated = [given, launch.outputs(given)]
-        _, _, kernel = filled(launch.arguments, given), launch.sums, KERNELS[launch.kernel]
+        _ = filled(launch.arguments, given), launch.sums, KERNELS[launch.kernel]
         changed = [(number, len(launch.results) + at) for at, number in enumerate(launch.changed)]
     except _MALFORMED:
         yield "it has a kernel call whose text is no launch (NCC_EVRF059)"

@@ -147,7 +147,7 @@ def _checked(raw: dict[str, Any], digest: str) -> Manifest:
 
 
 def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -> None:
-    """Raise Wrong unless files are those of a plan, with names that stay in the folder and sizes that a build writes."""
+    """Raise Wrong unless files are those of a plan, their names stay in the folder, and a build writes such sizes."""
     folders = {"/".join(parts[:depth]) for parts in (n.split("/") for n in files) for depth in range(1, len(parts))}
     for name in files:
         regular = _FILE_NAME(name) and not name.endswith((".part", ".tmp"))
