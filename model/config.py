@@ -197,6 +197,14 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     rope = raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise UserError(f"{where} has rope_parameters {rope!r}; a Qwen3 config.json has an object there")
+    thetas = [theta for theta in (raw.get("rope_theta"), rope.get("rope_theta")) if theta is not None]
+    if thetas[1:] and thetas[0] != thetas[1]:
+        raise UserError(
+            f"{where} has rope_theta {thetas[0]} and {thetas[1]} in rope_parameters; remove the one that is wrong"
+        )
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
     yarn, scaling = _yarn(raw.get("rope_scaling") or rope)
     for key, found in (
         ("rope_scaling", scaling),
