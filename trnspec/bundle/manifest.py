@@ -179,7 +179,12 @@ def graph_digests(plan: BundlePlan) -> dict[str, str]:
     digests = {key: canonical_hash([[t.name, t.shape, t.dtype] for t in tensors]) for key, tensors in lists.items()}
     return {
         g.file: canonical_hash(
-            [list(g.key), plan.spec.kernels, *(digests[id(t)] for t in (g.weights, g.inputs, g.state, g.outputs)), g.collectives]
+            [
+                list(g.key),
+                plan.spec.kernels,
+                *(digests[id(t)] for t in (g.weights, g.inputs, g.state, g.outputs)),
+                g.collectives,
+            ]
         )
         for g in plan.graphs
     }

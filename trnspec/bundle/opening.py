@@ -25,12 +25,11 @@ from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.signature import SIGNATURE, check_signature, key_of
 from trnspec.bundle.spec import BundleSpec
 
+SIGNATURE_BYTES = 1 << 16
 _READERS = min(4, os.cpu_count() or 1)
 _PIECE = 1 << 20
-SIGNATURE_BYTES = 1 << 16
 # read and hashed by whoever uses them
 _READ_WHERE_USED = ("weights/", "hlo/", "neff/")
-ProgressFn = Callable[[int], None]
 # of a file's bytes, the clauses that say what is wrong with them
 Check = Callable[[bytearray], Iterable[str]]
 
@@ -45,15 +44,18 @@ def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def read_small(name: str, most: int, folder: int | None, path: Path) -> bytes | None:
-    """The bytes of a file of a folder, at most one more than `most`; None without one, UserError if it is no file."""
+def read_small(file: Path, most: int, folder: int | None = None) -> bytes | None:
+    """The bytes of a file, of its name below an open folder if given, at most one more than `most`; None without one.
+
+    UserError if it is no regular file.
+    """
     try:
-        with open_regular(name if folder is not None else path / name, folder) as file:
-            return file.read(most + 1)
+        with open_regular(file if folder is None else file.name, folder) as opened:
+            return opened.read(most + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path / name} {_unreadable(error)}; copy the bundle again") from error
+        raise UserError(f"{file} {_unreadable(error)}; copy the bundle again") from error
 
 
 def _unreadable(error: OSError) -> str:
@@ -93,7 +95,7 @@ class Bundle:
             raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
         return content
 
-    def check(self, name: str, content: bytearray | None = None, on_progress: ProgressFn = lambda count: None) -> str:
+    def check(self, name: str, content: bytearray | None = None) -> str:
         """Read a file, into `content` if given. Returns how it differs from the manifest, as the end of a sentence."""
         entry, digest, done = self.files[name], hashlib.sha256(), 0
         buffer = memoryview(bytearray(_PIECE) if content is None else content)
@@ -103,11 +105,10 @@ class Bundle:
                     return f"has {size} bytes, the manifest says {entry.bytes}"
                 while done < size:
                     piece = buffer[done if content is not None else 0 :][: min(_PIECE, size - done)]
-                    if not (count := file.readinto(piece)):
+                    if not (count := file.readinto(piece)):  # type: ignore[attr-defined]
                         break
                     digest.update(piece[:count])
                     done += count
-                    on_progress(count)
         except FileNotFoundError:
             return "is missing"
         except OSError as error:
@@ -126,13 +127,10 @@ def read_bundle(path: Path, key: str | None = None) -> Bundle:
     except OSError as error:
         raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
     try:
-        content = read_small(MANIFEST, MANIFEST_BYTES, folder, path)
+        content = read_small(path / MANIFEST, MANIFEST_BYTES, folder)
         if content is None:
-            raise UserError(
-                f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
-                "run compile.build with the same --out to finish it"
-            )
-        signature = read_small(SIGNATURE, SIGNATURE_BYTES, folder, path)
+            raise UserError(f"{path} has no {MANIFEST}: it is not a bundle; give a folder that compile.build wrote")
+        signature = read_small(path / SIGNATURE, SIGNATURE_BYTES, folder)
         if key := key_of() if key is None else key:
             check_signature(content, signature, key, str(path))
         bundle = Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, signature, folder)
@@ -157,7 +155,7 @@ def open_bundle(path: Path, digest: str = "") -> Bundle:
 
 
 def damage(bundle: Bundle, names: Iterable[str] | None = None, checks: Mapping[str, Check] | None = None) -> list[str]:
-    """A sentence for each of these files, or of all, that is missing, or whose size or content is wrong.
+    """A sentence for each of these files, by default all, that is missing, or whose size or content is wrong.
 
     `checks`: file -> a function of its bytes that returns more clauses.
     """
@@ -166,10 +164,10 @@ def damage(bundle: Bundle, names: Iterable[str] | None = None, checks: Mapping[s
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
 
         def of_file(name: str) -> list[str]:
-            check = (checks or {}).get(name)
-            content = bytearray(bundle.files[name].bytes) if check else None
-            clause = bundle.check(name, content, task.advance)
-            clauses = [clause] if clause else check(content) if check and content is not None else []
-            return [f"{name} {clause}" for clause in clauses]
+            content = bytearray(bundle.files[name].bytes) if checks and name in checks else None
+            clause = bundle.check(name, content)
+            task.advance(bundle.files[name].bytes)
+            clauses = [clause] if clause or content is None or not checks else checks[name](content)
+            return [f"{name} {clause}" for clause in clauses if clause]
 
         return [sentence for sentences in pool.map(of_file, files) for sentence in sentences]
