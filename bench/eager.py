@@ -88,7 +88,7 @@ def engine(drafter: str, k: int, batch: int) -> Engine:
 def _loaded(part: Part, checkpoint: Checkpoint) -> Any:
     """The model of a part on one rank."""
     module = part.model.module(part.config, ONE_RANK, part.backing)
-    pieces = {w.ours: checkpoint.pieces(w, [0], 1, torch.float32) for w in part.weights}
+    pieces = {w.name: checkpoint.pieces(w, [0], 1, torch.float32) for w in part.weights}
     weights = {ours: torch.cat([piece.rows for piece in of_weight]) for ours, of_weight in pieces.items()}
     module.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
     return module.eval()

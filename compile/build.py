@@ -17,7 +17,7 @@ from pathlib import Path
 from compile.bundle.cutting import Cutter
 from compile.bundle.staging import free_space, staged
 from compile.graph.trace import lower_graphs
-from compile.neuron import toolchain
+from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
 from compile.report import changes, plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
@@ -43,6 +43,10 @@ class BuildResult:
     made: int
     reused: int
     seconds: float
+
+    def cost(self) -> dict[str, float]:
+        """The build's cost on this machine."""
+        return {"made": self.made, "reused": self.reused, "wall_seconds": round(self.seconds, 2)}
 
 
 def build(spec: BuildSpec) -> Path:
@@ -84,7 +88,7 @@ def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildRes
             for rank, digest in cutter.write({r: staging.temporary(shard_file(r)) for r in ranks}).items():
                 add(shard_file(rank), digest)
         task.at("compiling for Trainium")
-        added, compiler = toolchain.add_compiled(plan, staging, records, spec.recipe, spec.jobs)
+        added, compiler = add_compiled(plan, staging, records, spec.recipe, spec.jobs)
         content = manifest_json(plan, records | added, compiler, bundle_versions(), commit(digits=40))
         staging.finish(content)
     return BuildResult(Path(spec.out), staging.made, len(records | added) - staging.made, time.perf_counter() - begin)
@@ -100,7 +104,7 @@ def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
 def checked_plan(spec: BuildSpec) -> BundlePlan:
     """The plan of a spec; UserError for one that cannot be built, or whose rank has no room for weights and caches."""
     spec.check()
-    toolchain.check(spec.recipe.toolchain, spec.bundle)
+    check_toolchain(spec.recipe.toolchain, spec.bundle)
     plan = make_plan(spec.bundle)
     weights, caches = plan.weight_bytes, plan.cache_bytes
     if weights + caches > HBM_BYTES:
@@ -138,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if why := read_bundle(built.path, key="").manifest.without_kernels:
         print(f"{built.path} runs on no Trainium: {why}", file=sys.stderr)
     print(f"{built.made} files made, {built.reused} reused; {built.seconds:.1f} s wall", file=sys.stderr)
-    cost = {"made": built.made, "reused": built.reused, "wall_seconds": round(built.seconds, 2)}
-    print(json.dumps({"bundle": str(built.path), "cost": cost} | plan_as_json(plan)) if spec.json else built.path)
+    said = {"bundle": str(built.path), "cost": built.cost()} | plan_as_json(plan)
+    print(json.dumps(said) if spec.json else built.path)
 
 
 if __name__ == "__main__":

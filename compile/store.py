@@ -142,7 +142,12 @@ def _receive(remote: Remote, entry: File, write: Callable[[bytes], object]) -> s
     size, digest = remote.size(_object(entry)), hashlib.sha256()
     if size != entry.bytes:
         return f"{'is gone' if size is None else f'has {size} bytes, not {entry.bytes}'}; push the bundle again"
-    remote.get(_object(entry), size, lambda piece: (digest.update(piece), write(piece)))
+
+    def both(piece: bytes) -> None:
+        digest.update(piece)
+        write(piece)
+
+    remote.get(_object(entry), size, both)
     if digest.hexdigest() == entry.sha256:
         return ""
     return (

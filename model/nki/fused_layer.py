@@ -27,6 +27,9 @@ from nki_kernels.limits import CANDIDATES, ROWS
 class PackedAttention(Attention):
     """Attention whose projections are packed; a prompt's rows go through them by a kernel."""
 
+    qkv_packed: Tensor
+    out_packed: Tensor
+
     def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel, kernels)
         self.run = kernels.run
@@ -57,6 +60,9 @@ class PackedAttention(Attention):
 
 class PackedMLP(MLP):
     """MLP whose projections are packed, one launch with the norm before it."""
+
+    gate_up_packed: Tensor
+    down_packed: Tensor
 
     def __init__(self, config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> None:
         super().__init__(config, parallel)

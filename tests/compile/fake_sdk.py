@@ -75,7 +75,13 @@ def module(name: str, **members: Any) -> ModuleType:
 
 class BaseModelInstance:
     def __init__(self, module_cls: Callable[..., Any], input_output_aliases: Any) -> None:
-        self.module_cls, self.input_output_aliases = module_cls, input_output_aliases
+        self.module_cls, self.aliases, self.module = module_cls, input_output_aliases, None
+
+    def load_module(self) -> None:
+        self.module = self.module_cls()
+
+    def get(self, bucket_rank: int) -> tuple[Any, Any]:
+        return self.module, self.aliases
 
 
 class Traced(torch.nn.Module):

@@ -99,7 +99,7 @@ def test_a_neff_is_made_again_for_another_graph_flag_or_compiler_and_for_nothing
     of_steps = {name for name in before if not name.startswith("prefill")}
     assert _changed(compiled(compiler_flags={"step": "-O3"}), before) == of_steps
     before = _neffs(out)
-    monkeypatch.setattr(sdk, "_version", lambda package: "2.28.7631.0")
+    monkeypatch.setattr(sdk, "versions", lambda *packages: dict.fromkeys(packages, "2.28.7631.0"))
     assert len(_changed(compiled(compiler_flags={"step": "-O3"}), before)) == count
     compiled(toolchain="cpu")
     assert not _neffs(out), "what a bundle does not list is not left in its folder"

@@ -156,10 +156,10 @@ def test_a_toolchain_that_is_not_named_makes_no_model_pt(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, "this machine lacks neuronx-cc, torch-neuronx, libneuronxla, neuronx-distributed; use the environment"),
+        ({}, "this machine lacks torch-neuronx, libneuronxla, neuronx-distributed; use the environment"),
         ({"kernels": "nki"}, "its graphs have no NKI kernels; use --kernels reference"),
         ({"k": "1,3"}, "NxDI runs one k, not 1, 3"),
-        ({"blocks": 2}, "each slot has blocks of its own and blocks is 2"),
+        ({"blocks": 2}, "blocks is 2, fewer than the slots have"),
         ({"drafter": "ngram", "draft": BuildSpec.draft}, "NxDI fuses a plain draft model, not ngram"),
     ],
 )

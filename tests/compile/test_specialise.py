@@ -121,5 +121,7 @@ def test_without_nki_every_door_says_so(
     path = untraced(spec(base, "none", **CALLING))
     compiled = read_bundle(path).manifest.compiler
     assert (compiled.neff, compiled.kernels) == ("none", "none")
-    with pytest.raises(UserError, match=r"its graphs call NKI kernels that were compiled for no device \(kernels: none"):
+    with pytest.raises(
+        UserError, match=r"its graphs call NKI kernels that were compiled for no device \(kernels: none"
+    ):
         Graphs(read_bundle(path), "neuron")

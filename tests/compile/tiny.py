@@ -26,7 +26,7 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags", "compiler_input")
+_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags")
 
 
 def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:

@@ -113,7 +113,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     else follows from a new plan of the spec.
     """
     try:
-        raw = json.loads(content.decode("utf-8")) if len(content) <= MANIFEST_BYTES else None
+        raw: Any = json.loads(content.decode("utf-8")) if len(content) <= MANIFEST_BYTES else None
         version = raw["format_version"] if raw["format"] == FORMAT else None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is not a bundle's manifest ({type(error).__name__}); build it again") from error
