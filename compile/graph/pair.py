@@ -16,6 +16,7 @@ from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.graph_key import Stage
 from model.graph_spec import GraphSpec
 from model.ops import Ops
+from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair
 from trnspec.bundle.plan import COUNTS, KEPT
@@ -57,14 +58,12 @@ def drafts(graph: GraphSpec) -> bool:
 
 
 def make_pair(spec: BundleSpec, drafts: bool, ops: Ops, backing: Backing) -> Pair:
-    """The target, and its drafter if it `drafts`, on the meta device: the caller brings the weights."""
-    of_target, of_draft = spec.parallel(ops)
-    drafting = spec.kind.model if drafts else None
+    """The target, and its drafter if the graph `drafts`, on the meta device."""
+    parallel, draft = Parallel(spec.tp, ops), spec.kind.model
     with torch.device("meta"):
-        target = Qwen3(spec.target_config, of_target, backing)
-        drafter = Drafter()
-        if drafting:
-            drafter = drafting.drafter(drafting.module(spec.draft_config, of_draft, backing), target.config)
+        target, drafter = Qwen3(spec.target_config, parallel, backing), Drafter()
+        if draft and drafts:
+            drafter = draft.drafter(draft.module(spec.draft_config, parallel, backing), target.config)
         target.taps = drafter.taps
         return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
 

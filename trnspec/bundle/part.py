@@ -1,4 +1,4 @@
-"""One model of a bundle, target or draft: its sizes, its ranks, and every weight's names, shapes and cuts."""
+"""One model of a bundle, target or draft: its configuration, its ranks, and every weight's name and shape."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import torch
 
 from model.backing import REFERENCE, Backing
 from model.config import ModelConfig
-from model.cut import Weight
 from model.drafters.kind import DraftModel
 from model.drafters.registry import model_of
 from model.packing import Packing
 from model.parallel import ONE_RANK, Parallel
-from model.weights import RANK
+from model.weights import Weight
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Part:
-    """The target or the draft of a bundle, split as `parallel` says, on a backing of kernels."""
+    """The target or the draft of a bundle, split as `parallel` says, with the kernels of a backing."""
 
     role: str
     name: str
@@ -32,53 +31,34 @@ class Part:
 
     @property
     def model(self) -> DraftModel:
-        """The facts of its kind of model."""
+        """The description of its kind of model."""
         return model_of(self.config)
 
     @property
-    def ranks(self) -> int:
-        """Ranks that hold one copy of it."""
-        return self.parallel.tp
-
-    @property
-    def head_ranks(self) -> int:
-        """Ranks that hold one copy of its head."""
-        return self.parallel.tp
-
-    @property
     def prefix(self) -> str:
-        """The prefix of its parameters, caches and weights: its name in a Pair."""
+        """The prefix of its parameters, weights and caches: its name in a Pair."""
         return f"{self.role}_model"
 
     @property
     def packing(self) -> Packing:
         """The halves of its layers whose weights are packed."""
-        return self.model.packing(self.backing, self.config, self.ranks)
+        return self.model.packing(self.backing, self.config, self.parallel.tp)
 
     @property
     def weights(self) -> list[Weight]:
-        """Every weight, but the rank's number."""
+        """Every weight but the rank's number."""
         return self.model.weights(self.config, self.packing)
 
     @property
     def shapes(self) -> Shapes:
-        """Our name -> the shape of every weight on one rank."""
+        """Parameter -> its shape on one rank."""
         return _shapes(self.config, self.parallel, self.backing)
-
-    def bundle_names(self, alone: bool) -> dict[str, str]:
-        """A pair's parameter -> its name in the bundle.
-
-        NxDI puts the model's prefix before a weight's name in a pair, and nothing before those of a target alone.
-        """
-        before = "" if alone else f"{self.prefix}."
-        named = {w.ours: w.bundle for w in self.weights} | {RANK: RANK}
-        return {f"{self.prefix}.{ours}": before + bundle for ours, bundle in named.items()}
 
 
 def checkpoint_shapes(config: ModelConfig) -> Shapes:
-    """Hugging Face name -> shape of every tensor that a checkpoint of this configuration holds."""
+    """Hugging Face name -> shape of every tensor in a checkpoint of this configuration."""
     shapes = _shapes(config, ONE_RANK, REFERENCE)
-    return {w.parts[0][0]: shapes[w.ours] for w in model_of(config).weights(config, Packing())}
+    return {w.parts[0][0]: shapes[w.name] for w in model_of(config).weights(config, Packing())}
 
 
 @functools.lru_cache(maxsize=16)
