@@ -37,7 +37,7 @@ def plan_as_text(plan: BundlePlan) -> str:
     """A few lines: the pair, the step, the graphs, bytes on a rank."""
     spec = plan.spec
     lines = [
-        *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
+        *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
         f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
         *(f"draft  {said}" for said in different_drafters(spec)),
         f"split  draft on {spec.draft_ranks} of {spec.tp} ranks",
@@ -70,7 +70,7 @@ def _layers(part: Part) -> str:
     config = part.config
     if not config.num_hidden_layers:
         return ""
-    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, part.ranks).heads_per_rank * part.ranks
+    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, part.ctx.tp).heads_per_rank * part.ctx.tp
     more = "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"
     return f", {config.num_hidden_layers} layers{more}"
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from compile.neuron.flags import DEFAULT_FLAGS, flags_of
 from compile.tokenizer import same_tokenizer
 from model.config import PRESETS, load_config
-from model.drafters.kind import Kind
-from model.drafters.registry import KINDS, NONE, inferred, load_draft
+from model.drafter import Drafter
+from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
 from trnspec.bundle.checkpoint import has_weights
@@ -62,7 +62,7 @@ class BuildSpec:
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle")
-    drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: inferred from the draft's config.json, none with k 0")
+    drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
     recipe: Recipe = field(
@@ -76,23 +76,23 @@ class BuildSpec:
     json: bool = _flag(False, "print a JSON object instead of lines for people")
 
     @property
-    def kind(self) -> Kind:
-        """The kind of drafter, inferred from the draft's checkpoint where the flag leaves it open."""
-        if self.drafter not in (AUTO, *KINDS):
-            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *KINDS))}")
+    def drafter_type(self) -> type[Drafter]:
+        """The class of the drafter, inferred from the draft's checkpoint where the flag leaves it open."""
+        if self.drafter not in (AUTO, *DRAFTERS):
+            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *DRAFTERS))}")
         if self.drafter != AUTO:
-            return KINDS[self.drafter]
-        return inferred(self.draft) if ks_of(self.k) else NONE
+            return DRAFTERS[self.drafter]
+        return infer_drafter(self.draft) if ks_of(self.k) else Drafter
 
     @functools.cached_property
     def bundle(self) -> BundleSpec:
         """Everything that the bundle's content depends on but the weights; UserError for a model that is not there."""
-        target, ks, kind = load_config(self.target), ks_of(self.k), self.kind
+        target, ks, drafter = load_config(self.target), ks_of(self.k), self.drafter_type
         return BundleSpec(
             target=model_name(self.target), target_config=target, tp=self.tp, ks=ks, batch=self.batch,
-            max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=kind.name,  # type: ignore[arg-type]
-            draft=model_name(self.draft) if kind.has_model else "none",
-            draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
+            max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=drafter.name,  # type: ignore[arg-type]
+            draft=model_name(self.draft) if drafter.has_model else "none",
+            draft_config=load_draft(drafter, self.draft, target) if drafter.has_model else None,
             draft_tp=self.recipe.draft_tp, blocks=self.recipe.blocks, chunks=self.recipe.chunks,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
@@ -100,7 +100,7 @@ class BuildSpec:
     @property
     def checkpoints(self) -> dict[str, Path]:
         """Folder of each model's weights, by its role; empty for a build without weights."""
-        folders = {"target": self.target} | ({"draft": self.draft} if self.kind.has_model else {})
+        folders = {"target": self.target} | ({"draft": self.draft} if self.drafter_type.has_model else {})
         return {role: Path(folder) for role, folder in folders.items()} if _held(self.target) else {}
 
     def check(self) -> None:
@@ -112,15 +112,15 @@ class BuildSpec:
         except Wrong as wrong:
             raise UserError(f"{wrong}; correct it and run the command again") from wrong
         flags_of(self.recipe.compiler_flags)
-        if not self.kind.has_model and self.draft != BuildSpec.draft:
-            why = f"the drafter {self.kind.name} has no model" if bundle.k else "k is 0, which builds the target alone"
+        if not self.drafter_type.has_model and self.draft != BuildSpec.draft:
+            why = f"the drafter {self.drafter_type.name} has no model" if bundle.k else "k is 0, which builds the target alone"
             raise UserError(f"{why}, and --draft was given; leave it out{'' if bundle.k else ', or raise k'}")
-        if self.kind.has_model and _held(self.target) != _held(self.draft):
+        if self.drafter_type.has_model and _held(self.target) != _held(self.draft):
             with_, without = (self.target, self.draft) if _held(self.target) else (self.draft, self.target)
             raise UserError(
                 f"{with_} holds weights and {without} holds none; give two folders with model.safetensors, or none"
             )
-        if self.checkpoints and self.kind.decodes:
+        if self.checkpoints and self.drafter_type.is_causal_lm:
             same_tokenizer(Path(self.target), Path(self.draft))
 
 

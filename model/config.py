@@ -121,9 +121,9 @@ def raw_config(name_or_path: str) -> dict[str, Any]:
 def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) -> C:
     """A configuration of the fields in `values` that it has; UserError names the first field that is not as declared."""
     known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}  # type: ignore[arg-type]
-    sizes = values.get("hidden_size"), values.get("num_attention_heads")
-    if all(type(size) is int and size > 0 for size in sizes):
-        known.setdefault("head_dim", sizes[0] // sizes[1])
+    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if type(hidden) is int and type(heads) is int and heads > 0:
+        known.setdefault("head_dim", hidden // heads)
     try:
         return read(cls, known)
     except Wrong as error:

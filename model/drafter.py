@@ -94,6 +94,7 @@ class Drafter:
     name: ClassVar[str] = "none"
     # the frozen dataclass of its model's configuration; None without a model
     config_type: ClassVar[type[Any] | None] = None
+    has_model: ClassVar[bool] = False
     state_spec: ClassVar[tuple[StateSpec, ...]] = ()
     # the most drafts of a step; 0 is as many as kernels take rows
     max_k: ClassVar[int] = 0
@@ -108,6 +109,9 @@ class Drafter:
     # the target's hidden states that `update` and `prefill` get, as transformers counts them
     taps: tuple[int, ...] = ()
     model: LanguageModel | None = None
+
+    def __init_subclass__(cls) -> None:
+        cls.has_model = cls.config_type is not None
 
     def __init__(self, model: Any = None) -> None:
         self.model, self.taps = model, getattr(getattr(model, "config", None), "taps", ())

@@ -147,9 +147,9 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 
 
 # field -> its declaration, in the graph's order
-INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
+INPUTS, OUTPUTS, DRAFT_OUTPUTS = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
 # the inputs of asking graphs alone
-ASKS = ("allowed", "penalties", "bias_ids", "bias", "prompt_token_counts")
+FULL_SAMPLING = ("allowed", "penalties", "bias_ids", "bias", "prompt_token_counts")
 
 
 def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:
@@ -174,6 +174,6 @@ def zeros_of(tensors: Sequence[TensorSpec]) -> StepInputs:
     return StepInputs(**{t.name: np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in tensors})
 
 
-def words_of(vocabulary: int) -> int:
+def mask_words(vocabulary: int) -> int:
     """W: int32 words that hold a bit for each id."""
     return -(-vocabulary // 32)

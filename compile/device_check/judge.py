@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.cache import Placement, empty_caches
 from model.config import Qwen3Config, load_config
 from model.dtypes import BY_FLAG

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.backing import Backing
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs

@@ -27,7 +27,7 @@ from compile.neuron.flags import LNC, TARGET, nxdi_tag
 from compile.neuron.module import Collective, StaticOps, StepModule, example_inputs
 from model.errors import UserError
 from model.graph_spec import GraphSpec
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.on_device import launch_on_device
 from trnspec.bundle.compiler_flags import DECODE, FUSED, PREFILL
 from trnspec.bundle.plan import BundlePlan, whole_prompts

@@ -7,7 +7,7 @@ earlier: where that row was cached already it is written again with the same bit
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ class Chain(Drafter):
     """k passes: the first has two rows, the id before the input id and the input id; the others have one."""
 
     name = "chain"
-    config_type = Qwen3Config
-    state_spec = (StateSpec("ids", "B 1 1", "int32"),)
+    config_type: ClassVar[type[Any] | None] = Qwen3Config
+    state_spec: ClassVar[tuple[StateSpec, ...]] = (StateSpec("ids", "B 1 1", "int32"),)
     is_causal_lm = True
     model: Qwen3
 

@@ -109,7 +109,7 @@ class DFlashModel(Qwen3):
         rows_BNE, written = self.hidden_norm(self.ctx.ops.all_gather(self.fc(states_BNF))), []
         for layer, cache in zip(self.layers, caches, strict=True):
             kv = layer.self_attn.key_value(rows_BNE, rope)  # type: ignore[union-attr, operator]
-            written.append(self.ctx.append(*kv, cache, meta))
+            written.append(self.ctx.append(kv[0], kv[1], cache, meta))
         return written
 
     def markov_decode(self, ids_B1: Tensor, logits_BkV: Tensor, params: SamplingParams, noise_BkV: Tensor) -> Tensor:

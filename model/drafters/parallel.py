@@ -52,10 +52,11 @@ class Parallel(Chain):
         self, rows: StepRows, ids_BT: Tensor, params: SamplingParams, noise_BNV: Tensor, state: DraftState
     ) -> tuple[Tensor, DraftState]:
         model, k, (before_BK1,) = self.model, rows.k, state.slots
+        config: Any = model.config
         max_k, position_B1 = before_BK1.shape[1], rows.meta.positions_BN[:, :1]
         rows_R = iota(max_k + k, ids_BT)
         input_row_B1 = position_B1.clamp(max=max_k)
-        masks_BR = torch.full_like(rows_R, model.config.mask_id).expand(len(ids_BT), -1)
+        masks_BR = torch.full_like(rows_R, config.mask_id).expand(len(ids_BT), -1)
         ids_BR = torch.cat((before_BK1.squeeze(-1), ids_BT, masks_BR), 1)
         ids_BR = gather_rows(ids_BR.unsqueeze(-1), max_k - input_row_B1 + rows_R).squeeze(-1)
         meta = rows.meta._replace(positions_BN=position_B1 - input_row_B1 + rows_R)

@@ -60,6 +60,9 @@ class DeferredNorm(RMSNorm):
 class PackedAttention(Attention):
     """Attention with packed projections: one launch with the norm before it for few rows, products for others."""
 
+    qkv_packed: nn.Parameter
+    out_packed: nn.Parameter
+
     def __init__(self, attention: Attention, norm: DeferredNorm, run: Run) -> None:
         nn.Module.__init__(self)
         # in a tuple: the norm is not this module's

@@ -15,7 +15,7 @@ from compile.device_check.nxdi_host import Host, Model, Sequence, Tensors
 from compile.neuron.eager import EagerRanks
 from compile.neuron.flags import nxdi_tag
 from compile.neuron.sdk import nxdi_graphs, nxdi_tags
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.graph_io import StepInputs
 from model.graph_key import Stage
 from model.graph_spec import GraphSpec

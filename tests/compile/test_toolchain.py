@@ -32,7 +32,7 @@ from model.errors import UserError
 from model.graph_io import StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.nki import simulated
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.ops import EAGER
 from model.weights import shard_file
 from tests.compile import fake_sdk

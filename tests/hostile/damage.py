@@ -25,12 +25,12 @@ def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
     _verified(copy)
     names = [MANIFEST, *sorted(read_bundle(copy).files)]
     for _ in range(count):
-        name, kind = rng.choice(names), rng.choice(list(KINDS))
+        name, kind = rng.choice(names), rng.choice(list(DRAFTERS))
         other = rng.choice([n for n in names if n not in (name, MANIFEST)])
         if (copy / name).read_bytes() == (copy / other).read_bytes():
             continue
         kept = {n: (copy / n).read_bytes() for n in (name, other)}
-        KINDS[kind](copy / name, copy / other, rng)
+        DRAFTERS[kind](copy / name, copy / other, rng)
         series.count(f"{kind} of {name}", refusal(lambda: _verified(copy)))
         for n, content in kept.items():
             (copy / n).write_bytes(content)
@@ -76,7 +76,7 @@ def _folder(file: Path, _: Path, rng: random.Random) -> None:
     file.write_bytes(content[::-1])
 
 
-KINDS: dict[str, Callable[[Path, Path, random.Random], None]] = {
+DRAFTERS: dict[str, Callable[[Path, Path, random.Random], None]] = {
     "flip": _flip,
     "cut": _cut,
     "extension": _extend,

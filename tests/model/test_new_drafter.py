@@ -19,9 +19,9 @@ from compile.build import build
 from compile.doctor import findings
 from model.backing import REFERENCE, Backing
 from model.cut import IDS, Weight
-from model.drafters import Drafter, DraftState
+from model.drafter import Drafter, DraftState
 from model.drafters.kind import DraftModel, DraftPass, Kind
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.parallel import ONE_RANK, Head, Parallel
 from model.rank_model import RankModel
 from model.sampling import Draw
@@ -104,7 +104,7 @@ KIND = Kind(
 
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two ranks, which is harder than on one."""
-    monkeypatch.setitem(KINDS, KIND.name, KIND)
+    monkeypatch.setitem(DRAFTERS, KIND.name, KIND)
     write_model(tmp_path / "target", 1, scale=0.3, eos_token_id=None)
     draft = tmp_path / "draft"
     draft.mkdir()
