@@ -1,1 +1,146 @@
-"""placeholder"""
+"""`python -m compile.build`: a spec becomes a plan, the plan graphs and weights, these a bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from compile.bundle.cutting import Cutter
+from compile.bundle.staging import free_space, staged
+from compile.graph.trace import lower_graphs
+from compile.neuron import toolchain
+from compile.recipes import TRACED_WITH, trace_code, versions
+from compile.report import changes, plan_as_json, plan_as_text
+from compile.spec import BuildSpec, parse
+from model.errors import UserError, guarded, run_cli
+from model.progress import progress
+from model.provenance import commit
+from model.weights import shard_file
+from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
+from trnspec.bundle.opening import read_bundle
+from trnspec.bundle.plan import BundlePlan, make_plan
+
+# of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
+HBM_BYTES = 24 << 30
+_COLLECT = (50_000, 20, 100)
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildResult:
+    """A bundle's folder, the number of files that this run made and that it reused, and its wall time."""
+
+    path: Path
+    made: int
+    reused: int
+    seconds: float
+
+
+def build(spec: BuildSpec) -> Path:
+    """Build the bundle of a spec and return its folder; unchanged files are reused. UserError for a bad spec."""
+    return build_and_count(spec).path
+
+
+def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildResult:
+    """The same, with what was made, for a plan of `checked_plan`. A bundle in place is there until the new one is."""
+    begin, plan = time.perf_counter(), plan or checked_plan(spec)
+    checkpoints, files = spec.checkpoints, dict[str, str]()
+    with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
+        cutter = Cutter(plan, checkpoints) if checkpoints else None
+        shards = {shard_file(rank): recipe for rank, recipe in enumerate(cutter.recipes() if cutter else ())}
+        sources = {f"tokenizer/{name}": checkpoints["target"] / name for name in _TOKENIZER} if checkpoints else {}
+        files = _graph_recipes(plan) | shards | {n: sha256_of(path) for n, path in sources.items() if path.is_file()}
+        task.total = len(files)
+        records = {name: entry for name, recipe in files.items() if (entry := staging.reuse(name, recipe))}
+        task.advance(len(records))
+        missing = files.keys() - records
+        free_space(
+            staging.folder.absolute(), plan.weight_bytes * len(shards.keys() & missing) + bool(missing) * (64 << 20)
+        )
+
+        def add(name: str, digest: str = "") -> None:
+            records[name] = staging.add(name, files[name], digest)
+            task.advance()
+
+        for graph, proto in lower_graphs(plan.spec, [g for g in plan.graphs if g.file in missing]):
+            task.at(f"made {graph.file}")
+            staging.temporary(graph.file).write_bytes(proto)
+            add(graph.file, sha256(proto).hexdigest())
+        for name, path in sources.items():
+            if name in missing:
+                shutil.copyfile(path, staging.temporary(name))
+                add(name)
+        if cutter and (ranks := [rank for rank, name in enumerate(shards) if name in missing]):
+            task.at("cutting weights")
+            for rank, digest in cutter.write({r: staging.temporary(shard_file(r)) for r in ranks}).items():
+                add(shard_file(rank), digest)
+        task.at("compiling for Trainium")
+        added, compiler = toolchain.add_compiled(plan, staging, records, spec.recipe, spec.jobs)
+        content = manifest_json(plan, records | added, compiler, bundle_versions(), commit(digits=40))
+        staging.finish(content)
+    return BuildResult(Path(spec.out), staging.made, len(records | added) - staging.made, time.perf_counter() - begin)
+
+
+def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
+    spec, code = plan.spec, trace_code()
+    models = [dataclasses.asdict(part.config) for part in spec.parts]
+    common = [models, spec.drafter, spec.k, spec.tp, spec.max_len, spec.layers, spec.dtype, spec.kernels, code]
+    return {file: canonical_hash([digest, *common]) for file, digest in graph_digests(plan).items()}
+
+
+def checked_plan(spec: BuildSpec) -> BundlePlan:
+    """The plan of a spec; UserError for one that cannot be built, or whose rank has no room for weights and caches."""
+    spec.check()
+    toolchain.check(spec.recipe.toolchain, spec.bundle)
+    plan = make_plan(spec.bundle)
+    weights, caches = plan.weight_bytes, plan.cache_bytes
+    if weights + caches > HBM_BYTES:
+        raise UserError(
+            f"a rank would hold {weights / 1e9:.1f} GB of weights and {caches / 1e9:.1f} GB of caches, together "
+            f"{(weights + caches) / 1e9:.1f} GB, and a logical core has {HBM_BYTES / 1e9:.1f}; raise --tp, or lower "
+            "--batch, --max-len or the recipe's blocks"
+        )
+    return plan
+
+
+def bundle_versions() -> dict[str, str]:
+    """The packages that a bundle's content may depend on."""
+    return versions((*TRACED_WITH, "safetensors", "trnspec")) | {"python": platform.python_version()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan and build with progress on stderr; the last line of stdout is the bundle's path."""
+    # a trace makes millions of small objects that live as long as it: rounds over all of them find nothing
+    gc.set_threshold(*_COLLECT)
+    spec = parse(arguments)
+    plan = checked_plan(spec)
+    if not spec.json:
+        print(plan_as_text(plan))
+    if spec.dry_run:
+        if spec.json:
+            print(json.dumps(plan_as_json(plan), indent=1))
+        return
+    for sentence in spec.notes():
+        print(sentence, file=sys.stderr)
+    with contextlib.suppress(UserError, OSError):
+        if changed := changes(read_bundle(Path(spec.out), key="").spec, spec.bundle):
+            print(f"{spec.out} holds a bundle of {changed}; it stays until the new one is complete", file=sys.stderr)
+    built = guarded(lambda: build_and_count(spec, plan), spec.out)
+    if why := read_bundle(built.path, key="").manifest.without_kernels:
+        print(f"{built.path} runs on no Trainium: {why}", file=sys.stderr)
+    print(f"{built.made} files made, {built.reused} reused; {built.seconds:.1f} s wall", file=sys.stderr)
+    cost = {"made": built.made, "reused": built.reused, "wall_seconds": round(built.seconds, 2)}
+    print(json.dumps({"bundle": str(built.path), "cost": cost} | plan_as_json(plan)) if spec.json else built.path)
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(sys.argv[1:]))

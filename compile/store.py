@@ -69,7 +69,7 @@ def pull(address: str, out: Path, public_key: str = "") -> Path:
     Raises UserError when there is no bundle, its signature is not the key's (if one is required), the folder has a
     different bundle, a byte is wrong, or the remote fails.
     """
-    (parent, name), key = split(address), key_of(public_key)
+    parent, key = split(address)[0], key_of(public_key)
     remote, content, manifest, signature = _stored(address, key)
     local = _local(out)
     if local and local.manifest.digest != manifest.digest:
@@ -223,9 +223,7 @@ def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
     raise UserError(f"{address} holds a different bundle, which is never overwritten; push to a different name")
 
 
-def _each(
-    names: Iterable[str], work: Callable[[str, ProgressFn], None], files: dict[str, File], what: str
-) -> None:
+def _each(names: Iterable[str], work: Callable[[str, ProgressFn], None], files: dict[str, File], what: str) -> None:
     """Run the work for every file, a few at a time; the first error ends the rest."""
     names = list(names)
     total = sum(files[name].bytes for name in names)

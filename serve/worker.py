@@ -109,13 +109,13 @@ class BundleWorker(WorkerBase):
 
     def _banner(self, seconds: float) -> str:
         bundle, spec = self.bundle, self.bundle.spec
-        drafter = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
+        drafter = f"{self.drafter}, {spec.draft}" if spec.has_draft else self.drafter
         ks = ", ".join(map(str, sorted(self.engine.ks())))
         adaptive = "" if self.options.k is not None else ", chosen by measured step times and acceptance"
         blocks = self.vllm_config.cache_config.num_gpu_blocks_override or self.shape.pool
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
-            f"  target   {bundle.title('target')}\n"
+            f"  target   {spec.target}\n"
             f"  drafts   {f'{drafter}, k {ks}{adaptive}' if self.engine.speculative else 'none'}\n"
             f"  slots    {spec.batch}, each of {spec.max_len} tokens, prompt and output together\n"
             f"  blocks   {blocks - 1} of {KEY_TILE} tokens\n"

@@ -36,7 +36,7 @@ _REASONS = {
     "AccessDenied 403": "access was denied: the credentials may not do this, or this machine's clock is wrong",
     "RequestTimeTooSkewed": "this machine's clock is wrong by more than the server allows; set the clock",
     "InvalidAccessKeyId SignatureDoesNotMatch": "the key or the signature was refused; check credentials and region",
-    "ExpiredToken CredentialRetrievalError SSOTokenLoadError UnauthorizedSSOTokenError": "the login expired; log in again",
+    "ExpiredToken CredentialRetrievalError SSOTokenLoadError UnauthorizedSSOTokenError": "log in again",
     "NoCredentialsError PartialCredentialsError": "no complete credentials were found in the AWS chain (environment, "
     "profile, instance role)",
     "NoSuchBucket ParamValidationError": "there is no such bucket; create it or correct the name",
@@ -60,7 +60,7 @@ class S3:
         self._late, self._sockets = False, weakref.WeakSet[socket.socket]()
         attempts = os.environ.get("AWS_MAX_ATTEMPTS", str(_ATTEMPTS))
         if not attempts.isdecimal() or not 1 <= int(attempts) <= 100:
-            raise UserError(f"AWS_MAX_ATTEMPTS is {ascii(attempts)}; give a whole number from 1 to 100, or unset it")
+            raise UserError(f"AWS_MAX_ATTEMPTS is {attempts!a}; give a whole number from 1 to 100, or unset it")
         config = Config(
             retries={"mode": "standard", "total_max_attempts": int(attempts)},  # type: ignore[arg-type, unused-ignore]
             connect_timeout=5, read_timeout=60, tcp_keepalive=True,
@@ -130,7 +130,9 @@ class S3:
         except (BotoCoreError, ClientError, Boto3Error, ValueError) as error:
             self._refuse_late()
             where = f"{SCHEME}{self.bucket}/{self._key(key)}".rstrip("/")
-            raise UserError(f"{where}: {_reason(error)}{'; the same command goes on from here' if key else ''}") from None
+            raise UserError(
+                f"{where}: {_reason(error)}{'; the same command goes on from here' if key else ''}"
+            ) from None
         finally:
             timer.cancel()
 

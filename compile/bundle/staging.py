@@ -1,8 +1,8 @@
 """A bundle is made in `.NAME.building` beside its place, file by file, and put there when it is complete.
 
-A bundle's `.build/records` has a line for each file that a build made: its recipe (the hash of its inputs), digest, size
-and inode. A file of the bundle in place, or of a build that was killed, is reused if it has the wanted recipe, its bytes
-have the digest, and it is that inode: a record that came with a copy or an archive is ignored.
+A bundle's `.build/records` has a line for each file that a build made: its recipe (the hash of its inputs), digest,
+size and inode. A file of the bundle in place, or of a build that was killed, is reused if it has the wanted recipe, its
+bytes have the digest, and it is that inode: a record that came with a copy or an archive is ignored.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from model.errors import UserError
 from model.strict import Wrong, read
@@ -28,6 +29,14 @@ from trnspec.bundle.signature import SIGNATURE
 BUILD, _RECORDS = ".build", ".build/records"
 # source: include/uapi/linux/fs.h and fcntl.h (torvalds/linux)
 _EXCHANGE, _AT_FDCWD = 2, -100
+
+
+class StagedFile(NamedTuple):
+    """A file to make: its name in the bundle, its recipe, and how it is written to a path."""
+
+    name: str
+    recipe: str
+    write: Callable[[Path], object]
 
 
 class Staging:
@@ -41,6 +50,7 @@ class Staging:
         self._records = {place: _records(place) for place in (out, self.folder)}
         # whether each file is the one in place
         self._in_place = dict[str, bool]()
+        self.made = 0
 
     def reuse(self, name: str, recipe: str) -> File | None:
         """The entry of a file that need not be made again, and is now in `folder`."""
@@ -79,6 +89,7 @@ class Staging:
         """Give a file that was written its name."""
         settle(self.folder / f"{name}.tmp", self.folder / name)
         self._in_place[name] = False
+        self.made += 1
 
     def add(self, name: str, recipe: str, digest: str = "") -> File:
         """The same, and record it; its entry."""
@@ -87,12 +98,16 @@ class Staging:
         self._record(name, entry)
         return entry
 
-    def make(self, name: str, recipe: str, write: Callable[[Path], object]) -> File:
-        """The entry of a file that is reused, or made by `write`; it has its name when it is complete."""
-        if entry := self.reuse(name, recipe):
+    def make(self, file: StagedFile) -> File:
+        """The entry of a file that is reused or made; it has its name when it is complete."""
+        if entry := self.reuse(file.name, file.recipe):
             return entry
-        write(self.temporary(name))
-        return self.add(name, recipe)
+        file.write(self.temporary(file.name))
+        return self.add(file.name, file.recipe)
+
+    def path(self, name: str) -> Path:
+        """Where a file is that was reused or made."""
+        return self.folder / name
 
     def _record(self, name: str, entry: File) -> None:
         line = json.dumps([name, _inode(self.folder / name), asdict(entry)])

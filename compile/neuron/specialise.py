@@ -46,8 +46,8 @@ _BINARY: dict[str, type] = {
 }  # fmt: skip
 
 
-def here() -> bool:
-    """Whether the vendor's `nki` is here, with the seam."""
+def available() -> bool:
+    """Whether the vendor's `nki` is installed, with the seam."""
     try:
         seam = importlib.import_module(_SEAM)
     except ImportError:
@@ -55,32 +55,36 @@ def here() -> bool:
     return all(hasattr(getattr(seam, "CompileKernel", None), name) for name in _CALLED)
 
 
-def specialised(proto: bytes, folder: Path) -> bytes:
+def specialised(proto: bytes, folder: Path, configured: dict[bytes, bytes]) -> bytes:
     """A graph whose launches have the vendor's configuration; their IR is in `folder`, `<digest>/<file>` each.
 
-    UserError if `nki` refuses a kernel, or configures it in a form that is not the one known here.
+    `configured` holds the configurations of the launches so far: graphs share most of them.
+
+    Raises:
+        UserError: `nki` refuses a kernel, or configures it in an unknown form.
     """
     module = hlo.parse(proto)
-    made: dict[bytes, bytes] = {}
-    for instruction in (i for c in module.computations for i in c.instructions):
-        if instruction.custom_call_target == CALL:
-            text = instruction.backend_config
-            if text not in made:
-                made[text] = _configured(*from_text(text.decode()), folder)
-            instruction.backend_config = made[text]
-            # as the vendor's frameworks leave it
-            instruction.ClearField("custom_call_api_version")
+    for instruction in _calls(module):
+        text = instruction.backend_config
+        if text not in configured:
+            configured[text] = _configured(*from_text(text.decode()), folder)
+        instruction.backend_config = configured[text]
+        # as the vendor's frameworks leave it
+        instruction.ClearField("custom_call_api_version")
     serialized: bytes = module.SerializeToString(deterministic=True)
     return serialized
 
 
+def _calls(module: Any) -> list[Any]:
+    return [i for c in module.computations for i in c.instructions if i.custom_call_target == CALL]
+
+
 def binaries(proto: bytes) -> list[str]:
     """The files that the calls of a specialised graph name."""
-    calls = [i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == CALL]
-    return sorted({checked(i.backend_config)["klir_binary"]["binary"] for i in calls})
+    return sorted({checked(call.backend_config)["klir_binary"]["binary"] for call in _calls(hlo.parse(proto))})
 
 
-def lost_kernels(proto: bytes, files: Container[str]) -> list[str]:
+def missing_kernel_files(proto: bytes, files: Container[str]) -> list[str]:
     """One clause for each kernel of a specialised graph whose IR is not among a bundle's files."""
     try:
         names = binaries(proto)
@@ -118,12 +122,12 @@ def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> byt
     call = checked(found.backend_config_b64)
     first = len(launch.results)
     changed = {number: first + at for at, number in enumerate(launch.changed)}
-    told = {int(i): int(o) for i, o in dict(found.operand_output_aliases or {}).items()}
+    aliases = {int(i): int(o) for i, o in dict(found.operand_output_aliases or {}).items()}
     shapes = [(tuple(s.shape), np.dtype(s.dtype)) for s in found.output_specs]
     planned = [(r.shape, np.dtype(BY_NAME[r.dtype].numpy)) for r in launch.outputs(operands)]
-    if told != changed or shapes != planned:
+    if aliases != changed or shapes != planned:
         raise UserError(
-            f"nki gives {launch.kernel} the results {shapes} and the aliases {told}, the graph has {planned} and "
+            f"nki gives {launch.kernel} the results {shapes} and the aliases {aliases}, the graph has {planned} and "
             f"{changed}; build with --kernels reference, and report it"
         )
     if call["grid"] not in ([], [LNC]):

@@ -24,6 +24,8 @@ from model.nki.table import KERNELS
 from tests.compile.fake_sdk import module
 
 VERSION = "0.7.0+stand-in"
+# names of the kernels that were specialised
+SPECIALISED: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class CompileKernel(Kernel):
         return SimpleNamespace(target=self.target)
 
     def _cached_compile_to_bir(self, *, frontend: Any, inputs: dict[str, Any], compile_opts: Any) -> Any:
+        SPECIALISED.append(self.func.__name__)
         assert list(inputs) == list(inspect.signature(self.func).parameters)
         assert not any(isinstance(value, (tuple, list)) for value in inputs.values()), "only top-level tensors count"
         config = _config(self, {n: np.zeros_like(v) if isinstance(v, np.ndarray) else v for n, v in inputs.items()})

@@ -99,13 +99,13 @@ class AsTheyRun(Graphs):
 
     def _executable(self, key: GraphKey) -> Any:
         if self._protos[key] == NOT_TRACED:
-            (self._protos[key],) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
+            ((_, self._protos[key]),) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
         return super()._executable(key)
 
 
-def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[bytes]:
+def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
     """In the place of `compile.graph.trace.lower_graphs`."""
-    return (NOT_TRACED for _ in graphs)
+    return ((graph, NOT_TRACED) for graph in graphs)
 
 
 def untraced(plan: BuildSpec) -> Path:

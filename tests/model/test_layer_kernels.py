@@ -53,7 +53,7 @@ def packed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights in the layout of the fused kernels."""
     weights = decoder_weights(CONFIG, fused_packing(CONFIG, 1))
     names = ((w, [name.removeprefix("model.") for name, _ in w.parts]) for w in weights)
-    made = {w.ours: w.join(*(state[n] for n in parts), CONFIG.head_dim) for w, parts in names if w.ours not in state}
+    made = {w.name: w.pack(*(state[n] for n in parts), CONFIG.head_dim) for w, parts in names if w.pack}
     inside = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     return {n: t for n, t in state.items() if n.split(".")[-2] not in inside} | made
 

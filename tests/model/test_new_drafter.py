@@ -18,14 +18,14 @@ from torch import Tensor
 from compile.build import build
 from compile.doctor import findings
 from model.backing import REFERENCE, Backing
-from model.cut import IDS, Weight
-from model.drafter import Drafter, DraftState
+from model.drafters import Drafter, DraftState
 from model.drafters.kind import DraftModel, DraftPass, Kind
-from model.drafters.registry import DRAFTERS
+from model.drafters.registry import KINDS
 from model.parallel import ONE_RANK, Head, Parallel
 from model.rank_model import RankModel
 from model.sampling import Draw
 from model.strict import Range, read
+from model.weights import ROWS, Weight
 from model.window import Window
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
@@ -94,7 +94,7 @@ KIND = Kind(
         read=lambda raw, where, target: read(BigramConfig, {"vocab_size": raw["vocab_size"]}),
         module=BigramTable,
         drafter=lambda model, target: Bigram(model),
-        weights=lambda config, packing: [Weight("table.weight", "table.weight", (("table.weight", IDS),))],
+        weights=lambda config, packing: [Weight("table.weight", (("table.weight", ROWS),))],
         collectives=lambda config, parallel, passes: {"all-reduce": 0, "all-gather": 0},
         unread=lambda key, name: key.is_prefill,
     ),
@@ -104,7 +104,7 @@ KIND = Kind(
 
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two ranks, which is harder than on one."""
-    monkeypatch.setitem(DRAFTERS, KIND.name, KIND)
+    monkeypatch.setitem(KINDS, KIND.name, KIND)
     write_model(tmp_path / "target", 1, scale=0.3, eos_token_id=None)
     draft = tmp_path / "draft"
     draft.mkdir()

@@ -156,9 +156,7 @@ def _open(file: Path) -> Any:
         raise UserError(f"{file} is truncated or corrupted ({error}); fetch the checkpoint again") from error
 
 
-def _ranges(
-    shape: tuple[int, ...], shard: ShardSpec, rank: int, heads: HeadMap, head_dim: int
-) -> tuple[Range, ...]:
+def _ranges(shape: tuple[int, ...], shard: ShardSpec, rank: int, heads: HeadMap, head_dim: int) -> tuple[Range, ...]:
     """The part of the split axis that a rank stores, or all rows."""
     if shard.axis is None:
         return ((0, shape[0]),)

@@ -25,9 +25,13 @@ from trnspec.bundle import border, hlo
 from trnspec.bundle.spec import BundleSpec
 
 # the operations that builds write
-OPCODES = frozenset("""
-    abs add
-""".split())  # fmt: skip
+_OPCODES = """
+    abs add all-gather all-reduce and broadcast call compare concatenate constant convert copy cosine custom-call divide
+    dot exponential gather get-tuple-element iota log maximum minimum multiply negate not or pad parameter power reduce
+    remainder reshape rsqrt scatter select shift-left shift-right-arithmetic sign sine slice subtract transpose tuple
+    while xor
+"""
+OPCODES = frozenset(_OPCODES.split())
 COLLECTIVES = ("all-reduce", "all-gather")
 # operations on integers that the hardware does not have, with --implicit-integer-downcast=none
 _NO_INTEGERS = {"dot": "NCC_EVRF035", "scatter": "NCC_EVRF060", "all-reduce": "NCC_EVRF061"}
@@ -138,7 +142,8 @@ def _instruction_faults(module: Any, calls: bool) -> Iterator[str]:
                 yield from _call_faults(instruction, operands)
             elif opcode in _NO_INTEGERS and operands and operands[0].element_type in _INTEGERS:
                 # a scatter may store integers
-                if opcode != "scatter" or roots[instruction.called_computation_ids[0]].opcode != "parameter":
+                stores = opcode == "scatter" and roots[instruction.called_computation_ids[0]].opcode == "parameter"
+                if not stores:
                     yield f"it has the operation {opcode} on integers, which no device takes ({_NO_INTEGERS[opcode]})"
 
 
@@ -150,14 +155,16 @@ def _call_faults(call: Any, operands: list[Any]) -> Iterator[str]:
     try:
         launch, given = from_text(call.backend_config.decode())
         stated = [given, launch.outputs(given)]
-        _, _, kernel = filled(launch.arguments, given), launch.sums, KERNELS[launch.kernel]
+        _ = filled(launch.arguments, given), launch.sums, KERNELS[launch.kernel]
         changed = [(number, len(launch.results) + at) for at, number in enumerate(launch.changed)]
     except _MALFORMED:
         yield "it has a kernel call whose text is no launch (NCC_EVRF059)"
         return
     # one result comes as its memory, several as a list of addresses; a different version gives no text
     several = call.shape.element_type == _TUPLE
-    shapes = [[_tensor("", s) for s in side] for side in (operands, call.shape.tuple_shapes if several else [call.shape])]
+    shapes = [
+        [_tensor("", s) for s in side] for side in (operands, call.shape.tuple_shapes if several else [call.shape])
+    ]
     aliases = [(a.operand_index, a.output_shape_index[0]) for a in call.output_operand_aliasing if a.output_shape_index]
     for wrong, clause in (
         (launch.lnc != LNC, f"on {launch.lnc!r} cores in a graph of {LNC} (NCC_EVRF066)"),
@@ -200,7 +207,11 @@ class _Walk:
             (self.bodies[c], self.bodies[c][self.roots[c]]) for c in loop.called_computation_ids
         )
         first = self.bodies[computation][loop.operand_ids[0]]
-        if (stop.opcode, stop.comparison_direction, first.opcode, body_root.opcode) == ("compare", "LT", *["tuple"] * 2):
+        if (stop.opcode, stop.comparison_direction, first.opcode, body_root.opcode) == (
+            "compare",
+            "LT",
+            *["tuple"] * 2,
+        ):
             counter, end = (condition[i] for i in stop.operand_ids)
             at = counter.tuple_index
             begin, following = self.bodies[computation][first.operand_ids[at]], body[body_root.operand_ids[at]]
@@ -254,7 +265,9 @@ def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
         yield f"result {at} is a parameter or another result, and no copy of it"
 
 
-def _differences(what: str, found: tuple[TensorSpec, ...], wanted: Iterable[TensorSpec], names: list[str]) -> Iterator[str]:
+def _differences(
+    what: str, found: tuple[TensorSpec, ...], wanted: Iterable[TensorSpec], names: list[str]
+) -> Iterator[str]:
     if len(found) != len(names):
         yield f"it has {len(found)} {what}s, expected {len(names)}"
     for at, (tensor, planned, name) in enumerate(zip(found, wanted, names, strict=False)):

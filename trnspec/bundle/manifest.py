@@ -18,7 +18,7 @@ from model.strict import Length, Range, Text, Wrong, read, shown
 from model.weights import shard_file
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.shards import shard_bytes
-from trnspec.bundle.spec import MAX_TP, BundleSpec, Name, spec_from_json
+from trnspec.bundle.spec import MAX_TP, Name, spec_from_json
 
 FORMAT = "trnspec-bundle"
 FORMAT_VERSION = 4
@@ -45,7 +45,7 @@ class File:
 @dataclass(frozen=True)
 class Compiler:
     """The Neuron SDK's files: `neff` is none, neff (a NEFF for each graph) or model.pt (for NxDI's loader); `kernels`
-    says where the compiled NKI kernels of the graphs are: nowhere, as IR in kernels/, or in model.pt."""
+    says where the compiled NKI kernels of the graphs are: nowhere, or as IR in kernels/."""
 
     toolchain: Literal["cpu", "compiler", "full"] = "cpu"
     neff: Literal["none", "neff", "model.pt"] = "none"
@@ -53,7 +53,7 @@ class Compiler:
     lnc: Literal[0, 1, 2] = 0
     flags: Annotated[dict[str, str], Length(0, 8)] = dataclasses.field(default_factory=dict)
     versions: _Names = dataclasses.field(default_factory=dict)
-    kernels: Literal["none", "bir", "model.pt"] = "none"
+    kernels: Literal["none", "bir"] = "none"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _checked(raw: dict[str, Any], digest: str) -> Manifest:
 
 
 def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -> None:
-    """Raise Wrong unless files are those of a plan, with names that stay in the folder and sizes that a build writes."""
+    """Raise Wrong unless files are those of a plan, their names stay in the folder, and a build writes such sizes."""
     folders = {"/".join(parts[:depth]) for parts in (n.split("/") for n in files) for depth in range(1, len(parts))}
     for name in files:
         regular = _FILE_NAME(name) and not name.endswith((".part", ".tmp"))
@@ -156,7 +156,7 @@ def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -
     if len({name.casefold() for name in files}) < len(files):
         raise Wrong("it names two files that differ in case alone; do not trust it")
     shards = {shard_file(rank): rank for rank in range(plan.spec.tp)}
-    needed = {graph.file for graph in plan.graphs} | {"model.pt"} & {compiler.neff}
+    needed = {graph.file for graph in plan.graphs} | (FILES.keys() if compiler.neff == "model.pt" else set())
     if any(shard_file(rank) in files for rank in range(MAX_TP)):
         needed |= shards.keys()
     if missing := sorted(needed - files.keys()):

@@ -1,4 +1,4 @@
-"""`open_bundle`, the one way to load a bundle: a file is opened once, hashed while it is read, and used from those bytes.
+"""`open_bundle`, the way to load a bundle: a file is opened once, hashed while it is read, and used from those bytes.
 
 Files are opened below the folder that was opened first, so a folder that takes its name later is not read, and nothing
 is remembered from one load to the next.

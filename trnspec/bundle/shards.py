@@ -1,4 +1,4 @@
-"""A rank's file of weights (safetensors): its header follows from the plan, so a reader compares bytes and parses nothing.
+"""A rank's file of weights (safetensors): the plan gives its header, so a reader compares bytes and parses nothing.
 
 Eight bytes with the header's length, the header as JSON, the tensors' bytes without gaps.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def shard_specs(plan: BundlePlan) -> list[TensorSpec]:
-    """The tensors of a shard in the file's order: by falling size of an element, for alignment, the ranks' numbers first."""
+    """The tensors of a shard in the file's order: by falling size of an element, for alignment, rank numbers first."""
     specs = plan.target_weights + plan.draft_weights
     return sorted(specs, key=lambda t: (-BY_NAME[t.dtype].bytes, t.dtype != "int32", not t.name.endswith(RANK)))
 

@@ -63,7 +63,7 @@ def check_signature(content: bytes, signature: bytes | None, key: str, where: st
 
 
 def sign(content: bytes, name: str, key_file: Path) -> bytes:
-    """The signature of a manifest's bytes with minisign's secret key; `name` is the bundle's, in the trusted comment."""
+    """The signature of a manifest's bytes with minisign's secret key; the trusted comment has the bundle's `name`."""
     minisign = _minisign()
     try:
         key = minisign.SecretKey.from_file(key_file)
