@@ -43,7 +43,7 @@ def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, 
         "output_attentions": False,
         "output_hidden_states": False,
         "pad_token_id": None,
-        "rope_scaling": config.rope_scaling and config.rope_scaling.stated(),
+        "rope_scaling": config.rope_scaling and config.rope_scaling.as_hf(),
         "transformers_version": "4.51.0",
     }
 

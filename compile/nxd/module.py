@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compile.graph.pair import drafts, grouped_state, make_pair
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.context import Context
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
@@ -58,7 +58,7 @@ class StaticOps(Ops):
 
     def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
         # the indexed axes come first: (B, N, G, D)
-        places = [blocks_BN.long(), offsets_BN.long()]
+        places = blocks_BN.long(), offsets_BN.long()
         return pool_PGKD.transpose(1, 2).index_put(places, new_BGND.transpose(1, 2)).transpose(1, 2)
 
     def all_reduce(self, x: Tensor) -> Tensor:
