@@ -39,7 +39,7 @@ def plan_as_text(plan: BundlePlan) -> str:
     fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
     step = f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
     lines = [
-        *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
+        *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
         f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
         f"tp {spec.tp}, {spec.dtype}",
         *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
@@ -61,7 +61,7 @@ def untrained_k_warnings(spec: BundleSpec) -> list[str]:
 
 
 def _layers(part: Part) -> str:
-    config, tp = part.config, part.parallel.tp
+    config, tp = part.config, part.ctx.tp
     if not config.num_hidden_layers:
         return ""
     padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp).heads_per_rank * tp

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from compile.neuron.flags import DEFAULT_FLAGS, flags_of
 from compile.tokenizer import check_tokenizers
 from model.config import PRESETS, load_config
-from model.drafters.kind import Kind
-from model.drafters.registry import KINDS, NONE, inferred, load_draft
+from model.drafter import Drafter
+from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
 from trnspec.bundle.checkpoint import has_weights
@@ -59,7 +59,7 @@ class BuildSpec:
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle")
-    drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: inferred from the draft's config.json, none with k 0")
+    drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
     recipe: Recipe = field(
@@ -71,23 +71,23 @@ class BuildSpec:
     json: bool = _flag(False, "print a JSON object instead of lines for people")
 
     @property
-    def kind(self) -> Kind:
-        """The kind of drafter, inferred from the draft's checkpoint where the flag leaves it open."""
-        if self.drafter not in (AUTO, *KINDS):
-            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *KINDS))}")
+    def drafter_type(self) -> type[Drafter]:
+        """The class of the drafter, inferred from the draft's checkpoint where the flag leaves it open."""
+        if self.drafter not in (AUTO, *DRAFTERS):
+            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *DRAFTERS))}")
         if self.drafter != AUTO:
-            return KINDS[self.drafter]
-        return inferred(self.draft) if ks_of(self.k) else NONE
+            return DRAFTERS[self.drafter]
+        return infer_drafter(self.draft) if ks_of(self.k) else Drafter
 
     @functools.cached_property
     def bundle(self) -> BundleSpec:
         """Everything that the bundle's content depends on but the weights; UserError for a model that is not there."""
-        target, ks, kind = load_config(self.target), ks_of(self.k), self.kind
+        target, ks, drafter = load_config(self.target), ks_of(self.k), self.drafter_type
         return BundleSpec(
             target=model_name(self.target), target_config=target, tp=self.tp, ks=ks, batch=self.batch,
-            max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=kind.name,  # type: ignore[arg-type]
-            draft=model_name(self.draft) if kind.has_model else "none",
-            draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
+            max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=drafter.name,  # type: ignore[arg-type]
+            draft=model_name(self.draft) if drafter.has_model else "none",
+            draft_config=load_draft(drafter, self.draft, target) if drafter.has_model else None,
             blocks=self.recipe.blocks, chunks=self.recipe.chunks,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
@@ -95,12 +95,12 @@ class BuildSpec:
     @property
     def checkpoints(self) -> dict[str, Path]:
         """Folder of each model's weights, by its role; empty for a build without weights."""
-        folders = {"target": self.target} | ({"draft": self.draft} if self.kind.has_model else {})
+        folders = {"target": self.target} | ({"draft": self.draft} if self.drafter_type.has_model else {})
         return {role: Path(folder) for role, folder in folders.items()} if _has_weights(self.target) else {}
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
-        bundle, kind = self.bundle, self.kind
+        bundle, drafter = self.bundle, self.drafter_type
         bundle.check()
         try:
             spec_from_json(bundle.as_json(), "")
@@ -109,17 +109,17 @@ class BuildSpec:
         flags_of(self.recipe.compiler_flags)
         if "://" in self.out or self.out.startswith("s3:"):
             raise UserError(f"--out is {self.out}; give a local folder, and push it: python -m compile.store push")
-        if not kind.has_model and self.draft != BuildSpec.draft:
-            why = f"the drafter {kind.name} has no model" if bundle.k else "k is 0, which builds the target alone"
+        if not drafter.has_model and self.draft != BuildSpec.draft:
+            why = f"the drafter {drafter.name} has no model" if bundle.k else "k is 0, which builds the target alone"
             raise UserError(f"{why}, and --draft was given; leave it out{'' if bundle.k else ', or raise k'}")
-        if kind.has_model and _has_weights(self.target) != _has_weights(self.draft):
+        if drafter.has_model and _has_weights(self.target) != _has_weights(self.draft):
             with_, without = (self.target, self.draft) if _has_weights(self.target) else (self.draft, self.target)
             raise UserError(
                 f"{with_} holds weights and {without} holds none; give two folders with model.safetensors, or none"
             )
         if self.checkpoints:
             check_tokenizers(self.checkpoints["target"], bundle.target_config.vocab_size,
-                             self.checkpoints["draft"] if kind.decodes else None)  # fmt: skip
+                             self.checkpoints["draft"] if drafter.is_causal_lm else None)  # fmt: skip
 
     def notes(self) -> list[str]:
         """What a bundle of this spec lacks, in sentences."""

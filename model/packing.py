@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from model.config import LayerConfig
+from model.config import ModelConfig
 
 # sizes of the fused kernels: a hidden size of full partitions, and one head dim
 _HIDDEN_UNIT, _FUSED_DIM = 128, 128
@@ -17,13 +17,8 @@ class Packing(NamedTuple):
     mlp: bool = False
 
 
-def fused_packing(config: LayerConfig, tp: int) -> Packing:
+def fused_packing(config: ModelConfig, tp: int) -> Packing:
     """The halves that the fused kernels support."""
     full = config.hidden_size % _HIDDEN_UNIT == 0
     # gate and up are split between two cores
     return Packing(full and config.head_dim == _FUSED_DIM, full and config.intermediate_size // tp % 2 == 0)
-
-
-def nothing_packed(config: LayerConfig, tp: int) -> Packing:
-    """No packed weights."""
-    return Packing()

@@ -53,7 +53,7 @@ PACKED_MLP: Packed = {
 }
 # a layer's weights: the name in the module and in a checkpoint, and its shard
 LayerRows = tuple[tuple[str, ShardSpec], ...]
-_LAYER: LayerRows = (
+DECODER_LAYER: LayerRows = (
     ("input_layernorm", REPLICATED),
     ("self_attn.q_proj", QUERY_ROWS),
     ("self_attn.k_proj", KV_ROWS),
@@ -77,7 +77,7 @@ def decoder_weights(config: Qwen3Config, packing: Packing) -> list[Weight]:
         Weight("lm_head.weight", ((head, ROWS),)),
     ]
     for i in range(config.num_hidden_layers):
-        rows += layer_weights(f"layers.{i}", "model.", _LAYER, packing)
+        rows += layer_weights(f"layers.{i}", "model.", DECODER_LAYER, packing)
     return rows
 
 

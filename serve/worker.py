@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.errors import UserError
 from model.graph_key import GraphKey
 from model.progress import progress

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from compile.graph import collectives
 from compile.graph.custom_call import launch_in_graph
-from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
+from compile.graph.pair import drafts, grouped_state, make_pair
 from compile.graph.torchax_seam import interop
 from model.errors import UserError
 from model.graph_io import Outputs, StepInputs
 from model.graph_spec import GraphSpec, TensorSpec
-from model.nki.backing import backing_of
-from model.ops import Ops, State, rows_inside
+from model.nki.context import make_context
+from model.ops import Ops, State
 from model.speculative import Pair
+from model.stages import run_stage
 from trnspec.bundle import border, hlo
 from trnspec.bundle.contract import violations
 from trnspec.bundle.spec import BundleSpec
@@ -58,13 +59,12 @@ class TracedOps(Ops):
     def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
         return interop.call_jax(_shared(function, self.ranks, tuple(fixed.items())), *given)
 
-    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
-        def write(cache: jax.Array, rows: jax.Array, slots: jax.Array, places: jax.Array) -> jax.Array:
-            at = (slots, slice(None), places)
-            return cache.at[at].set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
+    def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
+        def write(pool: jax.Array, rows: jax.Array, blocks: jax.Array, offsets: jax.Array) -> jax.Array:
+            at = pool.at[blocks, :, offsets]
+            return at.set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
 
-        inside = interop.call_jax(_inside, cache_BGSD, new_BGND, slots_BN, positions_BN)
-        return interop.call_jax(write, cache_BGSD, *inside)
+        return interop.call_jax(write, pool_PGKD, new_BGND.transpose(1, 2), blocks_BN, offsets_BN)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else interop.call_jax(lambda a: collectives.all_reduce(a, self.ranks), x)
@@ -82,12 +82,6 @@ def _shared(function: Callable[..., Any], ranks: int, fixed: tuple[tuple[str, An
 
     run.__name__ = function.__name__
     return jax.jit(run)
-
-
-@jax.jit
-def _inside(*given: jax.Array) -> Any:
-    """`rows_inside`, traced once in a process."""
-    return interop.call_torch(rows_inside, *given)
 
 
 def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
@@ -112,11 +106,11 @@ def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tupl
 def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
     """The StableHLO of a graph in bytecode."""
     pair = traced_pair(spec, drafts(graph))
-    parameters, stage = pair.state_dict().keys(), stage_of(graph)
+    parameters = pair.state_dict().keys()
 
     # only arrays cross into torch: torchax would wrap a callable argument
     def step(weights: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
-        out: Outputs = torch.func.functional_call(pair, weights, (stage, inputs, *state))
+        out: Outputs = torch.func.functional_call(pair, weights, (run_stage, graph.key, inputs, *state))
         return (*out.visible, out.draft_state, out.target_caches, out.counts_B1V)
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
@@ -136,7 +130,9 @@ def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
 @functools.lru_cache(maxsize=2)
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
     """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
-    return make_pair(spec, drafting, TracedOps(spec.tp), backing_of(spec.kernels, launch_in_graph, spec.layers))
+    return make_pair(
+        spec, drafting, make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers)
+    )
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

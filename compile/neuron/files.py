@@ -19,7 +19,7 @@ from compile.neuron.specialise import KERNELS_FOLDER
 from compile.nxd.files import MODEL, check_model, model_files
 from compile.recipes import sources
 from compile.spec import Recipe
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.errors import UserError
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler, File, canonical_hash

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compile.spec import BuildSpec, Recipe
 from model.config import config_from_dict
-from model.drafters.registry import model_of
+from model.drafters.registry import drafter_of
 from model.packing import Packing
 from model.weights import RANK
 from trnspec.bundle.checkpoint import Checkpoint
@@ -81,7 +81,7 @@ def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, pac
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
         weight.name: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
-        for weight in model_of(checkpoint.config).weights(checkpoint.config, packing)
+        for weight in drafter_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
 

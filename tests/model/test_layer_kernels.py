@@ -15,7 +15,7 @@ from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
 from model.nki import simulated
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.fused_layer import launched as layers_of_launches
 from model.nki.launches import LNC, Launch, Result
 from model.nki.on_device import launch_on_device

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.drafters.registry import model_of
+from model.drafters.registry import drafter_of
 from model.errors import UserError
 from model.packing import Packing
 from model.parallel import HeadMap
@@ -45,23 +45,23 @@ class Checkpoint:
 
     def __init__(self, path: Path, config: ModelConfig, target: Checkpoint | None = None) -> None:
         self.path, self.config = path, config
-        self.files, model = _files_of(path), model_of(config)
+        self.files, drafter = _files_of(path), drafter_of(config)
         self._tensors: dict[str, Any] = {}
         for file in self.files:
             opened = _open(file)
             for key in opened.keys():  # noqa: SIM118
-                if name := model.stored_as(config, key):
+                if name := drafter.rename_weight(config, key):
                     if name in self._tensors:
                         raise UserError(f"checkpoint {path} has {key} in two files; fetch the checkpoint again")
                     self._tensors[name] = opened.get_slice(key)
-        for name, theirs in model.lent.items():
+        for name, theirs in drafter.tied_to_target.items():
             if target and name not in self._tensors:
                 self._tensors[name] = target._tensors[next(n for n in theirs if n in target._tensors)]
         self._check()
 
     def _check(self) -> None:
         expected, found = checkpoint_shapes(self.config), self._tensors
-        integers = {w.parts[0][0] for w in model_of(self.config).weights(self.config, Packing()) if w.dtype}
+        integers = {w.parts[0][0] for w in drafter_of(self.config).weights(self.config, Packing()) if w.dtype}
         shapes, dtypes = list[str](), list[str]()
         for name in expected.keys() & found:
             shape, dtype = tuple(found[name].get_shape()), found[name].get_dtype()

@@ -287,11 +287,11 @@ def _collectives(graph: GraphSpec, found: HloSummary, tp: int) -> Iterator[str]:
 
 
 def _folded(graph: GraphSpec, found: HloSummary, spec: BundleSpec) -> Iterator[str]:
-    draft, halved = spec.kind.model, graph.key.stage in (Stage.DRAFT, Stage.VERIFY)
+    halved = graph.key.stage in (Stage.DRAFT, Stage.VERIFY)
     for weight in (w for at, w in enumerate(graph.weights) if at in found.unread and w.name.endswith(".weight")):
         # a half of a step omits some of the draft, and a drafter names others
         model, _, name = weight.name.partition(".")
-        if model != "draft_model" or draft is None or not (halved or draft.unread(graph.key, name)):
+        if model != "draft_model" or not (halved or spec.drafter_type.unused_weight(graph.key, name)):
             yield f"nothing reads {weight.name}"
     if found.largest_constant > CONSTANT_BYTES:
         yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"

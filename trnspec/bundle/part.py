@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from model.backing import REFERENCE, Backing
 from model.config import ModelConfig
-from model.drafters.kind import DraftModel
-from model.drafters.registry import model_of
+from model.context import ONE_RANK, Context
+from model.drafter import Drafter
+from model.drafters.registry import drafter_of
 from model.packing import Packing
-from model.parallel import ONE_RANK, Parallel
 from model.weights import Weight
 
 Shapes = dict[str, tuple[int, ...]]
@@ -21,18 +21,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Part:
-    """The target or the draft of a bundle, split as `parallel` says, with the kernels of a backing."""
+    """The target or the draft of a bundle, on one of the context's ranks."""
 
     role: str
     name: str
     config: Any
-    parallel: Parallel
-    backing: Backing
+    ctx: Context
 
     @property
-    def model(self) -> DraftModel:
-        """The description of its kind of model."""
-        return model_of(self.config)
+    def drafter(self) -> type[Drafter]:
+        """The drafter with this kind of model; a target is what a chain drafts with."""
+        return drafter_of(self.config)
 
     @property
     def prefix(self) -> str:
@@ -42,27 +41,32 @@ class Part:
     @property
     def packing(self) -> Packing:
         """The halves of its layers whose weights are packed."""
-        return self.model.packing(self.backing, self.config, self.parallel.tp)
+        return self.drafter.packing(self.config, self.ctx)
 
     @property
     def weights(self) -> list[Weight]:
         """Every weight but the rank's number."""
-        return self.model.weights(self.config, self.packing)
+        return self.drafter.weights(self.config, self.packing)
 
     @property
     def shapes(self) -> Shapes:
         """Parameter -> its shape on one rank."""
-        return _shapes(self.config, self.parallel, self.backing)
+        return _shapes(self.config, self.ctx)
+
+    @property
+    def parameter_count(self) -> int:
+        """The parameters of its checkpoint, those that it shares with its target's included."""
+        return sum(map(math.prod, checkpoint_shapes(self.config).values()))
 
 
 def checkpoint_shapes(config: ModelConfig) -> Shapes:
     """Hugging Face name -> shape of every tensor in a checkpoint of this configuration."""
-    shapes = _shapes(config, ONE_RANK, REFERENCE)
-    return {w.parts[0][0]: shapes[w.name] for w in model_of(config).weights(config, Packing())}
+    shapes = _shapes(config, ONE_RANK)
+    return {w.parts[0][0]: shapes[w.name] for w in drafter_of(config).weights(config, Packing())}
 
 
 @functools.lru_cache(maxsize=16)
-def _shapes(config: Any, parallel: Parallel, backing: Backing) -> Shapes:
+def _shapes(config: Any, ctx: Context) -> Shapes:
     with torch.device("meta"):
-        model = model_of(config).module(config, parallel, backing)
+        model = ctx.fuse(drafter_of(config).make_model(config, ctx))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

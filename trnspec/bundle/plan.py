@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model.asks import ASKED, BIASES
-from model.attention import KEY_TILE
-from model.cache import cache_shape
-from model.drafters.kind import Counts, DraftPass, decoder_collectives
+from model.cache import KEY_TILE, cache_shape
+from model.drafter import DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
-from model.graph_io import ASKS, DRAFTED, INPUTS, OUTPUTS, tensor_specs, words_of
+from model.graph_io import DRAFT_OUTPUTS, FULL_SAMPLING, INPUTS, OUTPUTS, mask_words, tensor_specs
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
-from model.nki.filter_floor import ALL_GATHERS, GUESS_GATHERS
-from model.scores import COLUMNS, blocks
+from model.logits_processors import MAX_BIASES, NUM_PENALTY_FIELDS
+from model.logprobs import COLUMNS
+from model.nki.filter_floor import ALL_GATHERS, APPROX_GATHERS
+from model.prompt_logprobs import blocks
 from model.weights import RANK
 from trnspec.bundle.part import Part
 from trnspec.bundle.spec import BundleSpec
 
 # the prefix of a drafter's state other than caches
-KEPT = "draft_model.kept."
+SLOTS = "draft_model.slots."
 # how often each id occurs in each slot's request, in asking graphs
 COUNTS = "counts"
 # a draft's pass over a prompt
@@ -72,7 +72,7 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
-        without_drafts = (both, state) if spec.kind.follows else (target_weights, caches["target"])
+        without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, caches["target"])
         graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *without_drafts)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
@@ -93,7 +93,7 @@ def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) ->
     # a host that drafts sends the drafts with the input ids
     rows = 1 if spec.has_draft else key.k + 1
     inputs, outputs = _step_inputs(spec, key, rows), tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
-    passes = spec.kind.passes(key.k, spec.k) if key.k or spec.kind.follows else ()
+    passes = spec.drafter_type.passes(key.k, spec.k) if key.k or spec.drafter_type.runs_without_drafts else ()
     for filters in (True, False):
         counts = _collectives(spec, passes, filters)
         graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs, counts)
@@ -108,21 +108,21 @@ def _step_inputs(spec: BundleSpec, key: GraphKey, rows: int) -> Tensors:
 
 def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     """A fused step as two graphs, one that drafts and one that verifies, each with only the tensors that it reads."""
-    kind, key = spec.kind, fused.key
+    drafter, key = spec.drafter_type, fused.key
     if not spec.has_draft:
         yield replace(fused, key=key._replace(stage=Stage.VERIFY))
         return
-    passes = kind.passes(key.k, spec.k)
-    verifying = _collectives(spec, tuple(p._replace(drawn=0) for p in passes[: kind.keeps]), key.filters)
+    passes = drafter.passes(key.k, spec.k)
+    verifying = _collectives(spec, tuple(p._replace(samples=0) for p in passes[: drafter.verify_passes]), key.filters)
     drafting = {op: count - verifying[op] for op, count in _collectives(spec, passes, key.filters).items()}
     yield replace(
-        fused, key=key._replace(stage=Stage.DRAFT), outputs=tensor_specs(DRAFTED, B=spec.batch, N=fused.rows),
+        fused, key=key._replace(stage=Stage.DRAFT), outputs=tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows),
         collectives=drafting, **_tensors_of(fused, "draft_model."),
     )  # fmt: skip
-    models = ("target_model.", "draft_model.") if kind.keeps else ("target_model.",)
+    models = ("target_model.", "draft_model.") if drafter.verify_passes else ("target_model.",)
     yield replace(
         fused, key=key._replace(stage=Stage.VERIFY), inputs=_step_inputs(spec, key, fused.rows),
-        collectives=verifying, **_tensors_of(fused, *models, KEPT),
+        collectives=verifying, **_tensors_of(fused, *models, SLOTS),
     )  # fmt: skip
 
 
@@ -136,14 +136,14 @@ def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
     """The same graph for requests beyond sampling parameters, with the counts of ids and with scores."""
     key, batch, vocabulary = graph.key._replace(asking=True), graph.inputs[0].shape[0], spec.target_config.vocab_size
     rows = 1 if key.is_prefill else graph.rows
-    sizes = {"B": batch, "N": rows, "W": words_of(vocabulary), "A": ASKED, "M": BIASES}
+    sizes = {"B": batch, "N": rows, "W": mask_words(vocabulary), "A": NUM_PENALTY_FIELDS, "M": MAX_BIASES}
     sizes |= {"V": vocabulary} if key.is_prefill else {}
-    inputs = graph.inputs + tensor_specs({name: INPUTS[name] for name in ASKS}, **sizes)
+    inputs = graph.inputs + tensor_specs({name: INPUTS[name] for name in FULL_SAMPLING}, **sizes)
     graph = replace(graph, key=key, inputs=inputs, state=(*graph.state, _counts(spec)))
-    sharded = spec.parts[0].backing.sharded and spec.tp > 1
+    sharded = spec.parts[0].ctx.sharded and spec.tp > 1
     if key.stage is Stage.DRAFT:
         # a draft with a vocabulary of its own needs the counts of ids on other ranks; it has no scores
-        own_ids = getattr(spec.draft_config, spec.draft_config.ids) < vocabulary
+        own_ids = getattr(spec.draft_config, spec.draft_config.head_size) < vocabulary
         return _add_gathers(graph, int(sharded and own_ids))
     scored = key.rows if key.is_prefill else rows
     outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=scored, C=COLUMNS)
@@ -161,7 +161,7 @@ def _add_gathers(graph: GraphSpec, more: int) -> GraphSpec:
 def _counts(spec: BundleSpec) -> TensorSpec:
     """The counts of the ids of one rank's logits."""
     vocabulary = spec.target_config.vocab_size
-    width = vocabulary // spec.tp if spec.parts[0].backing.sharded else vocabulary
+    width = vocabulary // spec.tp if spec.parts[0].ctx.sharded else vocabulary
     # three axes, so that no output of ids has its shape
     return TensorSpec(COUNTS, (spec.batch, 1, width), "int32")
 
@@ -173,7 +173,7 @@ def _weights(part: Part, spec: BundleSpec) -> Tensors:
 
 
 def _caches(part: Part, spec: BundleSpec) -> Tensors:
-    shape, layers = cache_shape(part.config, part.parallel, spec.pool, KEY_TILE), range(part.config.num_hidden_layers)
+    shape, layers = cache_shape(part.config, spec.tp, spec.pool), range(part.config.num_hidden_layers)
     return tuple(
         TensorSpec(f"{part.prefix}.kv.{i}.{which}", shape, BY_FLAG[spec.dtype].name) for i in layers for which in "kv"
     )
@@ -185,24 +185,24 @@ def _drafter_state(spec: BundleSpec) -> Tensors:
         return ()
     sizes, dtype = {"B": spec.batch, "K": spec.k, "H": spec.draft_config.hidden_size}, BY_FLAG[spec.dtype].name
     return tuple(
-        TensorSpec(KEPT + kept.name, tuple(sizes.get(a) or int(a) for a in kept.axes.split()), kept.dtype or dtype)
-        for kept in spec.kind.kept
+        TensorSpec(SLOTS + state.name, tuple(sizes.get(a) or int(a) for a in state.axes.split()), state.dtype or dtype)
+        for state in spec.drafter_type.state_spec
     )
 
 
-def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> Counts:
-    """Collectives of one execution: a pass of the target, the draft's passes, the draws'.
+def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:
+    """Collectives of one execution: a pass of the target, the draft's passes, the samples'.
 
-    Kernels that draw from shards search for the ids that a target's row keeps, and approximate those of a draft's.
+    Kernels that sample from shards search for the ids that a target's row keeps, and approximate those of a draft's.
     """
-    target, draft, drawn = spec.parts[0], spec.kind.model, sum(p.drawn > 0 for p in passes) * spec.has_draft
-    total = decoder_collectives(spec.target_config, target.parallel, 1)
-    if draft:
-        of_draft = draft.collectives(spec.draft_config, target.parallel, passes)
+    drafter, config, sampled = spec.drafter_type, spec.draft_config, sum(p.samples > 0 for p in passes) * spec.has_draft
+    total = decoder_collectives(spec.target_config, spec.tp, 1)
+    if spec.has_draft:
+        of_draft = drafter.collectives(config, spec.tp, passes)
         total = {op: total[op] + of_draft[op] for op in total}
     if spec.tp > 1:
-        total["all-gather"] += 1 + drawn
-        if filters and target.backing.sharded:
-            guesses = draft is not None and drawn and draft.guesses(spec.draft_config)
-            total["all-gather"] += ALL_GATHERS + GUESS_GATHERS * drawn * bool(guesses)
+        total["all-gather"] += 1 + sampled
+        if filters and spec.parts[0].ctx.sharded:
+            approximated = sampled * (sampled > 0 and drafter.approximates_filters(config))
+            total["all-gather"] += ALL_GATHERS + APPROX_GATHERS * approximated
     return total

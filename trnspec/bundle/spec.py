@@ -10,13 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.config import Qwen3Config
-from model.drafters.kind import Kind
-from model.drafters.registry import KINDS, NONE
+from model.drafter import Drafter
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError
-from model.nki.backing import backing_of
-from model.parallel import HeadMap, Parallel, check_tp
+from model.nki.context import make_context
+from model.parallel import HeadMap, check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
 from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
 from trnspec.bundle.part import Part
@@ -54,7 +54,7 @@ class BundleSpec:
     max_len: Annotated[int, Range(KEY_TILE, 1 << 20)] = 1024
     dtype: Literal["bf16", "fp32"] = "bf16"
     kernels: Literal["reference", "nki"] = "reference"
-    drafter: Name = NONE.name
+    drafter: Name = Drafter.name
     draft: Name = "none"
     draft_config: Any = None
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
@@ -72,14 +72,14 @@ class BundleSpec:
         return self.k + 1
 
     @property
-    def kind(self) -> Kind:
-        """The kind of drafter."""
-        return KINDS[self.drafter]
+    def drafter_type(self) -> type[Drafter]:
+        """The class of its drafter."""
+        return DRAFTERS[self.drafter]
 
     @property
     def has_draft(self) -> bool:
         """Whether there is a draft model."""
-        return self.kind.has_model
+        return self.drafter_type.has_model
 
     @property
     def host_drafts(self) -> bool:
@@ -89,7 +89,7 @@ class BundleSpec:
     @property
     def untrained_ks(self) -> list[int]:
         """The k for which the draft was not trained."""
-        return self.draft_config.untrained(self.ks) if hasattr(self.draft_config, "untrained") else []
+        return self.draft_config.untrained_ks(self.ks) if hasattr(self.draft_config, "untrained_ks") else []
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -121,9 +121,9 @@ class BundleSpec:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The target, and the draft if there is one."""
-        parallel, backing = Parallel(self.tp), backing_of(self.kernels)
+        ctx = make_context(self.kernels, self.tp)
         models = [("target", self.target, self.target_config), ("draft", self.draft, self.draft_config)]
-        return tuple(Part(*model, parallel, backing) for model in models[: 1 + self.has_draft])
+        return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object of a manifest."""
@@ -146,14 +146,14 @@ def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
     if not isinstance(value, dict):
         raise Wrong(f"{at} is not an object")
     spec = read(BundleSpec, {name: v for name, v in value.items() if name != "draft_config"}, at)
-    kind, config = KINDS.get(spec.drafter), value.get("draft_config")
-    if kind is None:
-        raise Wrong(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(KINDS)}")
-    if (config is not None) != kind.has_model:
-        raise Wrong(f"{at}.drafter is {kind.name} and the draft has {'a' if config else 'no'} configuration")
-    if kind.model is None:
+    config = value.get("draft_config")
+    if spec.drafter not in DRAFTERS:
+        raise Wrong(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(DRAFTERS)}")
+    if (config is not None) != spec.has_draft:
+        raise Wrong(f"{at}.drafter is {spec.drafter} and the draft has {'a' if config else 'no'} configuration")
+    if spec.drafter_type.config_type is None:
         return spec
-    return dataclasses.replace(spec, draft_config=read(kind.model.config, config, f"{at}.draft_config"))
+    return dataclasses.replace(spec, draft_config=read(spec.drafter_type.config_type, config, f"{at}.draft_config"))
 
 
 def _check_numbers(spec: BundleSpec) -> None:
@@ -184,11 +184,11 @@ def _check_numbers(spec: BundleSpec) -> None:
 
 
 def _check_drafter(spec: BundleSpec) -> None:
-    kind = spec.kind
-    if (spec.k > 0) != (kind is not NONE):
-        raise UserError(f"k is {spec.k} and the drafter {kind.name}; k 0 goes with none, and none with k 0")
-    if spec.k > (kind.limit or spec.k):
-        raise UserError(f"k is {spec.k}; the drafter {kind.name} drafts at most {kind.limit} in a step, lower k")
+    max_k = spec.drafter_type.max_k
+    if (spec.k > 0) != (spec.drafter_type is not Drafter):
+        raise UserError(f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0")
+    if spec.k > (max_k or spec.k):
+        raise UserError(f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k")
     if not spec.has_draft:
         return
     target, draft = spec.target_config, spec.draft_config
@@ -198,7 +198,7 @@ def _check_drafter(spec: BundleSpec) -> None:
             f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; a draft must "
             "share the target's vocabulary"
         )
-    if clause := draft.misfit(target, spec.k) if hasattr(draft, "misfit") else "":
+    if clause := draft.incompatibility(target, spec.k) if hasattr(draft, "incompatibility") else "":
         raise UserError(f"the draft {clause}; give one that was trained for this target, or lower k")
 
 
