@@ -10,7 +10,7 @@ from compile.bundle.staging import staged
 from compile.neuron.files import add_compiled, check_toolchain
 from compile.nxd.files import MODEL_FILES
 from compile.spec import Recipe
-from model.errors import run_cli
+from model.errors import UserError, run_cli
 from trnspec.bundle.manifest import manifest_json
 from trnspec.bundle.opening import Bundle, read_bundle
 
@@ -25,10 +25,11 @@ def extend(bundle: Bundle, recipe: Recipe = _NEFFS, jobs: int = 0) -> None:
     with staged(bundle.path) as staging:
         records = {name: file for name, file in bundle.files.items() if not name.startswith(_OF_SDK)}
         for name, record in records.items():
-            staging.keep(name, record)
+            if not staging.reuse(name, record.recipe) and not staging.take(name, record):
+                raise UserError(f"{bundle.path} is damaged: {name} does not match the manifest; build it again")
         added, compiler = add_compiled(plan, staging, records, recipe, jobs)
         records |= added
-        staging.finish(manifest_json(plan, records, compiler, manifest.versions, manifest.commit), set(records))
+        staging.finish(manifest_json(plan, records, compiler, manifest.versions, manifest.commit))
 
 
 def main(arguments: list[str]) -> None:

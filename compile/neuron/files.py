@@ -19,7 +19,7 @@ from compile.neuron.specialise import KERNELS_FOLDER
 from compile.nxd.files import MODEL, check_model, model_files
 from compile.recipes import sources
 from compile.spec import Recipe
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.errors import UserError
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler, File, canonical_hash
@@ -75,14 +75,10 @@ def add_compiled(
 
 
 def _make(staging: Staging, files: Sequence[StagedFile], jobs: int = 1) -> Records:
-    """The records of files; those that are not finished are made, ``jobs`` at a time."""
-    records = {f.name: staging.finished(f) for f in files}
-    if missing := [f for f in files if not records[f.name]]:
-        staging.begin()
+    """The records of files, which are reused or made, ``jobs`` at a time."""
     with ThreadPoolExecutor(jobs) as pool:
         # after an error those that wait are cancelled
-        made = dict(zip([f.name for f in missing], pool.map(staging.make, missing), strict=True))
-    return {name: record or made[name] for name, record in records.items()}
+        return dict(zip([f.name for f in files], pool.map(staging.make, files), strict=True))
 
 
 def _jobs() -> int:

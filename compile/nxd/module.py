@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
-from model.attention import KEY_TILE
-from model.backing import REFERENCE
+from compile.graph.pair import drafts, grouped_state, make_pair
+from model.cache import KEY_TILE
+from model.context import Context
 from model.dtypes import BY_NAME
 from model.graph_io import StepInputs
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
-from model.ops import Ops, iota, rows_inside
+from model.ops import Ops, iota
+from model.stages import run_stage
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.spec import BundleSpec
 
@@ -54,10 +55,10 @@ class StaticOps(Ops):
     gather: Callable[[Tensor], Tensor]
     ranks: int = 1
 
-    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
-        rows_BNGD, *places = rows_inside(cache_BGSD, new_BGND, slots_BN, positions_BN)
+    def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
         # the indexed axes come first: (B, N, G, D)
-        return cache_BGSD.transpose(1, 2).index_put([p.long() for p in places], rows_BNGD).transpose(1, 2)
+        places = blocks_BN.long(), offsets_BN.long()
+        return pool_PGKD.transpose(1, 2).index_put(places, new_BGND.transpose(1, 2)).transpose(1, 2)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else self.reduce(x)
@@ -71,11 +72,9 @@ class NxdiStep(nn.Module):
 
     def __init__(self, plan: BundlePlan, graph: GraphSpec, ops: Ops) -> None:
         super().__init__()
-        self.spec, self.key, self.graph, self.run = plan.spec, graph.key, graph, stage_of(graph)
-        pair, weight_names = make_pair(plan.spec, drafts(graph), ops, REFERENCE), plan.spec.weight_names()
-        self.names = {ours: weight_names[ours] for ours in pair.state_dict()}
+        self.spec, self.key, self.graph = plan.spec, graph.key, graph
         # in a list, so that its empty parameters are not this module's
-        self._pair = [pair]
+        self._pair = [make_pair(plan.spec, drafts(graph), Context(plan.spec.tp, ops))]
         self.state = (*graph.state, TensorSpec(REQUEST_COUNTS, (plan.spec.batch,), "int32"))
         for tensor in (*graph.weights, *self.state):
             module: nn.Module = self
@@ -112,10 +111,10 @@ class NxdiStep(nn.Module):
         seeds_B2 = torch.stack([slots_B, counts.index_select(0, slots_B)], -1)
         inputs = self._inputs(input_ids, attention_mask, position_ids[:, 0], slots_B, sampling_params, seeds_B2)
         state = grouped_state(self.graph, [self.get_parameter(tensor.name) for tensor in self.graph.state])
-        weights: dict[str, Tensor] = {ours: self.get_parameter(name) for ours, name in self.names.items()}
-        out = torch.func.functional_call(self._pair[0], weights, (self.run, inputs, *state))
+        weights: dict[str, Tensor] = {name: self.get_parameter(name) for name in self._pair[0].state_dict()}
+        out = torch.func.functional_call(self._pair[0], weights, (run_stage, self.key, inputs, *state))
         draft, target = ([t for cache in c for t in cache] for c in (out.draft_state.caches, out.target_caches))
-        after = (*draft, *out.draft_state.kept, *target, counts)
+        after = (*draft, *out.draft_state.slots, *target, counts)
         if not self.spec.k:
             return (out.next_ids[:, 0], *after)
         next_B1 = out.next_positions[:, None]

@@ -9,7 +9,7 @@ import pytest
 from compile.doctor import findings, summary
 from compile.doctor import main as doctor
 from compile.serve_command import main as serve_command
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError
 from tests.model.family import graphs
 from trnspec.bundle.contract import violations
@@ -23,7 +23,7 @@ REFUSED = {
 
 
 def test_every_drafter_but_a_chain_is_refused() -> None:
-    assert REFUSED.keys() == KINDS.keys() - {"chain", "none"}
+    assert REFUSED.keys() == DRAFTERS.keys() - {"chain", "none"}
 
 
 @pytest.mark.parametrize("drafter", REFUSED)

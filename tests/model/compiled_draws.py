@@ -16,13 +16,13 @@ from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from model.asks import Asks
 from model.filters import Filters
-from model.graph_io import words_of
+from model.graph_io import mask_words
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
 from model.nki import custom_calls
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.parallel import Shard
-from model.rough_filters import roughly
+from model.approx_filters import approximate
 from model.sampling import Sampling
 from tests.model.sampler_oracle import Row
 from trnspec.bundle import hlo
@@ -50,14 +50,14 @@ def drawing(
         asks = _masks_alone(words, logits) if masks else None
         asked = Sampling(temperature, seeds, Filters(*of_filters) if filters else None, asks)
         draw = kernels.prepare(ops, asked, positions, Shard(start, width))
-        return kernels.coupled_sample(ops, logits, roughly(draw) if rough else draw).merged()
+        return kernels.coupled_sample(ops, logits, approximate(draw) if rough else draw).merged()
 
     def traced(*arrays: jax.Array) -> Any:
         return interop.call_torch(run, *arrays)
 
     numbers, whole = np.float32, np.int32
     shapes = [((rows, width), numbers), ((1, 1), whole), ((rows, 4), numbers), ((rows, 2), whole), ((rows, 1), whole)]
-    shapes.append(((rows, words_of(vocabulary)), whole))
+    shapes.append(((rows, mask_words(vocabulary)), whole))
     with torch.no_grad():
         lowered = jax.jit(traced, keep_unused=True).lower(*(jax.ShapeDtypeStruct(*s) for s in shapes))
     module: Any = lowered.compiler_ir("hlo")

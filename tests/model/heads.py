@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.config import load_config
-from model.drafters import dflash, eagle3
+from model.drafters.dflash import DFlash
+from model.drafters.eagle3 import Eagle3
 from model.drafters.registry import load_draft
 from tests.compile.tiny import BASE
 from trnspec.bundle.part import checkpoint_shapes
@@ -55,7 +56,7 @@ def write_head(
     raw = layer | own if original else named | {"transformer_layer_config": layer}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     of_target = load_config(str(target))
-    config = load_draft(eagle3.KIND, str(folder), of_target)
+    config = load_draft(Eagle3, str(folder), of_target)
     generator = torch.Generator().manual_seed(3)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in checkpoint_shapes(config).items():
@@ -95,7 +96,7 @@ def write_block(
         own.pop("num_target_layers", None)
     raw = own | ({"transformer_layer_config": layers} if form == "speculators" else layers)
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    config = load_draft(dflash.KIND, str(folder), load_config(str(target)))
+    config = load_draft(DFlash, str(folder), load_config(str(target)))
     generator, tensors = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()
     for name, shape in checkpoint_shapes(config).items():
         noise = torch.randn(shape, generator=generator)

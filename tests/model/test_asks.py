@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from compile.build import build
 from compile.doctor import findings
-from model.asks import BIASES
+from model.logits_processors import MAX_BIASES
 from model.errors import UserError
 from tests.compile.tiny import spec, write_model
 from tests.model.family import DRAFTERS, V, graphs, some_graphs

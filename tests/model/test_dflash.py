@@ -21,14 +21,14 @@ from model.drafters.dflash import KIND, DFlash, DFlashConfig, DFlashModel
 from model.drafters.registry import inferred, load_draft
 from model.errors import UserError
 from model.filters import Filters
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.simulated import serve
 from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import Parallel
-from model.rough_filters import roughly
+from model.approx_filters import approximate
 from model.sampling import Sampling, gumbel
-from model.scores import TOP
+from model.logprobs import TOP
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import Drafted, Spoil, beyond, loaded, steps
@@ -185,7 +185,7 @@ def _walked(config: DFlashConfig, tp: int, ops: Ops, rank: int, asked: Sampling,
         weight.data = torch.randn(weight.shape, generator=of_rank)
     logits_RV = 2 * torch.randn(batch * k, config.vocab_size, generator=of_rank)[:, rank * width : (rank + 1) * width]
     draw = model.kernels.prepare(ops, asked, 40 + torch.arange(k, dtype=torch.int32).expand(batch, -1), model.shard)
-    return model.walk(torch.arange(batch, dtype=torch.int32)[:, None], logits_RV, roughly(draw), k)
+    return model.walk(torch.arange(batch, dtype=torch.int32)[:, None], logits_RV, approximate(draw), k)
 
 
 ASKED = Sampling(

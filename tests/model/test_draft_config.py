@@ -8,7 +8,7 @@ import pytest
 
 from model.config import PRESETS, Qwen3Config, load_config
 from model.drafters.eagle3 import Eagle3Config
-from model.drafters.registry import KINDS, inferred
+from model.drafters.registry import DRAFTERS, inferred
 from model.drafters.registry import load_draft as load_of_kind
 from model.errors import UserError
 from model.strict import read
@@ -20,7 +20,7 @@ ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "arch
 
 
 def load_draft(kind: str, name_or_path: str, target: Qwen3Config) -> Any:
-    return load_of_kind(KINDS[kind], name_or_path, target)
+    return load_of_kind(DRAFTERS[kind], name_or_path, target)
 
 
 def folder(tmp_path: Path, raw: object) -> str:

@@ -24,12 +24,12 @@ from model.drafters.eagle3 import KIND, Eagle3, Eagle3Config, Eagle3Draft
 from model.drafters.registry import load_draft
 from model.errors import UserError
 from model.filters import Filters
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.simulated import serve
 from model.ops import EAGER, Ops
 from model.packing import Packing
 from model.parallel import ONE_RANK, Parallel
-from model.rough_filters import roughly
+from model.approx_filters import approximate
 from model.sampling import Sampling, gumbel, gumbel_of
 from model.speculative import Pair
 from tests.compile.tiny import shard_of, write_model
@@ -200,7 +200,7 @@ def test_ranks_draw_what_one_does(folder: Path) -> None:
         draft = Eagle3Draft(config, Parallel(tp, ops), backing)
         draft.load_state_dict(shard_of(Checkpoint(path, config, of_target), rank, tp, torch.float32, Packing()))
         draw = draft.kernels.prepare(ops, asked, torch.full((6, 1), 40, dtype=torch.int32), draft.shard)
-        return draft.drawn(x_B1E, roughly(draw)), draft.feature(states_B1F)
+        return draft.drawn(x_B1E, approximate(draw)), draft.feature(states_B1F)
 
     ids_B1, feature = work(1, EAGER, 0)
     assert len(set(ids_B1.flatten().tolist())) > 3

@@ -15,7 +15,7 @@ from model.cache import Placement, empty_caches
 from model.config import PRESETS
 from model.errors import UserError
 from model.nki import simulated
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.fused_layer import launched as layers_of_launches
 from model.nki.launches import LNC, Launch, Result
 from model.nki.on_device import launch_on_device
@@ -53,7 +53,7 @@ def packed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights in the layout of the fused kernels."""
     weights = decoder_weights(CONFIG, fused_packing(CONFIG, 1))
     names = ((w, [name.removeprefix("model.") for name, _ in w.parts]) for w in weights)
-    made = {w.ours: w.join(*(state[n] for n in parts), CONFIG.head_dim) for w, parts in names if w.ours not in state}
+    made = {w.name: w.pack(*(state[n] for n in parts), CONFIG.head_dim) for w, parts in names if w.pack}
     inside = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     return {n: t for n, t in state.items() if n.split(".")[-2] not in inside} | made
 

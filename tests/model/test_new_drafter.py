@@ -18,7 +18,6 @@ from torch import Tensor
 from compile.build import build
 from compile.doctor import findings
 from model.backing import REFERENCE, Backing
-from model.cut import IDS, Weight
 from model.drafters import Drafter, DraftState
 from model.drafters.kind import DraftModel, DraftPass, Kind
 from model.drafters.registry import KINDS
@@ -26,6 +25,7 @@ from model.parallel import ONE_RANK, Head, Parallel
 from model.rank_model import RankModel
 from model.sampling import Draw
 from model.strict import Range, read
+from model.weights import ROWS, Weight
 from model.window import Window
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
@@ -94,7 +94,7 @@ KIND = Kind(
         read=lambda raw, where, target: read(BigramConfig, {"vocab_size": raw["vocab_size"]}),
         module=BigramTable,
         drafter=lambda model, target: Bigram(model),
-        weights=lambda config, packing: [Weight("table.weight", "table.weight", (("table.weight", IDS),))],
+        weights=lambda config, packing: [Weight("table.weight", (("table.weight", ROWS),))],
         collectives=lambda config, parallel, passes: {"all-reduce": 0, "all-gather": 0},
         unread=lambda key, name: key.is_prefill,
     ),

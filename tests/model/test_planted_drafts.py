@@ -18,7 +18,7 @@ from demo.dflash import load_draft as trained_draft
 from demo.drafter import target_pass
 from demo.models import load
 from model.drafters.dflash import DFlash
-from model.scores import TOP
+from model.logprobs import TOP
 from model.speculative import Pair
 from model.window import Window
 from tests.model.drafted import steps

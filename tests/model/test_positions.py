@@ -17,7 +17,7 @@ from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.ops import EAGER
 from model.qwen3 import Qwen3
-from model.rough_filters import roughly
+from model.approx_filters import approximate
 from model.sampling import Sampling, coupled_sample
 from model.weights import shard_file
 from nki_kernels.sampling import law
@@ -51,7 +51,7 @@ def _agrees(bundle: Bundle, ids: tuple[int, ...], params: Params) -> list[bool]:
     temperature, *filters = (torch.tensor([float(v)]) for v in asked)
     seeds = torch.tensor([params.seed_words], dtype=torch.int32)
     draw = Sampling(temperature, seeds, Filters(*filters)).draw(positions[None] + 1)
-    drawn = coupled_sample(EAGER, draft.logits(x)[0], roughly(draw)).tolist()
+    drawn = coupled_sample(EAGER, draft.logits(x)[0], approximate(draw)).tolist()
     return [False, *(d == i for d, i in zip(drawn, ids[1:], strict=False))]
 
 

@@ -15,7 +15,7 @@ from model.drafters.chain import Chain
 from model.filters import Filters
 from model.kernels import Kernels
 from model.nki import simulated
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.filter_floor import ALL_GATHERS, filter_floor, over_ranks
 from model.nki.kernels import NkiKernels
 from model.ops import EAGER

@@ -20,7 +20,7 @@ from model.errors import UserError
 from model.filters import Filters
 from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls, simulated
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.nki.filter_floor import filter_floor
 from model.nki.kernels import NkiKernels
 from model.nki.launches import TARGET, Launch, Result, from_text, to_text

@@ -1,10 +1,9 @@
-"""The names at a graph's border, where neuronx-cc and the device's runtime look for them.
+"""The I/O signature of a graph as text: neuronx-cc and the device's runtime find tensors by name.
 
-The tensors of a NEFF are known by name, and a state's parameter and result share a buffer: the parameter's name ends in
-`.must_alias_input`, the result has the name without it. A parameter's name is that of its instruction and an attribute
-of it, the results' names are one attribute of the root. The compiler keeps inputs and outputs apart: a result that is a
-parameter, or another result, is a copy. Source: the protos that nkipy writes (aws-neuron/nkipy, nkipy/core/trace.py and
-core/backend/hlo.py).
+A state's parameter and its result share a buffer: the parameter's name ends in `.must_alias_input`, the result has the
+name without it. A parameter's name is that of its instruction and an attribute of it; the results' names are one
+attribute of the root. The compiler separates inputs from outputs, so a result that is a parameter, or another result,
+is a copy. Source: the protos that nkipy writes (aws-neuron/nkipy, nkipy/core/trace.py and core/backend/hlo.py).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def result_names(graph: GraphSpec) -> list[str]:
     return [t.name for t in (*graph.outputs, *graph.state)]
 
 
-def named(proto: bytes, graph: GraphSpec) -> bytes:
-    """A canonical proto with the names of its border, its state aliased without a choice, and every result its own."""
+def annotate_io(proto: bytes, graph: GraphSpec) -> bytes:
+    """A canonical proto with the names of its I/O, its state aliased without a choice, no result twice."""
     module = hlo.parse(proto)
     entry, names = hlo.entry(module), parameter_names(graph)
     parameters = [i for i in entry.instructions if i.opcode == "parameter"]
@@ -40,8 +39,8 @@ def named(proto: bytes, graph: GraphSpec) -> bytes:
     for parameter in parameters:
         parameter.name = names[parameter.parameter_number]
         parameter.ClearField("metadata")
-        _say(parameter, _INPUT, parameter.name)
-    _say(root, _OUTPUTS, ",".join(result_names(graph)))
+        parameter.frontend_attributes.map.add(key=_INPUT, value=parameter.name)
+    root.frontend_attributes.map.add(key=_OUTPUTS, value=",".join(result_names(graph)))
     for shape in (module.host_program_shape, entry.program_shape):
         shape.parameter_names[:] = names
     for alias in module.input_output_alias.entries:
@@ -53,19 +52,15 @@ def named(proto: bytes, graph: GraphSpec) -> bytes:
 
 def input_name(parameter: Any) -> str:
     """The name of a parameter of a proto; "" if it has none."""
-    return _said(parameter, _INPUT)
+    return _get_attribute(parameter, _INPUT)
 
 
 def output_names(root: Any) -> list[str]:
     """The names of the results of a proto's root."""
-    return _said(root, _OUTPUTS).split(",")
+    return _get_attribute(root, _OUTPUTS).split(",")
 
 
-def _say(instruction: Any, key: str, value: str) -> None:
-    instruction.frontend_attributes.map.add(key=key, value=value)
-
-
-def _said(instruction: Any, key: str) -> str:
+def _get_attribute(instruction: Any, key: str) -> str:
     return next((e.value for e in instruction.frontend_attributes.map if e.key == key), "")
 
 
