@@ -93,8 +93,8 @@ def test_a_neff_is_made_again_for_another_graph_flag_or_compiler_and_for_nothing
     out, count = compiled(), len(read_bundle(base / "again").graphs)
     before = _neffs(out)
     assert len(before) == count
-    # another recipe of the graphs, as after a changed comment in the model: the same bytes
-    with mock.patch.object(compile.build, "graph_recipe", return_value="0" * 64):
+    # graphs are traced again, as after a changed comment in the model: the same bytes
+    with mock.patch.object(compile.build, "trace_code", return_value={"model": "changed"}):
         assert _changed(compiled(), before) == set()
     of_steps = {name for name in before if not name.startswith("prefill")}
     assert _changed(compiled(compiler_flags={"step": "-O3"}), before) == of_steps
@@ -106,19 +106,11 @@ def test_a_neff_is_made_again_for_another_graph_flag_or_compiler_and_for_nothing
     assert damage(read_bundle(out)) == []
 
 
-def test_no_neff_of_a_chunk_below_a_tile(base: Path, compiler: Path) -> None:
-    bundle = read_bundle(untraced(spec(base, "chunks", **(SMALL | {"chunks": (32, 128)}))))
-    named = {name.partition("_bk")[0] for name in _neffs(bundle.path) if name.startswith("prefill")}
-    assert {g.key.rows for g in bundle.graphs} == {0, 32, 128}
-    assert not any("32" in name for name in named)
-    assert len(_neffs(bundle.path)) == sum(g.key.rows != 32 for g in bundle.graphs)
-
-
 def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_stays(base: Path, compiler: Path) -> None:
     fake_sdk.write_compiler(compiler, fails="step_k0_bk")
     with pytest.raises(UserError, match=r"ended with 1 on step_k0_bk.* said: \[F137\] the graph is too large; read"):
         untraced(spec(base, "refused", **SMALL, jobs=1))
-    before = _neffs(base / "refused")
+    before = _neffs(base / ".refused.building")
     assert before
     fake_sdk.write_compiler(compiler)
     assert not _changed(untraced(spec(base, "refused", **SMALL)), before) & before.keys()

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.eager import Eager
 from compile.build import build
 from compile.graph.pair import make_pair
 from compile.graph.torchax_seam import interop
@@ -23,15 +22,18 @@ from compile.neuron.flags import DEFAULT_FLAGS, LNC
 from compile.nxd.files import neuron_config
 from compile.nxd.module import DECODE, FUSED, PREFILL, NxdiStep, StaticOps, nxdi_graphs
 from compile.spec import BuildSpec
-from model.backing import REFERENCE
+from model.attention import append
+from model.cache import AttentionMetadata, Cache
+from model.context import ONE_RANK
 from model.errors import UserError
-from model.ops import EAGER, rows_inside
+from model.ops import EAGER, Ops, iota
 from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.nxdi_host import Host, Served, Tensors
 from tests.compile.tiny import spec, write_noisy_pair
 from tests.model.family import untraced
 from trnspec.bundle.opening import Bundle, damage, read_bundle
+from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
@@ -87,9 +89,8 @@ def _sequences() -> list[Served]:
 
 def _ours(bundle: Bundle, served: list[Served]) -> list[list[int]]:
     """The ids of our step without drafts, in eager torch, with the noise of the lines that the sequences had."""
-    shard, names = load_file(bundle.path / shard_file(0)), bundle.spec.weight_names()
-    pair = make_pair(bundle.spec, False, EAGER, REFERENCE)
-    pair.load_state_dict({ours: shard[names[ours]] for ours in pair.state_dict()}, assign=True)
+    shard, pair = load_file(bundle.path / shard_file(0)), make_pair(bundle.spec, False, ONE_RANK)
+    pair.load_state_dict({name: shard[name] for name in pair.state_dict()}, assign=True)
     counts, requests = Counter[int](), list[Request]()
     for s in served:
         counts[s.line] += 1
@@ -97,7 +98,8 @@ def _ours(bundle: Bundle, served: list[Served]) -> list[list[int]]:
         greedy, seed = top_k == 1, s.line + (counts[s.line] << 32)
         params = Params() if greedy else Params(temperature, int(top_k), top_p, seed=seed)
         requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
-    engine = Engine(Eager(pair, (), bundle.spec.pool), shape_of(bundle), speculative=False)
+    runner = EagerGraphs(pair, (), bundle.spec.pool, bundle.spec.batch)
+    engine = Engine(runner, shape_of(bundle), speculative=False)
     return [result.ids for result in engine.run(requests)]
 
 
@@ -115,17 +117,25 @@ def test_nxdi_s_host_gets_the_ids_of_our_step(base: Path, k: int, arrive: int) -
     assert len({s.line for s in served}) == 3
 
 
-@pytest.mark.parametrize("positions", [[[0, 1, 2], [3, 4, 5]], [[4, 5, 6], [-1, 0, 9]], [[-3, -2, -1], [7, 2, -1]]])
-def test_append_writes_the_same_bits_on_every_route_and_nothing_outside(positions: list[list[int]]) -> None:
-    """Beyond a cache the eager one drops a row; a scatter of a device may end the run there."""
-    cache, new = torch.arange(48.0).reshape(2, 1, 6, 4), -torch.arange(1.0, 25).reshape(2, 1, 3, 4)
-    given = cache, new, torch.tensor([[1], [0]]).int(), torch.tensor(positions).int()
-    expected = EAGER.append(*given)
-    assert torch.equal(STATIC.append(*given), expected)
+@pytest.mark.parametrize("first", [[0, 126], [127, 254], [255, -2], [256, 700]])
+def test_append_writes_the_same_bits_on_every_route_and_nothing_outside(first: list[int]) -> None:
+    """Rows before and after a sequence's blocks are zeros in block 0: a scatter outside may end a device's run."""
+    pool, new = torch.randn(4, 1, 128, 2), torch.randn(2, 1, 3, 2)
+    meta = AttentionMetadata(torch.tensor(first).int()[:, None] + iota(3, pool), torch.tensor([[1, 3], [2, 0]]).int())
+    given: list[tuple[torch.Tensor, ...]] = []
+
+    class Recorded(Ops):
+        def append(self, *arguments: torch.Tensor) -> torch.Tensor:
+            given.append(arguments)
+            return EAGER.append(*arguments)
+
+    append(Recorded(), new, new, Cache(pool, pool), meta)
+    expected = EAGER.append(*given[0])
+    assert torch.equal(STATIC.append(*given[0]), expected)
     traced = jax.jit(lambda *arrays: interop.call_torch(TracedOps(1).append, *arrays))
-    assert np.array_equal(traced(*(jnp.asarray(t.numpy()) for t in given)), expected.numpy())
-    _, slots, places = rows_inside(*given)
-    assert bool(((slots >= 0) & (slots < 2) & (places >= 0) & (places < 6)).all())
+    assert np.array_equal(traced(*(jnp.asarray(t.numpy()) for t in given[0])), expected.numpy())
+    _, _, blocks, offsets = given[0]
+    assert bool(((blocks >= 0) & (blocks < 4) & (offsets >= 0) & (offsets < 128)).all())
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
