@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 import compile.device_check.__main__ as device_check
@@ -18,19 +19,15 @@ from compile.build import build
 from compile.device_check import ids
 from compile.device_check.__main__ import CHECKS, Check, isolated, main, run_checks
 from compile.device_check.kernels import CASES, errors
-from compile.graph.pair import make_pair
-from compile.spec import Recipe
+from compile.spec import BuildSpec, Recipe
 from model.cache import KEY_TILE, AttentionMetadata, empty_caches
-from model.context import ONE_RANK
 from model.errors import UserError
 from model.nki import simulated
 from model.nki.launches import Launch
 from model.nki.table import KERNELS
-from model.weights import shard_file
 from tests.compile.tiny import spec, write_noisy_pair
-from tests.model.family import untraced
-from trnspec.bundle.opening import Bundle, open_bundle, read_bundle
-from trnspec.engine.eager_graphs import EagerGraphs
+from trnspec.bundle.opening import open_bundle
+from trnspec.engine.eager_graphs import eager_graphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Request, Result
@@ -102,16 +99,13 @@ def test_a_check_that_crashes_or_hangs_is_an_outcome(tmp_path: Path, code: str, 
 def test_a_kernel_s_case_holds_simulated_and_not_when_results_are_off(name: str) -> None:
     launched = set[str]()
 
-    def serve(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def serve(launch: Launch, tensors: tuple[Tensor, ...], off: float = 0) -> tuple[Tensor, ...]:
         launched.add(launch.kernel)
-        return simulated.serve(launch, tensors)
-
-    def off(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(t + (1e-3 if t.is_floating_point() else 1) for t in simulated.serve(launch, tensors))
+        return tuple(t + (1e-3 * off if t.is_floating_point() else int(off)) for t in simulated.serve(launch, tensors))
 
     assert all(error <= bound for error, bound in errors(name, serve))
     assert set(name.split(", ")) <= launched
-    assert not all(error <= bound for error, bound in errors(name, off))
+    assert not all(error <= bound for error, bound in errors(name, partial(serve, off=1)))
 
 
 def test_every_kernel_that_a_graph_launches_is_checked() -> None:
@@ -121,12 +115,10 @@ def test_every_kernel_that_a_graph_launches_is_checked() -> None:
 class Record:
     """What a right device emits: a tiny pair's results in eager torch, and its target's log-probabilities."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        shard, pair = load_file(bundle.path / shard_file(0)), make_pair(bundle.spec, False, ONE_RANK)
-        pair.load_state_dict({name: shard[name] for name in pair.state_dict()}, assign=True)
-        self.spec, self.target, self.asked = bundle.spec, pair.target_model, ids.requests(bundle.spec)
-        runner = EagerGraphs(pair, (), bundle.spec.pool, bundle.spec.batch)
-        self.results = Engine(runner, shape_of(bundle), speculative=False).run(self.asked)
+    def __init__(self, built: BuildSpec) -> None:
+        graphs = eager_graphs(built.bundle, built.checkpoints)
+        self.spec, self.target, self.asked = built.bundle, graphs.pair.target_model, ids.requests(built.bundle)
+        self.results = Engine(graphs, shape_of(SimpleNamespace(spec=self.spec))).run(self.asked)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def logprob(self, of: Sequence[int]) -> float:
@@ -148,7 +140,7 @@ class Record:
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     base = write_noisy_pair(tmp_path_factory.mktemp("pair"))
-    return Record(read_bundle(untraced(spec(base, "pair", max_len=256, batch=4, k=3, chunks=(128,)))))
+    return Record(spec(base, "pair", max_len=256, batch=4, k=3, chunks=(128,)))
 
 
 def test_a_right_device_passes_and_has_every_id(record: Record) -> None:

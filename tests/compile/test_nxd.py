@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from compile.build import build
-from compile.graph.pair import make_pair
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
 from compile.neuron.flags import DEFAULT_FLAGS, LNC
@@ -24,16 +23,16 @@ from compile.nxd.module import DECODE, FUSED, PREFILL, NxdiStep, StaticOps, nxdi
 from compile.spec import BuildSpec
 from model.attention import append
 from model.cache import AttentionMetadata, Cache
-from model.context import ONE_RANK
 from model.errors import UserError
 from model.ops import EAGER, Ops, iota
-from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.nxdi_host import Host, Served, Tensors
 from tests.compile.tiny import spec, write_noisy_pair
 from tests.model.family import untraced
-from trnspec.bundle.opening import Bundle, damage, read_bundle
-from trnspec.engine.eager_graphs import EagerGraphs
+from trnspec.bundle.opening import damage, read_bundle
+from trnspec.bundle.plan import BundlePlan, make_plan
+from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.eager_graphs import EagerGraphs, eager_graphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
@@ -50,26 +49,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class ModelPt:
     """The modules that ModelBuilder would trace, with weights, routed by the list of input shapes as NxDI does."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        shard, self.state = load_file(bundle.path / shard_file(0)), dict[str, torch.Tensor]()
-        self.modules = {}
-        for graph in (g for graphs in nxdi_graphs(bundle.plan).values() for g in graphs):
-            module = NxdiStep(bundle.plan, graph, STATIC)
-            for name, parameter in module.named_parameters():
-                if name in shard:
-                    parameter.data.copy_(shard[name])
-            rows, batch = (graph.key.rows, 1) if graph.key.is_prefill else (1, bundle.spec.batch)
-            self.modules[batch, rows, graph.key.bucket] = module
+    def __init__(self, plan: BundlePlan, weights: dict[str, torch.Tensor]) -> None:
+        self.modules, self.state = {}, weights
+        for graph in (g for graphs in nxdi_graphs(plan).values() for g in graphs):
+            rows, batch = (graph.key.rows, 1) if graph.key.is_prefill else (1, plan.spec.batch)
+            self.modules[batch, rows, graph.key.bucket] = NxdiStep(plan, graph, STATIC)
 
     def __call__(self, given: Tensors) -> list[np.ndarray]:
         module = self.modules[(*given[0].shape, given[1].shape[1])]
-        parameters = dict(module.named_parameters())
-        for name, value in self.state.items():
-            if name in parameters:
-                parameters[name].data.copy_(value)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        for name, parameter in module.named_parameters():
+            parameter.data.copy_(self.state.get(name, parameter))
         with torch.no_grad():
             results = module(*map(torch.from_numpy, given))
-        names = {id(p): name for name, p in parameters.items()}
         self.state |= {names[id(p)]: results[at].clone() for p, at in module.aliases().items()}
         return [r.numpy() for r in results[: len(results) - len(module.aliases())]]
 
@@ -87,10 +79,8 @@ def _sequences() -> list[Served]:
     ]
 
 
-def _ours(bundle: Bundle, served: list[Served]) -> list[list[int]]:
-    """The ids of our step without drafts, in eager torch, with the noise of the lines that the sequences had."""
-    shard, pair = load_file(bundle.path / shard_file(0)), make_pair(bundle.spec, False, ONE_RANK)
-    pair.load_state_dict({name: shard[name] for name in pair.state_dict()}, assign=True)
+def _ours(graphs: EagerGraphs, spec_: BundleSpec, served: list[Served]) -> list[list[int]]:
+    """The ids of our step, with the noise of the lines that the sequences had."""
     counts, requests = Counter[int](), list[Request]()
     for s in served:
         counts[s.line] += 1
@@ -98,20 +88,20 @@ def _ours(bundle: Bundle, served: list[Served]) -> list[list[int]]:
         greedy, seed = top_k == 1, s.line + (counts[s.line] << 32)
         params = Params() if greedy else Params(temperature, int(top_k), top_p, seed=seed)
         requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
-    runner = EagerGraphs(pair, (), bundle.spec.pool, bundle.spec.batch)
-    engine = Engine(runner, shape_of(bundle), speculative=False)
+    engine = Engine(graphs, shape_of(SimpleNamespace(spec=spec_)))  # type: ignore[arg-type]
     return [result.ids for result in engine.run(requests)]
 
 
 @pytest.mark.parametrize(("k", "arrive"), [(2, 3), (2, 2), (0, 3)])
 def test_nxdi_s_host_gets_the_ids_of_our_step(base: Path, k: int, arrive: int) -> None:
-    pair = read_bundle(untraced(spec(base, "pair", **SIZES)))
-    bundle = pair if k else read_bundle(untraced(spec(base, "alone", **(SIZES | {"k": 0}))))
-    served, host = _sequences(), Host(ModelPt(bundle), k, bundle.spec.batch, bundle.spec.buckets)
+    built = spec(base, "pair", **(SIZES | {"k": k}))
+    graphs = eager_graphs(built.bundle, built.checkpoints)
+    model = ModelPt(make_plan(built.bundle), dict(graphs.pair.state_dict()))
+    served, host = _sequences(), Host(model, k, built.bundle.batch, built.bundle.buckets)
     host.serve(served, arrive)
     assert {1, arrive} < set(host.batches), "whole and partial batches"
     assert set(host.counts) == set(range(1, k + 2)), "steps that emit any number of ids"
-    for number, (s, expected) in enumerate(zip(served, _ours(pair, served), strict=True)):
+    for number, (s, expected) in enumerate(zip(served, _ours(graphs, built.bundle, served), strict=True)):
         # NxDI's host ends a sequence whose next step would not fit; our engine emits what fits
         assert s.ids == (expected[: len(s.ids)] if number == 5 else expected)
     assert len({s.line for s in served}) == 3
@@ -160,14 +150,6 @@ def test_the_recipe_s_model_pt_is_traced_by_modelbuilder(
     # ids, mask, positions, slots, sampling parameters, and two that are not ours
     shapes = [[list(t.shape) for t in inputs] for inputs in builder.added[step]["inputs"]]
     assert shapes == [[[3, 1], [3, s], [3, 1], [3], [3, 3], [3], [3]] for s in (128, 256)]
-
-
-def test_a_toolchain_that_is_not_named_makes_no_model_pt(
-    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_sdk.install(monkeypatch)
-    bundle = read_bundle(untraced(spec(base, "auto", k=1, batch=1)))
-    assert (bundle.manifest.compiler.neff, "neuron_config.json" in bundle.files) == ("neff", False)
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,7 @@ def test_a_kernel_that_nki_refuses_or_configures_otherwise_is_a_sentence(
         specialise.specialised(proto, tmp_path, {})
 
 
-def test_without_nki_every_door_says_so(
-    base: Path, compiler: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_nki_every_door_says_so(base: Path, compiler: Path) -> None:
     assert not specialise.available(), "nkisim answers to the name nki and has no such seam"
     with pytest.raises(UserError, match="gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"):
         build(spec(base, "asked", **CALLING, toolchain="neuron"))
