@@ -165,7 +165,7 @@ FAULTS: dict[str, Callable[[Request, int, int], bool]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_device_is_noticed(fault: str, record: Record) -> None:
-    with pytest.raises(UserError, match=r"whose score is .* higher"):
+    with pytest.raises(UserError, match=r"their scores differ by .*, and .* would be a tie"):
         record.compared(lambda request, at, i: (i + 1) % 64 if FAULTS[fault](request, at, i) else i)
 
 
@@ -178,9 +178,15 @@ def test_drafts_that_are_rejected_and_ids_that_lack_are_noticed(record: Record) 
 
 
 def test_ids_that_are_tied_are_reported(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(request: Request, at: int, i: int) -> int:
+        return i + 1 if at == 200 and not request.params.temperature else i
+
     monkeypatch.setattr(record, "logprob", lambda of: -1.0)
-    facts = record.compared(lambda request, at, i: i + 1 if at == 200 and not request.params.temperature else i)
-    assert facts["margins of ties"] == [0.0]
+    assert record.compared(changed)["margins of ties"] == [0.0]
+    # an id that the target likes better and a filter excludes
+    monkeypatch.setattr(record, "logprob", lambda of: 9.0 * (of[-1] != record.results[0].ids[180]))
+    with pytest.raises(UserError, match="their scores differ by -9, and"):
+        record.compared(changed)
 
 
 @pytest.mark.slow

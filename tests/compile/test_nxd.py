@@ -173,11 +173,9 @@ def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
     options: every field but paths, and for 0.6 the switch of a sampling kernel."""
     written = json.loads(neuron_config(BuildSpec(k="6", tp=32, batch=4, max_len=1024).bundle))
     draft = written["fused_spec_config"]["draft_config"]
-    for value in (written, draft):
-        assert value["pad_token_id"] is None
-        assert all(
-            value[name] for name in ("hidden_size", "num_key_value_heads", "head_dim", "rope_theta", "hidden_act")
-        )
+    required = ("hidden_size", "num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps", "hidden_act")
+    assert all(value[name] for name in required for value in (written, draft))
+    assert "pad_token_id" in written
     assert written["neuron_config"] == {
         "batch_size": 4, "ctx_batch_size": 1, "enable_bucketing": True, "enable_fused_speculation": True,
         "is_continuous_batching": True, "logical_nc_config": 2, "save_sharded_checkpoint": True, "seq_len": 1024,
