@@ -15,7 +15,8 @@ from compile.serve_command import refusals
 from model.errors import UserError, run_cli
 from model.graph_key import GraphKey, Stage
 from model.weights import shard_file
-from trnspec.bundle.contract import summarize, violations
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import COLLECTIVES, executed, violations
 from trnspec.bundle.opening import Bundle, Check, damage, read_bundle
 from trnspec.bundle.shards import shard_fault
 from trnspec.engine.text import TOKENIZER, tokenizer_fault
@@ -58,7 +59,8 @@ def launches(bundle: Bundle) -> dict[str, int]:
     """How often each kernel is launched by the largest step without filters."""
     spec = bundle.spec
     graph = bundle.plan.by_key[GraphKey(Stage.STEP, spec.k, spec.buckets[-1], filters=False)]
-    return dict(sorted(summarize(bytes(bundle.read(graph.file))).launches.items()))
+    counts = executed(hlo.parse(bytes(bundle.read(graph.file))))
+    return {name: count for name, count in sorted(counts.items()) if name not in COLLECTIVES}
 
 
 def verify(path: str | Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from model.graph_spec import GraphSpec
 from model.nki.launches import Launch, Result
 from model.parallel import Embedding
 from tests.compile.tiny import relist, spec, write_model
-from trnspec.bundle import border, hlo
+from trnspec.bundle import hlo
 from trnspec.bundle.contract import CONSTANT_BYTES, declared, violations
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan, whole_prompts
@@ -309,10 +309,10 @@ def test_the_border_is_named_as_the_plan_names_it(base: Path) -> None:
     parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
     inputs, state = [t.name for t in (*graph.weights, *graph.inputs)], [t.name for t in graph.state]
     names = [*inputs, *(f"{name}.must_alias_input" for name in state)]
-    assert [p.name for p in parameters] == [border.input_name(p) for p in parameters] == names
+    assert [p.name for p in parameters] == [hlo.input_name(p) for p in parameters] == names
     root = next(i for i in entry.instructions if i.id == entry.root_id)
-    assert border.output_names(root) == [*(t.name for t in graph.outputs), *state]
-    assert {alias.kind for alias in module.input_output_alias.entries} == {border.MUST_ALIAS}
+    assert hlo.output_names(root) == [*(t.name for t in graph.outputs), *state]
+    assert {alias.kind for alias in module.input_output_alias.entries} == {hlo.MUST_ALIAS}
     for mutation, said in {
         _rename: "parameter 0 is x ",
         _may_alias: "its aliases",
