@@ -25,7 +25,6 @@ from model.progress import progress
 from model.provenance import commit
 from model.weights import shard_file
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
-from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 
 # of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
@@ -135,8 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for sentence in spec.notes():
         print(sentence, file=sys.stderr)
     built = guarded(lambda: build_and_count(spec, plan), spec.out)
-    if why := read_bundle(built.path, key="").manifest.without_kernels:
-        print(f"{built.path} runs on no Trainium: {why}", file=sys.stderr)
     print(f"{built.made} files made, {built.reused} reused; {built.seconds:.1f} s wall", file=sys.stderr)
     said = {"bundle": str(built.path), "cost": built.cost()} | plan_as_json(plan)
     print(json.dumps(said) if spec.json else built.path)

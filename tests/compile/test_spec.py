@@ -87,7 +87,7 @@ def test_sizes_that_do_not_divide_are_refused_for_target_and_draft(
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [("Qwen/Qwen3-14B --tp 4 --dtype fp32", "rows have 5120 numbers of fp32 on a rank, and a prompt's kernels hold 4096"),
+    [("Qwen/Qwen3-14B --tp 4 --dtype fp32", "rows have 5120 numbers of fp32 on a rank, and a prompt's kernels hold 40"),
      ("Qwen/Qwen3-14B --tp 1 --k 0", "inner rows have 17408 numbers of bf16"),
      ("Qwen/Qwen3-32B --tp 1 --k 0", "rows of heads have 8192 numbers of bf16")],
 )  # fmt: skip
