@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model.errors import UserError
-from model.ops import iota
-from model.sampling import gumbel
+from model.ops import EAGER, iota
+from model.sampling import gumbel_noise
 from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.request import Params, Request, Result
 
@@ -48,7 +48,7 @@ def requests(spec: BundleSpec) -> list[Request]:
 def _noise(request: Request, count: int, vocabulary: int) -> Tensor:
     """(count, V) the noise of the ids after a prompt."""
     seed_R2 = torch.tensor([request.params.seed_words], dtype=torch.int32).expand(count, -1)
-    return gumbel(seed_R2, len(request.ids) + iota(count, seed_R2), vocabulary)
+    return gumbel_noise(EAGER, seed_R2, len(request.ids) + iota(count, seed_R2), iota(vocabulary, seed_R2))
 
 
 def compared(

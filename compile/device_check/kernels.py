@@ -1,4 +1,4 @@
-"""Each NKI kernel at one small shape, through the seam that graphs launch it by, beside the reference in torch.
+"""Each NKI kernel at one small shape, through the seam that graphs launch it by, compared with the reference in torch.
 
 The reference has laws of its own, in fp64 (`nki_kernels/*/law.py`, `tests/model`). Everything is fp32.
 """
@@ -14,34 +14,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import KEY_TILE
-from model.cache import AttentionMetadata, Cache
+from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.config import PRESETS
+from model.context import ONE_RANK, Context
 from model.filters import Filters
-from model.kernels import Kernels
-from model.nki.fused_layer import FusedLayer, FusedLayers
-from model.nki.kernels import NkiKernels
+from model.nki.context import make_context
 from model.nki.launches import Launch, Launcher, filled
 from model.nki.table import KERNELS
 from model.ops import EAGER, iota
-from model.parallel import ONE_RANK, Shard
-from model.qwen3 import Layer, Layers
-from model.rope import rotation
-from model.sampling import Draws, Sampling
-from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from model.parallel import VocabShard
+from model.qwen3 import Qwen3
+from model.sampling import SamplingParams, ShardArgmax
 
 # sums of a few hundred terms, relative to the largest number
 _SUMS = 64 * float(np.finfo(np.float32).eps)
 _CONFIG = dataclasses.replace(
-    PRESETS["Qwen/Qwen3-0.6B"], hidden_size=256, intermediate_size=192, num_attention_heads=2, num_key_value_heads=1
-)
+    PRESETS["Qwen/Qwen3-0.6B"], hidden_size=256, intermediate_size=192, num_attention_heads=2, num_key_value_heads=1,
+    num_hidden_layers=3, vocab_size=64,
+)  # fmt: skip
 
 
 @torch.no_grad()
 def errors(name: str, launch: Launcher) -> list[tuple[float, float]]:
     """Error and bound of each result of a case whose kernels ``launch`` serves, relative to the largest number."""
     compared = list[tuple[float, float]]()
-    for found, expected in zip(CASES[name](NkiKernels(launch)), CASES[name](Kernels()), strict=True):
+    nki = make_context("nki", 1, EAGER, launch, layers=3 if name == "decode_layers" else 1)
+    for found, expected in zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True):
         error = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
         # NaN is no error that is at most a bound
         compared.append((float(error.nan_to_num(torch.inf)), _SUMS if expected.is_floating_point() else 0.0))
@@ -71,60 +69,48 @@ def _rows(first: list[int], count: int) -> AttentionMetadata:
     return AttentionMetadata(torch.tensor(first).int()[:, None] + iota(count, table), table)
 
 
-def _attention(kernels: Kernels, first: list[int], count: int) -> list[Tensor]:
+def _attention(ctx: Context, first: list[int], count: int) -> list[Tensor]:
     """Rows of 4 query and 2 kv heads of 64, from these positions on."""
-    q, k, v = (_normal(10 + heads, len(first), heads, count, 64) for heads in (4, 2, 2))
-    out, cache = kernels.verify_attention(EAGER, q, (k, v), _caches(2, 64, 1)[0], _rows(first, count))
+    q, k, v = (_normal(i, len(first), heads, count, 64) for i, heads in enumerate((4, 2, 2), 10))
+    out, cache = ctx.attention(q, k, v, _caches(2, 64, 1)[0], _rows(first, count))
     return [out, *(pool[1:] for pool in cache)]
 
 
-def _layers(kernels: Kernels, first: list[int], count: int, most: int = 1) -> list[Tensor]:
-    """Rows through three layers of one rank, of which ``most`` are one launch."""
-    run: Any = Layers(Layer(_CONFIG, ONE_RANK, Kernels()) for _ in range(3))
-    for seed, weight in enumerate(run.parameters()):
-        weight.data = _normal(seed, *weight.shape, size=0.06) if weight.dim() > 1 else torch.ones(weight.shape)
-    if isinstance(kernels, NkiKernels):
-        run = FusedLayers([_fused(layer, kernels) for layer in run], most)
-    rows = _rows(first, count)
-    angles, x = rotation(rows.positions_BN, 128, 1e6), _normal(7, len(first), count, 256)
-    states, caches = run.run(EAGER, x, angles, _caches(1, 128, 3), rows, ())
-    return [states[3], *(pool[1:] for cache in caches for pool in cache)]
+def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
+    """Rows of ids, from these positions on, through the layers of a small model."""
+    model = Qwen3(_CONFIG, ctx)
+    for seed, (name, weight) in enumerate(model.named_parameters()):
+        if weight.is_floating_point():
+            weight.data = torch.ones(weight.shape) if "norm" in name else _normal(seed, *weight.shape, size=0.06)
+    ids = (torch.arange(len(first) * count) % _CONFIG.vocab_size).int().reshape(len(first), count)
+    x_BNE, caches, _ = ctx.fuse(model).hidden(ids, _caches(1, 128, 3), _rows(first, count))
+    return [x_BNE, *(pool[1:] for cache in caches for pool in cache)]
 
 
-def _fused(layer: Layer, kernels: NkiKernels) -> FusedLayer:
-    half, mlp = layer.self_attn, layer.mlp
-    projections = (half.q_proj, half.k_proj, half.v_proj, half.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    q, k, v, out, gate, up, down = (p.weight.data for p in projections)
-    weights = {name: p for name, p in layer.state_dict().items() if "norm" in name}
-    weights |= {"self_attn.qkv_packed": pack_qkv(q, k, v, 128), "self_attn.out_packed": pack_out(out, 128)}
-    fused = FusedLayer(layer.config, ONE_RANK, kernels)
-    fused.load_state_dict(weights | {"mlp.gate_up_packed": pack_gate_up(gate, up), "mlp.down_packed": pack(down)})
-    return fused
-
-
-def _samples(kernels: Kernels) -> list[Tensor]:
+def _samples(ctx: Context) -> list[Tensor]:
     """Noise and ids of a greedy row, a noisy one, and two with filters, of 777 ids."""
     seeds, positions = torch.tensor([[1, -2], [7, 1 << 30], [3, 4], [5, 6]]).int(), torch.tensor([3, 100000, 5, 6])
     filters = Filters(torch.tensor([0.0, 0, 20, 0]), torch.tensor([1, 1, 0.9, 0.8]), torch.tensor([0, 0, 0, 0.02]))
-    sampling, shard = Sampling(torch.tensor([0, 0.7, 1.3, 0.9]), seeds, filters), Shard(torch.zeros(1, 1).int(), 777)
-    draw = kernels.prepare(EAGER, sampling, positions.int()[:, None], shard)
-    return [draw.noise_RV, kernels.coupled_sample(EAGER, _normal(10, 4, 777, size=3), draw).merged()]  # type: ignore[list-item]
+    params, shard = SamplingParams(torch.tensor([0, 0.7, 1.3, 0.9]), seeds, filters), VocabShard(_ZERO_11, 777)
+    noise_RV = ctx.gumbel_noise(seeds, positions.int(), shard)
+    return [noise_RV, ctx.sample(_normal(10, 4, 777, size=3), params, noise_RV, shard).token_ids()]
 
 
-def _accept(kernels: Kernels) -> list[Tensor]:
+def _accept(ctx: Context) -> list[Tensor]:
     """Drafts of which 0, 2 and all of 3 are equal, and a limit of 1."""
-    sampled = Draws(torch.zeros(1, 4, 4), torch.tensor([[[5, 6, 7, 8]] * 4]).int())
+    sampled = ShardArgmax(torch.zeros(1, 4, 4), torch.tensor([[[5, 6, 7, 8]] * 4]).int())
     drafts = torch.tensor([[9, 6, 7], [5, 6, 1], [5, 6, 7], [5, 6, 7]]).int()
-    return list(kernels.accept(EAGER, drafts, sampled, torch.tensor([3, 3, 3, 1]).int()))
+    return list(ctx.accept(drafts, sampled, torch.tensor([3, 3, 3, 1]).int()))
 
 
+_ZERO_11 = torch.zeros(1, 1, dtype=torch.int32)
 # by the kernels that a case launches, shortest programs first
-CASES: dict[str, Callable[[Kernels], list[Tensor]]] = {
+CASES: dict[str, Callable[[Context], list[Tensor]]] = {
     "accept_drafts": _accept,
     "gumbel_noise, coupled_sample, weights_above": _samples,
     "verify_attention": partial(_attention, first=[40, 200], count=3),
     "append_rows, prompt_attention": partial(_attention, first=[50], count=256),
     "decode_attention, decode_mlp": partial(_layers, first=[30, 177], count=2),
-    "decode_layers": partial(_layers, first=[30, 177], count=2, most=3),
+    "decode_layers": partial(_layers, first=[30, 177], count=2),
     "prompt_product, prompt_mlp": partial(_layers, first=[50], count=256),
 }

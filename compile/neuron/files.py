@@ -19,7 +19,6 @@ from compile.neuron.specialise import KERNELS_FOLDER
 from compile.nxd.files import MODEL, check_model, model_files
 from compile.recipes import sources
 from compile.spec import Recipe
-from model.cache import KEY_TILE
 from model.errors import UserError
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler, File, canonical_hash
@@ -57,15 +56,13 @@ def add_compiled(
         return {}, Compiler()
     versions = sdk.versions(sdk.COMPILER, *[sdk.NKI] * launches)
     flags = flags_of(recipe.compiler_flags, versions[sdk.COMPILER])
-    # no device runs a prompt's chunk of less than a tile
-    keys = [g.key for g in plan.graphs if not g.key.is_prefill or g.key.rows >= KEY_TILE]
-    protos, made = {key.name: plan.by_key[key].file for key in keys}, Records()
+    protos, made = {graph.key.name: graph.file for graph in plan.graphs}, Records()
     if launches:
         made |= _specialise(staging, graphs, protos, work / KERNELS_FOLDER, versions)
         protos = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in protos}
     neffs, logs = list[StagedFile](), list[StagedFile]()
-    for key in keys:
-        name, line, hlo = key.name, flags[flag_tag(key)], protos[key.name]
+    for graph in plan.graphs:
+        name, line, hlo = graph.key.name, flags[flag_tag(graph.key)], protos[graph.key.name]
         recipe_hash = canonical_hash([(graphs | made)[hlo].sha256, line, versions])
         write = functools.partial(_compile, staging, hlo, work / name, line)
         neffs.append(StagedFile(f"neff/{name}.neff", recipe_hash, write))

@@ -84,6 +84,19 @@ def missing_kernel_files(proto: bytes, files: Container[str]) -> list[str]:
 
 
 def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> bytes:
+    try:
+        return _moved(launch, operands, folder)
+    except UserError:
+        raise
+    except Exception as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"nki does not take the kernel {launch.kernel}: {why}; build with --kernels reference, and report it"
+        ) from error
+
+
+def _moved(launch: Launch, operands: Sequence[Result], folder: Path) -> bytes:
+    """nki's configuration of a launch, with its IR in `folder`."""
     work = folder / ".work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -107,28 +120,22 @@ def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> byt
 
 
 def _compiled(launch: Launch, operands: Sequence[Result], work: Path) -> Any:
-    """nki's configuration of a launch for a framework, its artifacts in `work`."""
+    """What nki gives a framework for a launch, its artifacts in `work`."""
     # vendor seam
     vendor: Any = importlib.import_module(_SEAM)
     kernel, (function, arguments) = KERNELS[launch.kernel], _flat(launch)
     fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel) if f.name != "func"}
     fields |= {"lnc": launch.lnc, "target": TARGET, "artifacts_dir": str(work)}
+    compiling = vendor.CompileKernel(function, **fields)
     arrays = [np.empty(o.shape, BY_NAME[o.dtype].numpy) for o in operands]
-    try:
-        compiling = vendor.CompileKernel(function, **fields)
-        inputs = inspect.signature(function).bind(*filled(arguments, arrays))
-        inputs.apply_defaults()
-        made = compiling._cached_compile_to_bir(
-            frontend=compiling._frontend_cls(enable_backend_opt=compiling._enable_backend_opt),
-            inputs=dict(inputs.arguments),
-            compile_opts=compiling._compile_opts(),
-        )
-        return made.build_config()
-    except Exception as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"nki does not take the kernel {launch.kernel}: {why}; build with --kernels reference, and report it"
-        ) from error
+    inputs = inspect.signature(function).bind(*filled(arguments, arrays))
+    inputs.apply_defaults()
+    made = compiling._cached_compile_to_bir(
+        frontend=compiling._frontend_cls(enable_backend_opt=compiling._enable_backend_opt),
+        inputs=dict(inputs.arguments),
+        compile_opts=compiling._compile_opts(),
+    )
+    return made.build_config()
 
 
 def _flat(launch: Launch) -> tuple[Callable[..., Any], list[Any]]:

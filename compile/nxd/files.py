@@ -69,13 +69,9 @@ def model_files(
     traced = canonical_hash([graphs, flags, versions, sources(("compile/nxd", *TRACED_BY))])
     files = [
         StagedFile(MODEL, traced, functools.partial(build_model, plan, work, flags)),
-        StagedFile(CONFIG, canonical_hash(config), functools.partial(_write, config)),
+        StagedFile(CONFIG, canonical_hash(config), lambda path: path.write_text(config, encoding="utf-8")),
     ]
     return files, Compiler("full", "model.pt", TARGET, LNC, flags, versions)
-
-
-def _write(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def neuron_config(spec: BundleSpec) -> str:
@@ -92,7 +88,7 @@ def neuron_config(spec: BundleSpec) -> str:
 
 def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, Any]:
     end = config.eos_token_ids[0] if config.eos_token_ids else None
-    scaling = config.rope_scaling and config.rope_scaling.stated()
+    scaling = config.rope_scaling and config.rope_scaling.as_hf()
     own = {"_name_or_path": name, "eos_token_id": end, "neuron_config": neuron, "rope_scaling": scaling}
     return _QWEN3 | {field: getattr(config, field) for field in _SIZES} | own
 

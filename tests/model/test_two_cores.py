@@ -12,9 +12,10 @@ from torch import Tensor
 
 import nkisim
 from compile.device_check.kernels import CASES
-from model.nki.kernels import NkiKernels
+from model.nki.context import make_context
 from model.nki.launches import LNC, Launch, filled
 from model.nki.table import KERNELS
+from model.ops import EAGER
 
 # results that a core gives of its own part: (cores, ...), which the model merges
 _BY_CORE = ("coupled_sample", "weights_above")
@@ -49,5 +50,5 @@ def test_two_cores_give_the_bits_of_one(name: str) -> None:
         return tuple(torch.from_numpy(np.asarray(a)) for a in (*results, *(arrays[i] for i in launch.changed)))
 
     with torch.no_grad():
-        CASES[name](NkiKernels(serve))
+        CASES[name](make_context("nki", 1, EAGER, serve, layers=3))
     assert ran
