@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -19,14 +18,13 @@ from compile.bundle.staging import free_space, staged
 from compile.graph.trace import lower_graphs
 from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
-from compile.report import changes, plan_as_json, plan_as_text
+from compile.report import plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.provenance import commit
 from model.weights import shard_file
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
-from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 
 # of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
@@ -135,12 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for sentence in spec.notes():
         print(sentence, file=sys.stderr)
-    with contextlib.suppress(UserError, OSError):
-        if changed := changes(read_bundle(Path(spec.out), key="").spec, spec.bundle):
-            print(f"{spec.out} holds a bundle of {changed}; it stays until the new one is complete", file=sys.stderr)
     built = guarded(lambda: build_and_count(spec, plan), spec.out)
-    if why := read_bundle(built.path, key="").manifest.without_kernels:
-        print(f"{built.path} runs on no Trainium: {why}", file=sys.stderr)
     print(f"{built.made} files made, {built.reused} reused; {built.seconds:.1f} s wall", file=sys.stderr)
     said = {"bundle": str(built.path), "cost": built.cost()} | plan_as_json(plan)
     print(json.dumps(said) if spec.json else built.path)

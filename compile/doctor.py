@@ -13,9 +13,8 @@ from compile.neuron.specialise import missing_kernel_files
 from compile.report import untrained_k_warnings
 from compile.serve_command import refusals
 from model.errors import UserError, run_cli
-from model.graph_key import GraphKey, Stage
 from model.weights import shard_file
-from trnspec.bundle.contract import summarize, violations
+from trnspec.bundle.contract import violations
 from trnspec.bundle.opening import Bundle, Check, damage, read_bundle
 from trnspec.bundle.shards import shard_fault
 from trnspec.engine.text import TOKENIZER, tokenizer_fault
@@ -54,13 +53,6 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def launches(bundle: Bundle) -> dict[str, int]:
-    """How often each kernel is launched by the largest step without filters."""
-    spec = bundle.spec
-    graph = bundle.plan.by_key[GraphKey(Stage.STEP, spec.k, spec.buckets[-1], filters=False)]
-    return dict(sorted(summarize(bytes(bundle.read(graph.file))).launches.items()))
-
-
 def verify(path: str | Path) -> dict[str, Any]:
     """The summary of a bundle that can generate; UserError names the first fault and the number of faults."""
     bundle = read_bundle(Path(path))
@@ -81,8 +73,6 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
     about, found, routes = summary(bundle), findings(bundle), refusals(bundle)
-    if bundle.spec.kernels != "reference" and not any(sentence.startswith("hlo/") for sentence in found):
-        about["launches"] = launches(bundle)
     if options.json:
         about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
         print(json.dumps(about | {"routes": {} if found else routes}, indent=1))

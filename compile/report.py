@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from model.graph_spec import GraphSpec
@@ -38,18 +37,16 @@ def plan_as_text(plan: BundlePlan) -> str:
     spec = plan.spec
     fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
     step = f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
-    lines = [
-        *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
-        f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
-        f"tp {spec.tp}, {spec.dtype}",
-        *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
-        f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
-        f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
-    ]
-    for graph in (g for g in plan.graphs if g.key.bucket == spec.max_len):
-        counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
-        lines.append(f"       {graph.key.name}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
+            f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
+            f"tp {spec.tp}, {spec.dtype}",
+            *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
+            f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
+            f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
+        ]
+    )
 
 
 def untrained_k_warnings(spec: BundleSpec) -> list[str]:
@@ -67,14 +64,3 @@ def _layers(part: Part) -> str:
     padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp).heads_per_rank * tp
     more = "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"
     return f", {config.num_hidden_layers} layers{more}"
-
-
-def changes(old: BundleSpec, new: BundleSpec) -> str:
-    """The fields of two bundles that differ, each with its old and new value."""
-    pairs = [(f.name, *(_fmt(getattr(spec, f.name)) for spec in (old, new))) for f in dataclasses.fields(old)]
-    differ = [f"{name} {a} for {b}" for name, a, b in pairs if a != b and not name.endswith("_config")]
-    return ", ".join(differ)
-
-
-def _fmt(value: Any) -> str:
-    return (",".join(map(str, value)) or "0") if isinstance(value, tuple) else str(value)

@@ -101,9 +101,8 @@ class BuildSpec:
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         bundle, drafter = self.bundle, self.drafter_type
-        bundle.check()
         try:
-            spec_from_json(bundle.as_json(), "")
+            spec_from_json(bundle.as_json(), "").check()
         except Wrong as wrong:
             raise UserError(f"{wrong}; correct it and run the command again") from wrong
         flags_of(self.recipe.compiler_flags)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from model.errors import UserError
 from model.strict import Wrong, read
-from trnspec.bundle.manifest import FILES, FOLDERS, FORMAT, MANIFEST, MANIFEST_BYTES, File, parse_manifest, sha256_of
+from trnspec.bundle.manifest import FILES, FOLDERS, FORMAT, MANIFEST, MANIFEST_BYTES, File, sha256_of
 from trnspec.bundle.opening import read_small
 from trnspec.bundle.signature import SIGNATURE
 
@@ -114,7 +114,6 @@ class Staging:
 
     def finish(self, manifest: bytes, signature: bytes | None = None) -> None:
         """Drop all other files, write the manifest and put the folder in its place, unless the same bundle is there."""
-        parse_manifest(manifest, str(self.out / MANIFEST))
         contents = {MANIFEST: manifest} | ({SIGNATURE: signature} if signature else {})
         same = all(_read(self.out / name) == content for name, content in contents.items())
         if not same or not all(self._in_place.values()):

@@ -27,6 +27,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
                  "enable_confidence_head": True},
     "speculators": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
                     "draft_vocab_size": 64},
+    "from anchor": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
+                    "sample_from_anchor": True},
 }  # fmt: skip
 LAYER = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -94,7 +96,7 @@ def write_block(
     if taps:
         named["target_layer_ids"] = [tap - 1 for tap in taps]
         own.pop("num_target_layers", None)
-    raw = own | ({"transformer_layer_config": layers} if form == "speculators" else layers)
+    raw = own | ({"transformer_layer_config": layers} if "speculators_model_type" in own else layers)
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     config = load_draft(DFlash, str(folder), load_config(str(target)))
     generator, tensors = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()

@@ -1,8 +1,8 @@
 """Compares a graph's HLO proto, its I/O signature and its instructions, with the plan.
 
 A build and the doctor check all of it (`violations`): a runtime finds parameters, results and aliases by their order,
-and a collective with wrong groups never ends or sums the wrong ranks. A load checks the signature and that builds write
-such instructions (`load_violations`). Source of the codes: compiler/error-codes of the SDK's documents, 2.32 and 2.33.
+and a collective with wrong groups never ends or sums the wrong ranks. A load checks the signature, and that builds
+write such instructions (`load_violations`). Source of the codes: compiler/error-codes of the SDK's documents, 2.33.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from model.graph_key import Stage
 from model.graph_spec import GraphSpec, TensorSpec
 from model.nki.launches import API_VERSION, LNC, TARGET, filled, from_text
 from model.nki.table import KERNELS
-from trnspec.bundle import border, hlo
+from trnspec.bundle import hlo
 from trnspec.bundle.spec import BundleSpec
 
 # the operations that builds write
@@ -42,8 +42,7 @@ _INTEGERS, _TUPLE = frozenset(range(1, 10)), 13
 CONSTANT_BYTES = 1024
 # rounds of a loop: attention has one for each tile of the longest sequence's keys
 MAX_TRIPS = 1 << 13
-_MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, DecodeError)
-Groups = tuple[tuple[int, ...], ...]
+_MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, StopIteration, DecodeError)
 
 
 class Signature(NamedTuple):
@@ -57,25 +56,16 @@ class Signature(NamedTuple):
     repeated: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class HloSummary:
-    """A graph's signature; how often an execution runs each collective with which groups, launches' included, and each
-    kernel; parameters that nothing reads; bytes of the largest constant."""
-
-    signature: Signature
-    collectives: Counter[tuple[str, Groups]]
-    launches: Counter[str]
-    unread: frozenset[int]
-    largest_constant: int
-
-
 def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> list[str]:
     """One clause for each way in which a proto is not the graph that the plan of a spec describes."""
     if found := load_violations(graph, proto, spec):
         return found
     try:
-        summary = summarize(bytes(proto))
-        return [*_collectives(graph, summary, spec.tp), *_folded(graph, summary, spec)]
+        module = hlo.parse(bytes(proto))
+        counts, expected = executed(module), {op: n for op, n in graph.collectives.items() if n}
+        collectives = {op: counts[op] for op in COLLECTIVES if counts[op]}
+        wrong = [] if collectives == expected else [f"it runs the collectives {collectives}, expected {expected}"]
+        return [*wrong, *_folded(graph, module, spec)]
     except _MALFORMED as error:
         return [f"it cannot be followed ({error})"]
 
@@ -84,29 +74,23 @@ def load_violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec
     """The same of its signature and of the kinds of its instructions."""
     try:
         module = hlo.parse(bytes(proto))
-        faults = sorted(set(_instruction_faults(module, spec.kernels != "reference")))
-        return faults or list(_interface(graph, _signature(module)))
-    except (*_MALFORMED, StopIteration) as error:
+        return sorted(set(_instruction_faults(module, spec))) or list(_interface(graph, signature(module)))
+    except _MALFORMED as error:
         return [f"it cannot be followed ({error})"]
 
 
-def signature(proto: bytes) -> Signature:
-    """The I/O signature of a proto."""
-    return _signature(hlo.parse(proto))
-
-
-def summarize(proto: bytes) -> HloSummary:
-    """Read a graph's proto. ValueError if it cannot be determined how often a collective runs."""
-    module = hlo.parse(proto)
-    walk, signature_ = _Walk(module), _signature(module)
-    read, runs = walk.read(module.entry_computation_id), walk.runs(module.entry_computation_id)
-    constants = [i.shape for c in module.computations for i in c.instructions if i.opcode == "constant"]
-    return HloSummary(
-        signature_,
-        Counter({(op, groups): n for (op, groups), n in runs.items() if op in COLLECTIVES}),
-        Counter({kernel: n for (kernel, _), n in runs.items() if kernel not in COLLECTIVES}),
-        frozenset(range(len(signature_.parameters))) - read,
-        max((math.prod(s.dimensions) * _ELEMENTS.get(s.element_type, ("", 8))[1] for s in constants), default=0),
+def signature(module: Any) -> Signature:
+    """The I/O signature of a module."""
+    entry = {i.id: i for i in hlo.entry(module).instructions}
+    parameters = sorted((i for i in entry.values() if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+    root, aliases = entry[hlo.entry(module).root_id], module.input_output_alias.entries
+    named, results = zip_longest(hlo.output_names(root), root.shape.tuple_shapes), list(root.operand_ids)
+    return Signature(
+        tuple(_tensor(hlo.input_name(p), p.shape) for p in parameters),
+        tuple(_tensor(name or "", shape) for name, shape in named if shape),
+        {(alias.output_shape_index[0] if alias.output_shape_index else 0): alias.parameter_number for alias in aliases},
+        all(alias.kind == hlo.MUST_ALIAS for alias in aliases),
+        tuple(at for at, i in enumerate(results) if entry[i].opcode == "parameter" or i in results[:at]),
     )
 
 
@@ -115,59 +99,82 @@ def _tensor(name: str, shape: Any) -> TensorSpec:
     return TensorSpec(name, tuple(shape.dimensions), kind)
 
 
-def _signature(module: Any) -> Signature:
-    entry = {i.id: i for i in hlo.entry(module).instructions}
-    parameters = sorted((i for i in entry.values() if i.opcode == "parameter"), key=lambda i: i.parameter_number)
-    root = entry[hlo.entry(module).root_id]
-    named, results = zip_longest(border.output_names(root), root.shape.tuple_shapes), list(root.operand_ids)
-    aliases = module.input_output_alias.entries
-    return Signature(
-        tuple(_tensor(border.input_name(p), p.shape) for p in parameters),
-        tuple(_tensor(name or "", shape) for name, shape in named if shape),
-        {(alias.output_shape_index[0] if alias.output_shape_index else 0): alias.parameter_number for alias in aliases},
-        all(alias.kind == border.MUST_ALIAS for alias in aliases),
-        tuple(at for at, i in enumerate(results) if entry[i].opcode == "parameter" or i in results[:at]),
-    )
+def executed(module: Any) -> Counter[str]:
+    """How often an execution runs each collective, launches' included, and each kernel: calls followed, loops counted.
+
+    ValueError for a loop of which that is not known.
+    """
+    bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
+    roots = {c.id: c.root_id for c in module.computations}
+
+    @functools.cache
+    def run(computation: int) -> Counter[str]:
+        total, body = Counter[str](), bodies[computation]
+        for i in body.values():
+            times = 1
+            if i.opcode in COLLECTIVES:
+                total[i.opcode] += 1
+            elif i.opcode == "custom-call":
+                launch = from_text(i.backend_config.decode())[0]
+                total.update({launch.kernel: 1, "all-reduce": launch.sums[0]})
+            elif i.opcode == "while":
+                # as jax writes a counted loop: item < constant
+                condition = bodies[i.called_computation_ids[1]]
+                stop = condition[roots[i.called_computation_ids[1]]]
+                ends = [n for operand in stop.operand_ids for n in condition[operand].literal.s32s]
+                if (stop.opcode, stop.comparison_direction) != ("compare", "LT") or not 0 <= (
+                    times := ends[0]
+                ) <= MAX_TRIPS:
+                    raise ValueError(f"{i.name} has no end that is known, or over {MAX_TRIPS} rounds")
+            for called in i.called_computation_ids:
+                total.update({name: count * times for name, count in run(called).items()})
+        return total
+
+    return run(module.entry_computation_id)
 
 
-def _instruction_faults(module: Any, calls: bool) -> Iterator[str]:
-    roots = {c.id: next(i for i in c.instructions if i.id == c.root_id) for c in module.computations}
-    for computation in module.computations:
-        body = {i.id: i for i in computation.instructions}
-        for instruction in computation.instructions:
-            opcode, operands = instruction.opcode, [body[i].shape for i in instruction.operand_ids]
-            if opcode not in OPCODES or (opcode == "custom-call" and not calls):
-                yield f"it has the operation {opcode}, which no build of its spec writes"
-            elif opcode == "custom-call":
-                yield from _call_faults(instruction, operands)
-            elif opcode in _NO_INTEGERS and operands and operands[0].element_type in _INTEGERS:
+def _instruction_faults(module: Any, spec: BundleSpec) -> Iterator[str]:
+    ranks, roots = [list(range(spec.tp))], {c.id: c.root_id for c in module.computations}
+    opcodes = OPCODES - {"custom-call"} if spec.kernels == "reference" else OPCODES
+    bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
+    for body in bodies.values():
+        for i in body.values():
+            operands = [body[operand].shape for operand in i.operand_ids]
+            groups = [list(group.replica_ids) for group in i.replica_groups]
+            if i.opcode not in opcodes:
+                yield f"it has the operation {i.opcode}, which no build of its spec writes"
+            elif i.opcode == "custom-call":
+                yield from _call_faults(i, operands, spec.tp)
+            elif i.opcode in COLLECTIVES and groups != ranks:
+                yield f"its {i.opcode} has the groups {groups}, expected all {spec.tp} ranks"
+            elif i.opcode in _NO_INTEGERS and operands and operands[0].element_type in _INTEGERS:
                 # a scatter may store integers
-                stores = opcode == "scatter" and roots[instruction.called_computation_ids[0]].opcode == "parameter"
-                if not stores:
-                    yield f"it has the operation {opcode} on integers, which no device takes ({_NO_INTEGERS[opcode]})"
+                called = [bodies[c][roots[c]].opcode for c in i.called_computation_ids]
+                if i.opcode != "scatter" or called != ["parameter"]:
+                    yield f"it has {i.opcode} on integers, which no device takes ({_NO_INTEGERS[i.opcode]})"
 
 
-def _call_faults(call: Any, operands: list[Any]) -> Iterator[str]:
+def _call_faults(call: Any, operands: list[Any], tp: int) -> Iterator[str]:
     """The CPU trusts a launch's text for the memory of operands and results."""
     if call.custom_call_target != TARGET:
         yield f"it calls {call.custom_call_target or 'nothing'}, which no build writes"
         return
     try:
         launch, given = from_text(call.backend_config.decode())
-        stated = [given, launch.outputs(given)]
-        _ = filled(launch.arguments, given), launch.sums, KERNELS[launch.kernel]
+        stated, (_, groups) = [given, launch.outputs(given)], launch.sums
+        _ = filled(launch.arguments, given), KERNELS[launch.kernel]
         changed = [(number, len(launch.results) + at) for at, number in enumerate(launch.changed)]
     except _MALFORMED:
         yield "it has a kernel call whose text is no launch (NCC_EVRF059)"
         return
     # one result comes as its memory, several as a list of addresses; a different version gives no text
     several = call.shape.element_type == _TUPLE
-    shapes = [
-        [_tensor("", s) for s in side] for side in (operands, call.shape.tuple_shapes if several else [call.shape])
-    ]
+    results = call.shape.tuple_shapes if several else [call.shape]
+    shapes = [[_tensor("", s) for s in side] for side in (operands, results)]
     aliases = [(a.operand_index, a.output_shape_index[0]) for a in call.output_operand_aliasing if a.output_shape_index]
     for wrong, clause in (
         (launch.lnc != LNC, f"on {launch.lnc!r} cores in a graph of {LNC} (NCC_EVRF066)"),
+        (groups not in ((), (tuple(range(tp)),)), f"with the groups {groups}, expected all {tp} ranks"),
         (several != (len(stated[1]) > 1) or call.custom_call_api_version != API_VERSION, "in a form no build writes"),
         ([[TensorSpec("", *result) for result in side] for side in stated] != shapes, "with a text of other shapes"),
         (sorted(aliases) != sorted(changed), "without what it writes in place"),
@@ -176,85 +183,10 @@ def _call_faults(call: Any, operands: list[Any]) -> Iterator[str]:
             yield f"it calls {launch.kernel} {clause}"
 
 
-class _Walk:
-    """A module's computations by id, and what one execution of each runs and reads."""
-
-    def __init__(self, module: Any) -> None:
-        self.bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
-        self.roots = {c.id: c.root_id for c in module.computations}
-        # a layer is called many times and read once
-        self.runs = functools.cache(self._runs)
-        self.read = functools.cache(lambda computation: frozenset(self._read(computation)))
-
-    def _runs(self, computation: int) -> Counter[tuple[str, Groups]]:
-        """How often each collective and each kernel, without groups, runs: calls followed, loops counted."""
-        total: Counter[tuple[str, Groups]] = Counter()
-        for i in self.bodies[computation].values():
-            times = self._trips(computation, i) if i.opcode == "while" else 1
-            if i.opcode in COLLECTIVES:
-                total[i.opcode, tuple(tuple(group.replica_ids) for group in i.replica_groups)] += 1
-            elif i.custom_call_target == TARGET:
-                launch = from_text(i.backend_config.decode())[0]
-                count, groups = launch.sums
-                total += Counter({(launch.kernel, ()): 1, ("all-reduce", groups): count})
-            for called in i.called_computation_ids:
-                total.update({key: count * times for key, count in self.runs(called).items()})
-        return total
-
-    def _trips(self, computation: int, loop: Any) -> int:
-        """Rounds of a counted loop as jax writes it: from a constant 0, by a constant 1, below a constant."""
-        (body, body_root), (condition, stop) = (
-            (self.bodies[c], self.bodies[c][self.roots[c]]) for c in loop.called_computation_ids
-        )
-        first = self.bodies[computation][loop.operand_ids[0]]
-        if (stop.opcode, stop.comparison_direction, first.opcode, body_root.opcode) == (
-            "compare",
-            "LT",
-            *["tuple"] * 2,
-        ):
-            counter, end = (condition[i] for i in stop.operand_ids)
-            at = counter.tuple_index
-            begin, following = self.bodies[computation][first.operand_ids[at]], body[body_root.operand_ids[at]]
-            counts = _is_item(condition, counter, at) and _is_next(body, following, at)
-            if counts and _value(begin) == 0 and 0 <= (times := _value(end)) <= MAX_TRIPS:
-                return times
-        raise ValueError(f"{loop.name} runs a number of times that cannot be determined, or over {MAX_TRIPS}")
-
-    def _read(self, computation: int) -> Iterator[int]:
-        """The parameters of a computation that an instruction reads, calls followed."""
-        body = self.bodies[computation]
-        numbers = {i.id: i.parameter_number for i in body.values() if i.opcode == "parameter"}
-        for instruction in body.values():
-            called = self.read(instruction.called_computation_ids[0]) if instruction.opcode == "call" else None
-            for at, operand in enumerate(instruction.operand_ids):
-                if operand in numbers and (called is None or at in called):
-                    yield numbers[operand]
-
-
-def _is_item(body: dict[int, Any], found: Any, at: int) -> bool:
-    """Whether an instruction is this item of its computation's parameter."""
-    item = (found.opcode, found.tuple_index) == ("get-tuple-element", at)
-    return item and body[found.operand_ids[0]].opcode == "parameter"
-
-
-def _is_next(body: dict[int, Any], found: Any, at: int) -> bool:
-    """Whether an instruction adds 1 to this item of its computation's parameter."""
-    terms = [body[i] for i in found.operand_ids]
-    added = found.opcode == "add" and len(terms) == 2
-    return added and any(_is_item(body, a, at) and _value(b) == 1 for a, b in (terms, terms[::-1]))
-
-
-def _value(instruction: Any) -> int:
-    """The number of a constant; -1 for anything else."""
-    numbers = [*instruction.literal.s32s, *instruction.literal.s64s]
-    return numbers[0] if instruction.opcode == "constant" and len(numbers) == 1 else -1
-
-
 def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
-    yield from _differences(
-        "parameter", found.parameters, (*graph.weights, *graph.inputs, *graph.state), border.parameter_names(graph)
-    )
-    yield from _differences("result", found.results, graph.outputs + graph.state, border.result_names(graph))
+    parameters = (*graph.weights, *graph.inputs, *graph.state)
+    yield from _differences("parameter", found.parameters, parameters, hlo.parameter_names(graph))
+    yield from _differences("result", found.results, graph.outputs + graph.state, hlo.result_names(graph))
     first_state = len(graph.weights) + len(graph.inputs)
     aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
     if found.aliases != aliases:
@@ -266,32 +198,37 @@ def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
 
 
 def _differences(
-    what: str, found: tuple[TensorSpec, ...], wanted: Iterable[TensorSpec], names: list[str]
+    what: str, found: tuple[TensorSpec, ...], planned: Iterable[TensorSpec], names: list[str]
 ) -> Iterator[str]:
     if len(found) != len(names):
         yield f"it has {len(found)} {what}s, expected {len(names)}"
-    for at, (tensor, planned, name) in enumerate(zip(found, wanted, names, strict=False)):
-        if tensor != (expected := replace(planned, name=name)):
+    for at, (tensor, spec, name) in enumerate(zip(found, planned, names, strict=False)):
+        if tensor != (expected := replace(spec, name=name)):
             one, other = (f"{t.name} {t.dtype} {t.shape}" for t in (tensor, expected))
             yield f"{what} {at} is {one}, expected {other}"
 
 
-def _collectives(graph: GraphSpec, found: HloSummary, tp: int) -> Iterator[str]:
-    counted = Counter[str]()
-    for (opcode, groups), times in found.collectives.items():
-        counted[opcode] += times
-        if sorted(rank for group in groups for rank in group) != list(range(tp)):
-            yield f"an {opcode} has the groups {groups}, which do not share out {tp} ranks"
-    if counted != Counter({opcode: times for opcode, times in graph.collectives.items() if times}):
-        yield f"it runs the collectives {dict(counted)}, expected {graph.collectives}"
+def _folded(graph: GraphSpec, module: Any, spec: BundleSpec) -> Iterator[str]:
+    """Weights that nothing reads, and constants that may be weights."""
+    bodies = {c.id: c.instructions for c in module.computations}
 
+    @functools.cache
+    def read(computation: int) -> frozenset[int]:
+        numbers = {i.id: i.parameter_number for i in bodies[computation] if i.opcode == "parameter"}
+        found = set[int]()
+        for i in bodies[computation]:
+            used = read(i.called_computation_ids[0]) if i.opcode == "call" else range(len(i.operand_ids))
+            found |= {numbers[i.operand_ids[at]] for at in used if i.operand_ids[at] in numbers}
+        return frozenset(found)
 
-def _folded(graph: GraphSpec, found: HloSummary, spec: BundleSpec) -> Iterator[str]:
     halved = graph.key.stage in (Stage.DRAFT, Stage.VERIFY)
-    for weight in (w for at, w in enumerate(graph.weights) if at in found.unread and w.name.endswith(".weight")):
+    for at, weight in enumerate(graph.weights):
         # a half of a step omits some of the draft, and a drafter names others
         model, _, name = weight.name.partition(".")
-        if model != "draft_model" or not (halved or spec.drafter_type.unused_weight(graph.key, name)):
+        optional = model == "draft_model" and (halved or spec.drafter_type.unused_weight(graph.key, name))
+        if name.endswith(".weight") and not optional and at not in read(module.entry_computation_id):
             yield f"nothing reads {weight.name}"
-    if found.largest_constant > CONSTANT_BYTES:
-        yield f"a constant of {found.largest_constant} bytes is folded in, the largest may have {CONSTANT_BYTES}"
+    shapes = [i.shape for body in bodies.values() for i in body if i.opcode == "constant"]
+    largest = max((math.prod(s.dimensions) * _ELEMENTS.get(s.element_type, ("", 8))[1] for s in shapes), default=0)
+    if largest > CONSTANT_BYTES:
+        yield f"a constant of {largest} bytes is folded in, the largest may have {CONSTANT_BYTES}"

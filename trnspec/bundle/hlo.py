@@ -1,4 +1,4 @@
-"""HLO protos: ids and names numbered anew, source locations dropped, replica groups where every reader looks.
+"""HLO protos: read, made canonical, and given the names of a graph's I/O.
 
 jaxlib writes 64-bit instruction ids, which readers built on an older XLA refuse, names that count the process's earlier
 lowerings, and the builder's own paths. It writes replica groups in a field that an older XLA does not know, which then
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from model.graph_spec import GraphSpec
 
 # source: the field numbers of xla/service/hlo.proto (openxla/xla). `name number type`, `*` for a repeated field
 _MESSAGES = {
@@ -36,6 +38,12 @@ _MESSAGES = {
     "host_program_shape 4 Program, id 5 int64, entry_computation_id 6 int64, input_output_alias 8 Aliases, "
     "stack_frame_index 17 Frames",
 }
+# frontend attributes with the name of a parameter, and at the root those of the results: neuronx-cc and the device's
+# runtime find tensors by name. A state's parameter and its result share a buffer, and their names differ by STATE.
+# Source: the protos that nkipy writes (aws-neuron/nkipy, nkipy/core/trace.py and core/backend/hlo.py)
+_INPUT, _OUTPUTS, STATE = "neff_input_names", "neff_output_names", ".must_alias_input"
+# source: enum Kind of xla/service/hlo.proto (openxla/xla)
+MUST_ALIAS = 2
 _SOURCE_LOCATION = ("source_file", "source_line", "stack_frame_id")
 
 
@@ -107,3 +115,57 @@ def _renumber(module: Any) -> None:
 
 def _numbered(named: Any) -> str:
     return f"{named.name.split('.')[0]}.{named.id}"
+
+
+def parameter_names(graph: GraphSpec) -> list[str]:
+    """The names of a graph's parameters, in its order."""
+    return [t.name for t in (*graph.weights, *graph.inputs)] + [t.name + STATE for t in graph.state]
+
+
+def result_names(graph: GraphSpec) -> list[str]:
+    """The names of a graph's results, in its order."""
+    return [t.name for t in (*graph.outputs, *graph.state)]
+
+
+def annotate_io(proto: bytes, graph: GraphSpec) -> bytes:
+    """A canonical proto with the names of its I/O, its state aliased without a choice, and no result twice: the
+    compiler separates inputs from outputs, so a result that is a parameter, or another result, is copied."""
+    module, names = parse(proto), parameter_names(graph)
+    body = entry(module)
+    parameters = [i for i in body.instructions if i.opcode == "parameter"]
+    root = next(i for i in body.instructions if i.id == body.root_id)
+    for parameter in parameters:
+        parameter.name = names[parameter.parameter_number]
+        parameter.ClearField("metadata")
+        parameter.frontend_attributes.map.add(key=_INPUT, value=parameter.name)
+    root.frontend_attributes.map.add(key=_OUTPUTS, value=",".join(result_names(graph)))
+    for shape in (module.host_program_shape, body.program_shape):
+        shape.parameter_names[:] = names
+    for alias in module.input_output_alias.entries:
+        alias.kind = MUST_ALIAS
+    fresh, taken = 1 + max(x.id for c in module.computations for x in (c, *c.instructions)), {p.id for p in parameters}
+    for at, operand in enumerate(root.operand_ids):
+        if operand in taken:
+            copy = body.instructions.add(id=fresh, name=f"copy.{fresh}", opcode="copy", operand_ids=[operand])
+            copy.shape.CopyFrom(root.shape.tuple_shapes[at])
+            root.operand_ids[at] = fresh
+            fresh += 1
+        taken.add(root.operand_ids[at])
+    # an operand comes before its user
+    body.instructions.sort(key=lambda i: i.id == body.root_id)
+    serialized: bytes = module.SerializeToString(deterministic=True)
+    return serialized
+
+
+def input_name(parameter: Any) -> str:
+    """The name of a parameter of a proto; "" if it has none."""
+    return _attribute(parameter, _INPUT)
+
+
+def output_names(root: Any) -> list[str]:
+    """The names of the results of a proto's root."""
+    return _attribute(root, _OUTPUTS).split(",")
+
+
+def _attribute(instruction: Any, key: str) -> str:
+    return next((e.value for e in instruction.frontend_attributes.map if e.key == key), "")

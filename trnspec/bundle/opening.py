@@ -1,7 +1,6 @@
 """`open_bundle`, the way to load a bundle: a file is opened once, hashed while it is read, and used from those bytes.
 
-Files are opened below the folder that was opened first, so a folder that takes its name later is not read, and nothing
-is remembered from one load to the next.
+Files are opened below the folder that was opened first: a folder that takes its name later is not read.
 """
 
 from __future__ import annotations
@@ -68,25 +67,13 @@ class Bundle:
 
     path: Path
     manifest: Manifest
+    files: dict[str, File]
+    plan: BundlePlan
+    graphs: tuple[GraphSpec, ...]
+    spec: BundleSpec
     content: bytes
     signature: bytes | None
     folder: int
-
-    @property
-    def spec(self) -> BundleSpec:
-        return self.manifest.plan.spec
-
-    @property
-    def plan(self) -> BundlePlan:
-        return self.manifest.plan
-
-    @property
-    def graphs(self) -> tuple[GraphSpec, ...]:
-        return self.manifest.plan.graphs
-
-    @property
-    def files(self) -> dict[str, File]:
-        return self.manifest.files
 
     def read(self, name: str) -> bytearray:
         """The bytes of a file; UserError if they are not those that the build wrote."""
@@ -98,17 +85,15 @@ class Bundle:
     def check(self, name: str, content: bytearray | None = None) -> str:
         """Read a file, into `content` if given. Returns how it differs from the manifest, as the end of a sentence."""
         entry, digest, done = self.files[name], hashlib.sha256(), 0
-        buffer = memoryview(bytearray(_PIECE) if content is None else content)
         try:
             with open_regular(name, self.folder) as file:
                 if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
                     return f"has {size} bytes, the manifest says {entry.bytes}"
-                while done < size:
-                    piece = buffer[done if content is not None else 0 :][: min(_PIECE, size - done)]
-                    if not (count := file.readinto(piece)):  # type: ignore[attr-defined]
-                        break
-                    digest.update(piece[:count])
-                    done += count
+                while piece := file.read(min(_PIECE, size - done)):
+                    if content is not None:
+                        content[done : done + len(piece)] = piece
+                    digest.update(piece)
+                    done += len(piece)
         except FileNotFoundError:
             return "is missing"
         except OSError as error:
@@ -133,7 +118,9 @@ def read_bundle(path: Path, key: str | None = None) -> Bundle:
         signature = read_small(path / SIGNATURE, SIGNATURE_BYTES, folder)
         if key := key_of() if key is None else key:
             check_signature(content, signature, key, str(path))
-        bundle = Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, signature, folder)
+        manifest = parse_manifest(content, str(path / MANIFEST))
+        files, plan = manifest.files, manifest.plan
+        bundle = Bundle(path, manifest, files, plan, plan.graphs, plan.spec, content, signature, folder)
     except BaseException:
         os.close(folder)
         raise

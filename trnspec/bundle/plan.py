@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from model.cache import KEY_TILE, cache_shape
 from model.drafter import DraftPass, decoder_collectives
@@ -61,10 +60,10 @@ class BundlePlan:
 
 def make_plan(spec: BundleSpec) -> BundlePlan:
     """The plan of a checked spec."""
-    weights = {part.role: _weights(part, spec) for part in spec.parts}
-    caches = {part.role: _caches(part, spec) for part in spec.parts}
-    target_weights, draft_weights = weights["target"], weights.get("draft", ())
-    both, state = draft_weights + target_weights, caches.get("draft", ()) + _drafter_state(spec) + caches["target"]
+    target_weights, *_draft = (_weights(part, spec) for part in spec.parts)
+    target_caches, *draft_caches = (_caches(part, spec) for part in spec.parts)
+    draft_weights: Tensors = sum(_draft, ())
+    both, state = draft_weights + target_weights, sum(draft_caches, ()) + _drafter_state(spec) + target_caches
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
         prompt = prompt_graph(spec, rows, keys, both, state)
@@ -72,7 +71,7 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
-        without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, caches["target"])
+        without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, target_caches)
         graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *without_drafts)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
@@ -92,7 +91,8 @@ def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) ->
     """
     # a host that drafts sends the drafts with the input ids
     rows = 1 if spec.has_draft else key.k + 1
-    inputs, outputs = _step_inputs(spec, key, rows), tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
+    inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
+    outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
     passes = spec.drafter_type.passes(key.k, spec.k) if key.k or spec.drafter_type.runs_without_drafts else ()
     for filters in (True, False):
         counts = _collectives(spec, passes, filters)
@@ -100,10 +100,6 @@ def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) ->
         yield graph
         if filters and key.k in (0, spec.k):
             yield from (_asking(g, spec) for g in (_split_step(graph, spec) if key.k else (graph,)))
-
-
-def _step_inputs(spec: BundleSpec, key: GraphKey, rows: int) -> Tensors:
-    return tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
 
 
 def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
@@ -115,21 +111,18 @@ def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     passes = drafter.passes(key.k, spec.k)
     verifying = _collectives(spec, tuple(p._replace(samples=0) for p in passes[: drafter.verify_passes]), key.filters)
     drafting = {op: count - verifying[op] for op, count in _collectives(spec, passes, key.filters).items()}
-    yield replace(
-        fused, key=key._replace(stage=Stage.DRAFT), outputs=tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows),
-        collectives=drafting, **_tensors_of(fused, "draft_model."),
-    )  # fmt: skip
-    models = ("target_model.", "draft_model.") if drafter.verify_passes else ("target_model.",)
-    yield replace(
-        fused, key=key._replace(stage=Stage.VERIFY), inputs=_step_inputs(spec, key, fused.rows),
-        collectives=verifying, **_tensors_of(fused, *models, SLOTS),
-    )  # fmt: skip
+    outputs = tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows)
+    draft = replace(fused, key=key._replace(stage=Stage.DRAFT), outputs=outputs, collectives=drafting)
+    yield _with_tensors_of(draft, "draft_model.")
+    inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=fused.rows, L=key.bucket // KEY_TILE)
+    verify = replace(fused, key=key._replace(stage=Stage.VERIFY), inputs=inputs, collectives=verifying)
+    yield _with_tensors_of(verify, "target_model.", "draft_model." if drafter.verify_passes else SLOTS)
 
 
-def _tensors_of(graph: GraphSpec, *prefixes: str) -> dict[str, Any]:
-    """A graph's weights and state whose names begin so."""
-    groups = {"weights": graph.weights, "state": graph.state}
-    return {name: tuple(t for t in group if t.name.startswith(prefixes)) for name, group in groups.items()}
+def _with_tensors_of(graph: GraphSpec, *prefixes: str) -> GraphSpec:
+    """A graph with only the weights and the state whose names begin so."""
+    weights, state = (tuple(t for t in group if t.name.startswith(prefixes)) for group in (graph.weights, graph.state))
+    return replace(graph, weights=weights, state=state)
 
 
 def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
@@ -139,23 +132,17 @@ def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
     sizes = {"B": batch, "N": rows, "W": mask_words(vocabulary), "A": NUM_PENALTY_FIELDS, "M": MAX_BIASES}
     sizes |= {"V": vocabulary} if key.is_prefill else {}
     inputs = graph.inputs + tensor_specs({name: INPUTS[name] for name in FULL_SAMPLING}, **sizes)
-    graph = replace(graph, key=key, inputs=inputs, state=(*graph.state, _counts(spec)))
-    sharded = spec.parts[0].ctx.sharded and spec.tp > 1
+    sharded, outputs = spec.parts[0].ctx.sharded and spec.tp > 1, graph.outputs
     if key.stage is Stage.DRAFT:
         # a draft with a vocabulary of its own needs the counts of ids on other ranks; it has no scores
-        own_ids = getattr(spec.draft_config, spec.draft_config.head_size) < vocabulary
-        return _add_gathers(graph, int(sharded and own_ids))
-    scored = key.rows if key.is_prefill else rows
-    outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=scored, C=COLUMNS)
-    # sharded logits: the ranks gather their best ones, then their sums; else the logits
-    times = blocks(key.rows) if key.is_prefill else 0
-    gathers = 2 * sharded * (1 + times) + times * (not sharded and spec.tp > 1)
-    return _add_gathers(replace(graph, outputs=outputs), gathers)
-
-
-def _add_gathers(graph: GraphSpec, more: int) -> GraphSpec:
-    counts = graph.collectives | {"all-gather": graph.collectives["all-gather"] + more}
-    return replace(graph, collectives=counts)
+        gathers = sharded and getattr(spec.draft_config, spec.draft_config.head_size) < vocabulary
+    else:
+        outputs += tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=key.rows or rows, C=COLUMNS)
+        # sharded logits: the ranks gather their best ones, then their sums; else the logits
+        times = blocks(key.rows) if key.is_prefill else 0
+        gathers = 2 * sharded * (1 + times) + times * (not sharded and spec.tp > 1)
+    counts, state = {"all-gather": graph.collectives["all-gather"] + gathers}, (*graph.state, _counts(spec))
+    return GraphSpec(key, graph.weights, inputs, state, outputs, graph.collectives | counts)
 
 
 def _counts(spec: BundleSpec) -> TensorSpec:

@@ -45,13 +45,12 @@ class EagerGraphs:
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs or on outputs of the last run."""
         out = self._run(key, inputs)
-        assert isinstance(out, StepOutputs)
         self.caches = list(out.target_caches)
-        return out
+        return StepOutputs.of([t.numpy() for t in out.visible])
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         """The candidates of the first half of a step."""
-        return self._run(key, inputs).visible[0]
+        return self._run(key, inputs).visible[0].numpy()
 
     @torch.no_grad()
     def _run(self, key: GraphKey, inputs: StepInputs) -> Outputs:
