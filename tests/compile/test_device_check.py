@@ -60,20 +60,12 @@ def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture
         _check("fourth", lambda out: {}, ("first",)), _check("fifth", pytest.fail, ("second",)),
         _check("sixth", pytest.fail, ("fifth",)),
     ]  # fmt: skip
-    written: list[Any] = []
-
-    def run(check: Check) -> dict[str, Any]:
-        file = tmp_path / "report.json"
-        written.append(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {})
-        return check.run(tmp_path)
-
-    outcomes = run_checks(checks, run, tmp_path)
+    outcomes = run_checks(checks, lambda check: check.run(tmp_path), tmp_path)
     assert [(o["state"], o.get("why")) for o in outcomes.values()] == [
         ("held", None), ("FAILED", "the ids differ"), ("FAILED", "ZeroDivisionError: division by zero"), ("held", None),
         ("not reached", "second did not hold"), ("not reached", "fifth did not hold"),
     ]  # fmt: skip
     assert outcomes["first"]["reports"] == {"us": 3}
-    assert [o["state"] for o in written[1].values()] == ["held", *["not reached"] * 5]
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == outcomes
     assert capsys.readouterr().out.splitlines()[1] == "FAILED      second the ids differ"
 
@@ -172,7 +164,7 @@ def test_a_fault_of_the_device_is_noticed(fault: str, record: Record) -> None:
 def test_drafts_that_are_rejected_and_ids_that_lack_are_noticed(record: Record) -> None:
     with pytest.raises(UserError, match="on the CPU: drafts are rejected"):
         record.compared(lambda request, at, i: i, steps=2)
-    short = [Result(result.ids[:-1], steps=result.steps) for result in record.results]
+    short = [Result(result.ids[:-1]) for result in record.results]
     with pytest.raises(UserError, match="235 ids came, 236 from the CPU"):
         ids.compared(record.spec, record.asked, short, record.results, record.logprob)
 

@@ -184,5 +184,4 @@ def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
     }  # fmt: skip
     alone = {"enable_fused_speculation": False, "speculation_length": 0}
     assert draft["neuron_config"] == written["neuron_config"] | alone
-    # 0.9 takes null for it, 0.6 has no such argument
-    assert "draft_model_cls" not in written["fused_spec_config"]
+    assert "draft_model_cls" not in written["fused_spec_config"], "0.6 has no such argument"
