@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from compile.serve_command import MODEL, check_loadable
 from compile.store import pull, push
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError, run_cli
 from trnspec.bundle.opening import Bundle, read_bundle
 
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("target", metavar="TO", help="push: s3://bucket/folder or a folder; fetch: a local folder")
     for name in ("tp", "batch", "max-len", "k", "lnc"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--drafter", choices=KINDS, required=True)
+    parser.add_argument("--drafter", choices=DRAFTERS, required=True)
     options = parser.parse_args(arguments)
     expected = Expected(*(getattr(options, name) for name in Expected._fields))
     if options.action == "push":

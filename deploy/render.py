@@ -21,7 +21,7 @@ import yaml
 from compile import serve_command
 from compile.neuron.flags import LNC
 from deploy.values import DEFAULTS, NONE, Values, load_values
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError, run_cli
 from trnspec.bundle.signature import VARIABLE
 
@@ -68,7 +68,7 @@ def scope_of(values: Values, variant: str = "speculative") -> dict[str, Any]:
     m, key = values["model"], values["public_key"]
     k, drafter = (m["k"], m["drafter"]) if variant == "speculative" else (0, NONE)
     target, draft = (f"/mnt/bucket/{m[name]}" for name in ("target_folder", "draft_folder"))
-    has_draft = KINDS[drafter].has_model
+    has_draft = DRAFTERS[drafter].has_model
     scope = values | {
         "variant": variant,
         "bundle": values.bundle(variant),

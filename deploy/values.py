@@ -15,7 +15,7 @@ import yaml
 from compile.neuron.flags import LNC
 from compile.spec import BuildSpec
 from model.config import PRESETS
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.dtypes import BY_FLAG
 from model.errors import UserError
 from model.strict import Range, Text, Wrong, read, shown
@@ -87,7 +87,7 @@ _FIELDS: dict[str, Any] = {
     "storage": {"bucket": _BUCKET, "prefix": _FOLDER, "uid": whole(1, 2**31 - 1), "gid": whole(1, 2**31 - 1)},
     "images": {"server": _IMAGE, "tools": _IMAGE, "lm_eval": _IMAGE},
     "model": {
-        "target": one_of(*PRESETS), "drafter": one_of(*(kind for kind in KINDS if kind != NONE)), "draft": _DRAFT,
+        "target": one_of(*PRESETS), "drafter": one_of(*(kind for kind in DRAFTERS if kind != NONE)), "draft": _DRAFT,
         "target_folder": _FOLDER, "draft_folder": _FOLDER, "k": whole(1, MAX_K), "tp": whole(1, MAX_TP),
         "batch": whole(1, 4096), "max_len": whole(1, 1 << 24), "dtype": one_of(*BY_FLAG),
     },
@@ -144,7 +144,7 @@ class Values(dict[str, Any]):
     def bundle(self, variant: str) -> str:
         """The bundle's name: models, shape and version, so that changed values never meet an older bundle."""
         m = self["model"]
-        drafts = m["draft"] if KINDS[m["drafter"]].has_model else m["drafter"]
+        drafts = m["draft"] if DRAFTERS[m["drafter"]].has_model else m["drafter"]
         target, draft = (name.rsplit("/", 1)[-1].lower() for name in (m["target"], drafts))
         shape = f"tp{m['tp']}-b{m['batch']}-s{m['max_len']}-{m['dtype']}"
         pair = f"{target}-{draft}-{shape}-k{m['k']}" if variant == "speculative" else f"{target}-{shape}"
@@ -236,7 +236,7 @@ def _size_faults(values: Values) -> Iterator[str]:
 def _model_faults(values: Values) -> Iterator[str]:
     """A sentence for each fault that compile.build would refuse hours later."""
     m = values["model"]
-    kind, draft, chain = KINDS[m["drafter"]], {m["draft"], m["draft_folder"]}, m["drafter"] == "chain"
+    kind, draft, chain = DRAFTERS[m["drafter"]], {m["draft"], m["draft_folder"]}, m["drafter"] == "chain"
     if kind.has_model and NONE in draft:
         yield f"the drafter {m['drafter']} needs a model; name it as model.draft and model.draft_folder"
     if not kind.has_model and draft != {NONE}:
@@ -245,8 +245,8 @@ def _model_faults(values: Values) -> Iterator[str]:
         yield "model.draft_folder is the target's; name the draft's own folder"
     if chain and m["draft"] not in PRESETS:
         yield f"model.draft is {m['draft']}, and the draft of a chain must be one of {', '.join(PRESETS)}; name one"
-    if kind.limit and m["k"] > kind.limit:
-        yield f"model.k is {m['k']} and the drafter {m['drafter']} drafts at most {kind.limit} in a step; lower it"
+    if kind.max_k and m["k"] > kind.max_k:
+        yield f"model.k is {m['k']} and the drafter {m['drafter']} drafts at most {kind.max_k} in a step; lower it"
     # but for a chain only the draft's folder has its shape
     drafter = {"draft": m["draft"]} if chain else {"drafter": "ngram"}
     try:

@@ -16,14 +16,15 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from model.asks import Asks
 from model.cache import Cache
-from model.drafters import DraftState
+from model.drafter import DraftState
 from model.dtypes import BY_NAME
 from model.filters import Filters
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import TensorSpec
-from model.sampling import Sampling
+from model.logits_processors import LogitsProcessors
+from model.parallel import VocabShard
+from model.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class StepInputs(NamedTuple):
     num_tokens the valid rows of a prompt's chunk, slots its slot; sampling_params are top-k, top-p, temperature; seeds
     two words each; k_limits the most drafts of a step to accept. block_table has the block of each 128 positions, 0
     where there is none; next_prompt_id the id after a prompt's rows, -1 where it is to be drawn. The others are an
-    asking graph's (`model/asks.py`): allowed has for each row a bit for each id that its token may be, id 32 w + b in
+    asking graph's (`model/logits_processors.py`): allowed has for each row a bit for each id that its token may be, id 32 w + b in
     bit b of word w; prompt_token_counts, in a prompt, how often each id has occurred.
     """
 
@@ -80,21 +81,20 @@ class StepInputs(NamedTuple):
         rows = self.input_ids.shape[1] if is_prefill else 0
         return GraphKey(stage, k, bucket, filters, asking, rows)
 
-    def sampling(self, filters: bool = True, counts_B1V: Any = None) -> Sampling:
-        """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter.
-
-        An asking graph has the counts of ids.
-        """
+    def params(self, filters: bool = True) -> SamplingParams:
+        """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
-        kept = Filters(top_k, top_p, self.min_p) if filters else None
-        asks = None if counts_B1V is None else Asks(self.allowed, self.penalties, self.bias_ids, self.bias, counts_B1V)
-        return Sampling(temperature, self.seeds, kept, asks)
+        return SamplingParams(temperature, self.seeds, Filters(top_k, top_p, self.min_p) if filters else None)
+
+    def processors(self, counts_B1V: Any, shard: VocabShard) -> LogitsProcessors:
+        """The sequences' logits processors for a shard's ids, in torch."""
+        return LogitsProcessors.of(self.allowed, self.penalties, (self.bias_ids, self.bias), counts_B1V, shard)
 
 
 class StepOutputs(NamedTuple):
     """The outputs of a graph; `accepted_tokens` is padded with -1. State stays with the device: a host sees none.
 
-    Scores are those of each accepted id, after a prompt those of its ids (`model/scores.py`).
+    Scores are those of each accepted id, after a prompt those of its ids (`model/logprobs.py`).
     """
 
     accepted_tokens: Annotated[Any, Port("B N")]
@@ -147,9 +147,9 @@ def _ports(border: type[NamedTuple]) -> dict[str, Port]:
 
 
 # field -> its declaration, in the graph's order
-INPUTS, OUTPUTS, DRAFTED = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
+INPUTS, OUTPUTS, DRAFT_OUTPUTS = _ports(StepInputs), _ports(StepOutputs), _ports(DraftOutputs)
 # the inputs of asking graphs alone
-ASKS = ("allowed", "penalties", "bias_ids", "bias", "prompt_token_counts")
+FULL_SAMPLING = ("allowed", "penalties", "bias_ids", "bias", "prompt_token_counts")
 
 
 def tensor_specs(ports: dict[str, Port], **sizes: int) -> tuple[TensorSpec, ...]:
@@ -174,6 +174,6 @@ def zeros_of(tensors: Sequence[TensorSpec]) -> StepInputs:
     return StepInputs(**{t.name: np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in tensors})
 
 
-def words_of(vocabulary: int) -> int:
+def mask_words(vocabulary: int) -> int:
     """W: int32 words that hold a bit for each id."""
     return -(-vocabulary // 32)

@@ -22,10 +22,11 @@ class Wrong(ValueError):
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest number."""
+    """The smallest and the largest number, and the unit that it is a multiple of."""
 
     low: float
     high: float
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,10 @@ def _scalar(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
     bounds = next((r for r in rules if isinstance(r, Range)), None)
     if kind in (int, float):
         types_ = (int,) if kind is int else (int, float)
-        low, high = (bounds.low, bounds.high) if bounds else (0, 1 << 53)
-        what = "a whole number" if kind is int else "a number"
-        _expect(type(value) in types_ and low <= value <= high, value, at, f"{what} from {low:g} to {high:g}")
+        low, high, step = (bounds.low, bounds.high, bounds.step) if bounds else (0, 1 << 53, 1)
+        what = f"a multiple of {step}" if step > 1 else "a whole number" if kind is int else "a number"
+        holds = type(value) in types_ and low <= value <= high and (step == 1 or value % step == 0)
+        _expect(holds, value, at, f"{what} from {low:g} to {high:g}")
         return kind(value)
     if kind is bool:
         _expect(type(value) is bool, value, at, "true or false")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.errors import UserError
 from model.strict import Range, Wrong, read
 from serve.drain import end_while_starting

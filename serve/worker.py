@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.errors import UserError
 from model.graph_key import GraphKey
 from model.progress import progress
@@ -109,13 +109,13 @@ class BundleWorker(WorkerBase):
 
     def _banner(self, seconds: float) -> str:
         bundle, spec = self.bundle, self.bundle.spec
-        drafter = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
+        drafter = f"{self.drafter}, {spec.draft}" if spec.has_draft else self.drafter
         ks = ", ".join(map(str, sorted(self.engine.ks())))
         adaptive = "" if self.options.k is not None else ", chosen by measured step times and acceptance"
         blocks = self.vllm_config.cache_config.num_gpu_blocks_override or self.shape.pool
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
-            f"  target   {bundle.title('target')}\n"
+            f"  target   {spec.target}\n"
             f"  drafts   {f'{drafter}, k {ks}{adaptive}' if self.engine.speculative else 'none'}\n"
             f"  slots    {spec.batch}, each of {spec.max_len} tokens, prompt and output together\n"
             f"  blocks   {blocks - 1} of {KEY_TILE} tokens\n"

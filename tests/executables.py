@@ -68,7 +68,9 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
         _written(file, made.serialize())
         return made
 
-    patch.setattr(compile.build, "lower_graphs", lambda spec, graphs: (traced(spec, graph) for graph in graphs))
+    patch.setattr(
+        compile.build, "lower_graphs", lambda spec, graphs: ((graph, traced(spec, graph)) for graph in graphs)
+    )
     patch.setattr(pjrt, "compile_hlo", compile_hlo)
 
 

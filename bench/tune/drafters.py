@@ -27,9 +27,10 @@ from bench.table import markdown
 from bench.tune import choose, passes, published
 from bench.tune.choose import TARGET, Setup
 from bench.tune.regimes import REGIMES
-from model.drafters.registry import KINDS, NONE
+from model.drafter import Drafter
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError
-from model.scores import TOP
+from model.logprobs import TOP
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.trn2 import TRN2
 
@@ -151,7 +152,7 @@ def draft_us(known: Known, setup: Setup, chip: Chip) -> float:
     if known.drafter == "dflash":
         return dflash_us(setup, chip, known.k, known.model == MARKOV)
     total = 0.0
-    for number, made in enumerate(KINDS[known.drafter].passes(known.k, known.k)):
+    for number, made in enumerate(DRAFTERS[known.drafter].passes(known.k, known.k)):
         if known.drafter == "eagle3":
             total += eagle3_us(setup, chip, made.rows, first=not number)
         else:
@@ -176,7 +177,7 @@ def possible(setup: Setup, known: Sequence[Known] = KNOWN) -> list[Known]:
 
 def _rows(known: Known) -> int:
     """The rows of a sequence in the largest pass of its drafter."""
-    return max((made.rows for made in KINDS[known.drafter].passes(known.k, known.k)), default=0)
+    return max((made.rows for made in DRAFTERS[known.drafter].passes(known.k, known.k)), default=0)
 
 
 def row(known: Known, setup: Setup, chip: Chip | None = None) -> dict[str, Any]:
@@ -203,10 +204,10 @@ def answers(
         rows = [
             row(one, replace(at, draft_tp=degree), of_law)
             for one in possible(at, known)
-            for degree in (degrees if KINDS[one.drafter].has_model else [at.draft_tp])
+            for degree in (degrees if DRAFTERS[one.drafter].has_model else [at.draft_tp])
         ]
         for workload in dict.fromkeys(r["workload"] for r in rows):
-            off = row(Known(NONE.name, "", 0, 1.0, workload, False, "no drafts"), at, of_law)
+            off = row(Known(Drafter.name, "", 0, 1.0, workload, False, "no drafts"), at, of_law)
             for evidence, assumed in (("published", (False,)), ("with assumptions", (False, True))):
                 mine = [r for r in rows if r["workload"] == workload and r["assumed"] in assumed]
                 if mine and assumed[-1] in {r["assumed"] for r in mine}:

@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
+
+from model.cache import KEY_TILE, AttentionMetadata
+from nki_kernels.limits import CHUNK
 
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
@@ -56,6 +60,16 @@ class Launch:
         groups = self.arguments[_GROUPS] if self.kernel == LAYERS else None
         ranks = tuple(tuple(map(operator.index, group)) for group in groups or ())
         return (2 * len(self.arguments[1]) if ranks else 0), ranks
+
+
+def like(x: Tensor) -> Result:
+    """A result of a tensor's shape and dtype."""
+    return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+
+
+def padded_table(meta: AttentionMetadata) -> Tensor:
+    """The block table, padded with block 0 to the chunks of keys that attention's kernels read."""
+    return F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
 
 
 Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]

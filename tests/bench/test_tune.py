@@ -20,7 +20,7 @@ from bench.tune.acceptance import Acceptance, at_rate, from_steps, tokens
 from bench.tune.choose import Setup
 from bench.tune.drafters import KNOWN, Known
 from bench.tune.passes import Pass, collective_us
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.schedule import schedule
@@ -323,7 +323,7 @@ def test_acceptance_of_the_demo_is_billed_at_the_sizes_of_the_32b(tmp_path: Path
 
 def test_what_is_assumed_says_so() -> None:
     assert {k.drafter for k in KNOWN if not k.assumed} == {"chain", "eagle3", "dflash"}
-    assert all(k.source and 1 < k.tokens <= k.k + 1 and k.drafter in KINDS for k in KNOWN)
+    assert all(k.source and 1 < k.tokens <= k.k + 1 and k.drafter in DRAFTERS for k in KNOWN)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compile.spec import BuildSpec, Recipe
 from model.config import config_from_dict
-from model.drafters.registry import model_of
+from model.drafters.registry import drafter_of
 from model.packing import Packing
 from model.weights import RANK
 from trnspec.bundle.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-_OF_RECIPE = ("draft_tp", "blocks", "chunks", "layers", "toolchain", "compiler_flags", "compiler_input")
+_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags")
 
 
 def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:
@@ -63,11 +63,10 @@ def write_noisy_pair(base: Path) -> Path:
 def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     """A spec of the pair that write_pair(base) has written, of its target alone for k 0; fields of a recipe by name.
 
-    Prompts run in chunks of 32 rows alone, for each size is a graph to trace. With `chunks=()` they have those that
-    every bundle has, as they do with NKI kernels, which take no such chunk.
+    Prompts run in chunks of 128 rows only, for each size is a graph to trace. With `chunks=()` they have those of every
+    bundle.
     """
-    recipe: dict[str, Any] = {} if changes.get("kernels") == "nki" else {"chunks": (32,)}
-    recipe |= {n: changes.pop(n) for n in _OF_RECIPE if n in changes}
+    recipe: dict[str, Any] = {"chunks": (128,)} | {n: changes.pop(n) for n in _OF_RECIPE if n in changes}
     values: dict[str, Any] = {
         "target": str(base / "target"), "tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32",
         "out": str(base / out), "recipe": Recipe(**recipe),
@@ -81,8 +80,8 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
-        weight.ours: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
-        for weight in model_of(checkpoint.config).weights(checkpoint.config, packing)
+        weight.name: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
+        for weight in drafter_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
 

@@ -12,7 +12,7 @@ from compile.neuron.flags import LNC
 from deploy import values as module
 from deploy.render import main
 from deploy.values import DEFAULTS, INSTANCES, check, load_values
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.errors import UserError
 from tests.deploy.rendered import FILLED, OURS, SET, values_of
 
@@ -126,14 +126,14 @@ def test_values_beside_them_are_taken(key: str) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTS)
 def test_every_drafter_is_a_value_and_the_vendors_engine_loads_chains_only(drafter: str) -> None:
-    assert {*DRAFTS, "none"} == KINDS.keys()
-    folder = "checkpoints/drafter" if KINDS[drafter].has_model else "none"
+    assert {*DRAFTS, "none"} == DRAFTERS.keys()
+    folder = "checkpoints/drafter" if DRAFTERS[drafter].has_model else "none"
     model = (f"model.drafter={drafter}", f"model.draft={DRAFTS[drafter]}", f"model.draft_folder={folder}")
     values_of(*OURS, *model)
     if drafter != "chain":
         with pytest.raises(UserError, match=f"cannot load the drafter {drafter}"):
             values_of(*model)
-    if limit := KINDS[drafter].limit:
+    if limit := DRAFTERS[drafter].limit:
         with pytest.raises(UserError, match=f"drafts at most {limit} in a step"):
             values_of(*OURS, *model, f"model.k={limit + 1}")
 

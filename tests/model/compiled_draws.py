@@ -14,16 +14,16 @@ from torch import Tensor
 from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.asks import Asks
+from model.approx_filters import approximate
 from model.filters import Filters
-from model.graph_io import words_of
+from model.graph_io import mask_words
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
+from model.logits_processors import unpacked
 from model.nki import custom_calls
-from model.nki.backing import backing_of
-from model.parallel import Shard
-from model.rough_filters import roughly
-from model.sampling import Sampling
+from model.nki.context import make_context
+from model.parallel import VocabShard
+from model.sampling import SamplingParams
 from tests.model.sampler_oracle import Row
 from trnspec.bundle import hlo
 from trnspec.runtime import pjrt
@@ -43,21 +43,23 @@ def drawing(
     rough: bool = False,
 ) -> Draws:
     """A function of `rows` rows to the ids that a compiled graph draws for them; a draft's draws if `rough`."""
-    kernels, ops, width = backing_of(backing, launch_in_graph).kernels, TracedOps(tp), vocabulary // tp
+    ctx, width = make_context(backing, tp, TracedOps(tp), launch_in_graph), vocabulary // tp
 
     def run(logits: Tensor, start: Tensor, numbers: Tensor, seeds: Tensor, positions: Tensor, words: Tensor) -> Tensor:
         temperature, *of_filters = numbers.unbind(-1)
-        asks = _masks_alone(words, logits) if masks else None
-        asked = Sampling(temperature, seeds, Filters(*of_filters) if filters else None, asks)
-        draw = kernels.prepare(ops, asked, positions, Shard(start, width))
-        return kernels.coupled_sample(ops, logits, roughly(draw) if rough else draw).merged()
+        params, own = SamplingParams(temperature, seeds, Filters(*of_filters) if filters else None), VocabShard(start, width)
+        if masks:
+            allowed = unpacked(words[:, None])[:, 0].index_select(1, own.ids_V) > 0
+            logits = torch.where(allowed, logits, float("-inf"))
+        noise = ctx.gumbel_noise(seeds, positions[:, 0], own)
+        return ctx.sample(logits, approximate(params) if rough else params, noise, own).token_ids()
 
     def traced(*arrays: jax.Array) -> Any:
         return interop.call_torch(run, *arrays)
 
     numbers, whole = np.float32, np.int32
     shapes = [((rows, width), numbers), ((1, 1), whole), ((rows, 4), numbers), ((rows, 2), whole), ((rows, 1), whole)]
-    shapes.append(((rows, words_of(vocabulary)), whole))
+    shapes.append(((rows, mask_words(vocabulary)), whole))
     with torch.no_grad():
         lowered = jax.jit(traced, keep_unused=True).lower(*(jax.ShapeDtypeStruct(*s) for s in shapes))
     module: Any = lowered.compiler_ir("hlo")
@@ -88,14 +90,6 @@ def drawing(
         return list(of_ranks[0])
 
     return draws
-
-
-def _masks_alone(words_RW: Tensor, logits_RV: Tensor) -> Asks:
-    """Requests that forbid ids and ask for nothing else."""
-    none_R1 = torch.zeros_like(logits_RV[:, :1])
-    asked_R4 = torch.cat((none_R1, none_R1, none_R1 + 1, none_R1), 1)
-    counts_R1V = torch.zeros_like(logits_RV).to(torch.int32).unsqueeze(1)
-    return Asks(words_RW[:, None], asked_R4, torch.full_like(words_RW[:, :1], -1), none_R1, counts_R1V)
 
 
 def _numbers(cases: Sequence[Row]) -> np.ndarray:

@@ -13,7 +13,7 @@ from tests.model.compiled_draws import Draws, drawing
 from tests.model.sampler_oracle import Row, may_draw
 from trnspec.engine.request import Params
 
-pytestmark = pytest.mark.released_code
+pytestmark = [pytest.mark.released_code, pytest.mark.slow]
 ROWS, V = 32, 206
 TEMPERATURES = (0.0, 1e-300, 0.01, 0.05, 0.3, 0.7, 1.0, 1.7, 30.0, 1e4, 1e10, 1e30)
 TOP_K = (0, 0, 1, 2, 17, V, (1 << 24) - 1)

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from model.asks import BIASES, Asked, Asks, allowed_ids
 from model.errors import UserError
-from model.graph_io import words_of
+from model.graph_io import mask_words
 from model.kernels import Kernels
 from model.ops import EAGER, Ops
 from model.parallel import Shard
 from model.sampling import Draws, Sampling, coupled_sample
-from model.scores import TOP
+from model.logprobs import TOP
 from tests.model.family import V
 from tests.model.family import graphs as graphs_of
 from tests.model.ranks import RankOps, on_ranks
@@ -51,7 +51,7 @@ def some(count: int, seed: int, share: float = 0.3) -> list[bool]:
 def test_a_shard_reads_its_own_bits(vocabulary: int, ranks: int) -> None:
     masks = [some(vocabulary, seed) for seed in range(3)]
     words_BW = torch.from_numpy(np.stack([words(mask) for mask in masks]))
-    assert words_BW.shape[1] == words_of(vocabulary)
+    assert words_BW.shape[1] == mask_words(vocabulary)
     width = vocabulary // ranks
     shards = [Shard(torch.tensor([[r * width]], dtype=torch.int32), width) for r in range(ranks)]
     parts = [allowed_ids(words_BW.unsqueeze(1), shard, 3) for shard in shards]

@@ -15,13 +15,13 @@ import torch
 from bench.eager import Eager
 from model.backing import REFERENCE
 from model.cache import Cache, empty_caches
-from model.drafters import Drafter
+from model.drafter import Drafter
 from model.drafters.chain import Chain
-from model.drafters.registry import KINDS
+from model.drafters.registry import DRAFTERS
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.nki import simulated
-from model.nki.backing import backing_of
+from model.nki.context import make_context
 from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
@@ -44,7 +44,7 @@ def _made(drafter: str, blocks: int) -> tuple[Eager, Shape]:
     target, drafting, kept = DRAFTERS[drafter]()
     target.taps = drafting.taps
     pair, last = Pair(target, drafting, EAGER, LENGTH), K * (drafter == "parallel")
-    apart = drafter in KINDS and KINDS[drafter].apart
+    apart = drafter in DRAFTERS and DRAFTERS[drafter].apart
     shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, blocks, prompts=PROMPTS, kept=last, apart=apart)
     return Eager(pair, kept, blocks, apart), shape
 

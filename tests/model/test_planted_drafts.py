@@ -12,21 +12,19 @@ import pytest
 import torch
 
 from bench.demo import prompts, request
-from bench.eager import Eager
 from demo.dflash import BLOCK
 from demo.dflash import load_draft as trained_draft
 from demo.drafter import target_pass
 from demo.models import load
 from model.drafters.dflash import DFlash
-from model.scores import TOP
+from model.logprobs import TOP
 from model.speculative import Pair
-from model.window import Window
-from tests.model.drafted import steps
-from tests.model.test_dflash import pair_of
+from tests.model.drafted import pair_of, steps
+from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Shape
 
-LENGTH, BATCH, TOKENS, K = 128, 8, 24, 7
+LENGTH, BATCH, TOKENS, K = 128, 8, 16, 7
 DRAFTS = ("draft_dflash", "draft_dspark")
 
 
@@ -39,7 +37,7 @@ def _rows_off_by_one(pair: Pair, drafter: DFlash) -> None:
 
 
 def _layers_off_by_one(pair: Pair, drafter: DFlash) -> None:
-    pair.target_model.taps = tuple(tap - 1 for tap in drafter.taps)
+    pair.target_model.taps = drafter.taps = tuple(tap - 1 for tap in drafter.taps)
 
 
 def _causal(pair: Pair, drafter: DFlash) -> None:
@@ -47,19 +45,17 @@ def _causal(pair: Pair, drafter: DFlash) -> None:
 
 
 def _stale_context(pair: Pair, drafter: DFlash) -> None:
-    drafter.keep = lambda verified, state: state  # type: ignore[method-assign]
+    drafter.update = lambda result, state: state  # type: ignore[method-assign]
 
 
 def _noise_of_the_next_position(pair: Pair, drafter: DFlash) -> None:
-    draw = drafter.draw
+    propose = drafter.propose
 
-    def wrong(ops: Any, asked: Any, window: Window, of_target: Any, shard: Any) -> Any:
-        placement = window.placement
-        later = window._replace(placement=placement._replace(positions_BN=placement.positions_BN + 1))
-        of_later = drafter.model.kernels.prepare(ops, asked, later.drawn_BN, shard)
-        return draw(ops, asked, later, of_later, shard)
+    def wrong(rows: Any, ids: Any, params: Any, noise_BNV: Any, state: Any) -> Any:
+        noise_BNV = drafter.model.noise(params.seed_R2, rows.sample_positions_BN + 1)
+        return propose(rows, ids, params, noise_BNV, state)
 
-    drafter.draw = wrong  # type: ignore[method-assign]
+    drafter.propose = wrong  # type: ignore[method-assign]
 
 
 Fault = Callable[[Pair, DFlash], None]
@@ -72,13 +68,13 @@ NEARLY: list[Fault] = [_layers_off_by_one, _causal]
 @functools.cache
 def tokens_a_step(draft: str, fault: Fault | None) -> float:
     """Of the demo's prompts at temperature 0.6."""
-    pair, pool = pair_of(Path("demo/target"), Path("demo") / draft, LENGTH), 1 + BATCH
+    pair, pool = pair_of(Path("demo/target"), Path("demo") / draft), 1 + BATCH
     drafter = pair.drafter
     assert isinstance(drafter, DFlash)
     if fault:
         fault(pair, drafter)
-    engine = Engine(Eager(pair, (), pool), Shape((K,), BATCH, LENGTH, (LENGTH,), 2048, pool))
-    results = engine.run(request(p, Params(0.6, top_p=0.95, seed=n), TOKENS) for n, p in enumerate(prompts(2)))
+    engine = Engine(EagerGraphs(pair, (), pool, BATCH), Shape((K,), BATCH, LENGTH, (LENGTH,), 2048, pool))
+    results = engine.run(request(p, Params(0.6, top_p=0.95, seed=n), TOKENS) for n, p in enumerate(prompts(3)))
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)
 
 
@@ -97,14 +93,14 @@ def test_a_planted_fault_is_seen_in_acceptance(draft: str, fault: Fault) -> None
 @pytest.mark.parametrize("fault", [None, *NEARLY], ids=_name)
 @torch.no_grad()
 def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int, fault: Fault | None) -> None:
-    """The blocks of a training pass are the blocks of inference, whose walk knows a row's best ids."""
+    """The blocks of a training pass are the blocks of inference, whose decoding knows a row's best ids."""
     target, draft = Path("demo/target"), Path("demo") / name
     theirs, _ = load(target)
     trained, pair, farthest = trained_draft(draft, theirs), pair_of(target, draft), 0.0
     assert isinstance(pair.drafter, DFlash)
     if fault:
         fault(pair, pair.drafter)
-    for step in steps(pair, (), k, 3):
+    for step in steps(pair, (), k, 2):
         for drafted in step:
             ids = drafted.known + drafted.drafts + [0] * BLOCK
             seen, anchors = target_pass(theirs, torch.tensor([ids])), torch.tensor([len(drafted.known) - 1, 1])
@@ -114,6 +110,6 @@ def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int,
             # the first draft's best ids are known with the bias
             candidates_kC = torch.cat((biased_kV[:1], drafted.logits[1:])).topk(TOP).indices
             biased_kC = biased_kV.gather(1, candidates_kC)
-            walked = candidates_kC.gather(1, biased_kC.argmax(-1, keepdim=True))[:, 0].tolist()
-            assert fault or drafted.drafts == walked
+            decoded = candidates_kC.gather(1, biased_kC.argmax(-1, keepdim=True))[:, 0].tolist()
+            assert fault or drafted.drafts == decoded
     assert farthest > 0.1 if fault else farthest < 1e-3

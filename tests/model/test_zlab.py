@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.cache import Placement, empty_caches
 from model.drafters.dflash import DFlashModel
-from model.parallel import ONE_RANK
 from tests.compile.tiny import write_model
+from tests.model.drafted import pair_of
 from tests.model.heads import write_block
-from tests.model.test_dflash import MASK, pair_of
+from tests.model.paged import empty, rows
+from tests.model.test_dflash import MASK
 
 PYTHON = os.environ.get("TRNSPEC_ZLAB_PYTHON", "")
 LENGTH, BLOCK = 128, 6
@@ -43,17 +43,16 @@ def test_rows_are_those_of_zlab(tmp_path: Path) -> None:
     subprocess.run([PYTHON, "tests/model/run_zlab.py", str(folder)], check=True, timeout=300)
     theirs = load_file(folder / "rows.safetensors")
 
-    keys_S, caches = torch.arange(LENGTH), empty_caches(model.config, ONE_RANK, 1, LENGTH, torch.float32)
-    caches = model.context(states_1SF[:, : POSITIONS[0]], caches, Placement(keys_S[None, : POSITIONS[0]], keys_S))
+    caches = empty(model.config, 1, LENGTH)
+    caches = model.context(states_1SF[:, : POSITIONS[0]], caches, rows(0, POSITIONS[0], 1, LENGTH))
     for n, position in enumerate(POSITIONS):
-        positions_1N = position + torch.arange(BLOCK, dtype=torch.int32)[None]
-        placement = Placement(positions_1N, keys_S)
-        passed = model.hidden(ids_1N, caches, placement._replace(last_B1=positions_1N[:, -1:]))
-        rows = model.norm(passed.x_BNE)[0]
-        assert torch.allclose(rows, theirs[str(n)], atol=1e-4, rtol=0)
-        assert torch.equal(model.lm_head(rows).argmax(-1), model.lm_head(theirs[str(n)]).argmax(-1))
+        meta = rows(position, position + BLOCK, 1, LENGTH)
+        x_1NE, caches, _ = model.hidden(ids_1N, caches, meta._replace(attend_to_B1=meta.positions_BN[:, -1:]))
+        ours = model.norm(x_1NE)[0]
+        assert torch.allclose(ours, theirs[str(n)], atol=1e-4, rtol=0)
+        assert torch.equal(model.lm_head(ours).argmax(-1), model.lm_head(theirs[str(n)]).argmax(-1))
         # rows behind those that are kept hold garbage
         verified_1NF = states_1SF[:, position : position + BLOCK].clone()
         kept = POSITIONS[n + 1] - position if n + 1 < len(POSITIONS) else BLOCK
         verified_1NF[:, kept:] = 1e3
-        caches = model.context(verified_1NF, passed.caches, placement)
+        caches = model.context(verified_1NF, caches, meta)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.asks import FORBIDDEN
-from model.attention import KEY_TILE
+from model.logits_processors import FORBIDDEN
+from model.cache import KEY_TILE
 from model.errors import UserError
-from model.graph_io import StepInputs, StepOutputs, words_of
+from model.graph_io import StepInputs, StepOutputs, mask_words
 from model.graph_key import GraphKey, Stage
-from model.scores import TOP
+from model.logprobs import TOP
 from trnspec.engine import ngram
 from trnspec.engine.blocks import Blocks
 from trnspec.engine.masked import followed, masks, run_halves, walks_of
@@ -79,7 +79,7 @@ class Engine:
         self.runner, self.shape, self.speculative = runner, shape, speculative and shape.k > 0
         self.step_k: StepK = (step_k or Always(shape.k)) if self.speculative else Always(0)
         self.propose = (propose or by_ngram) if shape.host_drafts and self.speculative else None
-        self.slots, self.words = SlotTable(shape.batch), words_of(shape.vocabulary)
+        self.slots, self.words = SlotTable(shape.batch), mask_words(shape.vocabulary)
         # the free blocks; None where they are given with each request
         self.blocks = Blocks(shape.pool) if owns_blocks else None
         self._waiting: deque[tuple[int, Request]] = deque()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.errors import UserError
-from model.graph_io import words_of
+from model.graph_io import mask_words
 
 if TYPE_CHECKING:
     from trnspec.engine.request import Request
@@ -85,7 +85,7 @@ def limited(request: Request, vocabulary: int) -> Allowed | None:
 
 def mask_of(ids: Iterable[int], vocabulary: int) -> np.ndarray:
     """The mask that allows these ids."""
-    bits = np.zeros(32 * words_of(vocabulary), np.uint8)
+    bits = np.zeros(32 * mask_words(vocabulary), np.uint8)
     bits[list(ids)] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
 from trnspec.engine.engine import Engine, Event

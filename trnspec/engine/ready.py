@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.graph_io import StepInputs, zeros_of
 from model.graph_key import GraphKey, Stage
 from trnspec.bundle.opening import Bundle
@@ -56,7 +56,7 @@ def shape_of(bundle: Bundle, platform: str = "cpu") -> Shape:
         spec.pool,
         spec.host_drafts,
         spec.prompts if on_cpu or not whole else tuple(whole),
-        spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
+        spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0,
         False,
         _BESIDE_CPU if on_cpu else _BESIDE_DEVICE,
     )

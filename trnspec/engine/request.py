@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from model.asks import BIASES
-from model.attention import KEY_TILE
+from model.logits_processors import MAX_BIASES
+from model.cache import KEY_TILE
 from model.errors import UserError
 from model.graph_key import GraphKey
-from model.scores import TOP
+from model.logprobs import TOP
 from trnspec.engine.masks import Allowed
 
 _WORD = 1 << 32
@@ -282,8 +282,8 @@ def _check_asked(shape: Shape, request: Request) -> None:
             raise UserError(f"{name} is {count!r}; it must be a count of at most {TOP}")
     if params.min_tokens > request.max_new_tokens:
         raise UserError(f"min-tokens is {params.min_tokens}, above max-new-tokens {request.max_new_tokens}; lower it")
-    if len(params.logit_bias) > BIASES:
-        raise UserError(f"logit-bias has {len(params.logit_bias)} ids; it may have {BIASES}")
+    if len(params.logit_bias) > MAX_BIASES:
+        raise UserError(f"logit-bias has {len(params.logit_bias)} ids; it may have {MAX_BIASES}")
     words = [tuple(word) for word in params.bad_words]
     if not all(words):
         raise UserError("bad-words holds an empty one; leave it out")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.asks import BIASES, IN_PROMPT
-from model.attention import KEY_TILE
-from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
+from model.logits_processors import MAX_BIASES, PROMPT_FLAG
+from model.cache import KEY_TILE
+from model.graph_io import StepInputs, StepOutputs, mask_words, zero_inputs
 from model.sampling import NO_ID
 from trnspec.engine.masks import Allowed, Walk, masks_of_rows
 from trnspec.engine.request import ERROR, NO_DRAW, Chunk, Params, Request, Result, Score, Shape
@@ -200,7 +200,7 @@ def prompt_inputs(slot: Slot, chunk: Chunk, shape: Shape) -> StepInputs:
     _set(inputs, 0, slot.request)
     if not slot.request.asking:
         return inputs
-    words, last = words_of(shape.vocabulary), chunk.last == slot.known
+    words, last = mask_words(shape.vocabulary), chunk.last == slot.known
     # the token after a chunk that is not the last one is dropped
     walks = {0: Walk(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
     allowed, counts = masks_of_rows(walks, 1, 1, words), _prompt_token_counts(slot, shape.vocabulary)
@@ -215,7 +215,7 @@ def _row(slot: Slot, count: int) -> list[int]:
 def _prompt_token_counts(slot: Slot, vocabulary: int) -> np.ndarray:
     """(1, V) how often each id is among the drawn ones, and whether it is in the prompt."""
     counts_V = np.bincount(slot.result.ids, minlength=vocabulary).astype(np.int32)
-    counts_V[list(slot.request.ids)] += IN_PROMPT
+    counts_V[list(slot.request.ids)] += PROMPT_FLAG
     return counts_V[None]
 
 
@@ -240,7 +240,7 @@ def _asked(requests: Sequence[Request | None]) -> dict[str, np.ndarray]:
     """An asking graph's inputs of requests, beside their masks; None for an idle row."""
     batch = len(requests)
     asked = np.tile(np.array([*Params().penalties, 0], np.float32), (batch, 1))
-    bias_ids, bias = np.full((batch, BIASES), -1, np.int32), np.zeros((batch, BIASES), np.float32)
+    bias_ids, bias = np.full((batch, MAX_BIASES), -1, np.int32), np.zeros((batch, MAX_BIASES), np.float32)
     for row, request in enumerate(requests):
         if request is not None:
             params = request.params
