@@ -48,19 +48,20 @@ check: install
 # pages, tables and pictures that commands print: drawn again, and an error if one was out of date
 docs: install
 	$(RUN) -m compile.device_check --page > docs/device_checks.md
-	$(RUN) -m bench.reproduce --report
 	$(RUN) -m bench.wall --show bench/results/speedup.json --readme
-	$(RUN) -m bench.wall --show bench/results/drafters_wall.json --picture bench/results/drafters_wall.svg
 	$(RUN) -m bench.kernels --only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --picture docs/pictures/timeline.svg
 	$(RUN) -m bench.kernels --only decode_layers_kernel/32B-tp32-B4-N8-S1024-L2-lnc2 --picture docs/pictures/layers.svg
-	git diff --exit-code --stat docs README.md bench/results
+	git diff --exit-code --stat docs README.md
 
 # damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes
 hostile: install
 	$(RUN) -m tests.hostile
 
-bench: install
-	$(RUN) -m bench.wall --out bench/results/speedup.json --readme
+# the files of bench/results that need no server: wall time and accepted drafts of the demo pair, the article's claims
+bench: build
+	$(RUN) -m bench.wall --bundle $(DEMO) --out bench/results/speedup.json --readme
+	$(RUN) -m bench.tune.trace --folder $(BUNDLES)/trace --out bench/results/acceptance.json
+	$(RUN) -m bench.tune --article --out bench/results/article.md
 
 # vLLM has an environment of its own; see serve/install.sh
 $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
@@ -70,7 +71,7 @@ $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt 
 
 serve-environment: $(SERVE)/.installed
 
-# beside the server: lm-eval, a router of vLLM's, and pandas, which `vllm bench serve` reads prompts with
+# lm-eval, a router of vLLM's, and pandas, which `vllm bench serve` reads prompts with
 $(SERVE)/.clients: $(SERVE)/.installed
 	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt 'lm-eval[api]' pandas vllm-router
 	touch $@
@@ -122,7 +123,7 @@ device-install:
 	$(DEVICE_PYTHON) -c "import torch" || $(DEVICE_PYTHON) -m pip install 'torch>=2.9,<2.15'
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
-# two servers of the demo pair under load by `vllm bench serve`, behind the gate of token identity
+# servers of the demo pair, of its target and of stock vLLM under load by `vllm bench serve`, after the gate of token identity
 serve-report: $(SERVE)/.clients
 	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 

@@ -1,4 +1,4 @@
-"""The gate of token identity: equal answers pass, one forged id is found and placed, and what is asked is varied."""
+"""The gate of token identity: equal answers pass, a forged id is found and placed, and requests are of every kind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench import demo, gate
+from bench.serving.servers import Endpoint
 from model.errors import UserError
 from tests.bench.endpoint import endpoint
 from trnspec.llm import LLM
@@ -18,36 +19,32 @@ from trnspec.llm import LLM
 def test_the_requests_are_of_every_kind() -> None:
     asked = gate.questions(200)
     params = [q.params for q in asked]
-    assert {q.limit for q in asked} == {None, 0, 1}
+    assert {q.k_limit for q in asked} == {None, 0, 1}
     for values in ({p.temperature for p in params}, {p.top_k for p in params}, {p.min_p for p in params}):
         assert len(values) > 1
     assert {p.filter for p in params} == {True, False}
-    assert len({q.text for q in asked}) > len(demo.prompts()), "some are a text and the beginning of its copy"
+    assert len({q.text for q in asked}) > len(demo.prompts()), "some are three prompts and the beginning of their copy"
     assert gate.questions(200) == asked != gate.questions(200, seed=1)
 
 
 @pytest.mark.parametrize(
-    ("alone", "speculative", "at"),
+    ("baseline", "speculative", "at"),
     [([1, 2, 3], [1, 9, 3], 1), ([1, 2, 3], [1, 2], 2), ([1], [1, 2], 1), ([4], [5], 0)],
     ids=["differs", "shorter", "longer", "first"],
 )
-def test_the_first_difference_is_placed(alone: list[int], speculative: list[int], at: int) -> None:
-    (found,) = gate.differences([[7], alone], [[7], speculative])
-    assert (found.question, found.at, found.before) == (1, at, alone[:at])
-    assert not gate.differences([alone], [alone])
+def test_the_first_difference_is_placed(baseline: list[int], speculative: list[int], at: int) -> None:
+    (found,) = gate.differences([[7], baseline], [[7], speculative])
+    assert (found.question, found.at, found.before) == (1, at, baseline[:at])
+    assert not gate.differences([baseline], [baseline])
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return demo.bundle(tmp_path_factory.mktemp("gate") / "pair", "chain", 3, batch=2, max_len=128)
-
-
+@pytest.mark.slow
 def test_the_demo_pair_passes_and_a_forged_id_is_found_and_weighed(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "gate.json"
-    flags = ["--bundle", str(pair), "--requests", "4", "--tokens", "6", "--out", str(file)]
-    gate.main([*flags, "--seed", "3"])
+    pair, file = demo.bundle(tmp_path / "pair", "chain", 3, batch=2, max_len=128), tmp_path / "gate.json"
+    flags = ["--bundle", str(pair), "--requests", "4", "--tokens", "6", "--out", str(file), "--seed", "3"]
+    gate.main(flags)
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["requests"], row["differences"], row["dtype"]) == (4, [], "fp32")
     assert row["tokens_per_step"] > 1
@@ -62,17 +59,13 @@ def test_the_demo_pair_passes_and_a_forged_id_is_found_and_weighed(
 
     monkeypatch.setattr(LLM, "generate", forged)
     with pytest.raises(SystemExit, match="1"):
-        gate.main([*flags, "--seed", "3", "--checkpoint", str(demo.TARGET)])
+        gate.main([*flags, "--checkpoint", str(demo.TARGET)])
     ((found,),) = (row["differences"] for row in json.loads(file.read_text())["rows"])
-    assert found["alone"][0] == found["speculative"][0] ^ 1
+    assert found["baseline"][0] == found["speculative"][0] ^ 1
     assert found["at"] == len(found["before"])
     assert "logits apart by" in capsys.readouterr().out
-
-
-def test_a_target_alone_is_not_compared_with_itself(tmp_path: Path) -> None:
-    alone = demo.bundle(tmp_path / "alone", "none", 0, max_len=128)
-    with pytest.raises(UserError, match="give the bundle of a pair"):
-        gate.main(["--bundle", str(alone), "--requests", "3"])
+    with pytest.raises(UserError, match="128"):
+        gate.main([*flags, "--tokens", "128"])
 
 
 def _ids(body: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +90,27 @@ def test_two_servers_are_compared_by_ids(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_an_endpoint_without_ids_is_compared_by_characters_and_a_dead_one_is_one_sentence() -> None:
     with endpoint(lambda body: {"text": "same"}) as first, endpoint(lambda body: {"text": "some"}) as second:
-        ends = [gate.Endpoint(address, "m") for address in (first, second)]
+        ends = [Endpoint(address, "m") for address in (first, second)]
         (found, *_) = gate.of_endpoints(*ends, gate.questions(3), 4)["differences"]
-    assert (found["at"], found["alone"][:3]) == (1, ["a", "m", "e"])
+    assert (found["at"], found["baseline"][:3]) == (1, ["a", "m", "e"])
     with pytest.raises(UserError, match="gave no completion"):
-        gate.main(["--baseline", "http://127.0.0.1:1", "--speculative", "x", "--requests", "3"])
+        gate.main(["--baseline", "http://127.0.0.1:1", "--speculative", "http://127.0.0.1:1", "--requests", "3"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["--baseline", "a"], ["--bundle", "a", "--drafters"]])
+@pytest.mark.parametrize("arguments", [[], ["--baseline", "http://a"], ["--bundle", "a", "--baseline", "http://a"]])
 def test_one_comparison_is_asked_for(arguments: list[str]) -> None:
-    with pytest.raises(UserError, match="there is nothing to compare"):
+    with pytest.raises(UserError, match="one comparison is made"):
         gate.main(arguments)
+
+
+def test_wrong_options_are_refused_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value, said in (
+        ("--baseline", "ftp://a", "give an address such as"),
+        ("--requests", "0", "a number from 1"),
+        ("--out", str(tmp_path), "is not a regular file"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            gate.main([option, value])
+        assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match="no checkpoint"):
+        gate.main(["--bundle", "a", "--checkpoint", str(tmp_path)])

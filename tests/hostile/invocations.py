@@ -236,22 +236,34 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --traces {tmp}/binary
         --traces {tmp}/empty-file
         --traces {tmp}/config-number/config.json
+        --limit-ms nan
+        --limit-ms -1
+        --batch 0
+        --out {tmp}/missing/file
+    """),
+    ("bench.tune.trace", "", """
+        --bundle {alone}
+        --bundle {tmp}/forged
+        --prompts {tmp}/empty-file --bundle {bundle}
+        --tokens 1
+        --out {tmp}
     """),
     ("bench.gate", "", """
         -
         --bundle {bundle} --requests 0
         --bundle {bundle} --tokens 0
-        --bundle {bundle} --drafters
+        --bundle {bundle} --baseline http://127.0.0.1:1
+        --bundle {bundle} --checkpoint {tmp}/nothing
         --bundle {alone} --requests 3
         --bundle {tmp}/forged
         --bundle {tmp}/flipped
-        --baseline http://127.0.0.1:1 --speculative x
+        --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1
+        --baseline ftp://a --speculative x
     """),
-    ("bench.wall.__main__", "", """
+    ("bench.wall", "", """
         --bundle {tmp}/nothing
         --bundle {alone}
         --every 0
-        --ways vllm
         --show {tmp}/nothing
         --show {tmp}/empty-file
         --show {tmp}/config-list/config.json
@@ -259,24 +271,15 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --nonsense
     """),
     ("bench.serving.__main__", "", """
-        -
-        --baseline http://127.0.0.1:1
-        --baseline ftp://a --speculative x
-        --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1 --requests 0
-        --demo --vllm {tmp}/nothing
-    """),
-    ("bench.reproduce.__main__", "", """
-        --report --results {tmp}/typo
-        --report --results {tmp}/file
-        --nonsense
+        --vllm {tmp}/file --demo
+        --vllm /bin/true
+        --vllm /bin/true --demo
+        --vllm /bin/true --baseline http://127.0.0.1:1
+        --vllm /bin/true --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1 --requests 0
     """),
     ("bench.kernels.__main__", "", """
         --only no-such-case
         --nonsense
-    """),
-    ("deploy.keep", "", """
-        {tmp} {tmp}/kept -- {tmp}/missing-command
-        {tmp} gs://a/b
     """),
 )  # fmt: skip
 # configurations of a target that are none: the folder's name says which field is what

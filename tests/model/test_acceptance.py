@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.eager import Eager
 from model.config import Qwen3Config
 from model.drafters import Drafter
 from model.drafters.chain import Chain
@@ -25,6 +24,7 @@ from model.drafters.parallel import MaskedDraft
 from model.ops import EAGER
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from tests.eager_graphs import Eager
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result, Shape
 

@@ -74,6 +74,8 @@ FACTS = {
     "specforge": ([1, 3, 5], True, False),
     "deepspec": ([0, 4, 7], True, False),
     "speculators": ([1, 3, 8], False, False),
+    "draft_dflash": ([1, 3, 5], False, False),
+    "draft_dspark": ([1, 3, 5], True, False),
 }
 
 
@@ -83,8 +85,11 @@ class Plain:
     def __init__(self, folder: Path, form: str) -> None:
         raw = json.loads((folder / form / "config.json").read_text())
         self.layers = raw.get("transformer_layer_config", raw)
-        self.w = load_file(folder / form / "model.safetensors")
-        of_target = load_file(folder / "target/model.safetensors")
+        self.mask = raw.get("dflash_config", {}).get("mask_token_id", MASK)
+        self.w, of_target = (
+            {name: tensor.float() for name, tensor in load_file(folder / part / "model.safetensors").items()}
+            for part in (form, "target")
+        )
         self.embed, self.head = of_target["model.embed_tokens.weight"], of_target["lm_head.weight"]
         self.taps, self.shifted, self.causal = FACTS[form]
 
@@ -101,7 +106,7 @@ class Plain:
         """(k, V) behind the known ids, of which the last one's states are not known."""
         p, rows = len(known) - 1, k + (not self.shifted)
         context = self.norm("hidden_norm", torch.cat([states[t] for t in self.taps], -1) @ self.w["fc.weight"].T)
-        x_NE, position_X = self.embed[torch.tensor([known[-1]] + [MASK] * (rows - 1))], torch.arange(p + rows)
+        x_NE, position_X = self.embed[torch.tensor([known[-1]] + [self.mask] * (rows - 1))], torch.arange(p + rows)
         seen = torch.ones(rows, p + rows, dtype=torch.bool)
         if self.causal:
             seen = position_X <= torch.arange(p, p + rows)[:, None]

@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from bench.demo import prompts, request
-from bench.eager import Eager
-from demo.dflash import BLOCK
-from demo.dflash import load_draft as trained_draft
-from demo.drafter import target_pass
-from demo.models import load
 from model.drafters.dflash import DFlash
-from model.scores import TOP
 from model.speculative import Pair
 from model.window import Window
+from tests.eager_graphs import Eager
 from tests.model.drafted import steps
-from tests.model.test_dflash import pair_of
+from tests.model.test_dflash import Plain, pair_of
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Shape
 
@@ -96,24 +92,18 @@ def test_a_planted_fault_is_seen_in_acceptance(draft: str, fault: Fault) -> None
 @pytest.mark.parametrize(("name", "k"), [("draft_dflash", 15), ("draft_dspark", 7)])
 @pytest.mark.parametrize("fault", [None, *NEARLY], ids=_name)
 @torch.no_grad()
-def test_drafts_of_the_demo_are_those_that_it_was_trained_for(name: str, k: int, fault: Fault | None) -> None:
-    """The blocks of a training pass are the blocks of inference, whose walk knows a row's best ids."""
-    target, draft = Path("demo/target"), Path("demo") / name
-    theirs, _ = load(target)
-    trained, pair, farthest = trained_draft(draft, theirs), pair_of(target, draft), 0.0
+def test_drafts_of_the_demo_are_those_of_the_formulas(name: str, k: int, fault: Fault | None) -> None:
+    """Of trained weights and the demo's shapes."""
+    folder, farthest = Path("demo"), 0.0
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    plain, pair = Plain(folder, name), pair_of(folder / "target", folder / name)
     assert isinstance(pair.drafter, DFlash)
     if fault:
         fault(pair, pair.drafter)
     for step in steps(pair, (), k, 3):
         for drafted in step:
-            ids = drafted.known + drafted.drafts + [0] * BLOCK
-            seen, anchors = target_pass(theirs, torch.tensor([ids])), torch.tensor([len(drafted.known) - 1, 1])
-            logits = trained.block_logits(seen, anchors, k + trained.idle)
-            farthest = max(farthest, float((drafted.logits - logits[0, 0]).abs().max()))
-            biased_kV = trained.biased(logits, seen.ids_BS, anchors)[0, 0]
-            # the first draft's best ids are known with the bias
-            candidates_kC = torch.cat((biased_kV[:1], drafted.logits[1:])).topk(TOP).indices
-            biased_kC = biased_kV.gather(1, candidates_kC)
-            walked = candidates_kC.gather(1, biased_kC.argmax(-1, keepdim=True))[:, 0].tolist()
-            assert fault or drafted.drafts == walked
+            states = theirs(torch.tensor([drafted.known[:-1]]), output_hidden_states=True).hidden_states
+            logits = plain.logits(drafted.known, k, [state[0] for state in states])
+            farthest = max(farthest, float((drafted.logits - logits).abs().max()))
+            assert fault or drafted.drafts == plain.drafts(drafted.known[-1], drafted.logits)
     assert farthest > 0.1 if fault else farthest < 1e-3
