@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 import yaml
 from kubernetes_validate import utils
 
 from compile.spec import parse
-from tests.deploy.test_dockerfile import ROOT
 
-DEPLOY = ROOT / "deploy"
-OVERLAYS = ("overlays/speculative", "overlays/baseline")
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY, SPECULATIVE, BASELINE = ROOT / "deploy", "overlays/speculative", "overlays/baseline"
 Manifest = dict[str, Any]
 
 
-def kustomization(folder: str) -> Manifest:
-    read: Manifest = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    return read
-
-
-def rendered(folder: str) -> list[Manifest]:
+def read(folder: str) -> list[Manifest]:
     """The objects of a folder as far as kustomize changes them here: suffix, component, the patch, image names."""
-    rules = kustomization(folder)
-    if folder in OVERLAYS:
-        objects, suffix = rendered("base"), rules["nameSuffix"]
+    rules = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    if "nameSuffix" in rules:
+        server, *others = objects = read("base")
         for made in objects:
-            made["metadata"]["name"] += suffix
+            made["metadata"]["name"] += rules["nameSuffix"]
         for patch in (yaml.safe_load(p["patch"])[0] for p in rules.get("patches", [])):
-            container(objects[0], "server")["args"] = patch["value"]
-        return objects
+            containers(server)[-1]["args"] = patch["value"]
+        return [server, *others]
     texts = [(DEPLOY / folder / name).read_text(encoding="utf-8") for name in rules["resources"]]
     objects = [made for text in texts for made in yaml.safe_load_all(text)]
-    for made in (c for o in objects for c in containers(o)):
-        made["image"] = next(f"{i['newName']}:{i['newTag']}" for i in rules["images"] if i["name"] == made["image"])
+    for part in (c for o in objects for c in containers(o)):
+        part["image"] = next(f"{i['newName']}:{i['newTag']}" for i in rules["images"] if i["name"] == part["image"])
     return objects
 
 
@@ -51,89 +46,86 @@ def containers(made: Manifest) -> list[Manifest]:
     return [*pod(made).get("initContainers", []), *pod(made)["containers"]]
 
 
-def container(made: Manifest, name: str) -> Manifest:
-    return next(c for c in containers(made) if c["name"] == name)
-
-
-OBJECTS = {(f, o["kind"], o["metadata"]["name"]): o for f in ("cluster", "jobs", *OVERLAYS) for o in rendered(f)}
-PODS = [o for o in OBJECTS.values() if pod(o)["containers"]]
-SETTINGS = dict(
-    line.split("=", 1) for line in (DEPLOY / "cluster/settings.env").read_text().splitlines() if "=" in line
-)
+FOLDERS = ("cluster", "jobs", SPECULATIVE, BASELINE)
+OBJECTS = {(f, o["kind"], o["metadata"]["name"]): o for f in FOLDERS for o in read(f)}
+PODS = [o for o in OBJECTS.values() if containers(o)]
+LINES = (DEPLOY / "cluster/settings.env").read_text(encoding="utf-8").splitlines()
+SETTINGS = dict(line.split("=", 1) for line in LINES if not line.startswith("#"))
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.37"])
 def test_every_object_fits_the_strict_schema(version: str) -> None:
-    for made in OBJECTS.values():
-        assert utils.validate(made, version, strict=True) == version
-    spoiled = copy.deepcopy(OBJECTS["overlays/baseline", "Deployment", "server-baseline"])
+    assert {utils.validate(made, version, strict=True) for made in OBJECTS.values()} == {version}
+    spoiled = copy.deepcopy(OBJECTS[BASELINE, "Deployment", "server-baseline"])
     spoiled["spec"]["replica"] = 1
     with pytest.raises(utils.ValidationError):
         utils.validate(spoiled, version, strict=True)
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed: kustomize itself was not run")
-@pytest.mark.parametrize("folder", ["cluster", "jobs", *OVERLAYS])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_kustomize_renders_what_is_read_here(folder: str) -> None:
     command = ["kubectl", "kustomize", str(DEPLOY / folder)]
     made = list(yaml.safe_load_all(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     named = {(folder, o["kind"], o["metadata"]["name"]): o for o in made if o["kind"] != "ConfigMap"}
     assert set(named) == {key for key in OBJECTS if key[0] == folder}
     assert all(containers(o) == containers(OBJECTS[key]) for key, o in named.items())
-    assert all(o["metadata"].get("namespace", "specdec") == "specdec" for o in made)
+    if folder in (SPECULATIVE, BASELINE):
+        selectors = [o["spec"].get("selector", {}) for o in made if o["kind"] != "ConfigMap"]
+        assert all(folder.split("/")[1] in str(selector) for selector in selectors)
 
 
-def test_the_variants_differ_in_their_drafts_alone() -> None:
-    speculative, baseline = (rendered(folder)[0] for folder in OVERLAYS)
-    options = [
-        json.loads(container(o, "server")["args"][0].removeprefix("--additional-config="))
-        for o in (speculative, baseline)
-    ]
-    assert options == [{"platform": "nrt"}, {"platform": "nrt", "speculation": False}]
-    container(baseline, "server")["args"] = container(speculative, "server")["args"]
-    baseline["metadata"]["name"] = speculative["metadata"]["name"]
-    assert baseline == speculative
-    for folder in OVERLAYS:
-        (labels,) = kustomization(folder)["labels"]
-        assert labels == {"pairs": {"app.kubernetes.io/component": folder.split("/")[1]}, "includeSelectors": True}
+def test_the_servers_differ_in_their_drafts_alone() -> None:
+    speculative, baseline = (read(folder)[0] for folder in (SPECULATIVE, BASELINE))
+    options = [containers(o)[-1].pop("args") for o in (speculative, baseline)]
+    assert options == [[f'--additional-config={{"platform": "nrt"{more}}}'] for more in ("", ', "speculation": false')]
+    assert speculative["spec"] == baseline["spec"]
 
 
 @pytest.mark.parametrize("made", PODS, ids=lambda made: made["metadata"]["name"])
 def test_pods_are_restricted_and_start_no_shell(made: Manifest) -> None:
-    spec = pod(made)
-    assert (spec["securityContext"]["runAsNonRoot"], spec["automountServiceAccountToken"]) == (True, False)
-    volumes = {volume["name"] for volume in spec["volumes"]}
+    assert (pod(made)["securityContext"]["runAsNonRoot"], pod(made)["automountServiceAccountToken"]) == (True, False)
+    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     for part in containers(made):
-        assert part["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-        }  # fmt: skip
+        assert part["securityContext"] == confined
         assert part["command"][0] in ("python", "vllm")
-        assert {mount["name"] for mount in part["volumeMounts"]} <= volumes
-        assert {"memory"} <= part["resources"]["limits"].keys()
-        words = " ".join([*part["command"], *part.get("args", [])])
-        assert set(re.findall(r"\$\((\w+)\)", words)) <= SETTINGS.keys()
-        assert not part["image"].endswith((":latest", "server", "tools"))
+        assert {mount["name"] for mount in part["volumeMounts"]} <= {volume["name"] for volume in pod(made)["volumes"]}
+        assert set(re.findall(r"\$\((\w+)\)", " ".join(part["command"]))) <= SETTINGS.keys()
+        assert re.search(r":\d", part["image"])
 
 
 def test_settings_devices_accounts_and_addresses_agree() -> None:
     claim = OBJECTS["cluster", "ResourceClaimTemplate", "neurons"]["spec"]["spec"]["devices"]
-    (neurons,), cores = claim["requests"], claim["config"][0]["opaque"]["parameters"]["logicalNeuronCore"]
-    assert neurons["exactly"]["count"] * 8 == int(SETTINGS["TP"]) * cores
-    assert claim["constraints"][0]["matchAttribute"].endswith(f"devicegroup{neurons['exactly']['count']}_id")
-    accounts = {name for _, kind, name in OBJECTS if kind == "ServiceAccount"}
-    assert {pod(made)["serviceAccountName"] for made in PODS} == accounts
-    services = {name for _, kind, name in OBJECTS if kind == "Service"}
-    words = containers(OBJECTS["jobs", "Job", "bench"])[0]["command"]
-    assert set(re.findall(r"http://([\w-]+):8000", " ".join(words))) == services
+    count, cores = (claim["requests"][0]["exactly"]["count"], claim["config"][0]["opaque"]["parameters"])
+    assert count * 8 == int(SETTINGS["TP"]) * cores["logicalNeuronCore"]
+    assert claim["constraints"][0]["matchAttribute"].endswith(f"devicegroup{count}_id")
+    named = {kind: {name for _, of, name in OBJECTS if of == kind} for kind in ("ServiceAccount", "Service")}
+    assert {pod(made)["serviceAccountName"] for made in PODS} == named["ServiceAccount"]
+    words = " ".join(containers(OBJECTS["jobs", "Job", "bench"])[0]["command"])
+    assert set(re.findall(r"http://([\w-]+):8000", words)) == named["Service"]
     # what the Job builds is what compile.build takes
-    command = containers(OBJECTS["jobs", "Job", "build"])[0]["command"]
-    filled = [re.sub(r"\$\((\w+)\)", lambda name: SETTINGS[name[1]], word) for word in command[3:]]
-    spec = parse([re.sub("/checkpoints/", "Qwen/", word) for word in filled])
+    command = containers(OBJECTS["jobs", "Job", "build"])[0]["command"][3:]
+    filled = [re.sub(r"\$\((\w+)\)", lambda name: SETTINGS[name[1]], word) for word in command]
+    spec = parse([word.replace("/checkpoints/", "Qwen/") for word in filled])
     spec.check()
     assert (spec.k, spec.tp, spec.kernels, spec.recipe.toolchain) == ("7", 32, "nki", "neuron")
 
 
-def test_no_secret_account_or_unfilled_value_but_bucket_and_registry() -> None:
+def test_nothing_secret_or_unversioned_and_no_value_unfilled_but_bucket_and_registry() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in DEPLOY.rglob("*") if file.is_file())
-    assert not re.search(r"\b\d{12}\b|AKIA|hf_[A-Za-z0-9]{10}", text)
+    assert not re.search(r"\b\d{12}\b|AKIA|hf_[A-Za-z0-9]{10}|:latest", text)
     assert set(re.findall(r"your-\w+", text)) == {"your-bucket", "your-registry"}
+
+
+def test_the_images_copy_the_packages_that_they_install_and_run_without_root() -> None:
+    tools, server = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")[1:]
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packages = {name for name in setup["packages"]["find"]["include"] if "." not in name}
+    for stage, needed in ((tools, packages - {"serve"}), (server, packages | {"bench"})):
+        copied = {word for line in re.findall(r"^COPY (.*) \S+$", stage, re.M) for word in line.split()}
+        assert needed | {"nkisim"} <= copied
+        assert all((ROOT / source).exists() for source in copied)
+    install = "sh serve/install.sh {}/bin/python"
+    assert install.format("/opt/server") in server
+    assert install.format("$(SERVE)") in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert server.index("USER 1000:1000") > max(server.rindex("\nRUN"), server.rindex("\nCOPY"))
