@@ -42,9 +42,10 @@ def test_shares_are_of_all_steps_and_the_tuner_reads_them(tmp_path: Path, monkey
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("one\n\ntwo\n")
-    assert [(p.entropy, p.text) for p in demo.prompts_of(tmp_path / "mine.txt")] == [("mine", "one"), ("mine", "two")]
+    file = tmp_path / "mine.txt"
+    file.write_text("one\n\ntwo\n")
+    assert [(p.entropy, p.text) for p in demo.prompts_of(file)] == [("mine", "one"), ("mine", "two")]
     for content, said in ((b"\n", "holds no prompt"), (b"\xff\xfe", "not UTF-8")):
-        (tmp_path / "mine.txt").write_bytes(content)
+        file.write_bytes(content)
         with pytest.raises(UserError, match=said):
-            demo.prompts_of(tmp_path / "mine.txt")
+            demo.prompts_of(file)

@@ -9,7 +9,7 @@ import pytest
 
 from bench import wall
 from bench.demo import ENTROPIES, Prompt
-from bench.provenance import header, read_result, write_result
+from bench.provenance import write_result
 from bench.wall import ALONE, ASSISTED, GREEDY, OURS, Answer, Rows, Way, aggregate, measure, table
 from model.errors import UserError
 
@@ -74,14 +74,3 @@ def test_the_readme_s_table_is_replaced_and_nothing_else(tmp_path: Path, monkeyp
         wall.main(["--show", _result(tmp_path, {}), "--readme"])
     with pytest.raises(SystemExit, match="1"):
         wall.main(["--show", _result(tmp_path, {OURS: [7]})])
-
-
-def test_results_are_json_by_line_and_strict(tmp_path: Path) -> None:
-    rows = [{"a": 1}, {"a": 2}]
-    write_result(tmp_path / "x.json", header("wall") | {"rows": rows})
-    assert read_result(tmp_path / "x.json", "rows")["rows"] == rows
-    assert len((tmp_path / "x.json").read_text().splitlines()) > len(rows)
-    (tmp_path / "list.json").write_text("[1]")
-    for name in ("absent.json", "list.json", "x.json"):
-        with pytest.raises(UserError, match="give a file that --out wrote"):
-            read_result(tmp_path / name, "other")

@@ -71,8 +71,7 @@ def test_kustomize_renders_what_is_read_here(folder: str) -> None:
     assert set(named) == {key for key in OBJECTS if key[0] == folder}
     assert all(containers(o) == containers(OBJECTS[key]) for key, o in named.items())
     if folder in (SPECULATIVE, BASELINE):
-        selectors = [o["spec"].get("selector", {}) for o in made if o["kind"] != "ConfigMap"]
-        assert all(folder.split("/")[1] in str(selector) for selector in selectors)
+        assert all(folder.split("/")[1] in str(o["spec"]["selector"]) for o in made)
 
 
 def test_the_servers_differ_in_their_drafts_alone() -> None:
@@ -111,13 +110,10 @@ def test_settings_devices_accounts_and_addresses_agree() -> None:
     assert (spec.k, spec.tp, spec.kernels, spec.recipe.toolchain) == ("7", 32, "nki", "neuron")
 
 
-def test_nothing_secret_or_unversioned_and_no_value_unfilled_but_bucket_and_registry() -> None:
+def test_nothing_is_secret_or_unversioned_and_images_copy_what_they_install() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in DEPLOY.rglob("*") if file.is_file())
     assert not re.search(r"\b\d{12}\b|AKIA|hf_[A-Za-z0-9]{10}|:latest", text)
     assert set(re.findall(r"your-\w+", text)) == {"your-bucket", "your-registry"}
-
-
-def test_the_images_copy_the_packages_that_they_install_and_run_without_root() -> None:
     tools, server = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")[1:]
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     packages = {name for name in setup["packages"]["find"]["include"] if "." not in name}
@@ -125,7 +121,4 @@ def test_the_images_copy_the_packages_that_they_install_and_run_without_root() -
         copied = {word for line in re.findall(r"^COPY (.*) \S+$", stage, re.M) for word in line.split()}
         assert needed | {"nkisim"} <= copied
         assert all((ROOT / source).exists() for source in copied)
-    install = "sh serve/install.sh {}/bin/python"
-    assert install.format("/opt/server") in server
-    assert install.format("$(SERVE)") in (ROOT / "Makefile").read_text(encoding="utf-8")
     assert server.index("USER 1000:1000") > max(server.rindex("\nRUN"), server.rindex("\nCOPY"))
