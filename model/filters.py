@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.ops import Ops, State
+from model.ops import Ops, State, ordered_sum
 
 _SMALLEST = 2.0**-126
 _MANTISSA_BITS = 23
@@ -46,7 +46,7 @@ class Filters(NamedTuple):
         k = torch.where(self.top_k_R > 0, self.top_k_R, float("inf"))
         last = _last_kept(ops, below_RV, kept.float(), k)
         mass = torch.where(kept & (below_RV <= last[:, None]), mass, 0.0)
-        bound = torch.where(self.top_p_R < 1, self.top_p_R * mass.sum(-1), float("inf"))
+        bound = torch.where(self.top_p_R < 1, self.top_p_R * ordered_sum(mass), float("inf"))
         last = torch.minimum(last, _last_kept(ops, below_RV, mass, bound))
         return kept & (below_RV <= last[:, None])
 
@@ -59,7 +59,7 @@ def _last_kept(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tenso
     """
 
     def further(candidate_R: Tensor, distance_R: Tensor) -> Tensor:
-        nearer = torch.where(distance_RV < candidate_R[:, None], weights_RV, 0.0).sum(-1)
+        nearer = ordered_sum(torch.where(distance_RV < candidate_R[:, None], weights_RV, 0.0))
         return torch.where(nearer < bound_R, candidate_R, distance_R)
 
     def add(range_: State) -> State:

@@ -1,4 +1,4 @@
-"""The name of a graph: one value. Text appears at two borders only: file names here, NxDI's tags in compile/neuron."""
+"""Identifies a compiled graph: one value; `name` exists for file names."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from typing import NamedTuple
 
 
 class Stage(str, Enum):
-    """The work of a graph: a prompt, a draft's own part of one, a fused step, or one half of a step (its drafts, their
-    verification)."""
+    """The work of a graph: a prompt, a fused step, or one half of a step (its drafts, their verification)."""
 
     PREFILL = "prefill"
-    PREFILL_DRAFT = "prefill_draft"
     STEP = "step"
     DRAFT = "draft"
     VERIFY = "verify"
-
-
-PROMPTS = (Stage.PREFILL, Stage.PREFILL_DRAFT)
 
 
 class GraphKey(NamedTuple):
@@ -47,4 +42,4 @@ class GraphKey(NamedTuple):
     @property
     def is_prefill(self) -> bool:
         """Whether the graph takes a prompt."""
-        return self.stage in PROMPTS
+        return self.stage is Stage.PREFILL

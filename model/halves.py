@@ -9,6 +9,7 @@ from __future__ import annotations
 from model.cache import Cache
 from model.drafters import DraftState
 from model.graph_io import DraftOutputs, StepInputs, StepOutputs
+from model.rough_filters import roughly
 from model.sampling import Sampling
 from model.speculative import Pair
 from model.window import Window
@@ -20,9 +21,9 @@ def draft(
     """The candidates of a step: the input ids and k drafts."""
     model = pair.draft_model
     assert model is not None, "a drafter without a model has no graph of its own"
-    window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], inputs.block_table)
+    window = Window.of(k, inputs.positions, inputs.block_table)
     draw = model.kernels.prepare(pair.ops, sampling, window.drawn_BN, model.shard)
-    return DraftOutputs(*pair.drafter.propose(window, inputs.input_ids, pair.drafter.weighed(draw), state))
+    return DraftOutputs(*pair.drafter.propose(window, inputs.input_ids, roughly(draw), state))
 
 
 def verify(
@@ -30,6 +31,6 @@ def verify(
 ) -> StepOutputs:
     """The target's draws after the input ids, which are a step's candidates, and the ids that it keeps."""
     target = pair.target_model
-    window = Window.of(k, inputs.position_ids[:, :1], inputs.attention_mask.shape[1], inputs.block_table)
+    window = Window.of(k, inputs.positions, inputs.block_table)
     draw = target.kernels.prepare(pair.ops, sampling, window.drawn_BN, target.shard).along(inputs.input_ids)
     return pair.verify(window, inputs.input_ids, draw, inputs.k_limits, state, caches)

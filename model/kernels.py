@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model import attention, sampling, scores
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.ops import Ops
 from model.parallel import Shard
 from model.sampling import Draw, Draws, Sampling
@@ -22,14 +22,14 @@ class Kernels:
     """The reference: torch alone."""
 
     def verify_attention(
-        self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
+        self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
         """See `model.attention.verify_attention`."""
-        return attention.verify_attention(ops, q_BHND, new, cache, placement)
+        return attention.verify_attention(ops, q_BHND, new, cache, meta)
 
-    def append(self, ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement) -> Cache:
+    def append(self, ops: Ops, new: tuple[Tensor, Tensor], cache: Cache, meta: AttentionMetadata) -> Cache:
         """The cache with rows that attend nothing: keys and values (B, G, N, D) at their places."""
-        return attention.append(ops, new, cache, placement)
+        return attention.append(ops, new, cache, meta)
 
     def prepare(self, ops: Ops, asked: Sampling, positions_BN: Tensor, shard: Shard) -> Draw:
         """The draw of the tokens at these positions: the noise of the shard's ids, and the requests about them."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 State = tuple[Tensor, ...]
@@ -18,14 +19,10 @@ State = tuple[Tensor, ...]
 class Ops:
     """Eager torch on one rank: the definition that the traced version must equal."""
 
-    # consecutive ranks that a collective joins
+    # ranks that a collective joins
     ranks = 1
     # the groups of ranks that sum, for a kernel that sums inside; None for one rank
     groups: tuple[tuple[int, ...], ...] | None = None
-
-    def grouped(self, ranks: int) -> Ops:
-        """The same operations, with collectives inside of each `ranks` consecutive ranks."""
-        return self
 
     def call(self, module: nn.Module, *args: Any) -> Any:
         """Run a module; a graph traces each kind of module once and calls it."""
@@ -82,6 +79,18 @@ def first_argmax(scores_RV: Tensor) -> Tensor:
     index = torch.arange(scores_RV.shape[-1], dtype=torch.int32, device=scores_RV.device)
     best = scores_RV.amax(-1, keepdim=True)
     return torch.where(scores_RV == best, index, scores_RV.shape[-1]).amin(-1).to(torch.int32)
+
+
+def ordered_sum(x: Tensor) -> Tensor:
+    """(...,) fp32: the sum of x (..., V) along its last axis, in one order for every number of rows.
+
+    The order of a reduction may depend on the shape of its operand. Here x is zero-padded to columns of 16; a column is
+    reduced from top to bottom, and the 16 sums are added by halves.
+    """
+    x = F.pad(x.float(), (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16)).sum(-2)
+    for half in (8, 4, 2, 1):
+        x = x[..., :half] + x[..., half:]
+    return x.squeeze(-1)
 
 
 def iota(count: int, like: Tensor) -> Tensor:

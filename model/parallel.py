@@ -62,8 +62,8 @@ class HeadMap:
         ]
 
 
-def check_tp(config: ModelConfig, tp: int, what: str, head_tp: int = 0) -> None:
-    """Refuse a tp degree that the model's sizes cannot be split by, or its head by `head_tp`, `tp` if 0."""
+def check_tp(config: ModelConfig, tp: int, what: str) -> None:
+    """Refuse a tp degree that the model's sizes cannot be split by."""
     if tp < 1 or tp & (tp - 1):
         raise UserError(f"tp is {tp}; tensor parallelism needs a power of two (1, 2, 4, ... 64)")
     kv = config.num_key_value_heads
@@ -71,10 +71,10 @@ def check_tp(config: ModelConfig, tp: int, what: str, head_tp: int = 0) -> None:
         raise UserError(
             f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose a different tp"
         )
-    for name, ranks in (*((name, tp) for name in config.split), (config.ids, head_tp or tp)):
-        if getattr(config, name) % ranks:
+    for name in (*config.split, config.ids):
+        if getattr(config, name) % tp:
             raise UserError(
-                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {ranks}; choose a smaller tp"
+                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp"
             )
 
 
@@ -150,19 +150,10 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Parallel:
-    """The tensor-parallel degree that a model is built for, and the operations it is built on.
-
-    `wider` are more ranks, among which a draft in groups splits its head: each of them then draws from ids of its own.
-    """
+    """The tensor-parallel degree that a model is built for, and the operations it is built on."""
 
     tp: int = 1
     ops: Ops = EAGER
-    wider: Parallel | None = None
-
-    @property
-    def of_head(self) -> Parallel:
-        """How the head is split, and the ranks that draw together."""
-        return self.wider or self
 
     def heads(self, config: HeadConfig) -> HeadMap:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.backing import REFERENCE, Backing
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.config import LayerConfig, Qwen3Config
 from model.kernels import Kernels
-from model.ops import Ops, rows_of
+from model.ops import Ops, ordered_sum
 from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
 from model.rank_model import RankModel
 from model.rope import Rotation, rotation
@@ -34,7 +34,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        y = y * torch.rsqrt(ordered_sum(y.square())[..., None] / y.shape[-1] + self.eps)
         return self.weight * y.to(x.dtype)
 
 
@@ -72,19 +72,19 @@ class Attention(nn.Module):
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.qkv(x_BNE))
         return rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
 
-    def write(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> Cache:
+    def write(self, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> Cache:
         """The cache with the keys and values of normed rows."""
         k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.kv(x_BNE))
-        return self.kernels.append(self.ops, (rotate(self.k_norm(k), angles), v), cache, placement)
+        return self.kernels.append(self.ops, (rotate(self.k_norm(k), angles), v), cache, meta)
 
     def out(self, o_BNF: Tensor) -> Tensor:
         """(B, N, E) of the heads' results, summed over the ranks."""
         summed: Tensor = self.o_proj(o_BNF)
         return summed
 
-    def forward(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+    def forward(self, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
         q_BHND, new = self.heads(x_BNE, angles)
-        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, new, cache, placement)
+        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, new, cache, meta)
         return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
 
 
@@ -113,12 +113,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, parallel)
 
-    def forward(self, x: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
-        if placement.read_BN is not None:
-            cache = self.self_attn.write(self.input_layernorm(x), angles, cache, placement)
-            x, angles = rows_of(x, placement.read_BN), Rotation(*(rows_of(a, placement.read_BN) for a in angles))
-            placement = placement.read()
-        attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, placement)
+    def forward(self, x: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
+        attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, meta)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
@@ -127,13 +123,12 @@ class Layers(nn.ModuleList):
     """The decoder layers, one after the other."""
 
     def run(
-        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], placement: Placement, taps: tuple[int, ...]
+        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
     ) -> tuple[dict[int, Tensor], list[Cache]]:
         """The states before each layer and behind the last, by number, the tapped ones at least; the caches written."""
-        states, written, whole = {0: x}, list[Cache](), placement._replace(read_BN=None)
+        states, written = {0: x}, list[Cache]()
         for layer, cache in zip(self, caches, strict=True):
-            reads = layer is self[-1] and type(layer) is Layer and not taps
-            x, cache = ops.call(layer, x, angles, cache, placement if reads else whole)
+            x, cache = ops.call(layer, x, angles, cache, meta)
             written.append(cache)
             states[len(written)] = x
         return states, written
@@ -159,21 +154,19 @@ class Qwen3(RankModel):
 
     def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
         super().__init__(config, parallel, backing)
-        layer, of_head = backing.layer or Layer, parallel.of_head
+        layer = backing.layer or Layer
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // parallel.tp, parallel.ops)
         layers = (layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
         self.layers = (backing.layers or Layers)(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Head(config.hidden_size, config.vocab_size // of_head.tp, of_head.ops, backing.sharded)
+        self.lm_head = Head(config.hidden_size, config.vocab_size // parallel.tp, parallel.ops, backing.sharded)
 
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
-        x, config, read_BN, last = self.embed_tokens(ids_BN), self.config, placement.read_BN, len(self.layers)
-        angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
-        states, written = self.layers.run(self.parallel.ops, x, angles, caches, placement, self.taps)
+        x, config, last = self.embed_tokens(ids_BN), self.config, len(self.layers)
+        angles = rotation(meta.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
+        states, written = self.layers.run(self.parallel.ops, x, angles, caches, meta, self.taps)
         x = states[last]
-        if read_BN is not None and x.shape[1] != read_BN.shape[1]:
-            x = rows_of(x, read_BN)
         if not self.taps:
             return Hidden(x, written)
         states[last] = self.norm(states[last])
@@ -187,7 +180,7 @@ class Qwen3(RankModel):
         """The draws after each of R = B N rows, and in an asking graph their scores (R, C)."""
         return self.kernels.scored_sample(self.head_ops, self.logits(x_BNE).flatten(0, 1), draw)
 
-    def forward(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw) -> tuple[Draws, Hidden]:
+    def forward(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw) -> tuple[Draws, Hidden]:
         """A pass and its draws, (M, R): a drafter's, which has no scores."""
-        passed = self.hidden(ids_BN, caches, placement)
+        passed = self.hidden(ids_BN, caches, meta)
         return self.kernels.coupled_sample(self.head_ops, self.logits(passed.x_BNE).flatten(0, 1), draw), passed

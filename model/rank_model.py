@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from model.backing import Backing
-from model.cache import Cache
 from model.config import ModelConfig
 from model.kernels import Kernels
 from model.ops import Ops
@@ -30,7 +29,7 @@ class RankModel(nn.Module):
     @property
     def head_ops(self) -> Ops:
         """The operations that join the ranks of the head."""
-        return self.parallel.of_head.ops
+        return self.parallel.ops
 
     @property
     def shard(self) -> Shard:
@@ -41,9 +40,5 @@ class RankModel(nn.Module):
         """This rank's share of the ids."""
         if not self.backing.sharded:
             return Shard(torch.zeros_like(self.rank_util.rank)[:, None], count)
-        width = count // self.parallel.of_head.tp
+        width = count // self.parallel.tp
         return Shard(self.rank_util.rank[:, None] * width, width)
-
-    def length(self, caches: list[Cache]) -> int:
-        """Positions that the caches hold."""
-        return caches[0].v.shape[2]

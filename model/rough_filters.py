@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.filters import Filters
-from model.ops import Ops
+from model.ops import Ops, ordered_sum
 from model.sampling import Draw
 
 # distances below the best logit, in temperatures; the last is below all ids
@@ -79,4 +79,4 @@ def _mass_of_top_k(count_RJ: Tensor, mass_RJ: Tensor, top_k_R1: Tensor) -> Tenso
 
 def _sums_above(logits_RV: Tensor, mass_RV: Tensor, tried_RJ: Tensor) -> tuple[Tensor, Tensor]:
     above_RJV = logits_RV[:, None] > tried_RJ[:, :, None]
-    return above_RJV.float().sum(-1), torch.where(above_RJV, mass_RV[:, None], 0.0).sum(-1)
+    return ordered_sum(above_RJV), ordered_sum(torch.where(above_RJV, mass_RV[:, None], 0.0))

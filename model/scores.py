@@ -6,18 +6,12 @@ ids' log-probabilities, falling, and these ids, which are exact in fp32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.asks import Join, ids_of
-from model.ops import Ops, State, iota
-
-if TYPE_CHECKING:
-    from model.drafters import Prompt
-    from model.qwen3 import Qwen3
+from model.asks import Join
+from model.ops import Ops, State, iota, ordered_sum
 
 # source: max_logprobs of vllm/config/model.py (vllm-project/vllm), the most that its API and OpenAI's give
 TOP = 20
@@ -39,8 +33,7 @@ def scores(ops: Ops, logits_RV: Tensor, own_R: Tensor, ids_V: Tensor, join: Join
     else:
         values, ids = values[:, 0], ids[:, 0]
     first_R1 = values[:, :1]
-    mass_R1 = torch.exp(logits_RV - first_R1).sum(-1, keepdim=True)
-    rank_R1 = (logits_RV >= own_R1).float().sum(-1, keepdim=True)
+    mass_R1, rank_R1 = (ordered_sum(t)[:, None] for t in (torch.exp(logits_RV - first_R1), logits_RV >= own_R1))
     # added by halves: the order of a reduction may depend on the number of rows
     parts_RM2 = _of_ranks(join, torch.cat((mass_R1, rank_R1), 1))
     while parts_RM2.shape[1] > 1:
@@ -85,35 +78,6 @@ def best_ids(ops: Ops, logits_RV: Tensor, ids_RV: Tensor) -> tuple[Tensor, Tenso
     empty = torch.zeros((rows, TOP), device=logits_RV.device)
     *_, values, ids = ops.repeat(TOP, take, (iota(1, ids_RV), best_RG, first_RG, empty, empty.to(torch.int32)))
     return values, ids
-
-
-def prompt_scores(
-    target: Qwen3, prompt: Prompt, following_1: Tensor | None, x_1SE: Tensor, last_1C: Tensor | None
-) -> Tensor | None:
-    """(1, S, C): row i of a prompt's rows has the scores of id i + 1, the last one those of the id after them.
-
-    Those are `last_1C` where the id is drawn: without `following`, or where that is negative. `x_1SE` are the target's
-    hidden rows. Rows past the last are ignored. None without `last_1C`.
-    """
-    if last_1C is None:
-        return None
-    ops, kernels, rows = target.head_ops, target.kernels, prompt.ids_1S.shape[1]
-    block, length_1 = -(-rows // blocks(rows)), prompt.length_1
-    last_S = iota(rows, length_1) == length_1 - 1
-    following_S = torch.where(last_S, prompt.token_11[0], prompt.ids_1S.roll(-1, 1).squeeze(0))
-    ids_V = ids_of(target.shard)
-
-    def fill(state: State) -> State:
-        first_1, found_SC = state
-        index_R = (first_1 + iota(block, first_1)).clamp(max=rows - 1)
-        logits_RV = target.logits(x_1SE.index_select(1, index_R)).squeeze(0)
-        scored_RC = kernels.scores(ops, logits_RV, following_S.index_select(0, index_R), ids_V)
-        return first_1 + block, found_SC.index_put((index_R,), scored_RC)
-
-    start = torch.zeros_like(length_1), torch.zeros_like(last_1C).expand(rows, -1)
-    found_SC = ops.repeat(blocks(rows), fill, start)[1]
-    drawn_S = last_S if following_1 is None else last_S & (following_1 < 0)
-    return torch.where(drawn_S[:, None], last_1C, found_SC)[None]
 
 
 def blocks(rows: int) -> int:

@@ -1,51 +1,45 @@
-"""SIGTERM or Ctrl-C ends a server that starts. One that is ready refuses new requests, ends the running ones, exits."""
+"""SIGTERM or Ctrl-C ends a starting server at once; a ready one refuses new requests and finishes the running ones."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from serve.folder import METRICS_PREFIX, METRICS_VARIABLE
-from serve.ready import try_it
-from serve.seed import App, Message, Receive, Send
-from serve.sentence import started
+from serve.startup import started
+from serve.vllm_patches import before_engine_shutdown
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# after the web server's own lines about its start
-_LAST_S = 0.2
-# between two looks at the requests that run
-_LOOK_S = 0.05
-# vLLM's client takes the end of the engine that it has asked for as a failure, and logs a traceback of it
-_CLIENT, _FAILED = "vllm.v1.engine.async_llm", "output_handler failed"
-
-_GOING = {"error": {"message": "the server is shutting down; send the request again, to a different one", "code": 503}}
+_POLL_S = 0.05
+# seconds of the shutdown timeout that the engine keeps to answer what is left with an error
+_ABORT_S = 1.0
+_SHUTTING_DOWN = {
+    "error": {"message": "the server is shutting down; send the request again, to a different one", "code": 503}
+}
 
 
 def end_while_starting() -> None:
     """Let SIGTERM and Ctrl-C end this server's processes at once, until vLLM's handler takes its place.
 
-    vLLM alone would wait until every graph is compiled: no request is running that must be answered first.
+    vLLM alone would wait until every graph is compiled.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        for child in multiprocessing.active_children():
-            child.kill()
-        name = signal.Signals(number).name
-        print(f"trnspec: {name} came before the server was ready; it ends", file=sys.stderr, flush=True)
-        # `atexit` does not run after `_exit`
-        if Path(folder := os.environ[METRICS_VARIABLE]).name.startswith(METRICS_PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(128 + number)
+        _end_now(number, "came before the server was ready")
 
     # only the process that receives the signals
     if multiprocessing.parent_process() is None:
@@ -53,81 +47,85 @@ def end_while_starting() -> None:
             signal.signal(number, end)
 
 
-def leave_ctrl_c_to_the_server() -> None:
-    """In the engine's process: a terminal sends Ctrl-C to both, and the first process ends this one when it is time."""
+def _end_now(number: int, reason: str) -> None:
+    """End every process of this server; nothing is answered."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    print(f"trnspec: {signal.Signals(number).name} {reason}; the server ends", file=sys.stderr, flush=True)
+    # `atexit` does not run after `_exit`
+    if Path(folder := os.environ[METRICS_VARIABLE]).name.startswith(METRICS_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(128 + number)
+
+
+def ignore_ctrl_c_in_engine() -> None:
+    """In the engine's process: a terminal sends Ctrl-C to both, and the API process ends the engine after the drain."""
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class DrainMiddleware:
-    """An ASGI middleware. vLLM's own handler of the signal stays; it ends the server when nothing runs any more.
+    """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish.
 
-    vLLM alone would stay healthy until its end, and would answer with no token a new request, and one that has come and
-    that the engine does not have yet.
+    vLLM alone stays healthy until its end and answers a new request with no token. Its own signal handler stays and
+    runs after ours; a second signal ends the process at once.
     """
 
     def __init__(self, app: App) -> None:
         self.app, self.draining, self.running = app, False, 0
 
-    def _listen(self) -> None:
-        # the event loop hears of a signal through a file descriptor: a handler beside its own takes nothing from it
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
+    def _install_handlers(self) -> None:
+        vllm_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
         def drain(number: int, frame: FrameType | None) -> None:
+            if self.draining and self.running:
+                _end_now(number, "came again while requests were running")
             self.draining = True
-            if callable(handler := before[signal.Signals(number)]):
+            if callable(handler := vllm_handlers[signal.Signals(number)]):
                 handler(number, frame)
 
         for number in _SIGNALS:
             signal.signal(number, drain)
             signal.siginterrupt(number, False)
 
-    def _ready(self, scope: Message, send: Send) -> Send:
-        """Send a message; with the one that the application has started, it is ready: print a request to try."""
-
-        async def tell(message: Message) -> None:
-            if message["type"] == "lifespan.startup.complete":
-                state = scope["app"].state
-                state.engine_client.shutdown = self._after_requests(state.engine_client.shutdown)
-                started()
-                line = try_it(state.args)
-                asyncio.get_running_loop().call_later(_LAST_S, lambda: print(line, file=sys.stderr, flush=True))
-            await send(message)
-
-        return tell
-
-    def _after_requests(self, stop: Callable[..., None]) -> Callable[..., None]:
-        """What vLLM calls in a thread to end the engine: it waits until every request has its answer, or too long."""
-
-        def wait(timeout: float | None = None) -> None:
-            end = time.monotonic() + (timeout or 0)
-            while self.running and time.monotonic() < end:
-                time.sleep(_LOOK_S)
-            logging.getLogger(_CLIENT).addFilter(lambda record: _FAILED not in str(record.msg))
-            stop(timeout=max(0.0, end - time.monotonic()))
-
-        return wait
+    def _wait(self, seconds: float) -> float:
+        """Wait for the running requests, in a thread of vLLM's; the seconds left for the engine's end."""
+        end = time.monotonic() + seconds
+        while self.running and time.monotonic() < end - _ABORT_S:
+            time.sleep(_POLL_S)
+        return max(0.0, end - time.monotonic())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            # the application starts, and vLLM has set its handler
-            self._listen()
-            await self.app(scope, receive, self._ready(scope, send))
+            self._install_handlers()
+
+            async def send_ready(message: Message) -> None:
+                if message["type"] == "lifespan.startup.complete":
+                    before_engine_shutdown(scope["app"].state.engine_client, self._wait)
+                    started()
+                await send(message)
+
+            await self.app(scope, receive, send_ready)
             return
-        new = scope["type"] == "http" and (scope["method"] == "POST" or scope["path"] == "/health")
-        if not (self.draining and new):
-            self.running += new
-            try:
-                await self.app(scope, receive, send)
-            finally:
-                self.running -= new
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        new = scope["type"] == "http" and (scope["method"] == "POST" or path == "/health")
+        if self.draining and new:
+            await _refuse(send)
             return
-        body = json.dumps(_GOING).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"retry-after", b"1"),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        self.running += new
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.running -= new
+
+
+async def _refuse(send: Send) -> None:
+    body = json.dumps(_SHUTTING_DOWN).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", b"1"),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

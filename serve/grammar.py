@@ -1,8 +1,7 @@
-"""A request's grammar in the worker: the masks behind drafts, by vLLM's own backends.
+"""A request's grammar in the worker: the masks after drafts, by vLLM's structured-output backends.
 
-vLLM gives the mask of the next id alone: it validates drafts before a step, and ours are made inside of it. So the
-worker has a matcher of its own beside vLLM's, compiled from the same specification. The next id obeys vLLM's mask. Our
-matcher looks ahead and rolls back over rejected drafts, so both matchers follow the emitted ids.
+vLLM gives the mask of the next token only and validates drafts before a step; ours are made inside of it. So the worker
+compiles a second matcher from the same specification, which accepts drafts and rolls back over rejected ones.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ logger = logging.getLogger("vllm.trnspec")
 
 
 class Grammars:
-    """The grammars of requests, compiled in vLLM's threads beside the steps."""
+    """The grammars of requests, compiled in vLLM's threads while steps run."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._config = vllm_config
         self._manager: Any = None
 
     def of(self, name: str, sampling: Any) -> Grammar:
-        """A request's grammar; until it is compiled, it looks at no draft."""
+        """A request's grammar; until it is compiled, no draft passes it."""
         # vLLM's modules request the platform while they are imported
         from vllm.v1.structured_output import StructuredOutputManager  # noqa: PLC0415
         from vllm.v1.structured_output.request import StructuredOutputRequest  # noqa: PLC0415
@@ -35,7 +34,7 @@ class Grammars:
         if self._manager is None:
             self._manager = StructuredOutputManager(self._config)
         structured = StructuredOutputRequest.from_sampling_params(sampling)
-        # with a reasoning parser a grammar begins somewhere in the text, where vLLM alone knows
+        # with a reasoning parser only vLLM knows where in the output the grammar begins
         if structured is not None and self._manager.reasoner_cls is None:
             request = SimpleNamespace(request_id=name, sampling_params=sampling, structured_output_request=structured)
             self._manager.grammar_init(request)
@@ -43,16 +42,16 @@ class Grammars:
 
 
 class Grammar:
-    """The masks of a request as a function of its new ids: vLLM's for the next one, its own matcher's behind drafts.
+    """A `MaskFn`: vLLM's mask for the next token, the matcher's after drafts.
 
-    A matcher that fails is left out: the request goes on under vLLM's masks, a token a step.
+    If the matcher fails, the request goes on with vLLM's masks, one token a step.
     """
 
     def __init__(self, name: str, structured: Any, manager: Any) -> None:
         self.name, self.structured, self.manager = name, structured, manager
         # vLLM's mask of the next id, until it is used
         self.next: np.ndarray | None = None
-        # the ids that the matcher has been moved by
+        # the tokens that the matcher has accepted
         self._ids: list[int] = []
 
     def __call__(self, ids: Sequence[int]) -> np.ndarray | None:
@@ -66,12 +65,12 @@ class Grammar:
         try:
             return self._ahead(matcher, list(ids))
         except Exception:
-            logger.exception("the matcher of %s failed; its drafts are not checked any more", self.name)
+            logger.exception("the matcher of %s failed; it gets one token a step from here on", self.name)
             self.structured = None
             return None
 
     def _ahead(self, matcher: Any, ids: list[int]) -> np.ndarray | None:
-        """The matcher's mask behind these ids; None if it allows nothing there, or the text ends."""
+        """The matcher's mask after these tokens; None if it allows nothing there or has terminated."""
         if not self._moved(matcher, ids):
             return None
         words = self.manager.backend.allocate_token_bitmask(1)
@@ -80,7 +79,7 @@ class Grammar:
         return mask if mask.any() else None
 
     def _moved(self, matcher: Any, ids: list[int]) -> bool:
-        """Move the matcher to these ids; False if the text ends with them or before."""
+        """Advance the matcher to these tokens; False if it terminates with them or before."""
         same = shared(self._ids, ids)
         if back := len(self._ids) - same:
             matcher.rollback(back)

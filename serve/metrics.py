@@ -1,4 +1,4 @@
-"""The worker's own figures beside vLLM's: tokens of a step, drafts offered and kept, the host's gap between steps."""
+"""Prometheus metrics in addition to vLLM's, which count drafts and accepted tokens: steps by k, gaps between steps."""
 
 from __future__ import annotations
 
@@ -12,84 +12,44 @@ from trnspec.engine.engine import Event
 _GAPS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # an Info is not shown where several processes share their metrics
 _DRAFTER = Gauge(
-    "trnspec_drafter_info",
-    "The bundle's drafter; none where speculation is off",
-    ["kind"],
-    multiprocess_mode="mostrecent",
+    "trnspec_drafter_info", "The bundle's drafter; none without speculation", ["kind"], multiprocess_mode="mostrecent"
 )
-_COUNTERS = {
-    "steps": Counter("trnspec_steps", "Steps of the target; a prefill is none"),
-    "sequences": Counter("trnspec_sequence_steps", "Steps, counted for each request in them"),
-    "tokens": Counter("trnspec_tokens", "Ids that steps emitted, including those that vLLM cuts later"),
-    "drafted": Counter("trnspec_drafted", "Drafts that a step might have accepted"),
-    "kept": Counter("trnspec_drafts_kept", "Drafts that a step accepted"),
-}
-_OF_K = Counter("trnspec_steps_of_k", "Steps of the target by the k of their graph", ["k"])
-_CHUNKS = Counter("trnspec_chunks", "Chunks of prompts, each a run of one graph")
-_GAP = Histogram("trnspec_host_gap_seconds", "Wall seconds between two steps", buckets=_GAPS_S)
-# steps until their counts are handed to Prometheus, if no request ends
-_OFTEN = 32
+_STEPS = Counter("trnspec_steps", "Decode steps of the target by the k of their graph", ["k"])
+_CHUNKS = Counter("trnspec_prefill_chunks", "Prefill chunks")
+_GAP = Histogram("trnspec_host_gap_seconds", "Seconds between two decode steps, 0 if launched ahead", buckets=_GAPS_S)
 
 
 class Metrics:
-    """Counts of this worker. A gap is counted only where a request waited through it.
-
-    Prometheus gets the counts of several steps at once, all of them when a request ends: its counters are files that
-    several processes share, and take longer than the rest of a step's books.
-    """
+    """Counts of this worker."""
 
     def __init__(self, drafter: str) -> None:
         self.drafter = drafter
         _DRAFTER.labels(drafter).set(1)
-        # by counter, or by k
-        self.counts, self._published = collections.Counter[str | int](), collections.Counter[str | int]()
-        self.gaps, self.followed, self.gap_s = 0, 0, 0.0
-        self._ended: float | None = None
+        self._steps, self._tokens, self._ended = collections.Counter[int](), collections.Counter[str](), 0.0
 
     def begin(self) -> None:
         """A step begins; its requests waited since the last one ended."""
-        if self._ended is not None:
-            self._gap(time.perf_counter() - self._ended)
+        if self._ended:
+            _GAP.observe(time.perf_counter() - self._ended)
 
-    def _gap(self, gap_s: float) -> None:
-        self.gaps, self.gap_s = self.gaps + 1, self.gap_s + gap_s
-        _GAP.observe(gap_s)
-
-    def end(self, prompt: bool, events: list[Event], followed: bool) -> None:
-        """A step has ended; a prefill is none of the target's steps. A step that is followed left no gap: the next
-        work was handed over before its end."""
+    def end(self, prefill: bool, events: list[Event], launched_ahead: bool) -> None:
+        """A prefill chunk or a decode step has ended; without a gap if the next step was launched before its end."""
         self._ended = time.perf_counter()
-        if followed:
-            self.followed += 1
-            self._gap(0.0)
-        if prompt:
+        if launched_ahead:
+            _GAP.observe(0.0)
+        if prefill:
             _CHUNKS.inc()
             return
         k = events[0].k if events else 0
-        self.counts[k] += 1
-        self.counts["steps"] += 1
-        self.counts["sequences"] += len(events)
+        self._steps[k] += 1
+        _STEPS.labels(str(k)).inc()
         for event in events:
-            self.counts["tokens"] += len(event.ids)
-            self.counts["drafted"] += event.drafted
-            self.counts["kept"] += event.accepted
-        if self.counts["steps"] % _OFTEN == 0 or any(event.result for event in events):
-            self.publish()
-
-    def publish(self) -> None:
-        """Hand to Prometheus what was counted since the last time."""
-        for name, count in (self.counts - self._published).items():
-            counter = _OF_K.labels(str(name)) if isinstance(name, int) else _COUNTERS[name]
-            counter.inc(count)
-        self._published = self.counts.copy()
+            self._tokens.update(emitted=len(event.ids), steps=1, drafted=event.drafted)
 
     def summary(self) -> str:
-        """One line for people."""
-        n, gap_ms = self.counts, 1e3 * self.gap_s / max(1, self.gaps)
-        of_k = sorted((k, count) for k, count in n.items() if isinstance(k, int))
+        """One line for the log."""
+        n = self._tokens
         return (
-            f"{n['steps']} steps, {n['tokens'] / max(1, n['sequences']):.2f} tokens a step and request, {n['kept']} of "
-            f"{n['drafted']} drafts kept (drafter {self.drafter}), "
-            f"steps of k {', '.join(f'{k}: {count}' for k, count in of_k)}, "
-            f"host gap {gap_ms:.2f} ms (mean of {self.gaps}, wall; {self.followed} steps were handed over before)"
+            f"steps by k {dict(sorted(self._steps.items()))}, {n['emitted'] / max(1, n['steps']):.2f} tokens a step "
+            f"and request, {n['emitted'] - n['steps']} of {n['drafted']} draft tokens emitted (drafter {self.drafter})"
         )

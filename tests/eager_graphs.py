@@ -11,9 +11,9 @@ from torch import Tensor
 
 from model.attention import KEY_TILE
 from model.cache import Cache, empty_caches
-from model.drafters import Drafter, DraftState
+from model.drafters import DraftState
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey, Stage
+from model.graph_key import GraphKey
 from model.parallel import ONE_RANK
 from model.sampling import Sampling
 from model.speculative import Pair
@@ -22,12 +22,11 @@ from model.speculative import Pair
 class Eager:
     """Prefills and steps of one pair; `kept` is the drafter's empty state, `keys` the graphs that would have run.
 
-    Caches are pools of so many blocks. The draft's part of a prompt may be `apart`.
+    Caches are pools of so many blocks.
     """
 
-    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int, apart: bool = False) -> None:
+    def __init__(self, pair: Pair, kept: tuple[Tensor, ...], pool: int) -> None:
         draft = () if pair.draft_model is None else self._caches(pair.draft_model, pool)
-        self._prefill = (Pair(pair.target_model, Drafter(), pair.ops, pair.most) if apart else pair).prefill
         self.pair, self.state = pair, DraftState([*draft], kept)
         self.caches, self.keys = self._caches(pair.target_model, pool), list[GraphKey]()
 
@@ -37,17 +36,14 @@ class Eager:
 
     @torch.no_grad()
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        stage = self._prefill if key.is_prefill else self.pair.step
+        stage = self.pair.prefill if key.is_prefill else self.pair.step
         out = stage(key.k, *self._given(key, inputs))
         self.state, self.caches = out.draft_state, list(out.target_caches)
         return out
 
     @torch.no_grad()
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        assert key.stage is Stage.PREFILL_DRAFT, "no step here is in halves"
-        out = self.pair.fill(key.k, *self._given(key, inputs))
-        self.state = out.draft_state
-        return out.candidates
+        raise AssertionError("no step here is in halves")
 
     def _given(self, key: GraphKey, inputs: StepInputs) -> tuple[StepInputs, Sampling, DraftState, list[Cache]]:
         self.keys.append(key)

@@ -24,7 +24,6 @@ from trnspec.bundle.spec import BundleSpec
 _CACHES = ("draft_model.kv.", "target_model.kv.")
 _STAGES: dict[Stage, Callable[..., Outputs]] = {
     Stage.PREFILL: Pair.prefill,
-    Stage.PREFILL_DRAFT: Pair.fill,
     Stage.STEP: Pair.step,
     Stage.DRAFT: halves.draft,
     Stage.VERIFY: halves.verify,
@@ -40,13 +39,13 @@ def stage_of(graph: GraphSpec) -> Callable[..., Outputs]:
     ) -> Outputs:
         sampling, shard = inputs.sampling(key.filters, counts_B1V), pair.target_model.shard
         if sampling.asks is not None and key.is_prefill:
-            sampling = sampling._replace(asks=sampling.asks.of_prompt(inputs.occurred, shard))
+            sampling = sampling._replace(asks=sampling.asks.of_prompt(inputs.prompt_token_counts, shard))
         out = _STAGES[key.stage](pair, key.k, inputs, sampling, state, caches)
         if sampling.asks is None or counts_B1V is None:
             return out
         if isinstance(out, StepOutputs):
-            counted = sampling.asks.counted(out.accepted, shard)
-            counts_B1V = in_slot(counts_B1V, counted, inputs.seq_ids) if key.is_prefill else counted
+            counted = sampling.asks.counted(out.accepted_tokens, shard)
+            counts_B1V = in_slot(counts_B1V, counted, inputs.slots) if key.is_prefill else counted
         return out._replace(counts_B1V=counts_B1V)
 
     return run
@@ -67,7 +66,7 @@ def make_pair(spec: BundleSpec, drafts: bool, ops: Ops, backing: Backing) -> Pai
         if drafting:
             drafter = drafting.drafter(drafting.module(spec.draft_config, of_draft, backing), target.config)
         target.taps = drafter.taps
-        return Pair(target, drafter, ops, spec.max_len).to(BY_FLAG[spec.dtype].torch)
+        return Pair(target, drafter, ops).to(BY_FLAG[spec.dtype].torch)
 
 
 def grouped_state(graph: GraphSpec, values: Sequence[Tensor]) -> tuple[DraftState, list[Cache], Tensor | None]:

@@ -38,9 +38,6 @@ class TracedOps(Ops):
             self.groups = tuple(tuple(range(r, r + ranks)) for r in range(0, self.world, ranks))
         self._kinds: dict[Any, Callable[..., Any]] = {}
 
-    def grouped(self, ranks: int) -> Ops:
-        return TracedOps(ranks, self.world)
-
     def call(self, module: nn.Module, *args: Any) -> Any:
         # modules of one type and config share a trace; other shapes make JAX trace again
         kind = (type(module), module.config)

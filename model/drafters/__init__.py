@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.ops import Ops, iota, rows_of
 from model.parallel import Shard
 from model.rank_model import RankModel
@@ -50,13 +50,14 @@ class DraftState(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Rows of one sequence's prompt: the ids, their places and number, the id after them, and features."""
+    """Rows of one sequence's prompt: the ids, their places and number, the id after them, features, and its slot."""
 
     ids_1S: Tensor
-    placement: Placement
+    meta: AttentionMetadata
     length_1: Tensor
     token_11: Tensor
     features_1SF: Tensor | None
+    slot_1: Tensor
 
 
 class Verified(NamedTuple):
@@ -76,22 +77,13 @@ class Drafter:
     # indexes of the target's hidden states that `keep` and `prompt` are given, as transformers counts them
     taps: tuple[int, ...] = ()
     model: RankModel | None = None
-    # of the noise in the draws of drafts: 0 drafts the likeliest ids at any temperature
-    noise_weight: float = 1.0
 
     def draw(self, ops: Ops, asked: Sampling, window: Window, of_target: Draw, shard: Shard) -> Draw:
         """The draw of the drafts: the target's noise, made for the draft's own ids where its shard differs."""
         own = shard if self.model is None else self.model.shard
         if self.model is not None and (own.ids_V is not None or own.width != shard.width):
             of_target = self.model.kernels.prepare(ops, asked, window.drawn_BN, own)
-        return self.weighed(of_target)
-
-    def weighed(self, draw: Draw) -> Draw:
-        """A draw of the drafts: its filters are guessed, its noise has the drafter's weight."""
-        draw, weight = roughly(draw), self.noise_weight
-        if weight == 1 or draw.noise_RV is None:
-            return draw
-        return draw._replace(noise_RV=weight * draw.noise_RV)
+        return roughly(of_target)
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         """(B, N) the input ids at their positions and k drafts after them; T is 1, or N where the host drafts."""

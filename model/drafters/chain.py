@@ -32,12 +32,11 @@ class Chain(Drafter):
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         model, (before_B11,) = self.model, state.kept
-        # a draft of other groups: its own operations, so that no trace of the target's is called for it
-        ops, placement = model.parallel.ops, window.placement
+        ops, meta = model.parallel.ops, window.meta
         # a prompt has at least one id; a slot without a sequence is at position 0, and its rows are ignored
-        positions_B2 = (placement.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
+        positions_B2 = (meta.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
-        passed = model.hidden(ids_B2, state.caches, placement._replace(positions_BN=positions_B2))
+        passed = model.hidden(ids_B2, state.caches, meta._replace(positions_BN=positions_B2))
         _, of_first = window.row(0, draw, [])
         draws = model.kernels.coupled_sample(model.head_ops, model.logits(passed.x_BNE[:, 1]), of_first)
         drafts_B1 = [draws.merged()[:, None]]
@@ -50,11 +49,9 @@ class Chain(Drafter):
         return state._replace(kept=(rows_of(verified.candidates_BN.unsqueeze(-1), verified.count_B1 - 1),))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
-        caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement).caches
+        caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.meta).caches
         last_111 = rows_of(prompt.ids_1S.unsqueeze(-1), prompt.length_1[:, None] - 1)
-        slot_1 = prompt.placement.slots_B
-        assert slot_1 is not None
-        return DraftState(caches, (in_slot(state.kept[0], last_111, slot_1),))
+        return DraftState(caches, (in_slot(state.kept[0], last_111, prompt.slot_1),))
 
 
 def _collectives(config: Qwen3Config, parallel: Parallel, passes: tuple[DraftPass, ...]) -> Counts:
@@ -88,4 +85,4 @@ CHAIN = DraftModel(
     unread=_unread,
     stored_as=_stored_as,
 )
-KIND = Kind("chain", CHAIN, _passes, kept=(Kept("ids", "B 1 1", "int32"),), decodes=True, apart=True)
+KIND = Kind("chain", CHAIN, _passes, kept=(Kept("ids", "B 1 1", "int32"),), decodes=True)

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from model.asks import ids_of
 from model.backing import REFERENCE, Backing
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config, config_from_dict
 from model.cut import COPY, ROWS, Weight
 from model.drafters import Drafter, DraftState, Prompt, Verified
@@ -114,13 +114,13 @@ class DFlashModel(Qwen3):
             # on every rank: a part of it would cost a collective a draft
             self.markov_w1, self.markov_w2 = (nn.Parameter(torch.empty(config.vocab_size, rank)) for _ in "12")
 
-    def context(self, states_BNF: Tensor, caches: list[Cache], placement: Placement) -> list[Cache]:
+    def context(self, states_BNF: Tensor, caches: list[Cache], meta: AttentionMetadata) -> list[Cache]:
         """The caches with the keys and values of these rows of the target's states."""
         config = self.config
-        angles = rotation(placement.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
+        angles = rotation(meta.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
         rows_BNE, written = self.hidden_norm(self.parallel.ops.all_gather(self.fc(states_BNF))), []
         for layer, cache in zip(self.layers, caches, strict=True):
-            written.append(layer.self_attn.write(rows_BNE, angles, cache, placement))  # type: ignore[union-attr, operator]
+            written.append(layer.self_attn.write(rows_BNE, angles, cache, meta))  # type: ignore[union-attr, operator]
         return written
 
     def walk(self, ids_B1: Tensor, logits_RV: Tensor, draw: Draw, k: int) -> Tensor:
@@ -180,10 +180,10 @@ class DFlash(Drafter):
             return ids_BT, state
         rows = k + (not config.shifted)
         masks = torch.full_like(ids_BT, config.mask_id).expand(-1, rows - 1)
-        positions_BN = window.placement.positions_BN[:, :rows]
+        positions_BN = window.meta.positions_BN[:, :rows]
         last_B1 = None if config.causal else positions_BN[:, -1:]
-        placement = window.placement._replace(positions_BN=positions_BN, last_B1=last_B1)
-        passed = model.hidden(torch.cat((ids_BT, masks), 1), state.caches, placement)
+        meta = window.meta._replace(positions_BN=positions_BN, attend_to_B1=last_B1)
+        passed = model.hidden(torch.cat((ids_BT, masks), 1), state.caches, meta)
         logits_RV, of_drafts = model.logits(passed.x_BNE[:, -k:]).flatten(0, 1), window.of_drafts(draw)
         if config.markov_rank:
             drafts_Bk = model.walk(ids_BT, logits_RV, of_drafts, k)
@@ -193,14 +193,14 @@ class DFlash(Drafter):
         return torch.cat((ids_BT, drafts_Bk), 1), DraftState(passed.caches)
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
-        return self._followed(verified.features_BNF, state, verified.window.placement)
+        return self._followed(verified.features_BNF, state, verified.window.meta)
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
-        return self._followed(prompt.features_1SF, state, prompt.placement)
+        return self._followed(prompt.features_1SF, state, prompt.meta)
 
-    def _followed(self, states_BNF: Tensor | None, state: DraftState, placement: Placement) -> DraftState:
+    def _followed(self, states_BNF: Tensor | None, state: DraftState, meta: AttentionMetadata) -> DraftState:
         assert states_BNF is not None, "the context is the target's states"
-        return DraftState(self.model.context(states_BNF, state.caches, placement))
+        return DraftState(self.model.context(states_BNF, state.caches, meta))
 
 
 # keys of a config.json and the values of them that are built; one without any is refused, null is no value

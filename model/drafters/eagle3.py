@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from model.backing import REFERENCE, Backing
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config
 from model.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot
@@ -113,11 +113,11 @@ class HeadLayer(nn.Module):
         self.mlp: MLP = backing.mlp(config, parallel, backing.kernels) if backing.mlp else MLP(config, parallel)
 
     def forward(
-        self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement
+        self, embeds_BNE: Tensor, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
         normed_BNE = self.hidden_norm(x_BNE)
         joined = torch.cat((self.input_layernorm(embeds_BNE), normed_BNE), -1)
-        attended, cache = self.self_attn(joined, angles, cache, placement)
+        attended, cache = self.self_attn(joined, angles, cache, meta)
         x_BNE = attended + (normed_BNE if self.config.norm_before_residual else x_BNE)
         return x_BNE + self.branch(self.post_attention_layernorm, self.mlp, x_BNE), cache
 
@@ -139,8 +139,7 @@ class Eagle3Draft(RankModel):
         self.fc = ColumnLinear(len(config.taps) * config.target_hidden_size, hidden // tp)
         self.layers = nn.ModuleList([HeadLayer(config, parallel, backing)])
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
-        of_head = parallel.of_head
-        self.lm_head = Head(hidden, config.draft_vocab_size // of_head.tp, of_head.ops, backing.sharded)
+        self.lm_head = Head(hidden, config.draft_vocab_size // tp, ops, backing.sharded)
         if config.draft_vocab_size < config.vocab_size:
             # the differences of the target's ids from the draft's
             self.d2t = nn.Parameter(torch.zeros(config.draft_vocab_size, dtype=torch.int32), requires_grad=False)
@@ -162,12 +161,12 @@ class Eagle3Draft(RankModel):
         return self.parallel.ops.all_gather(self.fc(states_BNF))
 
     def hidden(
-        self, next_BN: Tensor, x_BNE: Tensor, caches: list[Cache], placement: Placement
+        self, next_BN: Tensor, x_BNE: Tensor, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with these rows."""
-        angles = rotation(placement.positions_BN, self.config.head_dim, self.config.rope_theta)
+        angles = rotation(meta.positions_BN, self.config.head_dim, self.config.rope_theta)
         x_BNE, cache = self.parallel.ops.call(
-            self.layers[0], self.embed_tokens(next_BN), x_BNE, angles, caches[0], placement
+            self.layers[0], self.embed_tokens(next_BN), x_BNE, angles, caches[0], meta
         )
         return x_BNE, [cache]
 
@@ -182,10 +181,10 @@ class Eagle3Draft(RankModel):
         return self.target_ids_D[draws.merged()].unsqueeze(-1)
 
     def forward(
-        self, next_B1: Tensor, x_B1E: Tensor, caches: list[Cache], placement: Placement, draw: Draw
+        self, next_B1: Tensor, x_B1E: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw
     ) -> tuple[Tensor, Tensor, list[Cache]]:
         """The id drawn after the last draft, its row's output and the cache."""
-        x_B1E, caches = self.hidden(next_B1, x_B1E, caches, placement)
+        x_B1E, caches = self.hidden(next_B1, x_B1E, caches, meta)
         return self.drawn(x_B1E, draw), x_B1E, caches
 
 
@@ -203,31 +202,30 @@ class Eagle3(Drafter):
         drafts_B1 = [model.drawn(x_B1E, of_row)]
         for n in range(1, window.k):
             # the row of a draft is at the position before it
-            (placement, _), (_, of_row) = window.row(n - 1, draw, []), window.row(n, draw, drafts_B1)
-            draft_B1, x_B1E, caches = model.parallel.ops.call(model, drafts_B1[-1], x_B1E, caches, placement, of_row)
+            (meta, _), (_, of_row) = window.row(n - 1, draw, []), window.row(n, draw, drafts_B1)
+            draft_B1, x_B1E, caches = model.parallel.ops.call(model, drafts_B1[-1], x_B1E, caches, meta, of_row)
             drafts_B1.append(draft_B1)
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.kept)
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
-        placement, rows = verified.window.placement, verified.window.k + 1
-        placement = placement._replace(positions_BN=placement.positions_BN[:, :rows])
+        meta, rows = verified.window.meta, verified.window.k + 1
+        meta = meta._replace(positions_BN=meta.positions_BN[:, :rows])
         next_BN = _following(verified.candidates_BN, verified.count_B1, verified.next_B1)
-        last_B1E, caches = self._rows(next_BN, verified.features_BNF, verified.count_B1, state.caches, placement)
+        last_B1E, caches = self._rows(next_BN, verified.features_BNF, verified.count_B1, state.caches, meta)
         return DraftState(caches, (last_B1E,))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
-        length_11, slot_1 = prompt.length_1[:, None], prompt.placement.slots_B
+        length_11 = prompt.length_1[:, None]
         next_1S = _following(prompt.ids_1S, length_11, prompt.token_11)
-        last_11E, caches = self._rows(next_1S, prompt.features_1SF, length_11, state.caches, prompt.placement)
-        assert slot_1 is not None
-        return DraftState(caches, (in_slot(state.kept[0], last_11E, slot_1),))
+        last_11E, caches = self._rows(next_1S, prompt.features_1SF, length_11, state.caches, prompt.meta)
+        return DraftState(caches, (in_slot(state.kept[0], last_11E, prompt.slot_1),))
 
     def _rows(
-        self, next_BN: Tensor, states_BNF: Tensor | None, count_B1: Tensor, caches: list[Cache], placement: Placement
+        self, next_BN: Tensor, states_BNF: Tensor | None, count_B1: Tensor, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
         """(B, 1, E) the last of the first `count` rows of the target's states, and the cache with all rows written."""
         assert states_BNF is not None, "a head reads the target's states"
-        x_BNE, caches = self.model.hidden(next_BN, self.model.feature(states_BNF), caches, placement)
+        x_BNE, caches = self.model.hidden(next_BN, self.model.feature(states_BNF), caches, meta)
         return rows_of(x_BNE, count_B1 - 1), caches
 
 

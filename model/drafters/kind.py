@@ -84,8 +84,6 @@ class Kind:
     state beside caches; a step drafts at most `limit`, or as many as the kernels take rows if 0. The first `keeps`
     passes read the verified rows: where a step is in halves, they belong to the second, and with `follows` they run in
     steps of the target alone too. `decodes`: its model is a Qwen3 like the target, with the target's tokenizer.
-    `apart`: it reads nothing of the target in a prompt, so its part of one is a graph of its own, which runs behind the
-    first id.
     """
 
     name: str
@@ -96,7 +94,6 @@ class Kind:
     keeps: int = 0
     follows: bool = False
     decodes: bool = False
-    apart: bool = False
 
     @property
     def has_model(self) -> bool:

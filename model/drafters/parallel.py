@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from model.cache import Placement
+from model.cache import AttentionMetadata
 from model.config import Qwen3Config, config_from_dict
 from model.drafters import Drafter, DraftState, Prompt, Verified, in_slot, moved
 from model.drafters.chain import CHAIN
@@ -53,36 +53,34 @@ class MaskedDraft(Drafter):
 
     def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
         model = self.model
-        ids_BR, placement, own_B1 = self._rows(window, ids_BT, state.kept[0])
-        passed = model.hidden(ids_BR, state.caches, placement)
+        ids_BR, meta, own_B1 = self._rows(window, ids_BT, state.kept[0])
+        passed = model.hidden(ids_BR, state.caches, meta)
         logits_RV = model.logits(rows_of(passed.x_BNE, own_B1 + iota(window.k, own_B1))).flatten(0, 1)
         draws = model.kernels.coupled_sample(model.head_ops, logits_RV, window.of_drafts(draw))
         drafts_Bk = draws.merged().unflatten(0, (-1, window.k))
         return torch.cat((ids_BT, drafts_Bk), 1), DraftState(passed.caches, state.kept)
 
-    def _rows(self, window: Window, ids_B1: Tensor, before_BK1: Tensor) -> tuple[Tensor, Placement, Tensor]:
+    def _rows(self, window: Window, ids_B1: Tensor, before_BK1: Tensor) -> tuple[Tensor, AttentionMetadata, Tensor]:
         """The ids of a pass, where they are, and the row (B, 1) of the input id."""
-        most, position_B1 = before_BK1.shape[1], window.placement.positions_BN[:, :1]
+        most, position_B1 = before_BK1.shape[1], window.meta.positions_BN[:, :1]
         rows_R = iota(most + window.k, ids_B1)
         own_B1 = position_B1.clamp(max=most)
         masks_BR = torch.full_like(rows_R, self.mask_id).expand(ids_B1.shape[0], -1)
         known = torch.cat((before_BK1, ids_B1.unsqueeze(-1), masks_BR.unsqueeze(-1)), 1)
-        placement = window.placement._replace(positions_BN=position_B1 - own_B1 + rows_R)
-        return rows_of(known, most - own_B1 + rows_R).squeeze(-1), placement, own_B1
+        meta = window.meta._replace(positions_BN=position_B1 - own_B1 + rows_R)
+        return rows_of(known, most - own_B1 + rows_R).squeeze(-1), meta, own_B1
 
     def keep(self, verified: Verified, state: DraftState) -> DraftState:
         ids_BN1 = verified.candidates_BN.unsqueeze(-1)
         return state._replace(kept=(moved(state.kept[0], ids_BN1, verified.count_B1),))
 
     def prompt(self, prompt: Prompt, state: DraftState) -> DraftState:
-        caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.placement).caches
+        caches = self.model.hidden(prompt.ids_1S, state.caches, prompt.meta).caches
         (before_BK1,) = state.kept
         most = before_BK1.shape[1]
         # places before a short prompt's beginning are never used
         last_1K = (prompt.length_1[:, None] - most + iota(most, prompt.length_1)).clamp(min=0)
-        slot_1 = prompt.placement.slots_B
-        assert slot_1 is not None
-        return DraftState(caches, (in_slot(before_BK1, rows_of(prompt.ids_1S.unsqueeze(-1), last_1K), slot_1),))
+        return DraftState(caches, (in_slot(before_BK1, rows_of(prompt.ids_1S.unsqueeze(-1), last_1K), prompt.slot_1),))
 
 
 def _mask_id(raw: dict[str, Any]) -> Any:
@@ -116,5 +114,4 @@ KIND = Kind(
     kept=(Kept("ids", "B K 1", "int32"),),
     limit=16,
     decodes=True,
-    apart=True,
 )

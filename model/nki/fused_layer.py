@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.config import LayerConfig, Qwen3Config
 from model.nki.kernels import NkiKernels, like, whole_chunks
 from model.nki.launches import LAYERS
@@ -104,8 +104,8 @@ class FusedLayer(Layer):
             self.self_attn = PackedAttention(config, parallel, kernels)
         self.mlp = fused_mlp(config, parallel, kernels)
 
-    def forward(self, x: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
-        attended, cache = self._attended(x, angles, cache, placement)
+    def forward(self, x: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
+        attended, cache = self._attended(x, angles, cache, meta)
         x = x + attended
         return x + branch(self.post_attention_layernorm, self.mlp, x), cache
 
@@ -117,14 +117,14 @@ class FusedLayer(Layer):
         packed = (self.post_attention_layernorm.weight, mlp.gate_up_packed, mlp.down_packed)
         return (*norms, half.qkv_packed, half.out_packed, *packed, *cache)
 
-    def _attended(self, x_BNE: Tensor, angles: Rotation, cache: Cache, placement: Placement) -> tuple[Tensor, Cache]:
+    def _attended(self, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
         norm, half = self.input_layernorm, self.self_attn
-        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, placement):
-            attended, cache = half(norm(x_BNE), angles, cache, placement)
+        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, meta):
+            attended, cache = half(norm(x_BNE), angles, cache, meta)
             return attended, cache
         x_RE = x_BNE.flatten(0, 1)
         norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights, places = (half.qkv_packed, half.out_packed), (placement.positions_BN, whole_chunks(placement))
+        weights, places = (half.qkv_packed, half.out_packed), (meta.positions_BN, whole_chunks(meta))
         arguments = (x_RE, *norms, *weights, *angles, *cache, *places, norm.eps)
         part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
         return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
@@ -140,9 +140,9 @@ class Joined(nn.Module):
         self.config = (self.layers[0].config, len(self.layers))
 
     def forward(
-        self, x_BNE: Tensor, angles: Rotation, caches: list[Cache], placement: Placement
+        self, x_BNE: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        first, x_RE, places = self.layers[0], x_BNE.flatten(0, 1), (placement.positions_BN, whole_chunks(placement))
+        first, x_RE, places = self.layers[0], x_BNE.flatten(0, 1), (meta.positions_BN, whole_chunks(meta))
         layers = tuple(layer.tensors(cache) for layer, cache in zip(self.layers, caches, strict=True))
         own, eps = len(layers[0]), first.input_layernorm.eps
         arguments: tuple[Any, ...] = (x_RE, layers, *angles, *places, first.ops.groups, eps)
@@ -160,22 +160,22 @@ class FusedLayers(Layers):
         self.most = most
 
     def run(
-        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], placement: Placement, taps: tuple[int, ...]
+        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
     ) -> tuple[dict[int, Tensor], list[Cache]]:
         half, mlp = self[0].self_attn, self[0].mlp
         packed = self.most > 1 and isinstance(mlp, PackedMLP)
-        if not packed or not isinstance(half, PackedAttention) or not _few_rows(x) or not _fit(half, x, placement):
-            return super().run(ops, x, angles, caches, placement, taps)
+        if not packed or not isinstance(half, PackedAttention) or not _few_rows(x) or not _fit(half, x, meta):
+            return super().run(ops, x, angles, caches, meta, taps)
         states, written = {0: x}, list[Cache]()
         for count in launched(len(self), self.most, taps):
             first = len(written)
             if count == 1:
                 # a launch of one layer is slower than its halves
-                x, cache = ops.call(self[first], x, angles, caches[first], placement)
+                x, cache = ops.call(self[first], x, angles, caches[first], meta)
                 written.append(cache)
             else:
                 part = slice(first, first + count)
-                x, caches_of_part = ops.call(Joined(self[part]), x, angles, caches[part], placement)
+                x, caches_of_part = ops.call(Joined(self[part]), x, angles, caches[part], meta)
                 written += caches_of_part
             states[len(written)] = x
         return states, written
@@ -195,8 +195,7 @@ def _few_rows(x_BNE: Tensor) -> bool:
     return x_BNE.shape[0] * x_BNE.shape[1] <= ROWS
 
 
-def _fit(half: PackedAttention, x_BNE: Tensor, placement: Placement) -> bool:
+def _fit(half: PackedAttention, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
     """Whether the rows of a sequence fit beside each other, in a cache of their own, each behind those before it."""
     count, heads_per_kv = x_BNE.shape[1], half.out_packed.shape[1] // half.kv_features
-    own = placement.slots_B is None and placement.last_B1 is None
-    return own and count <= CANDIDATES and heads_per_kv * count <= ROWS
+    return meta.attend_to_B1 is None and count <= CANDIDATES and heads_per_kv * count <= ROWS

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import KEY_TILE
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.kernels import Kernels
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.launches import LNC, Argument, Launch, Launcher, Result, numbered
@@ -111,20 +111,19 @@ class NkiKernels(Kernels):
         return accepted, counts, following
 
     def verify_attention(
-        self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, placement: Placement
+        self, ops: Ops, q_BHND: Tensor, new: tuple[Tensor, Tensor], cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
-        result, table_BL = like(q_BHND), whole_chunks(placement)
-        if placement.slots_B is None:
-            positions_BN = placement.positions_BN
+        result, table_BL, positions_BN = like(q_BHND), whole_chunks(meta), meta.positions_BN
+        if q_BHND.shape[2] % KEY_TILE:
             # a tree whose rows are all ancestors of each other
             whole = torch.full_like(positions_BN, (1 << positions_BN.shape[1]) - 1)
-            ancestors = () if placement.last_B1 is None else (whole,)
+            ancestors = () if meta.attend_to_B1 is None else (whole,)
             arguments = (q_BHND, *new, *cache, positions_BN, table_BL, *ancestors)
             out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
             return out, Cache(keys, values)
         # a prompt: its rows are written before any is attended
-        first_BN, count = placement.positions_BN[:, :1], q_BHND.shape[2]
-        pools = self.run("append_rows", (*new, *cache, placement.positions_BN, table_BL), changed=(2, 3))
+        first_BN, count = positions_BN[:, :1], q_BHND.shape[2]
+        pools = self.run("append_rows", (*new, *cache, positions_BN, table_BL), changed=(2, 3))
         if count == KEY_TILE:
             (out,) = self.run("prompt_attention", (q_BHND, *pools, first_BN, table_BL), result)
             return out, Cache(*pools)
@@ -141,10 +140,9 @@ def like(x: Tensor) -> Result:
     return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
 
 
-def whole_chunks(placement: Placement) -> Tensor:
+def whole_chunks(meta: AttentionMetadata) -> Tensor:
     """The block table, filled up with block 0 to the chunks of keys that attention's kernels read."""
-    assert placement.table_BL is not None, "kernels read pools of blocks"
-    return F.pad(placement.table_BL, (0, -placement.table_BL.shape[1] % (CHUNK // KEY_TILE)))
+    return F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
 
 
 def _of_cores(values_LR: Tensor, ids_LR: Tensor) -> Tensor:

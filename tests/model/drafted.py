@@ -10,17 +10,17 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from model.cache import Cache, empty_caches
+from model.cache import Cache
 from model.config import load_config
 from model.drafters import DraftState
 from model.graph_io import StepInputs, StepOutputs
 from model.ops import Ops
 from model.packing import Packing
-from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.sampling import Draws
 from model.speculative import Pair
 from tests.compile.tiny import shard_of
+from tests.model.paged import block_table, empty
 from trnspec.bundle.checkpoint import Checkpoint
 
 LENGTH = 128
@@ -47,18 +47,16 @@ class Drafted(NamedTuple):
     drafts: list[int]
 
 
-def _inputs(ids: list[list[int]], positions: list[int], known: list[int], slot: int = 0) -> StepInputs:
+def _inputs(ids: list[list[int]], positions: list[int], slot: int | None = None, count: int = 0) -> StepInputs:
     def column(value: float) -> Tensor:
         return torch.full((len(ids),), value)
 
-    at = torch.tensor(positions, dtype=torch.int32)[:, None] + torch.arange(len(ids[0]), dtype=torch.int32)
-    mask = torch.arange(LENGTH)[None] < torch.tensor(known)[:, None]
     seeds = torch.tensor([[3, i] for i in range(len(ids))], dtype=torch.int32)
     return StepInputs(
-        torch.tensor(ids, dtype=torch.int32), mask.to(torch.int32), at,
-        torch.arange(len(ids), dtype=torch.int32) + slot,
+        torch.tensor(ids, dtype=torch.int32), torch.tensor(positions, dtype=torch.int32),
         torch.stack((column(0.0), column(1.0), column(0.0)), 1), column(0.0), seeds,
-        torch.full((len(ids),), 16, dtype=torch.int32),
+        block_table(len(PROMPTS), LENGTH) if slot is None else block_table(len(PROMPTS), LENGTH)[slot : slot + 1],
+        torch.full((len(ids),), 16, dtype=torch.int32), *(torch.tensor([n]) for n in (count, slot or 0, -1)),
     )  # fmt: skip
 
 
@@ -83,29 +81,28 @@ def steps(
     torch.manual_seed(k)
     assert pair.draft_model is not None
     configs, batch = (pair.draft_model.config, pair.target_model.config), len(PROMPTS)
-    caches = [empty_caches(config, ONE_RANK, batch, LENGTH, torch.float32) for config in configs]
+    caches = [empty(config, batch, LENGTH) for config in configs]
     state, held, texts = DraftState(caches[0], kept), caches[1], []
     for slot, prompt in enumerate(PROMPTS):
         padded = [prompt + [0] * (LENGTH - len(prompt))]
-        inputs = _inputs(padded, [0], [len(prompt)], slot)
+        inputs = _inputs(padded, [0], slot, len(prompt))
         out = pair.prefill(k, inputs, inputs.sampling(), state, held)
         state, held = out.draft_state, list(out.target_caches)
         texts.append([*prompt, int(out.next_ids)])
     for _ in range(count):
         positions = torch.tensor([len(t) - 1 for t in texts])
         state = state._replace(caches=spoil(state.caches, positions))
-        inputs = _inputs([t[-1:] for t in texts], positions.tolist(), positions.tolist())
+        inputs = _inputs([t[-1:] for t in texts], positions.tolist())
         out, logits, drafts = _recorded(pair, k, inputs, state, held)
         state, held = out.draft_state, list(out.target_caches)
         yield [Drafted(list(t), logits[b], drafts[b].tolist()) for b, t in enumerate(texts)]
-        for text, row in zip(texts, out.accepted.tolist(), strict=True):
+        for text, row in zip(texts, out.accepted_tokens.tolist(), strict=True):
             text += [i for i in row if i >= 0]
         if alone:
-            at = [len(t) - 1 for t in texts]
-            inputs = _inputs([t[-1:] for t in texts], at, at)
+            inputs = _inputs([t[-1:] for t in texts], [len(t) - 1 for t in texts])
             out = pair.step(0, inputs, inputs.sampling(), state, held)
             state, held = out.draft_state, list(out.target_caches)
-            for text, (token,) in zip(texts, out.accepted.tolist(), strict=True):
+            for text, (token,) in zip(texts, out.accepted_tokens.tolist(), strict=True):
                 text.append(token)
 
 
@@ -140,6 +137,8 @@ def beyond(distance: int) -> Spoil:
 
     def spoil(caches: list[Cache], positions: Tensor) -> list[Cache]:
         bad = torch.arange(LENGTH)[None] >= (positions + distance)[:, None]
+        # block 0 is none, the others are the sequences'
+        bad = torch.cat((torch.zeros_like(bad[:1]), bad))
         return [Cache(*(torch.where(bad[:, None, :, None], 1e3, t) for t in cache)) for cache in caches]
 
     return spoil

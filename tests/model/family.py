@@ -29,7 +29,6 @@ from tests.model.heads import write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
 from trnspec.bundle.spec import BundleSpec
-from trnspec.runtime import key_columns
 from trnspec.runtime.xla import Graphs
 
 V, MASK = 64, 61
@@ -82,8 +81,7 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
 
 def caches(graphs: Graphs) -> dict[str, np.ndarray]:
     """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
-    arrays = {t.name: (t, np.asarray(graphs._state[t.name])) for t in graphs.bundle.plan.state if is_cache(t.name)}
-    return {name: key_columns.turn(array) if graphs._by_columns(t) else array for name, (t, array) in arrays.items()}
+    return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 
 @last_few

@@ -125,7 +125,7 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
 def _engine(drafter: str) -> Engine:
     target, drafting, kept = DRAFTERS[drafter]()
     target.taps = drafting.taps
-    runner = Eager(Pair(target, drafting, EAGER, LENGTH), kept, 1 + BATCH)
+    runner = Eager(Pair(target, drafting, EAGER), kept, 1 + BATCH)
     return Engine(runner, Shape((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from model import sampling
 from model.backing import REFERENCE
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.drafters import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.dflash import DFlash, DFlashModel
@@ -86,18 +86,15 @@ class Table(nn.Module):
             for n in range(size.tokens)
         ]
 
-    def length(self, caches: list[Cache]) -> int:
-        return caches[0].v.shape[2]
-
-    def hidden(self, ids_BN: Tensor, caches: list[Cache], placement: Placement) -> Hidden:
+    def hidden(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata) -> Hidden:
         """The logits of each row, as hidden states; a mask is id 0, seen by the masks after it."""
         written = EAGER.append(
-            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN))[:, None], placement.positions_BN
+            caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN))[:, None], meta.positions_BN
         )
         text_BS = written[:, 0, :, 0].long()
-        x_BNV = torch.stack([self._after(text_BS, p_B) for p_B in placement.positions_BN.T], 1)
+        x_BNV = torch.stack([self._after(text_BS, p_B) for p_B in meta.positions_BN.T], 1)
         # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
-        seen_BNS = torch.arange(text_BS.shape[1]) <= placement.positions_BN[..., None]
+        seen_BNS = torch.arange(text_BS.shape[1]) <= meta.positions_BN[..., None]
         states_BNS = torch.where(seen_BNS, text_BS.clamp(min=0)[:, None], NOT_SEEN)
         return Hidden(x_BNV, [Cache(written, caches[0].v)], states_BNS)
 
@@ -107,8 +104,8 @@ class Table(nn.Module):
     def drawn(self, x_BNV: Tensor, draw: Draw) -> tuple[Draws, None]:
         return self.kernels.coupled_sample(EAGER, x_BNV.flatten(0, 1), draw), None
 
-    def forward(self, ids_BN: Tensor, caches: list[Cache], placement: Placement, draw: Draw) -> tuple[Draws, Hidden]:
-        passed = self.hidden(ids_BN, caches, placement)
+    def forward(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw) -> tuple[Draws, Hidden]:
+        passed = self.hidden(ids_BN, caches, meta)
         return self.drawn(passed.x_BNE, draw)[0], passed
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
@@ -134,18 +131,18 @@ class HeadRows(nn.Module):
         return states_BNF
 
     def hidden(
-        self, next_BN: Tensor, x_BNV: Tensor, caches: list[Cache], placement: Placement
+        self, next_BN: Tensor, x_BNV: Tensor, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        passed = self.table.hidden(next_BN, caches, placement._replace(positions_BN=placement.positions_BN + 1))
+        passed = self.table.hidden(next_BN, caches, meta._replace(positions_BN=meta.positions_BN + 1))
         return passed.x_BNE, passed.caches
 
     def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
         return self.kernels.coupled_sample(EAGER, x_B1V[:, 0], draw).merged().unsqueeze(-1)
 
     def forward(
-        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], placement: Placement, draw: Draw
+        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw
     ) -> tuple[Tensor, Tensor, list[Cache]]:
-        x_B1V, caches = self.hidden(next_B1, x_B1V, caches, placement)
+        x_B1V, caches = self.hidden(next_B1, x_B1V, caches, meta)
         return self.drawn(x_B1V, draw), x_B1V, caches
 
 
@@ -166,9 +163,9 @@ class TableBlock(nn.Module):
             setattr(self, name, torch.randn(table.size.vocabulary, max(rank, 1), generator=generator))
         self.hidden, self.logits = table.hidden, table.logits
 
-    def context(self, states_BNS: Tensor, caches: list[Cache], placement: Placement) -> list[Cache]:
-        ids_BN = states_BNS.gather(2, placement.positions_BN.long()[..., None])[..., 0]
-        return self.table.hidden(ids_BN, caches, placement).caches
+    def context(self, states_BNS: Tensor, caches: list[Cache], meta: AttentionMetadata) -> list[Cache]:
+        ids_BN = states_BNS.gather(2, meta.positions_BN.long()[..., None])[..., 0]
+        return self.table.hidden(ids_BN, caches, meta).caches
 
 
 # the drafter of a table, and whether the host drafts
@@ -242,7 +239,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
     def cache() -> list[Cache]:
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
-    ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch, 1), BEGIN, dtype=torch.int32)
+    ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch,), BEGIN, dtype=torch.int32)
     kept = torch.zeros(batch, size.k if isinstance(pair.drafter, MaskedDraft) else 1, 1, dtype=torch.int32)
     if isinstance(pair.draft_model, HeadRows):
         kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
@@ -257,21 +254,20 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
             ids = torch.cat((ids, more), 1)
         inputs = StepInputs(
             ids,
-            torch.ones(batch, length, dtype=torch.int32),
             position,
-            rows,
             torch.stack((column(mix.top_k), column(mix.top_p), column(mix.temperature)), 1),
             column(mix.min_p),
             torch.stack((rows, rows), 1),
+            torch.zeros(batch, 1, dtype=torch.int32),
             torch.full((batch,), size.k, dtype=torch.int32),
         )
         out = pair.step(size.k, inputs, inputs.sampling(), drafts, targets)
         for n in range(size.k + 1):
-            place = position[:, 0].numpy() - BEGIN + n
-            keep = (out.accepted[:, n].numpy() >= 0) & (place < size.tokens)
-            text[keep, place[keep]] = out.accepted[keep, n]
-        steps += position[:, 0].numpy() < size.tokens + BEGIN
-        ids, position, drafts, targets = out.next_ids, out.next_pos, out.draft_state, out.target_caches
+            place = position.numpy() - BEGIN + n
+            keep = (out.accepted_tokens[:, n].numpy() >= 0) & (place < size.tokens)
+            text[keep, place[keep]] = out.accepted_tokens[keep, n]
+        steps += position.numpy() < size.tokens + BEGIN
+        ids, position, drafts, targets = out.next_ids, out.next_positions, out.draft_state, out.target_caches
         # a finished row stays where it is: its further tokens are not part of the law
         position = position.clamp(max=size.tokens + BEGIN)
     return text, size.tokens / steps

@@ -5,12 +5,11 @@ import torch
 from transformers import Qwen3Config as HFConfig
 from transformers import Qwen3ForCausalLM
 
-from model.cache import Placement, empty_caches
 from model.config import PRESETS, config_from_dict
 from model.errors import UserError
-from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.weights import RANK
+from tests.model.paged import empty, rows
 
 CASES = [  # heads, kv heads, head dim, layers, prompt lengths, tied; odd shapes first
     (6, 3, 10, 3, (37, 5, 1), False),
@@ -42,12 +41,11 @@ def _pair(heads: int, kv: int, dim: int, layers: int, tied: bool) -> tuple[Qwen3
 
 def _prefix_logits(ours: Qwen3, ids: torch.Tensor, length: int) -> torch.Tensor:
     """Logits with the prompt fed in two pieces, so that the second attends the cache of the first."""
-    caches = empty_caches(ours.config, Parallel(), 1, 256, torch.float32)
-    keys = torch.arange(256, dtype=torch.int32)
+    caches = empty(ours.config, 1, 256)
     pieces, start = [], 0
     for stop in (length // 2, length):
         if stop > start:
-            x, caches, _ = ours.hidden(ids[None, start:stop], caches, Placement(keys[None, start:stop], keys))
+            x, caches, _ = ours.hidden(ids[None, start:stop], caches, rows(start, stop, 1, 256))
             pieces.append(ours.logits(x)[0])
         start = stop
     return torch.cat(pieces)
@@ -72,25 +70,6 @@ def test_a_wrong_rotation_is_noticed() -> None:
     assert (_prefix_logits(ours, ids, 40) - hf(ids[None]).logits[0]).abs().max() > 1e-3
 
 
-@torch.no_grad()
-def test_the_last_layer_attends_for_the_rows_that_are_read_alone() -> None:
-    _, ours = _pair(8, 2, 16, 2, False)
-    ids, keys, read_BN = torch.randint(0, 97, (1, 40)), torch.arange(128, dtype=torch.int32), torch.tensor([[39, 3]])
-    counts = list[list[int]]()
-    for layer in ours.layers:
-        layer.mlp.register_forward_pre_hook(lambda _, given: counts[-1].append(given[0].shape[1]))
-    passes = []
-    for read in (None, read_BN):
-        counts.append([])
-        placement = Placement(keys[None, :40], keys, read_BN=read)
-        passes.append(ours.hidden(ids, empty_caches(ours.config, Parallel(), 1, 128, torch.float32), placement))
-    whole, some = passes
-    assert counts == [[40, 40], [40, 2]]
-    torch.testing.assert_close(some.x_BNE, whole.x_BNE[:, read_BN[0]])
-    for ours_of, theirs_of in zip(some.caches, whole.caches, strict=True):
-        torch.testing.assert_close(tuple(ours_of), tuple(theirs_of))
-
-
 def test_preset_sizes_are_the_published_ones() -> None:
     billions = {name.split("-")[1]: round(c.parameter_count / 1e9, 2) for name, c in PRESETS.items()}
     assert billions == {"0.6B": 0.6, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76}
@@ -110,13 +89,12 @@ def test_the_states_at_the_taps_are_transformers_hidden_states() -> None:
     """What a drafter may ask of a target: what layers are given, and the normed state behind the last."""
     hf, ours = _pair(6, 3, 10, 3, False)
     ids = torch.arange(22, dtype=torch.int32).view(2, 11)
-    keys = torch.arange(256, dtype=torch.int32)
-    caches = empty_caches(ours.config, Parallel(), 2, 256, torch.float32)
+    caches = empty(ours.config, 2, 256)
     theirs = hf(ids.long(), output_hidden_states=True).hidden_states
-    plain = ours.hidden(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))[0]
+    plain = ours.hidden(ids, caches, rows(0, 11, 2, 256))[0]
     for taps in ((0,), (3,), (1, 2, 3)):
         ours.taps = taps
-        x, _, features = ours.hidden(ids, caches, Placement(keys[None, :11].expand(2, -1), keys))
+        x, _, features = ours.hidden(ids, caches, rows(0, 11, 2, 256))
         assert features is not None
         assert torch.equal(x, plain)
         assert torch.allclose(features, torch.cat([theirs[t] for t in taps], -1), atol=1e-4, rtol=0)

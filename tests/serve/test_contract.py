@@ -17,6 +17,7 @@ import pytest
 
 from model.errors import UserError
 from tests.serve.server import NO_VLLM, command
+from trnspec.bundle.opening import read_bundle
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 # pinned in constraints-serve.txt
@@ -26,8 +27,8 @@ SIGNATURES = {
     "vllm.platforms.interface.Platform.validate_request": ["processed_inputs", "params"],
     "vllm.platforms.interface.Platform.check_and_update_config": ["vllm_config"],
     "vllm.platforms.interface.Platform.pre_register_and_update": ["parser"],
-    "vllm.v1.core.sched.scheduler.Scheduler.add_request": ["self", "request"],
-    "vllm.v1.engine.core.EngineCore.preprocess_add_request": ["self", "request"],
+    "vllm.v1.core.kv_cache_manager.KVCacheManager.get_block_ids": ["self", "request_id"],
+    "vllm.v1.core.kv_cache_manager.KVCacheManager.evict_blocks": ["self", "block_ids"],
     "vllm.v1.worker.worker_base.WorkerBase.execute_model": ["self", "scheduler_output"],
     "vllm.v1.worker.worker_base.WorkerBase.sample_tokens": ["self", "grammar_output"],
     "vllm.v1.worker.worker_base.WorkerBase.load_model": ["self", "load_dummy_weights"],
@@ -80,12 +81,12 @@ def test_fields(path: str) -> None:
 def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> None:
     from vllm import SamplingParams  # noqa: PLC0415
 
-    from serve.allowed import refuse_others  # noqa: PLC0415
+    from serve.params import reject_unsupported  # noqa: PLC0415
 
     default = SamplingParams()
     names = SamplingParams.__struct_fields__
     values = {name: getattr(default, name) for name in names}
-    refuse_others(values, values)
+    reject_unsupported(values, values)
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "n", "logprobs", "structured_outputs"} <= set(
         names
     )
@@ -111,16 +112,15 @@ def test_the_scheduler_ends_requests_with_an_error_by_the_set_that_ours_adds_to(
     assert "RequestStatus.FINISHED_ERROR" in source
 
 
-def test_the_scheduler_admits_and_passes_over_requests_by_the_fields_that_ours_sets() -> None:
+def test_the_scheduler_uses_the_fields_that_ours_sets() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
 
-    source = inspect.getsource(Scheduler.schedule)
-    assert "if self.current_step < request.next_decode_eligible_step:" in source
-    assert "if num_running >= self.max_num_active_reqs:" in source
-    assert "preempted_req = self.running[-1]" in source
+    schedule, update = inspect.getsource(Scheduler.schedule), inspect.getsource(Scheduler.update_from_output)
+    assert "token_budget = self.max_num_scheduled_tokens" in schedule
+    assert "preempted_req = self.running[-1]" in schedule or "self.running.pop()" in schedule
+    assert "num_lookahead_tokens=self.num_lookahead_tokens" in schedule
     assert "request.is_prefill_chunk = " in inspect.getsource(Scheduler._update_after_schedule)
-    # a step of speculation is held by nobody else
-    assert "next_decode_eligible_step" not in inspect.getsource(Scheduler.update_from_output)
+    assert "num_invalid_spec_tokens" in update
 
 
 def test_the_entry_point_is_installed() -> None:
@@ -144,17 +144,27 @@ def test_the_version_is_said_without_a_bundle() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, VERSION), done.stderr
 
 
-def test_a_platform_without_its_plugin_is_refused_before_anything_starts() -> None:
-    from serve.platform import PLATFORM, graphs_platform  # noqa: PLC0415
+def test_options_of_additional_config_are_checked_before_anything_starts(bundle: Path) -> None:
+    from serve.platform import Options, options  # noqa: PLC0415
 
-    def config(**options: Any) -> Any:
-        return SimpleNamespace(additional_config=options)
+    opened = read_bundle(bundle)
 
-    assert graphs_platform(config()) == graphs_platform(config(**{PLATFORM: "cpu"})) == "cpu"
-    with pytest.raises(UserError, match="platform is 'tpu'; it must be one of cpu, neuron, nrt"):
-        graphs_platform(config(**{PLATFORM: "tpu"}))
-    if find_spec("libneuronxla"):
-        assert graphs_platform(config(**{PLATFORM: "neuron"})) == "neuron"
-    else:
+    def chosen(**given: Any) -> Options:
+        return options(SimpleNamespace(additional_config=given), opened)  # type: ignore[arg-type]
+
+    assert chosen() == Options()
+    assert [chosen(k=k).k for k in (0, 7)] == [0, 7]
+    assert chosen(acceptance="summary", speculation=False) == Options(False, None, "summary")
+    for given, sentence in (
+        ({"k": 5}, "k is 5; this bundle's graphs have k 0, 7"),
+        ({"k": "7"}, "additional-config.k is '7', expected a whole number"),
+        ({"k": True}, "additional-config.k is True"),
+        ({"acceptance": "all"}, "additional-config.acceptance is 'all', expected one of none, summary, detailed"),
+        ({"ks": 3}, "additional-config.ks is no field; the fields are speculation, k, acceptance, platform"),
+        ({"platform": "tpu"}, "additional-config.platform is 'tpu', expected one of cpu, neuron, nrt"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            chosen(**given)
+    if not find_spec("libneuronxla"):
         with pytest.raises(UserError, match="has no libneuronxla; install it"):
-            graphs_platform(config(**{PLATFORM: "neuron"}))
+            chosen(platform="neuron")

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import serve.folder
 import serve.plugin
 from model.errors import UserError
-from serve.folder import BUNDLE_VARIABLE, meant_bundle, model_folder, no_bundle
+from serve.folder import BUNDLE_VARIABLE, find_bundle_arg, model_folder, no_bundle
 from serve.plugin import platform
 from tests.model.demo_bundle import graphs
 from trnspec.bundle.opening import read_bundle
@@ -31,10 +30,13 @@ def bundle(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_with_a_manifest_is_meant_and_nothing_else_is(bundle: Path, tmp_path: Path) -> None:
-    assert meant_bundle(["serve", str(bundle), "--port", "1"]) == bundle
-    assert meant_bundle(["serve", "--port", "1", "--model", str(bundle)]) == bundle
-    for arguments in (["serve", str(tmp_path)], ["serve", "Qwen/Qwen3-0.6B"], ["bench", "serve", str(bundle)], []):
-        assert meant_bundle(arguments) is None
+    assert find_bundle_arg(["serve", str(bundle), "--port", "1"]) == bundle
+    assert find_bundle_arg(["serve", "--port", "1", "--model", str(bundle)]) == bundle
+    assert find_bundle_arg(["serve", f"--model={bundle}"]) == bundle
+    # an option's folder is not the model, whatever it holds
+    download = ["serve", "Qwen/Qwen3-0.6B", "--download-dir", str(bundle)]
+    for arguments in (["serve", str(tmp_path)], download, ["bench", "serve", str(bundle)], [], ["serve", ""]):
+        assert find_bundle_arg(arguments) is None
 
 
 @pytest.mark.parametrize(
@@ -62,20 +64,12 @@ def test_a_full_disk_is_a_sentence_that_names_the_cache(bundle: Path, monkeypatc
 
 def test_the_environment_names_the_bundle_for_every_process(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BUNDLE_VARIABLE, str(bundle))
-    assert meant_bundle(["-c", "spawned"]) == bundle
+    assert find_bundle_arg(["-c", "spawned"]) == bundle
 
 
-def test_an_address_is_pulled_and_its_folder_takes_its_place(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pull(address: str, out: Path) -> Path:
-        assert address == "s3://team/demo"
-        return shutil.copytree(bundle, out)
-
-    monkeypatch.setattr(serve.folder, "pull", pull)
-    arguments = ["serve", "s3://team/demo"]
-    folder = meant_bundle(arguments)
-    assert folder is not None
-    assert read_bundle(folder).manifest.digest == read_bundle(bundle).manifest.digest
-    assert arguments == ["serve", str(folder), "--served-model-name", "s3://team/demo"]
+def test_an_address_in_s3_is_a_sentence_with_the_command_that_pulls() -> None:
+    with pytest.raises(UserError, match=r"pull it first: python -m compile\.store pull s3://team/demo FOLDER"):
+        find_bundle_arg(["serve", "s3://team/demo"])
 
 
 def test_a_bundle_that_cannot_be_read_ends_the_command(
@@ -124,8 +118,8 @@ def test_a_second_platform_on_the_machine_is_a_sentence(
         )
     ]
     monkeypatch.setattr(serve.plugin, "entry_points", lambda group: points)
-    monkeypatch.setattr(serve.plugin, "meant_bundle", lambda arguments: Path("demo"))
-    for name in ("_share_metrics", "end_in_a_sentence"):
+    monkeypatch.setattr(serve.plugin, "find_bundle_arg", lambda arguments: Path("demo"))
+    for name in ("_share_metrics", "install_excepthook"):
         monkeypatch.setattr(serve.plugin, name, lambda: None)
     # what it sets is taken back
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -137,9 +131,7 @@ def test_a_second_platform_on_the_machine_is_a_sentence(
         return
     with pytest.raises(SystemExit):
         platform()
-    assert "vllm_neuron offers 'neuron' on this machine, of which vLLM takes only one; set VLLM_PLUGINS=trnspec" in (
-        capsys.readouterr().err
-    )
+    assert "the plugin neuron (vllm_neuron) is active as well; set VLLM_PLUGINS=trnspec" in (capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["bench", "serve", "--model", "m"], ["serve", "--help"]])
@@ -147,7 +139,7 @@ def test_a_command_without_a_bundle_gets_a_bare_platform_where_no_other_answers(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["vllm", *words])
-    monkeypatch.setattr(serve.plugin, "_alone", lambda: True)
-    assert platform() == "serve.bare.BarePlatform"
-    monkeypatch.setattr(serve.plugin, "_alone", lambda: False)
+    monkeypatch.setattr(serve.plugin, "_is_only_platform", lambda: True)
+    assert platform() == "serve.null_platform.NullPlatform"
+    monkeypatch.setattr(serve.plugin, "_is_only_platform", lambda: False)
     assert platform() is None

@@ -10,17 +10,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from model.errors import UserError
 from tests.model.demo_bundle import PROMPTS, graphs
 from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, sample, served
 from tests.serve.test_grammar import grammar_of
 from tests.serve.test_http import ask, ids_of
-from trnspec.bundle.opening import read_bundle
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
@@ -199,26 +196,8 @@ def test_an_answer_tells_its_own_acceptance(client: Any, name: str, llm: LLM) ->
 
 def test_the_k_of_steps_is_in_the_metrics(server: Server) -> None:
     lines = server.get("/metrics").splitlines()
-    of_k = {m[1] for line in lines if (m := re.match(r'trnspec_steps_of_k_total\{.*k="(\d)"', line))}
+    of_k = {m[1] for line in lines if (m := re.match(r'trnspec_steps_total\{.*k="(\d)"', line))}
     assert of_k == {"7"}
-
-
-def test_a_k_that_the_graphs_do_not_have_is_refused(bundle: Path) -> None:
-    from serve.platform import ACCEPTANCE, FIXED_K, fixed_k, speculates  # noqa: PLC0415
-
-    def config(**options: Any) -> Any:
-        return SimpleNamespace(additional_config=options)
-
-    opened = read_bundle(bundle)
-    assert [fixed_k(opened, config(**{FIXED_K: k})) for k in (0, 3, 7)] == [0, 3, 7]
-    assert fixed_k(opened, config()) is None
-    for wrong in (5, -1, True, "7", [7]):
-        with pytest.raises(UserError, match="this bundle's graphs have k 0, 3, 7"):
-            fixed_k(opened, config(**{FIXED_K: wrong}))
-    assert speculates(opened, config(**{ACCEPTANCE: "summary"}))
-    for options, sentence in (({ACCEPTANCE: "all"}, "acceptance is 'all'"), ({"ks": 3}, "additional-config is")):
-        with pytest.raises(UserError, match=sentence):
-            speculates(opened, config(**options))
 
 
 @pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use")

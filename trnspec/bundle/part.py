@@ -43,7 +43,7 @@ class Part:
     @property
     def head_ranks(self) -> int:
         """Ranks that hold one copy of its head."""
-        return self.parallel.of_head.tp
+        return self.parallel.tp
 
     @property
     def prefix(self) -> str:

@@ -68,9 +68,8 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     both, state = draft_weights + target_weights, caches.get("draft", ()) + _kept(spec) + caches["target"]
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
-        whole = _prefill(spec, rows, keys, both, state)
-        prompt, *of_draft = _apart(whole, spec) if spec.kind.apart else (whole,)
-        graphs += [prompt, _asking(prompt, spec), *of_draft]
+        prompt = _prefill(spec, rows, keys, both, state)
+        graphs += [prompt, _asking(prompt, spec)]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
@@ -90,21 +89,10 @@ def _prefill(
     spec: BundleSpec, rows: int, keys: int, weights: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]
 ) -> GraphSpec:
     """The graph of at most `rows` ids of a prompt, which attend `keys` positions."""
-    inputs = tensor_specs(INPUTS, B=1, T=rows, S=keys, L=keys // KEY_TILE, F=1)
-    outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows, S=spec.max_len)
+    inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
+    outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows)
     key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
     return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
-
-
-def _apart(prompt: GraphSpec, spec: BundleSpec) -> tuple[GraphSpec, GraphSpec]:
-    """A prompt's graph as the target's and the draft's, each with only the tensors that it reads or writes."""
-    of_target = _collectives(spec)
-    of_draft = {op: count - of_target[op] for op, count in prompt.collectives.items()}
-    target = replace(prompt, collectives=of_target, **_tensors_of(prompt, "target_model."))
-    draft = replace(prompt, collectives=of_draft, **_tensors_of(prompt, "draft_model."))
-    return target, replace(
-        draft, key=prompt.key._replace(stage=Stage.PREFILL_DRAFT), outputs=tensor_specs(DRAFTED, B=1, N=1)
-    )
 
 
 def _tensors_of(graph: GraphSpec, *prefixes: str) -> dict[str, Any]:
@@ -122,8 +110,8 @@ def _steps(
     """
     # a host that drafts brings the drafts with the input ids
     rows = 1 if spec.has_draft else key.k + 1
-    inputs = tensor_specs(INPUTS, B=spec.batch, T=rows, S=key.bucket, L=key.bucket // KEY_TILE)
-    outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1, S=key.bucket)
+    inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
+    outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
     passes = spec.kind.passes(key.k, spec.k) if key.k or spec.kind.follows else ()
     for filters in (True, False):
         counts = _collectives(spec, passes, filters)
@@ -147,7 +135,7 @@ def _halves(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     draft_key, verify_key = (key._replace(stage=stage) for stage in (Stage.DRAFT, Stage.VERIFY))
     yield replace(fused, key=draft_key, outputs=outputs, collectives=drafting, **_tensors_of(fused, "draft_model."))
     models = ("target_model.", "draft_model.") if kind.keeps else ("target_model.",)
-    rows = tensor_specs(INPUTS, B=spec.batch, T=fused.rows, S=key.bucket, L=key.bucket // KEY_TILE)
+    rows = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=fused.rows, L=key.bucket // KEY_TILE)
     yield replace(fused, key=verify_key, inputs=rows, collectives=verifying, **_tensors_of(fused, *models, KEPT))
 
 
@@ -229,7 +217,7 @@ def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: 
     if spec.kind.model:
         draft = spec.kind.model.collectives(spec.draft_config, of_draft, passes)
         total = {op: total[op] + draft[op] for op in total}
-    target_draws, draft_draws = of_target.tp > 1, drawn * (of_draft.of_head.tp > 1)
+    target_draws, draft_draws = of_target.tp > 1, drawn * (of_draft.tp > 1)
     total["all-gather"] += target_draws + draft_draws
     if filters and spec.parts[0].backing.sharded:
         guessed = draft_draws and spec.kind.model and spec.kind.model.guesses(spec.draft_config)

@@ -135,11 +135,8 @@ class BundleSpec:
         return (self.draft_tp or self.tp) if self.has_draft else 0
 
     def parallel(self, ops: Ops = EAGER) -> tuple[Parallel, Parallel]:
-        """How target and draft are split, on operations that join all ranks; all of them share the draft's head."""
-        ranks, of_target = self.draft_ranks or self.tp, Parallel(self.tp, ops)
-        if ranks == self.tp:
-            return of_target, of_target
-        return of_target, Parallel(ranks, ops.grouped(ranks), of_target)
+        """How target and draft are split."""
+        return (Parallel(self.tp, ops),) * 2
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -230,7 +227,7 @@ def _check_drafter(spec: BundleSpec) -> None:
             raise UserError(f"draft_tp was given and the drafter {kind.name} has no model; leave it out")
         return
     target, draft = spec.target_config, spec.draft_config
-    check_tp(draft, spec.draft_ranks, "draft", spec.tp)
+    check_tp(draft, spec.draft_ranks, "draft")
     if target.vocab_size != draft.vocab_size:
         raise UserError(
             f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; a draft must "

@@ -96,7 +96,7 @@ class Engine:
     @property
     def apart(self) -> bool:
         """Whether the draft's part of a prompt runs as a graph of its own: not where no step drafts."""
-        return self.shape.apart and any(self.step_k.ks)
+        return False
 
     def ks(self, k_limit: int | None = None, asking: bool = False) -> set[int]:
         """The k of every graph that a step of requests with this limit may run."""
@@ -205,8 +205,9 @@ class Engine:
 
     def _limits(self, seated: tuple[Slot, ...]) -> tuple[int, ...]:
         """The most drafts of each request in a step of all of these."""
-        k = self.step_k.choose(seated)
-        return tuple(k if s.request.k_limit is None else min(k, s.request.k_limit) for s in seated)
+        k, last = self.step_k.choose(seated), self.shape.max_len - 1
+        # a step emits a token more than it accepts drafts, none of them past the last position
+        return tuple(min(k, k if (most := s.request.k_limit) is None else most, last - 1 - s.position) for s in seated)
 
     def _run(self, work: Work) -> tuple[Work, StepOutputs]:
         """Run the graphs of some work; the work as it was done, and the outputs."""
@@ -232,7 +233,7 @@ class Engine:
         inputs, k = prompt_inputs(slot, chunk, self.shape), self.shape.k
         outputs = self.runner.run(inputs.graph(Stage.PREFILL, k, chunk.keys), inputs)
         if self.apart:
-            self._owed.append((slot, inputs.graph(Stage.PREFILL_DRAFT, k, chunk.keys), inputs))
+            self._owed.append((slot, inputs.graph(Stage.PREFILL, k, chunk.keys), inputs))
             if _shares(slot) and chunk.last < slot.known and self.slots.ready and len(self._owed) >= _MOST_OWED:
                 self._fill_draft()
         return outputs
@@ -271,7 +272,7 @@ class Engine:
         return max(slot.position for slot in work.slots) + (work.k or 0) + 1
 
     def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
-        accepted_BN = np.asarray(outputs.accepted)
+        accepted_BN = np.asarray(outputs.accepted_tokens)
         seconds = self._lap()
         if work.k is None:
             assert work.chunk
@@ -282,12 +283,10 @@ class Engine:
             if not self.slots.holds(slot):
                 continue
             ids = [token for token in accepted_BN[slot.index].tolist() if token != -1]
-            # no draft is accepted for the last position and those after it
-            drafted = min(limit, max(0, self.shape.max_len - 2 - slot.position))
-            slot.result.count(work.k, drafted, len(ids) - 1)
+            slot.result.count(work.k, limit, len(ids) - 1)
             slot.position += len(ids)
             scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
-            events.append(self._emit(slot, Event(slot.number, ids, None, work.k, drafted, len(ids) - 1, scores)))
+            events.append(self._emit(slot, Event(slot.number, ids, None, work.k, limit, len(ids) - 1, scores)))
         requests = [Ended(event.drafted, event.accepted) for event in events]
         self._ended(work.k, reach, None if work.asking or work.delayed else seconds, requests)
         return events
@@ -310,7 +309,7 @@ class Engine:
         slot.position = slot.known
         self.slots.changed()
         of_first = _scores(request.logprobs, outputs, 0, slice(chunk.size - 1, chunk.size))
-        token = int(np.asarray(outputs.accepted)[0, 0])
+        token = int(np.asarray(outputs.accepted_tokens)[0, 0])
         return [self._emit(slot, Event(slot.number, [token], None, 0, 0, 0, of_first, result.prompt_scores))]
 
     def _lap(self) -> float:

@@ -158,9 +158,11 @@ class OverlappedEngine(Engine):
         if work.k is None or work.asking or work.slots != seated or self._limits(seated) != work.limits:
             return
         ahead, bucket = work.k + 1, self._bucket(work)
-        within = max(slot.position for slot in seated) + 2 * ahead <= bucket and self._covered(work, 2)
+        # the second step's limits are the first one's: no sequence may come near max_len
+        within = max(slot.position for slot in seated) + 2 * ahead <= min(bucket, self.shape.max_len - 1)
+        within = within and self._covered(work, 2)
         if within and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
-            inputs = self.slots.inputs_after(outputs, work.limits)
+            inputs = self.slots.inputs_after(outputs, work.limits, bucket)
             outputs = self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)
             self._begun.append((self._timed(work), outputs))
 

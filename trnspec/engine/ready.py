@@ -57,7 +57,7 @@ def shape_of(bundle: Bundle, platform: str = "cpu") -> Shape:
         spec.host_drafts,
         spec.prompts if on_cpu or not whole else tuple(whole),
         spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0,
-        spec.kind.apart,
+        False,
         _BESIDE_CPU if on_cpu else _BESIDE_DEVICE,
     )
 
@@ -83,12 +83,14 @@ def compile_graphs(graphs: Graphs, request: Request, engine: Engine) -> None:
 
 def _reachable(bundle: Bundle, request: Request, engine: Engine) -> Iterator[GraphKey]:
     shape, ks, length = engine.shape, engine.ks(request.k_limit, request.asking), len(request.ids)
+    if length + request.max_new_tokens >= shape.max_len:
+        # the last token has no room for drafts
+        ks |= {shape.graph_k(k, request.asking) for k in range(max(ks))}
     last = min(length + request.max_new_tokens + shape.k, shape.max_len)
     buckets = [b for b in shape.buckets if length < b <= shape.bucket(last)]
     prompts = {(chunk.rows, chunk.keys) for chunk in shape.chunks(length)}
     for key in bundle.plan.by_key:
-        # the draft's part of a prompt serves all requests
-        serves = engine.apart if key.stage is Stage.PREFILL_DRAFT else key.asking == request.asking
+        serves = key.asking == request.asking
         if key.is_prefill:
             wanted = (key.rows, key.bucket) in prompts
         else:
@@ -119,8 +121,7 @@ def at_the_end(bundle: Bundle, key: GraphKey, running: int, end: int) -> StepInp
     """A step's inputs whose rows are the last of so many positions, so that those of the running requests see as many
     keys, each in its place; the other slots are idle."""
     inputs = zeros_of(bundle.plan.by_key[key].inputs)
-    inputs.attention_mask[:running, :end] = 1
-    inputs.position_ids[:running] = end - key.k - 1 + np.arange(inputs.position_ids.shape[1])
+    inputs.positions[:running] = end - key.k - 1
     blocks = 1 + np.arange(inputs.block_table.size).reshape(inputs.block_table.shape)
     inputs.block_table[:running] = blocks[:running] % bundle.spec.pool
     return inputs

@@ -158,28 +158,20 @@ class SlotTable:
         `drafts` of each request, padded with zeros.
         """
         # new arrays: a device may read from the old ones
-        ids_BT, positions_BT = np.zeros((self.batch, rows), np.int32), np.zeros((self.batch, rows), np.int32)
+        ids_BT, positions_B = np.zeros((self.batch, rows), np.int32), np.zeros(self.batch, np.int32)
         for slot in self.ready:
-            ids_BT[slot.index, 0], positions_BT[slot.index] = slot.token, slot.position
+            ids_BT[slot.index, 0], positions_B[slot.index] = slot.token, slot.position
         if rows > 1:
-            for slot, more in zip(self.ready, drafts, strict=False):
+            for slot, more in zip(self.ready, drafts or [()] * len(self.ready), strict=True):
                 ids_BT[slot.index, 1 : 1 + len(more)] = more
-            positions_BT += np.arange(rows, dtype=np.int32)
-        mask_BS = (np.arange(bucket, dtype=np.int32) < positions_BT[:, :1]).astype(np.int32)
         return StepInputs(
-            **self._requested(limits, bucket)
-            | {"input_ids": ids_BT, "attention_mask": mask_BS, "position_ids": positions_BT, "allowed": allowed}
+            **self._requested(limits, bucket) | {"input_ids": ids_BT, "positions": positions_B, "allowed": allowed}
         )
 
-    def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...]) -> StepInputs:
+    def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...], bucket: int) -> StepInputs:
         """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
         return StepInputs(
-            **self._requested(limits, outputs.next_mask.shape[1])
-            | {
-                "input_ids": outputs.next_ids,
-                "attention_mask": outputs.next_mask,
-                "position_ids": outputs.next_pos,
-            }
+            **self._requested(limits, bucket) | {"input_ids": outputs.next_ids, "positions": outputs.next_positions}
         )
 
     def _requested(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
@@ -200,20 +192,19 @@ class SlotTable:
 def prompt_inputs(slot: Slot, chunk: Chunk, shape: Shape) -> StepInputs:
     """The inputs of a chunk of a slot's prompt."""
     ids, blocks = slot.ids, chunk.keys // KEY_TILE
-    inputs = zero_inputs(B=1, T=chunk.rows, S=chunk.keys, L=blocks, F=1)
+    inputs = zero_inputs(B=1, T=chunk.rows, L=blocks, F=1)
     inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.last]
-    inputs.attention_mask[0, : chunk.last], inputs.seq_ids[0] = 1, slot.index
-    inputs.position_ids[0] = np.arange(chunk.first, chunk.first + chunk.rows)
+    inputs.positions[0], inputs.num_tokens[0], inputs.slots[0] = chunk.first, chunk.size, slot.index
     inputs.block_table[0] = _row(slot, blocks)
-    inputs.following[0] = ids[chunk.last] if chunk.last < slot.known else -1
+    inputs.next_prompt_id[0] = ids[chunk.last] if chunk.last < slot.known else -1
     _set(inputs, 0, slot.request)
     if not slot.request.asking:
         return inputs
     words, last = words_of(shape.vocabulary), chunk.last == slot.known
     # the token after a chunk that is not the last one is dropped
     walks = {0: Walk(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
-    allowed, occurred = masks_of_rows(walks, 1, 1, words), _occurred(slot, shape.vocabulary)
-    return inputs._replace(allowed=allowed, occurred=occurred, **_asked([slot.request]))
+    allowed, counts = masks_of_rows(walks, 1, 1, words), _prompt_token_counts(slot, shape.vocabulary)
+    return inputs._replace(allowed=allowed, prompt_token_counts=counts, **_asked([slot.request]))
 
 
 def _row(slot: Slot, count: int) -> list[int]:
@@ -221,17 +212,16 @@ def _row(slot: Slot, count: int) -> list[int]:
     return (slot.blocks + [0] * count)[:count]
 
 
-def _occurred(slot: Slot, vocabulary: int) -> np.ndarray:
+def _prompt_token_counts(slot: Slot, vocabulary: int) -> np.ndarray:
     """(1, V) how often each id is among the drawn ones, and whether it is in the prompt."""
-    occurred_V = np.bincount(slot.result.ids, minlength=vocabulary).astype(np.int32)
-    occurred_V[list(slot.request.ids)] += IN_PROMPT
-    return occurred_V[None]
+    counts_V = np.bincount(slot.result.ids, minlength=vocabulary).astype(np.int32)
+    counts_V[list(slot.request.ids)] += IN_PROMPT
+    return counts_V[None]
 
 
 def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
     """The sampling inputs of requests in their rows; idle rows are neutral."""
-    inputs = zero_inputs(B=batch, T=1, S=0)
-    inputs.seq_ids[:] = np.arange(batch)
+    inputs = zero_inputs(B=batch, D=batch, T=1, L=0)
     # a top-p of 1 filters nothing
     inputs.sampling_params[:, 1] = 1
     for slot in seated:
@@ -257,7 +247,7 @@ def _asked(requests: Sequence[Request | None]) -> dict[str, np.ndarray]:
             asked[row] = (*params.penalties, request.allowed is not None)
             bias_ids[row, : len(params.logit_bias)] = list(params.logit_bias)
             bias[row, : len(params.logit_bias)] = list(params.logit_bias.values())
-    return {"asked": asked, "bias_ids": bias_ids, "bias": bias}
+    return {"penalties": asked, "bias_ids": bias_ids, "bias": bias}
 
 
 def _set(inputs: StepInputs, row: int, request: Request) -> None:

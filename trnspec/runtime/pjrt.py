@@ -23,7 +23,7 @@ from model.graph_spec import GraphSpec
 from model.nki.launches import LNC
 from trnspec.bundle.compiler_flags import PLAIN, flag_tag, with_lnc
 from trnspec.bundle.manifest import Compiler
-from trnspec.runtime import apart, block_attention, columns, filter_branch, key_columns, products, quicker, sums
+from trnspec.runtime import apart, columns, filter_branch, products, quicker, sums
 
 # what is read once, at the first device or the first product. The pool of XLA's CPU client has one thread a device
 EARLY = {"NPROC": "1"} | products.EARLY
@@ -177,8 +177,6 @@ def _take_as_held(module: ir.Module, graph: GraphSpec) -> None:
         apart.take_apart(operation)
     main = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0]
     columns.take_turned(main, graph.weights)
-    block_attention.take_over(module)
-    key_columns.take_turned(module, graph.state)
     columns.retype(module)
     filter_branch.branch(module)
     sums.in_order(module)

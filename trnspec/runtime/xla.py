@@ -25,7 +25,7 @@ from trnspec.bundle import plan
 from trnspec.bundle.contract import violations
 from trnspec.bundle.opening import Bundle
 from trnspec.bundle.shards import shard_tensors
-from trnspec.runtime import columns, key_columns, memory_maps, pjrt
+from trnspec.runtime import columns, memory_maps, pjrt
 from trnspec.runtime.compiler import Compiler
 
 
@@ -172,10 +172,7 @@ class Graphs:
 
     def _zeros(self, tensor: TensorSpec) -> Any:
         zeros = np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)
-        return self._put([key_columns.turn(zeros) if self._by_columns(tensor) else zeros] * self.tp, own=True)
-
-    def _by_columns(self, state: TensorSpec) -> bool:
-        return self._platform == "cpu" and key_columns.turned(state)
+        return self._put([zeros] * self.tp, own=True)
 
     def _put(self, parts: list[np.ndarray], own: bool = False) -> Any:
         """An array of all ranks; in memory of its `own`, where graphs write to it."""

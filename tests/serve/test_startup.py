@@ -11,13 +11,13 @@ import pytest
 
 from model.errors import UserError
 from serve.folder import METRICS_VARIABLE
-from serve.sentence import DEBUG_VARIABLE, passed_on
+from serve.startup import DEBUG_VARIABLE, report_to_parent
 
 _PROGRAM = """
 import sys
 from model.errors import UserError
-from serve.sentence import end_in_a_sentence, started
-end_in_a_sentence()
+from serve.startup import install_excepthook, started
+install_excepthook()
 {}
 """
 MISTAKES = {
@@ -30,7 +30,10 @@ MISTAKES = {
              "or give a different --port"),
     "disk": ("raise OSError(28, 'No space left on device')", "the disk of this command is full; free some space and "
              "run the command again"),
-    "a setting of vLLM's": ("raise ValueError('tokens (64) are\\n  few')", "tokens (64) are few"),
+    "an option of vLLM's": (
+        "exec(\"raise ValueError('tokens (64) are few')\", {'__name__': 'vllm.engine.arg_utils'})",
+        "tokens (64) are few",
+    ),
 }  # fmt: skip
 
 
@@ -55,7 +58,9 @@ def test_the_debug_variable_adds_the_traceback_before_it(tmp_path: Path) -> None
     assert lines[-1] == "error: k is 9"
 
 
-@pytest.mark.parametrize("statement", ["raise KeyError('a bug')", "started()\nraise ValueError('a bug')"])
+@pytest.mark.parametrize(
+    "statement", ["raise KeyError('a bug')", "raise ValueError('a bug')", "started()\nraise ValueError('a bug')"]
+)
 def test_a_bug_keeps_its_traceback(tmp_path: Path, statement: str) -> None:
     status, lines = end(tmp_path, statement)
     assert status == 1
@@ -68,7 +73,7 @@ def test_the_engine_s_mistake_is_the_first_process_s_sentence(
 ) -> None:
     monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
     monkeypatch.delenv(DEBUG_VARIABLE, raising=False)
-    with pytest.raises(SystemExit) as ended, passed_on():
+    with pytest.raises(SystemExit) as ended, report_to_parent():
         raise error
     assert ended.value.code == 2
     sentence = "the disk of this command is full; free some space and run the command again"
@@ -81,6 +86,6 @@ def test_the_engine_s_mistake_is_the_first_process_s_sentence(
 
 def test_a_bug_in_the_engine_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
-    with pytest.raises(ValueError, match="a bug"), passed_on():
+    with pytest.raises(ValueError, match="a bug"), report_to_parent():
         raise ValueError("a bug")
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,90 @@
+"""The sampling parameters that a bundle serves; any other that differs from vLLM's default is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model.errors import UserError
+from trnspec.engine.masks import Allowed
+from trnspec.engine.request import Params, Request, Shape, check
+
+# served by the graphs
+_BY_GRAPHS = {
+    "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "logprobs", "prompt_logprobs", "structured_outputs",
+}  # fmt: skip
+# served by vLLM from the output tokens
+_BY_VLLM = {
+    "n", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "detokenize", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
+    "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
+}  # fmt: skip
+_WHY = {
+    "watermarking": "it changes the distribution that a seed samples from; leave it out",
+    "thinking_token_budget": "the bundle's graphs force no token; leave it out",
+    "logprob_token_ids": "the bundle's graphs return the top log-probabilities; use logprobs",
+}
+_DEFAULT_REASON = "a bundle serves the sampling parameters that docs/serving.md lists; leave it out"
+# values that differ from None and ask for nothing
+_OFF = {"watermarking": False}
+
+
+_NO_MASK: Allowed = lambda ids: None  # noqa: E731
+
+
+class UnsupportedParam(UserError):
+    """A parameter that a bundle cannot serve, and the sentence that says so."""
+
+    def __init__(self, parameter: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.parameter = parameter
+
+
+def reject_unsupported(requested: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise UnsupportedParam for the first parameter that is neither served nor at vLLM's default."""
+    for name, value in requested.items():
+        served = name in _BY_GRAPHS or name in _BY_VLLM or name.startswith("_")
+        if not (served or value is None or value in ([], {}) or value == (defaults | _OFF).get(name)):
+            raise UnsupportedParam(name, f"{name} is not served: {_WHY.get(name, _DEFAULT_REASON)}")
+
+
+def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: Allowed | None = None) -> Request:
+    """The engine's request for prompt token ids and vLLM's SamplingParams, with the masks of a structured request.
+
+    The engine ends at stop tokens and limits itself, so that no step runs for a request that is finished; vLLM cuts at
+    stop strings.
+    """
+    params = Params(
+        float(sampling.temperature),
+        max(0, sampling.top_k),
+        float(sampling.top_p),
+        float(sampling.min_p),
+        sampling.seed or 0,
+        float(sampling.presence_penalty),
+        float(sampling.frequency_penalty),
+        float(sampling.repetition_penalty),
+        {token: float(bias) for token, bias in (sampling.logit_bias or {}).items()},
+        tuple(sampling.allowed_token_ids or ()),
+        tuple(map(tuple, sampling.bad_words_token_ids or ())),
+        sampling.min_tokens,
+    )
+    end = () if sampling.eos_token_id is None else (sampling.eos_token_id,)
+    return Request(
+        ids,
+        params,
+        min(sampling.max_tokens or shape.max_len, shape.max_len),
+        (*end, *(sampling.stop_token_ids or ())),
+        allowed=(allowed or _NO_MASK) if sampling.structured_outputs is not None else None,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        ends=tuple(sampling.all_stop_token_ids),
+    )
+
+
+def check_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> None:
+    """Raise UnsupportedParam for a prompt or a value of a sampling parameter that the bundle cannot serve."""
+    try:
+        check(shape, engine_request(shape, ids, sampling))
+    except UserError as error:
+        raise UnsupportedParam("sampling parameters or prompt", str(error)) from error

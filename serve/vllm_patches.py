@@ -1,0 +1,58 @@
+"""Every global change that this package makes to vLLM, torch or the process: one list, each with its reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# logger -> part of a line that does not apply to a bundle
+_HIDDEN_LINES = {
+    # vLLM counts its null block as a slot
+    "vllm.v1.core.kv_cache_utils": "Maximum concurrency",
+    # a bundle's scheduler is part of this package
+    "vllm.config.scheduler": "custom scheduler class",
+}
+# vLLM's client logs a traceback for the end of an engine that the server itself has asked for
+_CLIENT, _ENGINE_ENDED = "vllm.v1.engine.async_llm", "output_handler failed"
+
+
+def hide_log_lines() -> None:
+    """Drop start-up lines of vLLM that are not true of a bundle."""
+    for name, part in _HIDDEN_LINES.items():
+        _hide(name, part)
+
+
+def hide_engine_end() -> None:
+    """Drop the traceback of an engine that ends after a drain."""
+    _hide(_CLIENT, _ENGINE_ENDED)
+
+
+def allow_min_p_and_bias_with_drafts() -> None:
+    """Skip vLLM's check that rejects min-p and logit bias with its own drafters; a bundle's graphs serve both."""
+    from vllm import SamplingParams  # noqa: PLC0415  (vLLM's modules need the platform while they are imported)
+
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+
+
+def skip_accelerator_caches() -> None:
+    """vLLM empties the caches of torch's accelerator when a worker ends; a bundle has none, and torch would raise."""
+    torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None
+
+
+def before_engine_shutdown(engine_client: Any, wait: Callable[[float], float]) -> None:
+    """Call `wait(seconds)` before this client's engine ends; it returns the seconds left for the shutdown itself."""
+    shutdown = engine_client.shutdown
+
+    def after_requests(timeout: float | None = None) -> None:
+        left = wait(timeout or 0.0)
+        hide_engine_end()
+        shutdown(timeout=left)
+
+    engine_client.shutdown = after_requests
+
+
+def _hide(name: str, part: str) -> None:
+    logging.getLogger(name).addFilter(lambda record: part not in str(record.msg))

@@ -1,0 +1,28 @@
+"""Empty paged caches with blocks for every position of every sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model.attention import KEY_TILE
+from model.cache import AttentionMetadata, Cache, empty_caches
+from model.config import ModelConfig
+from model.parallel import ONE_RANK
+
+
+def block_table(batch: int, length: int) -> Tensor:
+    """(B, L) int32: block 0 is none."""
+    blocks = -(-length // KEY_TILE)
+    return 1 + torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
+
+
+def empty(config: ModelConfig, batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[Cache]:
+    """Caches for `block_table`, on one rank."""
+    return empty_caches(config, ONE_RANK, 1 + block_table(batch, length).numel(), KEY_TILE, dtype)
+
+
+def rows(first: int, stop: int, batch: int, length: int) -> AttentionMetadata:
+    """Rows from one position to another of each sequence."""
+    positions_N = torch.arange(first, stop, dtype=torch.int32)
+    return AttentionMetadata(positions_N.expand(batch, -1), block_table(batch, length))
