@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from tokenizers import Tokenizer
@@ -32,43 +33,33 @@ def test_the_first_difference_is_placed() -> None:
         assert not gate.differences([a], [a])
 
 
-class Served:
-    """In place of an LLM of the demo pair: drafts never change an id, but of request 0, if `forged` says so."""
-
-    forged = False
-    tokenizer = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
-
-    def __init__(self, folder: Path) -> None:
-        spec = SimpleNamespace(k=0 if folder.name == "alone" else 7, max_len=64, drafter="chain", batch=1, dtype="fp32")
-        self.bundle = SimpleNamespace(spec=spec)
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def generate(self, prompts: list[list[int]], params: list[Params], **options: Any) -> list[Output]:
-        assert all(0 < len(ids) <= 64 - 7 - 6 for ids in prompts)
-        forged = self.forged and options == {"max_new_tokens": 6, "speculation": True}
-        found = [(5, p.seed % 999, 7 + (forged and n == 0)) for n, p in enumerate(params)]
-        return [Output(ids, "", "length", 1, 0.0) for ids in found]
-
-
 def test_a_bundle_passes_and_a_forged_id_is_found_and_weighed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gate, "LLM", Served)
-    flags = f"--requests 9 --tokens 6 --checkpoint {demo.TARGET} --out {tmp_path}/gate.json --bundle".split()
-    gate.main([*flags, "pair"])
+    """In place of an LLM of the demo pair: drafts never change an id, but of one request of the sets in `forged`."""
+    forged = list[dict[str, Any]]()
+
+    def generate(prompts: list[list[int]], params: list[Params], **options: Any) -> list[Output]:
+        assert all(0 < len(ids) <= 64 - 7 - 6 for ids in prompts)
+        ids = [(5, p.seed % 999, 7 + (options in forged and n == 0)) for n, p in enumerate(params)]
+        return [Output(found, "", "length", 1, 0.0) for found in ids]
+
+    llm = mock.MagicMock()
+    monkeypatch.setattr(gate, "LLM", llm)
+    opened = llm.return_value.__enter__.return_value
+    opened.tokenizer, opened.generate = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json")), generate
+    opened.bundle.spec = SimpleNamespace(k=7, max_len=64, drafter="chain", batch=1, dtype="fp32")
+    flags = f"--requests 9 --tokens 6 --checkpoint {demo.TARGET} --out {tmp_path}/gate.json --bundle pair".split()
+    gate.main(flags)
     (row,) = json.loads((tmp_path / "gate.json").read_text())["rows"]
     assert (row["requests"], row["differences"], row["tokens_per_step"]) == (9, [], 2.0)
-    monkeypatch.setattr(Served, "forged", True)
+    forged.append({"max_new_tokens": 6, "speculation": True})
     with pytest.raises(SystemExit, match="1"):
-        gate.main([*flags, "pair"])
+        gate.main(flags)
     assert ": (7,), (8,), logits apart by" in capsys.readouterr().out
+    opened.bundle.spec.k = 0
     with pytest.raises(UserError, match="give the bundle of a pair"):
-        gate.main([*flags, "alone"])
+        gate.main(flags)
 
 
 def _ids(body: dict[str, Any]) -> dict[str, Any]:

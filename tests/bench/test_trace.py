@@ -42,10 +42,8 @@ def test_shares_are_of_all_steps_and_the_tuner_reads_them(tmp_path: Path, monkey
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.txt"
-    file.write_text("one\n\ntwo\n")
+    (file := tmp_path / "mine.txt").write_text("one\n\ntwo\n")
     assert [(p.entropy, p.text) for p in demo.prompts_of(file)] == [("mine", "one"), ("mine", "two")]
-    for content, said in ((b"\n", "holds no prompt"), (b"\xff\xfe", "not UTF-8")):
-        file.write_bytes(content)
-        with pytest.raises(UserError, match=said):
-            demo.prompts_of(file)
+    file.write_bytes(b"\n")
+    with pytest.raises(UserError, match="holds no prompt"):
+        demo.prompts_of(file)

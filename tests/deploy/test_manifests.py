@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shutil
 import subprocess
@@ -25,14 +24,14 @@ def read(folder: str) -> list[Manifest]:
     """The objects of a folder as far as kustomize changes them here: suffix, component, the patch, image names."""
     rules = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text(encoding="utf-8"))
     if "nameSuffix" in rules:
-        server, *others = objects = read("base")
+        objects = read("base")
         for made in objects:
             made["metadata"]["name"] += rules["nameSuffix"]
-        for patch in (yaml.safe_load(p["patch"])[0] for p in rules.get("patches", [])):
-            containers(server)[-1]["args"] = patch["value"]
-        return [server, *others]
+        for patch in rules.get("patches", []):
+            containers(objects[0])[-1]["args"] = yaml.safe_load(patch["patch"])[0]["value"]
+        return objects
     texts = [(DEPLOY / folder / name).read_text(encoding="utf-8") for name in rules["resources"]]
-    objects = [made for text in texts for made in yaml.safe_load_all(text)]
+    objects = [*yaml.safe_load_all("---\n".join(texts))]
     for part in (c for o in objects for c in containers(o)):
         part["image"] = next(f"{i['newName']}:{i['newTag']}" for i in rules["images"] if i["name"] == part["image"])
     return objects
@@ -56,10 +55,6 @@ SETTINGS = dict(line.split("=", 1) for line in LINES if not line.startswith("#")
 @pytest.mark.parametrize("version", ["1.34", "1.37"])
 def test_every_object_fits_the_strict_schema(version: str) -> None:
     assert {utils.validate(made, version, strict=True) for made in OBJECTS.values()} == {version}
-    spoiled = copy.deepcopy(OBJECTS[BASELINE, "Deployment", "server-baseline"])
-    spoiled["spec"]["replica"] = 1
-    with pytest.raises(utils.ValidationError):
-        utils.validate(spoiled, version, strict=True)
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed: kustomize itself was not run")

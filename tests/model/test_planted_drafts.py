@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from bench.demo import prompts, request
+from bench.demo import prompts
 from model.drafters.dflash import DFlash
 from model.speculative import Pair
 from model.window import Window
@@ -20,7 +21,7 @@ from tests.eager_graphs import Eager
 from tests.model.drafted import steps
 from tests.model.test_dflash import Plain, pair_of
 from trnspec.engine.engine import Engine
-from trnspec.engine.request import Params, Shape
+from trnspec.engine.request import Params, Request, Shape
 
 LENGTH, BATCH, TOKENS, K = 128, 8, 24, 7
 DRAFTS = ("draft_dflash", "draft_dspark")
@@ -74,7 +75,9 @@ def tokens_a_step(draft: str, fault: Fault | None) -> float:
     if fault:
         fault(pair, drafter)
     engine = Engine(Eager(pair, (), pool), Shape((K,), BATCH, LENGTH, (LENGTH,), 2048, pool))
-    results = engine.run(request(p, Params(0.6, top_p=0.95, seed=n), TOKENS) for n, p in enumerate(prompts(2)))
+    encode = Tokenizer.from_file("demo/target/tokenizer.json").encode
+    asked = ((tuple(encode(p.text).ids), Params(0.6, top_p=0.95, seed=n)) for n, p in enumerate(prompts(2)))
+    results = engine.run(Request(*one, TOKENS, pair.target_model.config.eos_token_ids) for one in asked)
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)
 
 
