@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 
-from bench.eager import Eager
 from model.backing import REFERENCE
 from model.cache import Cache, empty_caches
 from model.drafter import Drafter
@@ -26,6 +25,7 @@ from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from tests.eager_graphs import Eager
 from tests.model.outer import BLOCK, Outer
 from tests.model.test_acceptance import BATCH, CONFIG, DRAFTERS, K, V
 from trnspec.bundle.spec import CHUNKS as BUILT
