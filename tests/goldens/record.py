@@ -152,7 +152,7 @@ def save(name: str, folder: Path) -> None:
     """Record one name into the folder."""
     if name in SETTINGS:
         arrays = measured(name, with_margins=True)
-        np.savez_compressed(folder / f"{name}.npz", allow_pickle=False, **arrays)
+        np.savez_compressed(folder / f"{name}.npz", **arrays)
         low = float(arrays["margins"].min())
         print(f"{name}: smallest margin {low:.2e}", file=sys.stderr)
         assert not arrays["different"].any(), f"{name}: drafters differ from {SETTINGS[name].drafters[0]}"
