@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,24 +17,31 @@ from tests.goldens.cases import Case
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 
 
-def margins(target: Path, dtype: str, cases: Sequence[Case], ids: Sequence[Sequence[int]]) -> np.ndarray:
+def margins(
+    target: Path, dtype: str, cases: Sequence[Case], ids: Sequence[Sequence[int]], forced: Sequence[Any]
+) -> np.ndarray:
     """For each emitted id its score less the best other one's, in units of logits; at a filter's border the distance
     to the border.
 
-    The logits are those of fp32 arithmetic with weights of the dtype. A negative margin says that this arithmetic emits
-    a different id.
+    `forced` are the tree's outputs for each prompt with its new ids, which have the log-probabilities of the best ids;
+    those of all others are transformers' in fp32 with weights of the dtype. Prints how far both are apart. A negative
+    margin says that these numbers emit a different id.
     """
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    if dtype == "bf16":
-        for parameter in model.parameters():
-            parameter.data = parameter.data.bfloat16().float()
+    model, distance = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval(), 0.0
+    for parameter in model.parameters() if dtype == "bf16" else ():
+        parameter.data = parameter.data.bfloat16().float()
     margins_of_ids = []
-    for case, new in zip(cases, ids, strict=True):
+    for case, new, output in zip(cases, ids, forced, strict=True):
+        first = len(case.prompt) - 1
         with torch.no_grad():
-            logits = model(torch.tensor([[*case.prompt, *new[:-1]]])).logits[0, len(case.prompt) - 1 :]
-        rows = logits.double().numpy()
-        for n, (x, token) in enumerate(zip(rows, new, strict=True)):
+            rows = model(torch.tensor([[*case.prompt, *new[:-1]]])).logits[0, first:].double().numpy()
+        for n, (x, token, score) in enumerate(zip(rows, new, output.prompt_scores[first:], strict=True)):
+            best = dict(score.best) | {token: score.logprob}
+            logits = np.array(list(best.values())) + np.log(np.exp(x - x.max()).sum()) + x.max()
+            distance = max(distance, float(np.abs(logits - x[list(best)]).max()))
+            x[list(best)] = logits
             margins_of_ids.append(_margin(case, _adjusted(case, x, new[:n]), n, token))
+    print(f"  best logits: transformers' are up to {distance:.1e} away", file=sys.stderr)
     return np.array(margins_of_ids)
 
 
@@ -59,7 +68,7 @@ def _margin(case: Case, x: np.ndarray, n: int, token: int) -> float:
     inside = _inside(x, params)
     score = x + gumbel(params["seed"], len(case.prompt) + n, len(x))
     with np.errstate(invalid="ignore"):
-        gap = np.maximum(score[token] - score, np.where(inside < 0, -inside, -np.inf))
+        gap = np.maximum(score[token] - score, -inside)
     return float(temperature * min(gap[other].min(), inside[token]))
 
 

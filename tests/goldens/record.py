@@ -30,7 +30,8 @@ from tests.goldens.compare import MARGIN_TOLERANCE, Arrays, Setting, compare_ids
 from tests.goldens.margins import margins
 
 DATA = Path(__file__).parent / "data"
-LENGTH, BATCH, BEST = 256, 4, 3
+# BEST: of a record's log-probabilities; MOST_LOGPROBS: the most that a request may have
+LENGTH, BATCH, BEST, MOST_LOGPROBS = 256, 4, 3, 20
 _SOME, _ALL = ("none", "chain", "eagle3"), ("none", "chain", "ngram", "parallel", "dflash", "dspark", "eagle3")
 SETTINGS = {f"tiny-{dtype}-tp{tp}": Setting("tiny", dtype, tp, 3, 60, ("none", "chain"))
             for dtype in ("fp32", "bf16") for tp in (1, 2)}  # fmt: skip
@@ -144,7 +145,10 @@ def measured(name: str, with_margins: bool) -> Arrays:
         arrays |= {"accepted": accepted, "different": different}
         if with_margins:
             ids = [part[0].tolist() for part in split(arrays)]
-            arrays["margins"] = margins(folders["target"], setting.dtype, requests, ids).astype(np.float16)
+            one = {"max_new_tokens": 1, "prompt_logprobs": MOST_LOGPROBS}
+            longer = [Case(r.kind, r.prompt + new, {}, one) for r, new in zip(requests, ids, strict=True)]
+            forced = outputs_of(Path(folder) / setting.drafters[0], longer)
+            arrays["margins"] = margins(folders["target"], setting.dtype, requests, ids, forced).astype(np.float16)
     return arrays
 
 
