@@ -1,4 +1,4 @@
-"""Rows of logits over a vocabulary shard, spread over the partitions.
+"""Tiling of a vocabulary shard: rows of logits in parts of columns, one part of a row on each partition.
 
 R rows of W_all columns become tiles (P = parts * R, columns): partition j * R + r holds row r's columns j * W to
 (j + 1) * W, less the columns beyond the core's last. Two cores take half of the columns each.
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import P, move, share_of_core
+from nki_kernels.tiles import P, affine_iota, core_slice, dma_static
 
-# the smallest row that max8 takes
-FEWEST = 8
+# the shortest row that max8 takes
+MIN_WIDTH = 8
 
 
 @dataclass(frozen=True)
-class Tiling(nl.NKIObject):
+class VocabTiling(nl.NKIObject):
     """R rows whose columns first to last lie in `parts` parts of `width` columns, of a row of `stride` columns."""
 
     rows: int
@@ -31,20 +31,20 @@ class Tiling(nl.NKIObject):
         return self.rows * self.parts
 
 
-def tiling(rows, columns, most=P):
-    """The dims of this core; widths are even, so that every part begins with the first id of a pair."""
-    first, last = share_of_core(columns, 2)
+def vocab_tiling(rows, columns, most=P):
+    """The dims of this core; widths are even, so that every part starts with the first id of a pair."""
+    first, last = core_slice(columns, 2)
     count = last - first
-    parts = max(1, min(most, P // rows, count // FEWEST))
-    return Tiling(rows, first, last, parts, max(FEWEST, 2 * math.ceil(count / parts / 2)), columns)
+    parts = max(1, min(most, P // rows, count // MIN_WIDTH))
+    return VocabTiling(rows, first, last, parts, max(MIN_WIDTH, 2 * math.ceil(count / parts / 2)), columns)
 
 
 def chunks(t, most):
     """(start, size) of each chunk of a part's columns, in even sizes of at most `most`."""
-    spans = []
+    sizes = []
     for start in range(0, t.width, most):
-        spans.append((start, min(most, t.width - start)))
-    return spans
+        sizes.append((start, min(most, t.width - start)))
+    return sizes
 
 
 def covered(t, start, size):
@@ -56,7 +56,7 @@ def covered(t, start, size):
     return whole, rest
 
 
-def place(t, source, chunk, part, count, size):
+def in_hbm(t, source, chunk, part, count, size):
     """The HBM elements of `count` parts from `part` on: [parts, R, size]."""
     offset = t.first + part * t.width + chunk[0]
     return source.ap([[t.width, count], [t.stride, t.rows], [1, size]], offset=offset)
@@ -73,9 +73,9 @@ def load(t, source, chunk, fill):
     elif whole < t.parts:
         nisa.memset(dst=chunk_PW, value=fill, engine=nisa.engine.gpsimd)
     if whole:
-        move(chunk_PW[0 : whole * t.rows, :], place(t, source, chunk, 0, whole, size))
+        dma_static(chunk_PW[0 : whole * t.rows, :], in_hbm(t, source, chunk, 0, whole, size))
     if rest:
-        move(chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest], place(t, source, chunk, whole, 1, rest))
+        dma_static(chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest], in_hbm(t, source, chunk, whole, 1, rest))
     return chunk_PW
 
 
@@ -84,37 +84,28 @@ def store(t, target, chunk, chunk_PW):
     size = chunk[1]
     whole, rest = covered(t, chunk[0], size)
     if whole:
-        move(place(t, target, chunk, 0, whole, size), chunk_PW[0 : whole * t.rows, :])
+        dma_static(in_hbm(t, target, chunk, 0, whole, size), chunk_PW[0 : whole * t.rows, :])
     if rest:
-        move(place(t, target, chunk, whole, 1, rest), chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest])
+        dma_static(in_hbm(t, target, chunk, whole, 1, rest), chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest])
 
 
 def per_row(t, source, columns):
     """Each row's `columns` numbers of an HBM tensor (R, columns) on all of its partitions."""
     numbers_PC = nl.ndarray((t.partitions(), columns), dtype=source.dtype)
-    move(numbers_PC, source.ap([[0, t.parts], [columns, t.rows], [1, columns]], offset=0))
+    dma_static(numbers_PC, source.ap([[0, t.parts], [columns, t.rows], [1, columns]], offset=0))
     return numbers_PC
 
 
 def for_all(t, source):
     """The one number of an HBM tensor (1, 1) on every partition."""
     number_P1 = nl.ndarray((t.partitions(), 1), dtype=source.dtype)
-    move(number_P1, source.ap([[0, t.partitions()], [1, 1]], offset=0))
+    dma_static(number_P1, source.ap([[0, t.partitions()], [1, 1]], offset=0))
     return number_P1
 
 
 def part_starts(t, step):
     """(first + j * W) / step on the partitions of part j: fp32 (parts * R, 1), exact below 2^24."""
-    ended = nl.ndarray((t.partitions(), t.parts), dtype=nl.float32)
-    starts_P1 = nl.ndarray((t.partitions(), 1), dtype=nl.float32)
-    # p // R is the number of parts that end at or before p, counted over j of p >= R * (j + 1)
-    nisa.iota(dst=ended, pattern=[[-t.rows, t.parts]], offset=-t.rows, channel_multiplier=1)
-    nisa.tensor_scalar(
-        dst=ended, data=ended, op0=nl.greater_equal, operand0=0.0, op1=nl.multiply, operand1=float(t.width // step)
-    )
-    nisa.tensor_reduce(dst=starts_P1, op=nl.add, data=ended, axis=1)
-    nisa.tensor_scalar(dst=starts_P1, data=starts_P1, op0=nl.add, operand0=float(t.first // step))
-    return starts_P1
+    return affine_iota(t.partitions(), t.rows, t.width // step, 0, t.first // step)
 
 
 def store_per_row(target, core, row_1R):
