@@ -43,13 +43,12 @@ class Staging:
 
     def __init__(self, out: Path, work: Path) -> None:
         self.out, self.folder, self._work, self.made = out, work / "bundle", work, 0
-        self.folder.mkdir(exist_ok=True)
-        for path in self.folder.rglob("*"):
+        for path in work.rglob("*"):
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 path.unlink()
+        self.folder.mkdir(exist_ok=True)
         self._records = {place: _records(place) for place in (out, self.folder)}
-        # whether each file is the one in place
-        self._in_place = dict[str, bool]()
+        self._names = set[str]()
 
     def reuse(self, name: str, recipe: str) -> File | None:
         """The entry of a file that need not be made again, and is now in `folder`."""
@@ -71,7 +70,7 @@ class Staging:
                     except OSError:
                         shutil.copyfile(file, temporary)
                     temporary.replace(self.path(name))
-                self._in_place[name] = file != self.path(name)
+                self._names.add(name)
                 return True
         return False
 
@@ -96,7 +95,7 @@ class Staging:
     def settle(self, name: str) -> None:
         """Give a file that was written its name."""
         _settle(self.path(f"{name}.tmp"), self.path(name))
-        self._in_place[name] = False
+        self._names.add(name)
         self.made += 1
 
     def add(self, name: str, recipe: str, digest: str = "") -> File:
@@ -113,25 +112,21 @@ class Staging:
             records.write(f"\n{json.dumps([name, _inode(self.path(name)), asdict(entry)])}\n")
 
     def finish(self, manifest: bytes, signature: bytes | None = None) -> None:
-        """Drop all other files, write the manifest and put the folder in its place, unless the same bundle is there."""
-        contents = {MANIFEST: manifest} | ({SIGNATURE: signature} if signature else {})
-        same = all(_read(self.out / name) == content for name, content in contents.items())
-        if not same or not all(self._in_place.values()):
-            for path in self.folder.rglob("*"):
-                name = path.relative_to(self.folder).as_posix()
-                if path.is_file() and name not in self._in_place and not name.startswith(f"{BUILD}/"):
-                    path.unlink()
-            for name, content in contents.items():
+        """Drop all other files, write the manifest and put the folder in its place."""
+        for path in self.folder.rglob("*"):
+            if path.is_file() and path.relative_to(self.folder).as_posix() not in {*self._names, _RECORDS}:
+                path.unlink()
+        for name, content in {MANIFEST: manifest, SIGNATURE: signature}.items():
+            if content:
                 write_whole(self.path(name), content)
-            place = self.out.resolve()
-            if not place.exists() or not any(place.iterdir()):
-                self.folder.rename(place)
-            elif not _exchange(self.folder, place):
-                # killed here, the next build brings the old bundle back
-                place.rename(self._work / "old")
-                self.folder.rename(place)
-        shutil.rmtree(self._work / "old", ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        place = self.out.resolve()
+        if not place.exists() or not any(place.iterdir()):
+            self.folder.rename(place)
+        elif not _exchange(self.folder, place):
+            # killed here, the next build brings the old bundle back
+            place.rename(self._work / "old")
+            self.folder.rename(place)
+        shutil.rmtree(self._work)
 
 
 @contextlib.contextmanager
@@ -147,18 +142,17 @@ def staged(out: Path) -> Iterator[Staging]:
             f"{ascii(str(out))[1:-1]} cannot be a bundle's folder ({why}); give a new or empty one"
         ) from error
     work = place.with_name(f".{place.name}.building")
-    if work.is_symlink():
-        raise UserError(f"{work} is a link; remove it and run the command again")
-    work.mkdir(parents=True, exist_ok=True)
     with _locked(work):
         try:
-            if not place.exists() and (work / "old").is_dir():
+            if place.exists():
+                shutil.rmtree(work / "old", ignore_errors=True)
+            elif (work / "old").is_dir():
                 (work / "old").rename(place)
             _refuse_others(place, out)
             yield Staging(out, work)
         finally:
             # what a build that failed has made is for the next one
-            if not any(path.is_file() for path in (work / "bundle").rglob("*")):
+            if not any(path.is_file() for path in work.rglob("*")):
                 shutil.rmtree(work, ignore_errors=True)
 
 
@@ -176,19 +170,23 @@ def _refuse_others(place: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder; a killed one leaves no lock."""
-    with contextlib.ExitStack() as stack:
+    """One process at a time in a folder, which is made; a killed one leaves no lock."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link; remove it and run the command again")
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
         try:
-            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            stack.callback(os.close, fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the process that had the lock removes the file at its end
-            lost = not os.path.samestat(os.fstat(fd), (folder / "lock").stat())
+            # the process that had the lock removes the folder at its end
+            lost = not os.path.samestat(os.fstat(fd), folder.stat())
         except (BlockingIOError, FileNotFoundError):
             lost = True
         if lost:
             raise UserError(f"{folder} is being written by another process; wait for its end, or choose another --out")
         yield
+    finally:
+        os.close(fd)
 
 
 def _exchange(one: Path, other: Path) -> bool:

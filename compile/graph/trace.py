@@ -91,7 +91,7 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     state, each state parameter aliased to its result.
     """
     computation = _jax.mlir.mlir_module_to_xla_computation(_stablehlo(spec, graph), use_tuple_args=False)
-    return hlo.annotate_io(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
+    return hlo.annotated(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
 
 
 def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:

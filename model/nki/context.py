@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.approx_filters import ApproxFilters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from model.config import config_from_dict
 from model.drafters.registry import drafter_of
 from model.packing import Packing
 from model.weights import RANK
+from trnspec.bundle import hlo
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST, canonical_hash, sha256_of
 from trnspec.bundle.part import checkpoint_shapes
@@ -77,10 +79,23 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     return BuildSpec(**(values | changes))
 
 
+def collectives(proto: bytes) -> dict[str, int]:
+    """How often an execution of a graph runs each collective; those of loops are counted once."""
+    module = hlo.parse(proto)
+    bodies = {c.id: c.instructions for c in module.computations}
+
+    def run(computation: int) -> Counter[str]:
+        body = bodies[computation]
+        called = [run(c) for i in body for c in i.called_computation_ids]
+        return sum(called, Counter(i.opcode for i in body if i.opcode in ("all-reduce", "all-gather")))
+
+    return dict(run(module.entry_computation_id))
+
+
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
-        weight.name: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
+        weight.name: list(checkpoint.shards(weight, tp, dtype))[rank]
         for weight in drafter_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}

@@ -30,7 +30,7 @@ def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
             (i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number
         )
         root = next(i for i in entry.instructions if i.id == entry.root_id)
-        out.write_bytes(neff(proto, [hlo.input_name(p) for p in parameters], hlo.output_names(root)))
+        out.write_bytes(neff(proto, [hlo.io_names(p)[0] for p in parameters], hlo.io_names(root)))
 
     fake_sdk.write_compiler(folder / "bin")
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from jaxlib.mlir import ir
+from model.window import MIN_TARGET_ROWS
 from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
@@ -25,7 +26,6 @@ from model.graph_spec import TensorSpec
 from model.parallel import Parallel
 from model.qwen3 import Qwen3
 from model.sampling import Sampling
-from model.window import MIN_TARGET_ROWS
 from trnspec.runtime import columns, quicker, sums
 from trnspec.runtime.pjrt import OF_STEPS, SAME_BITS
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model.asks import BIASES, Asked, Asks, allowed_ids
+from model.kernels import Kernels
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from model.asks import BIASES, Asked, Asks, allowed_ids
 from model.errors import UserError
 from model.graph_io import mask_words
-from model.kernels import Kernels
+from model.logprobs import TOP
 from model.ops import EAGER, Ops
 from model.parallel import Shard
 from model.sampling import Draws, Sampling, coupled_sample
-from model.logprobs import TOP
 from tests.model.family import V
 from tests.model.family import graphs as graphs_of
 from tests.model.ranks import RankOps, on_ranks

@@ -11,8 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
-
+from bench.eager import Eager
 from model.backing import REFERENCE
+
 from model.cache import Cache, empty_caches
 from model.drafter import Drafter
 from model.drafters.chain import Chain
@@ -20,12 +21,10 @@ from model.drafters.registry import DRAFTERS
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.nki import simulated
-from model.nki.context import make_context
 from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.speculative import Pair
-from tests.eager_graphs import Eager
 from tests.model.outer import BLOCK, Outer
 from tests.model.test_acceptance import BATCH, CONFIG, DRAFTERS, K, V
 from trnspec.bundle.spec import CHUNKS as BUILT

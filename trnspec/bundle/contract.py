@@ -1,15 +1,12 @@
-"""Compares a graph's HLO proto, its I/O signature and its instructions, with the plan.
+"""Compares a graph's HLO proto with its plan: at a build, in the doctor, and before a loaded graph runs.
 
-A build and the doctor check all of it (`violations`): a runtime finds parameters, results and aliases by their order,
-and a collective with wrong groups never ends or sums the wrong ranks. A load checks the signature, and that builds
-write such instructions (`load_violations`). Source of the codes: compiler/error-codes of the SDK's documents, 2.33.
+A runtime finds parameters, results and aliases by their order, and a collective with wrong groups never ends or sums
+the wrong ranks. Source of the codes: compiler/error-codes of the SDK's documents, 2.33.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
@@ -17,7 +14,6 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from model.graph_key import Stage
 from model.graph_spec import GraphSpec, TensorSpec
 from model.nki.launches import API_VERSION, LNC, TARGET, filled, from_text
 from model.nki.table import KERNELS
@@ -32,46 +28,27 @@ _OPCODES = """
     while xor
 """
 OPCODES = frozenset(_OPCODES.split())
-COLLECTIVES = ("all-reduce", "all-gather")
+_COLLECTIVES = ("all-reduce", "all-gather")
 # operations on integers that the hardware does not have, with --implicit-integer-downcast=none
 _NO_INTEGERS = {"dot": "NCC_EVRF035", "scatter": "NCC_EVRF060", "all-reduce": "NCC_EVRF061"}
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
 _ELEMENTS = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
 _INTEGERS, _TUPLE = frozenset(range(1, 10)), 13
-# rotary frequencies are the largest constant of a graph; a weight of any real model is larger
+# weights are parameters of a graph. Rotary frequencies are its largest constant; a weight of any real model is larger
 CONSTANT_BYTES = 1024
-# rounds of a loop: attention has one for each tile of the longest sequence's keys
-MAX_TRIPS = 1 << 13
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, StopIteration, DecodeError)
 
 
 class Signature(NamedTuple):
-    """Parameters and results in order; result -> parameter of each alias, and whether all must be; the results that are
-    a parameter or another result."""
+    """Parameters and results in order; result -> parameter of each alias, -1 if it is optional."""
 
     parameters: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
     aliases: dict[int, int]
-    must_alias: bool
-    repeated: tuple[int, ...]
 
 
 def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> list[str]:
     """One clause for each way in which a proto is not the graph that the plan of a spec describes."""
-    if found := load_violations(graph, proto, spec):
-        return found
-    try:
-        module = hlo.parse(bytes(proto))
-        counts, expected = executed(module), {op: n for op, n in graph.collectives.items() if n}
-        collectives = {op: counts[op] for op in COLLECTIVES if counts[op]}
-        wrong = [] if collectives == expected else [f"it runs the collectives {collectives}, expected {expected}"]
-        return [*wrong, *_folded(graph, module, spec)]
-    except _MALFORMED as error:
-        return [f"it cannot be followed ({error})"]
-
-
-def load_violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> list[str]:
-    """The same of its signature and of the kinds of its instructions."""
     try:
         module = hlo.parse(bytes(proto))
         return sorted(set(_instruction_faults(module, spec))) or list(_interface(graph, signature(module)))
@@ -81,56 +58,19 @@ def load_violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec
 
 def signature(module: Any) -> Signature:
     """The I/O signature of a module."""
-    entry = {i.id: i for i in hlo.entry(module).instructions}
-    parameters = sorted((i for i in entry.values() if i.opcode == "parameter"), key=lambda i: i.parameter_number)
-    root, aliases = entry[hlo.entry(module).root_id], module.input_output_alias.entries
-    named, results = zip_longest(hlo.output_names(root), root.shape.tuple_shapes), list(root.operand_ids)
+    entry, aliases = hlo.entry(module), module.input_output_alias.entries
+    parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
     return Signature(
-        tuple(_tensor(hlo.input_name(p), p.shape) for p in parameters),
-        tuple(_tensor(name or "", shape) for name, shape in named if shape),
-        {(alias.output_shape_index[0] if alias.output_shape_index else 0): alias.parameter_number for alias in aliases},
-        all(alias.kind == hlo.MUST_ALIAS for alias in aliases),
-        tuple(at for at, i in enumerate(results) if entry[i].opcode == "parameter" or i in results[:at]),
+        tuple(_tensor(hlo.io_names(p)[0], p.shape) for p in parameters),
+        tuple(_tensor(n or "", s) for n, s in zip_longest(hlo.io_names(root), root.shape.tuple_shapes) if s),
+        {[*a.output_shape_index, 0][0]: a.parameter_number if a.kind == hlo.MUST_ALIAS else -1 for a in aliases},
     )
 
 
 def _tensor(name: str, shape: Any) -> TensorSpec:
     kind = _ELEMENTS.get(shape.element_type, (f"element type {shape.element_type}", 0))[0]
     return TensorSpec(name, tuple(shape.dimensions), kind)
-
-
-def executed(module: Any) -> Counter[str]:
-    """How often an execution runs each collective, launches' included, and each kernel: calls followed, loops counted.
-
-    ValueError for a loop of which that is not known.
-    """
-    bodies = {c.id: {i.id: i for i in c.instructions} for c in module.computations}
-    roots = {c.id: c.root_id for c in module.computations}
-
-    @functools.cache
-    def run(computation: int) -> Counter[str]:
-        total, body = Counter[str](), bodies[computation]
-        for i in body.values():
-            times = 1
-            if i.opcode in COLLECTIVES:
-                total[i.opcode] += 1
-            elif i.opcode == "custom-call":
-                launch = from_text(i.backend_config.decode())[0]
-                total.update({launch.kernel: 1, "all-reduce": launch.sums[0]})
-            elif i.opcode == "while":
-                # as jax writes a counted loop: item < constant
-                condition = bodies[i.called_computation_ids[1]]
-                stop = condition[roots[i.called_computation_ids[1]]]
-                ends = [n for operand in stop.operand_ids for n in condition[operand].literal.s32s]
-                if (stop.opcode, stop.comparison_direction) != ("compare", "LT") or not 0 <= (
-                    times := ends[0]
-                ) <= MAX_TRIPS:
-                    raise ValueError(f"{i.name} has no end that is known, or over {MAX_TRIPS} rounds")
-            for called in i.called_computation_ids:
-                total.update({name: count * times for name, count in run(called).items()})
-        return total
-
-    return run(module.entry_computation_id)
 
 
 def _instruction_faults(module: Any, spec: BundleSpec) -> Iterator[str]:
@@ -141,11 +81,14 @@ def _instruction_faults(module: Any, spec: BundleSpec) -> Iterator[str]:
         for i in body.values():
             operands = [body[operand].shape for operand in i.operand_ids]
             groups = [list(group.replica_ids) for group in i.replica_groups]
+            size = math.prod(i.shape.dimensions) * _ELEMENTS.get(i.shape.element_type, ("", 8))[1]
             if i.opcode not in opcodes:
                 yield f"it has the operation {i.opcode}, which no build of its spec writes"
             elif i.opcode == "custom-call":
                 yield from _call_faults(i, operands, spec.tp)
-            elif i.opcode in COLLECTIVES and groups != ranks:
+            elif i.opcode == "constant" and size > CONSTANT_BYTES:
+                yield f"a constant of {size} bytes is folded in, the largest may have {CONSTANT_BYTES}"
+            elif i.opcode in _COLLECTIVES and groups != ranks:
                 yield f"its {i.opcode} has the groups {groups}, expected all {spec.tp} ranks"
             elif i.opcode in _NO_INTEGERS and operands and operands[0].element_type in _INTEGERS:
                 # a scatter may store integers
@@ -191,10 +134,6 @@ def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
     aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
     if found.aliases != aliases:
         yield f"its aliases, result to parameter, are {found.aliases}, expected {aliases}"
-    if not found.must_alias:
-        yield "its aliases may be dropped, and state stays in one place"
-    for at in found.repeated:
-        yield f"result {at} is a parameter or another result, and no copy of it"
 
 
 def _differences(
@@ -206,29 +145,3 @@ def _differences(
         if tensor != (expected := replace(spec, name=name)):
             one, other = (f"{t.name} {t.dtype} {t.shape}" for t in (tensor, expected))
             yield f"{what} {at} is {one}, expected {other}"
-
-
-def _folded(graph: GraphSpec, module: Any, spec: BundleSpec) -> Iterator[str]:
-    """Weights that nothing reads, and constants that may be weights."""
-    bodies = {c.id: c.instructions for c in module.computations}
-
-    @functools.cache
-    def read(computation: int) -> frozenset[int]:
-        numbers = {i.id: i.parameter_number for i in bodies[computation] if i.opcode == "parameter"}
-        found = set[int]()
-        for i in bodies[computation]:
-            used = read(i.called_computation_ids[0]) if i.opcode == "call" else range(len(i.operand_ids))
-            found |= {numbers[i.operand_ids[at]] for at in used if i.operand_ids[at] in numbers}
-        return frozenset(found)
-
-    halved = graph.key.stage in (Stage.DRAFT, Stage.VERIFY)
-    for at, weight in enumerate(graph.weights):
-        # a half of a step omits some of the draft, and a drafter names others
-        model, _, name = weight.name.partition(".")
-        optional = model == "draft_model" and (halved or spec.drafter_type.unused_weight(graph.key, name))
-        if name.endswith(".weight") and not optional and at not in read(module.entry_computation_id):
-            yield f"nothing reads {weight.name}"
-    shapes = [i.shape for body in bodies.values() for i in body if i.opcode == "constant"]
-    largest = max((math.prod(s.dimensions) * _ELEMENTS.get(s.element_type, ("", 8))[1] for s in shapes), default=0)
-    if largest > CONSTANT_BYTES:
-        yield f"a constant of {largest} bytes is folded in, the largest may have {CONSTANT_BYTES}"

@@ -1,9 +1,9 @@
 """HLO protos: read, made canonical, and given the names of a graph's I/O.
 
-jaxlib writes 64-bit instruction ids, which readers built on an older XLA refuse, names that count the process's earlier
-lowerings, and the builder's own paths. It writes replica groups in a field that an older XLA does not know, which then
-takes all ranks as one group: they are written to the old field too. Only the fields that are read or written here are
-described; protobuf preserves all others.
+jaxlib writes 64-bit instruction ids, which readers built on an older XLA refuse, and names that count the process's
+earlier lowerings. It writes replica groups in a field that an older XLA does not know, which then takes all ranks as
+one group: they are written to the old field too. Only the fields that are read or written here are described; protobuf
+preserves all others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from model.graph_spec import GraphSpec
 
 # source: the field numbers of xla/service/hlo.proto (openxla/xla). `name number type`, `*` for a repeated field
 _MESSAGES = {
-    "Frames": "",
     "Shape": "element_type 2 int64, dimensions 3 int64*, tuple_shapes 4 Shape*",
-    "Literal": "s32s 4 int64*, s64s 5 int64*",
     "Entry": "key 1 string, value 2 string",
     "Attributes": "map 1 Entry*",
     "Program": "result 2 Shape, parameter_names 3 string*",
@@ -27,16 +25,14 @@ _MESSAGES = {
     "Devices": "replica_groups 1 ReplicaGroup*",
     "Alias": "output_shape_index 1 int64*, parameter_number 2 int64, kind 4 int64",
     "Aliases": "entries 1 Alias*",
-    "Metadata": "op_name 2 string, source_file 3 string, source_line 4 int64, stack_frame_id 15 int64",
-    "Instruction": "name 1 string, opcode 2 string, shape 3 Shape, metadata 7 Metadata, literal 8 Literal, "
-    "parameter_number 9 int64, tuple_index 13 int64, custom_call_target 28 string, id 35 int64, operand_ids 36 int64*, "
-    "control_predecessor_ids 37 int64*, called_computation_ids 38 int64*, backend_config 43 bytes, "
-    "replica_groups 49 ReplicaGroup*, comparison_direction 63 string, frontend_attributes 68 Attributes, "
+    "Instruction": "name 1 string, opcode 2 string, shape 3 Shape, parameter_number 9 int64, "
+    "custom_call_target 28 string, id 35 int64, operand_ids 36 int64*, control_predecessor_ids 37 int64*, "
+    "called_computation_ids 38 int64*, "
+    "backend_config 43 bytes, replica_groups 49 ReplicaGroup*, frontend_attributes 68 Attributes, "
     "output_operand_aliasing 74 OutputAlias*, custom_call_api_version 77 int64, collective_device_list 87 Devices",
     "Computation": "name 1 string, instructions 2 Instruction*, program_shape 4 Program, id 5 int64, root_id 6 int64",
     "Module": "name 1 string, entry_computation_name 2 string, computations 3 Computation*, "
-    "host_program_shape 4 Program, id 5 int64, entry_computation_id 6 int64, input_output_alias 8 Aliases, "
-    "stack_frame_index 17 Frames",
+    "host_program_shape 4 Program, id 5 int64, entry_computation_id 6 int64, input_output_alias 8 Aliases",
 }
 # frontend attributes with the name of a parameter, and at the root those of the results: neuronx-cc and the device's
 # runtime find tensors by name. A state's parameter and its result share a buffer, and their names differ by STATE.
@@ -44,7 +40,6 @@ _MESSAGES = {
 _INPUT, _OUTPUTS, STATE = "neff_input_names", "neff_output_names", ".must_alias_input"
 # source: enum Kind of xla/service/hlo.proto (openxla/xla)
 MUST_ALIAS = 2
-_SOURCE_LOCATION = ("source_file", "source_line", "stack_frame_id")
 
 
 def _message_classes() -> dict[str, Any]:
@@ -77,8 +72,8 @@ def entry(module: Any) -> Any:
     return next(c for c in module.computations if c.id == module.entry_computation_id)
 
 
-def canonical(proto: bytes) -> bytes:
-    """The same module with ids 1, 2, 3, ..., names that end in them, and no source locations."""
+def canonical(proto: bytes) -> Any:
+    """The module of a proto with ids 1, 2, 3, ... and names that end in them."""
     module = parse(proto)
     _renumber(module)
     for computation in module.computations:
@@ -89,13 +84,8 @@ def canonical(proto: bytes) -> bytes:
             instruction.name = _numbered(instruction)
             if not instruction.replica_groups:
                 instruction.replica_groups.extend(instruction.collective_device_list.replica_groups)
-            if instruction.HasField("metadata"):
-                for field in _SOURCE_LOCATION:
-                    instruction.metadata.ClearField(field)
     module.ClearField("id")
-    module.ClearField("stack_frame_index")
-    serialized: bytes = module.SerializeToString(deterministic=True)
-    return serialized
+    return module
 
 
 def _renumber(module: Any) -> None:
@@ -127,16 +117,16 @@ def result_names(graph: GraphSpec) -> list[str]:
     return [t.name for t in (*graph.outputs, *graph.state)]
 
 
-def annotate_io(proto: bytes, graph: GraphSpec) -> bytes:
-    """A canonical proto with the names of its I/O, its state aliased without a choice, and no result twice: the
-    compiler separates inputs from outputs, so a result that is a parameter, or another result, is copied."""
-    module, names = parse(proto), parameter_names(graph)
-    body = entry(module)
+def annotated(module: Any, graph: GraphSpec) -> bytes:
+    """The proto of a canonical module with the names of its I/O, and its state aliased without a choice.
+
+    The compiler separates inputs from outputs, so a result that is a parameter, or another result, is copied.
+    """
+    body, names = entry(module), parameter_names(graph)
     parameters = [i for i in body.instructions if i.opcode == "parameter"]
     root = next(i for i in body.instructions if i.id == body.root_id)
     for parameter in parameters:
         parameter.name = names[parameter.parameter_number]
-        parameter.ClearField("metadata")
         parameter.frontend_attributes.map.add(key=_INPUT, value=parameter.name)
     root.frontend_attributes.map.add(key=_OUTPUTS, value=",".join(result_names(graph)))
     for shape in (module.host_program_shape, body.program_shape):
@@ -157,15 +147,7 @@ def annotate_io(proto: bytes, graph: GraphSpec) -> bytes:
     return serialized
 
 
-def input_name(parameter: Any) -> str:
-    """The name of a parameter of a proto; "" if it has none."""
-    return _attribute(parameter, _INPUT)
-
-
-def output_names(root: Any) -> list[str]:
-    """The names of the results of a proto's root."""
-    return _attribute(root, _OUTPUTS).split(",")
-
-
-def _attribute(instruction: Any, key: str) -> str:
-    return next((e.value for e in instruction.frontend_attributes.map if e.key == key), "")
+def io_names(instruction: Any) -> list[str]:
+    """The name of a parameter, or those of a root's results."""
+    named = (e.value for e in instruction.frontend_attributes.map if e.key in (_INPUT, _OUTPUTS))
+    return next(named, "").split(",")

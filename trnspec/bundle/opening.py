@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,6 @@ _READERS = min(4, os.cpu_count() or 1)
 _PIECE = 1 << 20
 # read and hashed by whoever uses them
 _READ_WHERE_USED = ("weights/", "hlo/", "neff/")
-# of a file's bytes, the clauses that say what is wrong with them
-Check = Callable[[bytearray], Iterable[str]]
 
 
 def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
@@ -77,28 +75,27 @@ class Bundle:
 
     def read(self, name: str) -> bytearray:
         """The bytes of a file; UserError if they are not those that the build wrote."""
-        content = bytearray(self.files[name].bytes)
-        if clause := self.check(name, content):
+        clause, content = self.check(name, keep=True)
+        if clause:
             raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
         return content
 
-    def check(self, name: str, content: bytearray | None = None) -> str:
-        """Read a file, into `content` if given. Returns how it differs from the manifest, as the end of a sentence."""
-        entry, digest, done = self.files[name], hashlib.sha256(), 0
+    def check(self, name: str, keep: bool = False) -> tuple[str, bytearray]:
+        """Read a file. Returns how it differs from the manifest, as the end of a sentence, and its bytes to `keep`."""
+        entry, digest, content = self.files[name], hashlib.sha256(), bytearray()
         try:
             with open_regular(name, self.folder) as file:
-                if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
-                    return f"has {size} bytes, the manifest says {entry.bytes}"
-                while piece := file.read(min(_PIECE, size - done)):
-                    if content is not None:
-                        content[done : done + len(piece)] = piece
+                if (left := os.fstat(file.fileno()).st_size) != entry.bytes:
+                    return f"has {left} bytes, the manifest says {entry.bytes}", content
+                while piece := file.read(min(_PIECE, left)):
                     digest.update(piece)
-                    done += len(piece)
+                    content += piece if keep else b""
+                    left -= len(piece)
         except FileNotFoundError:
-            return "is missing"
+            return "is missing", content
         except OSError as error:
-            return _unreadable(error)
-        return "" if digest.hexdigest() == entry.sha256 else "does not match the manifest"
+            return _unreadable(error), content
+        return "" if digest.hexdigest() == entry.sha256 else "does not match the manifest", content
 
 
 def read_bundle(path: Path, key: str | None = None) -> Bundle:
@@ -141,20 +138,15 @@ def open_bundle(path: Path, digest: str = "") -> Bundle:
     return bundle
 
 
-def damage(bundle: Bundle, names: Iterable[str] | None = None, checks: Mapping[str, Check] | None = None) -> list[str]:
-    """A sentence for each of these files, by default all, that is missing, or whose size or content is wrong.
-
-    `checks`: file -> a function of its bytes that returns more clauses.
-    """
+def damage(bundle: Bundle, names: Iterable[str] | None = None) -> list[str]:
+    """A sentence for each of these files, by default all, that is missing, or whose size or content is wrong."""
     files = sorted(bundle.files if names is None else names)
     total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
 
-        def of_file(name: str) -> list[str]:
-            content = bytearray(bundle.files[name].bytes) if checks and name in checks else None
-            clause = bundle.check(name, content)
+        def clause(name: str) -> str:
+            found = bundle.check(name)[0]
             task.advance(bundle.files[name].bytes)
-            clauses = [clause] if clause or content is None or not checks else checks[name](content)
-            return [f"{name} {clause}" for clause in clauses if clause]
+            return found
 
-        return [sentence for sentences in pool.map(of_file, files) for sentence in sentences]
+        return [f"{name} {found}" for name, found in zip(files, pool.map(clause, files), strict=True) if found]

@@ -1,4 +1,4 @@
-"""The plan of a bundle, computed from its spec: every graph, shape, byte and collective."""
+"""The plan of a bundle, computed from its spec: every graph, shape and byte."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from model.cache import KEY_TILE, cache_shape
-from model.drafter import DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
 from model.graph_io import DRAFT_OUTPUTS, FULL_SAMPLING, INPUTS, OUTPUTS, mask_words, tensor_specs
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
 from model.logits_processors import MAX_BIASES, NUM_PENALTY_FIELDS
 from model.logprobs import COLUMNS
-from model.nki.filter_floor import ALL_GATHERS, APPROX_GATHERS
-from model.prompt_logprobs import blocks
 from model.weights import RANK
 from trnspec.bundle.part import Part
 from trnspec.bundle.spec import BundleSpec
@@ -24,8 +21,6 @@ from trnspec.bundle.spec import BundleSpec
 SLOTS = "draft_model.slots."
 # how often each id occurs in each slot's request, in asking graphs
 COUNTS = "counts"
-# a draft's pass over a prompt
-_PROMPT = (DraftPass(0, 0),)
 Tensors = tuple[TensorSpec, ...]
 
 
@@ -81,7 +76,7 @@ def prompt_graph(spec: BundleSpec, rows: int, keys: int, weights: Tensors, state
     inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
     outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows)
     key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
-    return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
+    return GraphSpec(key, weights, inputs, state, outputs)
 
 
 def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> Iterator[GraphSpec]:
@@ -93,10 +88,8 @@ def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) ->
     rows = 1 if spec.has_draft else key.k + 1
     inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
     outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
-    passes = spec.drafter_type.passes(key.k, spec.k) if key.k or spec.drafter_type.runs_without_drafts else ()
     for filters in (True, False):
-        counts = _collectives(spec, passes, filters)
-        graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs, counts)
+        graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs)
         yield graph
         if filters and key.k in (0, spec.k):
             yield from (_asking(g, spec) for g in (_split_step(graph, spec) if key.k else (graph,)))
@@ -108,14 +101,11 @@ def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     if not spec.has_draft:
         yield replace(fused, key=key._replace(stage=Stage.VERIFY))
         return
-    passes = drafter.passes(key.k, spec.k)
-    verifying = _collectives(spec, tuple(p._replace(samples=0) for p in passes[: drafter.verify_passes]), key.filters)
-    drafting = {op: count - verifying[op] for op, count in _collectives(spec, passes, key.filters).items()}
     outputs = tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows)
-    draft = replace(fused, key=key._replace(stage=Stage.DRAFT), outputs=outputs, collectives=drafting)
+    draft = replace(fused, key=key._replace(stage=Stage.DRAFT), outputs=outputs)
     yield _with_tensors_of(draft, "draft_model.")
     inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=fused.rows, L=key.bucket // KEY_TILE)
-    verify = replace(fused, key=key._replace(stage=Stage.VERIFY), inputs=inputs, collectives=verifying)
+    verify = replace(fused, key=key._replace(stage=Stage.VERIFY), inputs=inputs)
     yield _with_tensors_of(verify, "target_model.", "draft_model." if drafter.verify_passes else SLOTS)
 
 
@@ -132,17 +122,10 @@ def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
     sizes = {"B": batch, "N": rows, "W": mask_words(vocabulary), "A": NUM_PENALTY_FIELDS, "M": MAX_BIASES}
     sizes |= {"V": vocabulary} if key.is_prefill else {}
     inputs = graph.inputs + tensor_specs({name: INPUTS[name] for name in FULL_SAMPLING}, **sizes)
-    sharded, outputs = spec.parts[0].ctx.sharded and spec.tp > 1, graph.outputs
-    if key.stage is Stage.DRAFT:
-        # a draft with a vocabulary of its own needs the counts of ids on other ranks; it has no scores
-        gathers = sharded and getattr(spec.draft_config, spec.draft_config.head_size) < vocabulary
-    else:
-        outputs += tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=key.rows or rows, C=COLUMNS)
-        # sharded logits: the ranks gather their best ones, then their sums; else the logits
-        times = blocks(key.rows) if key.is_prefill else 0
-        gathers = 2 * sharded * (1 + times) + times * (not sharded and spec.tp > 1)
-    counts, state = {"all-gather": graph.collectives["all-gather"] + gathers}, (*graph.state, _counts(spec))
-    return GraphSpec(key, graph.weights, inputs, state, outputs, graph.collectives | counts)
+    # drafts have no scores
+    named = {"scores": OUTPUTS["scores"]} if key.stage is not Stage.DRAFT else {}
+    outputs = graph.outputs + tensor_specs(named, B=batch, N=key.rows or rows, C=COLUMNS)
+    return GraphSpec(key, graph.weights, inputs, (*graph.state, _counts(spec)), outputs)
 
 
 def _counts(spec: BundleSpec) -> TensorSpec:
@@ -175,21 +158,3 @@ def _drafter_state(spec: BundleSpec) -> Tensors:
         TensorSpec(SLOTS + state.name, tuple(sizes.get(a) or int(a) for a in state.axes.split()), state.dtype or dtype)
         for state in spec.drafter_type.state_spec
     )
-
-
-def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:
-    """Collectives of one execution: a pass of the target, the draft's passes, the samples'.
-
-    Kernels that sample from shards search for the ids that a target's row keeps, and approximate those of a draft's.
-    """
-    drafter, config, sampled = spec.drafter_type, spec.draft_config, sum(p.samples > 0 for p in passes) * spec.has_draft
-    total = decoder_collectives(spec.target_config, spec.tp, 1)
-    if spec.has_draft:
-        of_draft = drafter.collectives(config, spec.tp, passes)
-        total = {op: total[op] + of_draft[op] for op in total}
-    if spec.tp > 1:
-        total["all-gather"] += 1 + sampled
-        if filters and spec.parts[0].ctx.sharded:
-            approximated = sampled * (sampled > 0 and drafter.approximates_filters(config))
-            total["all-gather"] += ALL_GATHERS + APPROX_GATHERS * approximated
-    return total
