@@ -17,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check xla-check install clean
+.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -47,7 +47,6 @@ check: install
 
 # pages, tables and pictures that commands print: drawn again, and an error if one was out of date
 docs: install
-	$(RUN) -m compile.device_check --page > docs/device_checks.md
 	$(RUN) -m bench.reproduce --report
 	$(RUN) -m bench.wall --show bench/results/speedup.json --readme
 	$(RUN) -m bench.wall --show bench/results/drafters_wall.json --picture bench/results/drafters_wall.svg
@@ -91,13 +90,9 @@ serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/soak
 	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
 
-# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
+# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK='--only "nrt fp32"' runs one check again
 device-check:
 	$(DEVICE_PYTHON) -m compile.device_check --out device_check $(DEVICE_CHECK)
-
-# what model.pt is traced from, through the real torch_xla on the CPU: 2.2 GB and some minutes, in .xla
-xla-check: install
-	$(RUN) -m compile.neuron.xla_check --env .xla --out bench/results/xla_check.json
 
 $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constraints-sdk.txt
 	$(SDK_PYTHON) -m venv --clear $(SDK)
@@ -106,10 +101,9 @@ $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constrai
 	$(SDK)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./nkisim -e .
 	touch $@
 
-# what needs neither torch nor jax: the package's metadata, a kernel, the device check's page
+# what needs neither torch nor jax: the package's metadata, a kernel
 python-check: $(SDK)/.installed
 	$(SDK)/bin/python -m pytest --noconftest tests/nki_kernels/attention/test_merge.py
-	$(SDK)/bin/python -m compile.device_check --page | diff - docs/device_checks.md
 
 # the tiny test with the newest jax and torch of the SDK; pip brings that torch with its CUDA packages, 4.7 GB in all
 sdk-check: $(SDK)/.installed
@@ -127,4 +121,4 @@ serve-report: $(SERVE)/.clients
 	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:
-	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(SDK) .xla
+	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(SDK)

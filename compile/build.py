@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -17,16 +16,15 @@ from pathlib import Path
 from compile.bundle.cutting import Cutter
 from compile.bundle.staging import free_space, staged
 from compile.graph.trace import lower_graphs
-from compile.neuron import toolchain
+from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
-from compile.report import changes, plan_as_json, plan_as_text
+from compile.report import plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.provenance import commit
 from model.weights import shard_file
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
-from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 
 # of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
@@ -43,6 +41,10 @@ class BuildResult:
     made: int
     reused: int
     seconds: float
+
+    def cost(self) -> dict[str, float]:
+        """The build's cost on this machine."""
+        return {"made": self.made, "reused": self.reused, "wall_seconds": round(self.seconds, 2)}
 
 
 def build(spec: BuildSpec) -> Path:
@@ -84,7 +86,7 @@ def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildRes
             for rank, digest in cutter.write({r: staging.temporary(shard_file(r)) for r in ranks}).items():
                 add(shard_file(rank), digest)
         task.at("compiling for Trainium")
-        added, compiler = toolchain.add_compiled(plan, staging, records, spec.recipe, spec.jobs)
+        added, compiler = add_compiled(plan, staging, records, spec.recipe, spec.jobs)
         content = manifest_json(plan, records | added, compiler, bundle_versions(), commit(digits=40))
         staging.finish(content)
     return BuildResult(Path(spec.out), staging.made, len(records | added) - staging.made, time.perf_counter() - begin)
@@ -100,7 +102,7 @@ def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
 def checked_plan(spec: BuildSpec) -> BundlePlan:
     """The plan of a spec; UserError for one that cannot be built, or whose rank has no room for weights and caches."""
     spec.check()
-    toolchain.check(spec.recipe.toolchain, spec.bundle)
+    check_toolchain(spec.recipe.toolchain, spec.bundle)
     plan = make_plan(spec.bundle)
     weights, caches = plan.weight_bytes, plan.cache_bytes
     if weights + caches > HBM_BYTES:
@@ -131,15 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for sentence in spec.notes():
         print(sentence, file=sys.stderr)
-    with contextlib.suppress(UserError, OSError):
-        if changed := changes(read_bundle(Path(spec.out), key="").spec, spec.bundle):
-            print(f"{spec.out} holds a bundle of {changed}; it stays until the new one is complete", file=sys.stderr)
     built = guarded(lambda: build_and_count(spec, plan), spec.out)
-    if why := read_bundle(built.path, key="").manifest.without_kernels:
-        print(f"{built.path} runs on no Trainium: {why}", file=sys.stderr)
     print(f"{built.made} files made, {built.reused} reused; {built.seconds:.1f} s wall", file=sys.stderr)
-    cost = {"made": built.made, "reused": built.reused, "wall_seconds": round(built.seconds, 2)}
-    print(json.dumps({"bundle": str(built.path), "cost": cost} | plan_as_json(plan)) if spec.json else built.path)
+    said = {"bundle": str(built.path), "cost": built.cost()} | plan_as_json(plan)
+    print(json.dumps(said) if spec.json else built.path)
 
 
 if __name__ == "__main__":

@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from compile.neuron.specialise import missing_kernel_files
 from compile.report import untrained_k_warnings
 from compile.serve_command import refusals
-from model.errors import UserError, run_cli
-from model.graph_key import GraphKey, Stage
+from model.errors import run_cli
 from model.weights import shard_file
-from trnspec.bundle.contract import summarize, violations
-from trnspec.bundle.opening import Bundle, Check, damage, read_bundle
-from trnspec.bundle.shards import shard_fault
+from trnspec.bundle.contract import violations
+from trnspec.bundle.opening import Bundle, damage, open_regular, read_bundle
+from trnspec.bundle.shards import shard_header
 from trnspec.engine.text import TOKENIZER, tokenizer_fault
 
 
 def findings(bundle: Bundle) -> list[str]:
     """One sentence for each thing that keeps the bundle from generating here."""
-    spec, plan = bundle.spec, bundle.plan
-    checks: dict[str, Check] = {g.file: functools.partial(violations, g, spec=spec) for g in plan.graphs}
-    for rank in range(spec.tp):
-        checks[shard_file(rank)] = lambda content, rank=rank: filter(None, [shard_fault(content, plan, rank)])  # type: ignore[misc]
-    checks[TOKENIZER] = lambda content: filter(None, [tokenizer_fault(content, spec.target_config.vocab_size)])
-    for name in bundle.files:
-        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
-            checks[name] = lambda content: missing_kernel_files(bytes(content), bundle.files)
-    found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle, checks=checks)]
+    found = [f"{clause}; build the bundle again or copy it again" for clause in damage(bundle) or _faults(bundle)]
     if not bundle.manifest.has_weights:
         found.append("the bundle has no weights; build it from checkpoint folders that hold them")
     elif TOKENIZER not in bundle.files:
         found.append("the bundle has no tokenizer; build it from a checkpoint folder with tokenizer.json")
     return found
+
+
+def _faults(bundle: Bundle) -> Iterator[str]:
+    """Files that are as the manifest says, and still not what the plan says."""
+    for graph in bundle.graphs:
+        yield from (f"{graph.file} {s}" for s in violations(graph, bundle.read(graph.file), bundle.spec))
+    for rank in range(bundle.spec.tp if bundle.manifest.has_weights else 0):
+        header = shard_header(bundle.plan, rank)
+        with open_regular(shard_file(rank), bundle.folder) as file:
+            if file.read(len(header)) != header:
+                yield f"{shard_file(rank)} was cut for another model, rank or layout"
+    for name in bundle.files:
+        if name == TOKENIZER and (clause := tokenizer_fault(bundle.read(name), bundle.spec.target_config.vocab_size)):
+            yield f"{name} {clause}"
+        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
+            yield from (f"{name} {s}" for s in missing_kernel_files(bytes(bundle.read(name)), bundle.files))
 
 
 def summary(bundle: Bundle) -> dict[str, Any]:
@@ -54,25 +61,6 @@ def summary(bundle: Bundle) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def launches(bundle: Bundle) -> dict[str, int]:
-    """How often each kernel is launched by the largest step without filters."""
-    spec = bundle.spec
-    graph = bundle.plan.by_key[GraphKey(Stage.STEP, spec.k, spec.buckets[-1], filters=False)]
-    return dict(sorted(summarize(bytes(bundle.read(graph.file))).launches.items()))
-
-
-def verify(path: str | Path) -> dict[str, Any]:
-    """The summary of a bundle that can generate; UserError names the first fault and the number of faults."""
-    bundle = read_bundle(Path(path))
-    if found := findings(bundle):
-        more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
-        raise UserError(f"{path} cannot generate: {found[0]}{more}")
-    return summary(bundle)
-
-
-_WAYS = {"nrt": "its NEFFs on nrtpy", "neuron": "its graphs by the SDK's plugin for PJRT"}
-
-
 def main(arguments: list[str]) -> None:
     """Print the summary and the findings; exit 0 only if there are none."""
     parser = argparse.ArgumentParser(prog="python -m compile.doctor", description=__doc__)
@@ -81,8 +69,6 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
     about, found, routes = summary(bundle), findings(bundle), refusals(bundle)
-    if bundle.spec.kernels != "reference" and not any(sentence.startswith("hlo/") for sentence in found):
-        about["launches"] = launches(bundle)
     if options.json:
         about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
         print(json.dumps(about | {"routes": {} if found else routes}, indent=1))
@@ -93,9 +79,8 @@ def main(arguments: list[str]) -> None:
         for warning in untrained_k_warnings(bundle.spec):
             print(f"the draft was {warning}")
         print("\n".join(f"CANNOT GENERATE: {f}" for f in found) or "this bundle is whole and can generate here")
-        for platform, way in () if found else _WAYS.items():
-            why = f"no, {routes[platform]}" if routes[platform] else f"compile.serve_command --platform {platform}"
-            print(f"on Trainium, {way}: {why}")
+        for platform, why in {} if found else routes.items():
+            print(f"on {platform}: {f'no, {why}' if why else f'python -m compile.serve_command --platform {platform}'}")
     if found:
         raise SystemExit(1)
 

@@ -1,7 +1,6 @@
 """`python -m compile.serve_command DIR`: the commands by which vLLM serves a bundle, on Trainium first, then on a CPU.
 
-Platform nrt runs the bundle's NEFFs by nrtpy, with their NKI kernels; neuron compiles its graphs by the SDK's plugin
-for PJRT when the server starts; cpu is XLA's.
+Platform nrt runs its NEFFs by nrtpy, with their NKI kernels; neuron compiles its graphs by the SDK's plugin for PJRT.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from model.nki.launches import LNC
 from trnspec.bundle.opening import Bundle, read_bundle
 
 PLATFORMS = ("nrt", "neuron", "cpu")
+# our plugin only, and nothing from a hub
+_VARIABLES = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1"
 
 
 def serve_command(bundle: str | Path, platform: str, port: int = 8000) -> list[str]:
@@ -25,23 +26,14 @@ def serve_command(bundle: str | Path, platform: str, port: int = 8000) -> list[s
     return ["vllm", "serve", str(bundle), "--port", str(port), *options]
 
 
-def environment(platform: str) -> dict[str, str]:
-    """The server's variables: our plugin only, nothing from a hub, and the cores of a logical core."""
-    lnc = {} if platform == "cpu" else {"NEURON_LOGICAL_NC_CONFIG": str(LNC)}
-    return {"VLLM_PLUGINS": "trnspec", "HF_HUB_OFFLINE": "1"} | lnc
-
-
 def refusals(bundle: Bundle) -> dict[str, str]:
     """Platform -> why a bundle cannot be served there; "" where it can."""
     manifest, nrt, neuron = bundle.manifest, "", ""
     if not manifest.has_weights:
-        why = "it has no weights; build it from checkpoint folders that hold them"
-        return dict.fromkeys(PLATFORMS, why)
+        return dict.fromkeys(PLATFORMS, "it has no weights; build it from checkpoint folders that hold them")
     if manifest.compiler.neff != "neff":
-        nrt = manifest.without_kernels or (
-            f"it has no NEFFs (neff: {manifest.compiler.neff}); run python -m compile.neuron {bundle.path} where "
-            "neuronx-cc is"
-        )
+        way = f"run python -m compile.neuron {bundle.path} where neuronx-cc is"
+        nrt = manifest.without_kernels or f"it has no NEFFs (neff: {manifest.compiler.neff}); {way}"
     if bundle.spec.kernels != "reference":
         neuron = "PJRT runs no NKI kernels; build it with --kernels reference"
     return {"nrt": nrt, "neuron": neuron, "cpu": ""}
@@ -54,15 +46,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--platform", choices=PLATFORMS, help="print the command for this platform only")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(arguments)
-    bundle = read_bundle(options.bundle)
-    why, folder = refusals(bundle), bundle.path.resolve()
-    chosen = [options.platform] if options.platform else PLATFORMS
+    bundle, chosen = read_bundle(options.bundle), [options.platform] if options.platform else PLATFORMS
+    why = refusals(bundle)
     if all(why[platform] for platform in chosen):
         raise UserError(f"{bundle.path} cannot be served on {' or '.join(chosen)}: {why[chosen[0]]}")
     for platform in chosen:
-        variables = [f"{name}={value}" for name, value in environment(platform).items()]
-        command = shlex.join(serve_command(folder, platform, options.port))
-        print(f"# {platform}: no, {why[platform]}" if why[platform] else " ".join([*variables, command]))
+        lnc = "" if platform == "cpu" else f" NEURON_LOGICAL_NC_CONFIG={LNC}"
+        command = shlex.join(serve_command(bundle.path.resolve(), platform, options.port))
+        print(f"# {platform}: no, {why[platform]}" if why[platform] else f"{_VARIABLES}{lnc} {command}")
 
 
 if __name__ == "__main__":

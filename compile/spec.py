@@ -32,7 +32,6 @@ class Recipe:
     of two. `layers`: the most layers of a launch of NKI kernels, by default 16; 1 launches each half of a layer.
     `toolchain`: auto makes NEFFs if neuronx-cc is installed, cpu makes HLO only, neuron fails without neuronx-cc,
     model.pt makes the file of NxDI's loader instead. `compiler_flags`: a line, or {prefill: line, step: line}.
-    `compiler_input`: the form in which neuronx-cc gets a graph.
     """
 
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
@@ -40,7 +39,6 @@ class Recipe:
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
     toolchain: Literal["auto", "cpu", "neuron", "model.pt"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
-    compiler_input: Literal["hlo", "stablehlo"] = "hlo"
 
 
 _PLAIN = Recipe()
@@ -103,9 +101,8 @@ class BuildSpec:
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         bundle, drafter = self.bundle, self.drafter_type
-        bundle.check()
         try:
-            spec_from_json(bundle.as_json(), "")
+            spec_from_json(bundle.as_json(), "").check()
         except Wrong as wrong:
             raise UserError(f"{wrong}; correct it and run the command again") from wrong
         flags_of(self.recipe.compiler_flags)

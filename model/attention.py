@@ -46,7 +46,9 @@ def attend(ops: Ops, q_BHND: Tensor, cache: Cache, meta: AttentionMetadata) -> T
     return out_BGRD.reshape(q_BHND.shape).to(q_BHND.dtype)
 
 
-def attend_blocks(ops: Ops, q_BGRD: Tensor, last_BR: Tensor, k_PGKD: Tensor, v_PGKD: Tensor, table_BL: Tensor) -> Tensor:
+def attend_blocks(
+    ops: Ops, q_BGRD: Tensor, last_BR: Tensor, k_PGKD: Tensor, v_PGKD: Tensor, table_BL: Tensor
+) -> Tensor:
     """(B, G, R, D) fp32: attention of rows that see the positions up to `last_BR`."""
     q_BGRD = q_BGRD * q_BGRD.shape[-1] ** -0.5
 

@@ -158,6 +158,14 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     rope = raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise UserError(f"{where} has rope_parameters {rope!r}; a Qwen3 config.json has an object there")
+    thetas = [theta for theta in (raw.get("rope_theta"), rope.get("rope_theta")) if theta is not None]
+    if thetas[1:] and thetas[0] != thetas[1]:
+        raise UserError(
+            f"{where} has rope_theta {thetas[0]} and {thetas[1]} in rope_parameters; remove the one that is wrong"
+        )
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
     stretch = {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where)}
     theta = {"rope_theta": rope.get("rope_theta", 1e6)} | {n: raw[n] for n in ("rope_theta",) if raw.get(n) is not None}
     ends = {"eos_token_ids": list(eos_ids(raw))}
@@ -176,10 +184,14 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
 
 def _yarn(scaling: Any, where: str) -> dict[str, Any] | None:
     """The fields of YaRN's stretch, None for plain positions; UserError for every other scaling."""
-    values = {name: v for name, v in scaling.items() if v is not None} if isinstance(scaling, dict) else {"type": scaling}
+    values = (
+        {name: v for name, v in scaling.items() if v is not None} if isinstance(scaling, dict) else {"type": scaling}
+    )
     kind, names = values.pop("rope_type", values.pop("type", "default")), ("type", "rope_theta")
     partial = values.pop("partial_rotary_factor", 1.0)
     values = {name: value for name, value in values.items() if name not in names}
     if partial != 1.0 or kind not in ("yarn", "default") or (kind == "default" and values):
-        raise UserError(f"{where} sets rope_scaling to {scaling!r}, which is not supported; use a checkpoint without it")
+        raise UserError(
+            f"{where} sets rope_scaling to {scaling!r}, which is not supported; use a checkpoint without it"
+        )
     return values if kind == "yarn" else None

@@ -74,9 +74,7 @@ class Context:
         """(R, C) see `model.logprobs.logprobs`."""
         return logprobs.logprobs(self.ops, logits_RV, own_R, shard.ids_V, self.all_gather_vocab)
 
-    def accept(
-        self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def accept(self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's samples (M, B, N)."""
         return sampling.accept(drafts_BK, samples.token_ids(), max_accepted_B)
 

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from model.cache import AttentionMetadata, Cache
-from model.config import ModelConfig, Qwen3Config
+from model.config import Qwen3Config
 from model.context import Context
-from model.graph_key import GraphKey
 from model.layers import LanguageModel
 from model.ops import gather_rows, iota
 from model.packing import Packing
@@ -161,31 +160,9 @@ class Drafter:
         return ctx.packing(config)
 
     @classmethod
-    def collectives(cls, config: Any, tp: int, passes: tuple[DraftPass, ...]) -> dict[str, int]:
-        """The collectives of the passes' layers in a step, without those of samples."""
-        return decoder_collectives(config, tp, len(passes))
-
-    @classmethod
-    def unused_weight(cls, key: GraphKey, name: str) -> bool:
-        """Whether a graph need not read a weight: a prompt's pass samples nothing, it writes the cache."""
-        return key.is_prefill and name in ("norm.weight", "lm_head.weight")
-
-    @classmethod
-    def approximates_filters(cls, config: Any) -> bool:
-        """Whether ranks with logits of their own exchange sums for the filters of its samples."""
-        return True
-
-    @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
         """The table's name of a checkpoint's tensor, "" for one that is not needed."""
         return name
-
-
-def decoder_collectives(config: ModelConfig, tp: int, passes: int) -> dict[str, int]:
-    """A decoder's: two all-reduces a layer, a gather an embedding."""
-    if tp == 1:
-        return {"all-reduce": 0, "all-gather": 0}
-    return {"all-reduce": 2 * passes * config.num_hidden_layers, "all-gather": passes}
 
 
 def shift_append(old_BKF: Tensor, new_BNF: Tensor, count_B1: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ class GraphSpec:
     inputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    collectives: dict[str, int]
 
     @property
     def rows(self) -> int:

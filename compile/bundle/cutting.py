@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from compile.recipes import cut_code
 from model.dtypes import BY_NAME
@@ -18,41 +17,26 @@ from model.weights import Weight
 from trnspec.bundle.checkpoint import Checkpoint, Piece
 from trnspec.bundle.manifest import canonical_hash, sha256_of
 from trnspec.bundle.plan import BundlePlan
-from trnspec.bundle.shards import shard_header, shard_specs
+from trnspec.bundle.shards import shard_bytes, shard_header, shard_specs
 
 _THREADS = min(4, os.cpu_count() or 1)
 
 
-class ShardWriter:
-    """A rank's file under construction, its tensors in the order of the plan."""
+class _Shard:
+    """A rank's file under construction."""
 
-    def __init__(self, path: Path, specs: list[TensorSpec], header: bytes) -> None:
-        self._specs, self._out, self._digest = iter(specs), path.open("xb"), sha256()
-        self._spec = next(self._specs)
-        self._missing = self._spec.bytes
-        self._put(header)
+    def __init__(self, path: Path, header: bytes) -> None:
+        self._out, self.digest, self.bytes = path.open("xb"), sha256(), 0
+        self.write(header)
 
-    def write(self, name: str, rows: Tensor) -> None:
-        """Write the next rows of a tensor, or the first ones of the next tensor."""
-        if not self._missing:
-            self._spec = next(self._specs)
-            self._missing = self._spec.bytes
-        planned = (self._spec.name, BY_NAME[self._spec.dtype].torch, self._spec.shape[1:])
-        assert planned == (name, rows.dtype, tuple(rows.shape[1:])), f"{name}: {rows.dtype} {tuple(rows.shape)}"
-        assert rows.nbytes <= self._missing, f"{name}: {tuple(rows.shape)}"
-        self._put(rows.contiguous().view(torch.uint8).view(-1).numpy().data)
-        self._missing -= rows.nbytes
-
-    def _put(self, content: bytes | memoryview) -> None:
-        self._digest.update(content)
+    def write(self, content: bytes | memoryview) -> None:
+        self.digest.update(content)
         self._out.write(content)
+        self.bytes += len(content)
 
-    def finish(self) -> str:
-        """The sha256 of the file, which is complete."""
-        assert not self._missing, f"{self._spec.name} is not complete"
-        assert next(self._specs, None) is None, "a tensor was not written"
+    def close(self) -> str:
         self._out.close()
-        return self._digest.hexdigest()
+        return self.digest.hexdigest()
 
 
 class Cutter:
@@ -75,23 +59,25 @@ class Cutter:
 
     def write(self, paths: Mapping[int, Path]) -> dict[int, str]:
         """Write the shards of these ranks; returns the sha256 of each."""
-        specs = shard_specs(self.plan)
-        writers = {rank: ShardWriter(path, specs, shard_header(self.plan, rank)) for rank, path in paths.items()}
+        shards = {rank: _Shard(path, shard_header(self.plan, rank)) for rank, path in paths.items()}
         last, threads = dict[int, Future[None]](), torch.get_num_threads()
         # the pool uses the cores: a copy by many threads would wait for its last one
         torch.set_num_threads(1)
         try:
             with ThreadPoolExecutor(_THREADS) as pool:
-                for spec in specs:
+                for spec in shard_specs(self.plan):
                     for rank, rows in self._pieces(spec, list(paths)):
+                        assert (rows.dtype, rows.shape[1:]) == (BY_NAME[spec.dtype].torch, spec.shape[1:]), spec.name
                         if rank in last:
                             last[rank].result()
-                        last[rank] = pool.submit(writers[rank].write, spec.name, rows)
+                        content = rows.contiguous().view(torch.uint8).view(-1).numpy().data
+                        last[rank] = pool.submit(shards[rank].write, content)
                 for written in last.values():
                     written.result()
         finally:
             torch.set_num_threads(threads)
-        return {rank: writer.finish() for rank, writer in writers.items()}
+        assert all(shard.bytes == shard_bytes(self.plan, rank) for rank, shard in shards.items()), "rows are missing"
+        return {rank: shard.close() for rank, shard in shards.items()}
 
     def _pieces(self, spec: TensorSpec, ranks: list[int]) -> Iterable[Piece]:
         if spec.name not in self._weights:

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from model.errors import UserError
 from model.strict import Wrong, read
-from trnspec.bundle.manifest import FILES, FOLDERS, FORMAT, MANIFEST, MANIFEST_BYTES, File, parse_manifest, sha256_of
+from trnspec.bundle.manifest import FILES, FOLDERS, FORMAT, MANIFEST, MANIFEST_BYTES, File, sha256_of
 from trnspec.bundle.opening import read_small
 from trnspec.bundle.signature import SIGNATURE
 
@@ -43,14 +42,13 @@ class Staging:
     """A bundle under construction: `folder` is where its files are made, `out` its place."""
 
     def __init__(self, out: Path, work: Path) -> None:
-        self.out, self.folder, self._work = out, private_folder(work / "bundle"), work
-        for path in self.folder.rglob("*"):
+        self.out, self.folder, self._work, self.made = out, work / "bundle", work, 0
+        for path in work.rglob("*"):
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 path.unlink()
+        self.folder.mkdir(exist_ok=True)
         self._records = {place: _records(place) for place in (out, self.folder)}
-        # whether each file is the one in place
-        self._in_place = dict[str, bool]()
-        self.made = 0
+        self._names = set[str]()
 
     def reuse(self, name: str, recipe: str) -> File | None:
         """The entry of a file that need not be made again, and is now in `folder`."""
@@ -63,40 +61,18 @@ class Staging:
 
     def take(self, name: str, entry: File) -> bool:
         """Whether there is a file with the content of an entry, which is now in `folder`."""
-        for place in self._records:
-            file = place / name
-            intact = file.is_file() and not file.is_symlink() and file.stat().st_size == entry.bytes
-            if intact and sha256_of(file) == entry.sha256:
-                if place == self.out:
+        for file in (place / name for place in self._records):
+            if _inode(file) >= 0 and file.stat().st_size == entry.bytes and sha256_of(file) == entry.sha256:
+                if file != self.path(name):
                     temporary = self.temporary(name)
                     try:
                         temporary.hardlink_to(file)
                     except OSError:
                         shutil.copyfile(file, temporary)
-                    temporary.replace(self.folder / name)
-                self._in_place[name] = place == self.out
+                    temporary.replace(self.path(name))
+                self._names.add(name)
                 return True
         return False
-
-    def temporary(self, name: str) -> Path:
-        """Where a file is written before `add` gives it its name."""
-        path = self.folder / f"{name}.tmp"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        return path
-
-    def settle(self, name: str) -> None:
-        """Give a file that was written its name."""
-        settle(self.folder / f"{name}.tmp", self.folder / name)
-        self._in_place[name] = False
-        self.made += 1
-
-    def add(self, name: str, recipe: str, digest: str = "") -> File:
-        """The same, and record it; its entry."""
-        self.settle(name)
-        entry = File(recipe, digest or sha256_of(self.folder / name), (self.folder / name).stat().st_size)
-        self._record(name, entry)
-        return entry
 
     def make(self, file: StagedFile) -> File:
         """The entry of a file that is reused or made; it has its name when it is complete."""
@@ -106,58 +82,84 @@ class Staging:
         return self.add(file.name, file.recipe)
 
     def path(self, name: str) -> Path:
-        """Where a file is that was reused or made."""
+        """Where a file is."""
         return self.folder / name
 
+    def temporary(self, name: str) -> Path:
+        """Where a file is written before `add` or `settle` gives it its name."""
+        path = self.path(f"{name}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return path
+
+    def settle(self, name: str) -> None:
+        """Give a file that was written its name."""
+        _settle(self.path(f"{name}.tmp"), self.path(name))
+        self._names.add(name)
+        self.made += 1
+
+    def add(self, name: str, recipe: str, digest: str = "") -> File:
+        """The same, and record it; its entry."""
+        self.settle(name)
+        entry = File(recipe, digest or sha256_of(self.path(name)), self.path(name).stat().st_size)
+        self._record(name, entry)
+        return entry
+
     def _record(self, name: str, entry: File) -> None:
-        line = json.dumps([name, _inode(self.folder / name), asdict(entry)])
-        (self.folder / BUILD).mkdir(exist_ok=True)
-        with (self.folder / _RECORDS).open("a", encoding="utf-8") as records:
+        self.path(BUILD).mkdir(exist_ok=True)
+        with self.path(_RECORDS).open("a", encoding="utf-8") as records:
             # the last line of a killed build may be cut
-            records.write(f"\n{line}\n")
+            records.write(f"\n{json.dumps([name, _inode(self.path(name)), asdict(entry)])}\n")
 
     def finish(self, manifest: bytes, signature: bytes | None = None) -> None:
-        """Drop all other files, write the manifest and put the folder in its place, unless the same bundle is there."""
-        parse_manifest(manifest, str(self.out / MANIFEST))
-        contents = {MANIFEST: manifest} | ({SIGNATURE: signature} if signature else {})
-        same = all(_read(self.out / name) == content for name, content in contents.items())
-        if not same or not all(self._in_place.values()):
-            for path in self.folder.rglob("*"):
-                name = path.relative_to(self.folder).as_posix()
-                if path.is_file() and name not in self._in_place and not name.startswith(f"{BUILD}/"):
-                    path.unlink()
-            for name, content in contents.items():
-                write_whole(self.folder / name, content)
-            _put(self.folder, resolved(self.out), self._work / "old")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Drop all other files, write the manifest and put the folder in its place."""
+        for path in self.folder.rglob("*"):
+            if path.is_file() and path.relative_to(self.folder).as_posix() not in {*self._names, _RECORDS}:
+                path.unlink()
+        for name, content in {MANIFEST: manifest, SIGNATURE: signature}.items():
+            if content:
+                write_whole(self.path(name), content)
+        place = self.out.resolve()
+        if not place.exists() or not any(place.iterdir()):
+            self.folder.rename(place)
+        elif not _exchange(self.folder, place):
+            # killed here, the next build brings the old bundle back
+            place.rename(self._work / "old")
+            self.folder.rename(place)
+        shutil.rmtree(self._work)
 
 
 @contextlib.contextmanager
 def staged(out: Path) -> Iterator[Staging]:
     """A folder to build in; UserError if another process does, or if the place is not a bundle's."""
-    real = resolved(out)
-    work = real.with_name(f".{real.name}.building")
-    with _locked(private_folder(work)):
+    try:
+        place = out.resolve()
+        if not place.name or (place.exists() and not place.is_dir()) or os.path.ismount(place):
+            raise NotADirectoryError("it is a file or a mounted disk")
+    except (OSError, RuntimeError, ValueError) as error:
+        why = ascii(str(error))[1:-1]
+        raise UserError(
+            f"{ascii(str(out))[1:-1]} cannot be a bundle's folder ({why}); give a new or empty one"
+        ) from error
+    work = place.with_name(f".{place.name}.building")
+    with _locked(work):
         try:
-            if not real.exists() and (work / "old").is_dir():
-                (work / "old").rename(real)
-            shutil.rmtree(work / "old", ignore_errors=True)
-            _check_place(out)
+            if place.exists():
+                shutil.rmtree(work / "old", ignore_errors=True)
+            elif (work / "old").is_dir():
+                (work / "old").rename(place)
+            _refuse_others(place, out)
             yield Staging(out, work)
         finally:
-            # what a failed build made is for the next one
-            if not any(path.is_file() and path.name != "lock" for path in (work / "bundle").rglob("*")):
+            # what a build that failed has made is for the next one
+            if not any(path.is_file() for path in work.rglob("*")):
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _check_place(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a folder as --out")
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if out.is_dir() and os.path.ismount(out):
-        raise UserError(f"{out} is a mounted disk, where no bundle can be put in place at once; give a folder below it")
+def _refuse_others(place: Path, out: Path) -> None:
+    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
     try:
-        ours = not names or BUILD in names or json.loads(_read(out / MANIFEST) or b"")["format"] == FORMAT
+        ours = not names or BUILD in names or json.loads(_read(place / MANIFEST) or b"")["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):
         ours = False
     if not ours:
@@ -166,72 +168,34 @@ def _check_place(out: Path) -> None:
         raise UserError(f"{out / strange[0]} is no file of a bundle, whose folder is replaced; move it elsewhere")
 
 
-def resolved(out: Path) -> Path:
-    """The folder that a path leads to; UserError for the root of all folders, and for links in a circle."""
-    try:
-        real = out.resolve()
-        os.stat(real)
-    except FileNotFoundError:
-        pass
-    except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "its links go in a circle"
-        raise UserError(f"{ascii(str(out))[1:-1]} cannot be a folder ({why}); give a new or empty one") from error
-    if not real.name:
-        raise UserError(f"{out} is the root of all folders; give a folder below it")
-    return real
-
-
-def private_folder(folder: Path) -> Path:
-    """Make a folder, or take one that is there; UserError for a link, for no folder, and for another user's.
-
-    Another user is neither this one nor the owner of the folder above, who could replace it anyway.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), folder.parent.stat().st_uid):
-        raise UserError(f"{folder} is a link, no folder, or another user's; remove it and run the command again")
-    return folder
-
-
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder; a killed one leaves no lock."""
-    with contextlib.ExitStack() as stack:
+    """One process at a time in a folder, which is made; a killed one leaves no lock."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link; remove it and run the command again")
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
         try:
-            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            stack.callback(os.close, fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the process that had the lock removes the file at its end
-            lost = not os.path.samestat(os.fstat(fd), (folder / "lock").stat())
+            # the process that had the lock removes the folder at its end
+            lost = not os.path.samestat(os.fstat(fd), folder.stat())
         except (BlockingIOError, FileNotFoundError):
             lost = True
         if lost:
             raise UserError(f"{folder} is being written by another process; wait for its end, or choose another --out")
         yield
-
-
-def _put(new: Path, place: Path, aside: Path) -> None:
-    """Put a folder in its place, at once where the file system can exchange two names; what was there goes."""
-    if not place.exists() or not any(place.iterdir()):
-        new.rename(place)
-    elif not _exchange(new, place):
-        # killed here, the next build brings the old bundle back
-        place.rename(aside)
-        new.rename(place)
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        os.close(fd)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0:
-        return True
-    if (number := ctypes.get_errno()) in (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+    """Give two folders each other's name at once, where the file system can."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", lambda *_: -1)
+    done = call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0
+    if not done and (number := ctypes.get_errno()) not in (0, errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.ENOTSUP):
+        raise OSError(number, os.strerror(number), str(other))
+    return done
 
 
 def _records(place: Path) -> dict[str, tuple[int, File]]:
@@ -247,12 +211,13 @@ def _records(place: Path) -> dict[str, tuple[int, File]]:
 def _read(file: Path) -> bytes | None:
     """The bytes of a small regular file, if there is one."""
     with contextlib.suppress(UserError):
-        return read_small(file.name, MANIFEST_BYTES, None, file.parent)
+        return read_small(file, MANIFEST_BYTES)
     return None
 
 
 def _inode(file: Path) -> int:
-    return file.stat().st_ino if file.is_file() else -1
+    """The inode of a regular file; -1 of anything else."""
+    return file.stat().st_ino if file.is_file() and not file.is_symlink() else -1
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -261,11 +226,10 @@ def write_whole(file: Path, content: bytes) -> None:
     temporary.unlink(missing_ok=True)
     with temporary.open("xb") as out:
         out.write(content)
-    settle(temporary, file)
+    _settle(temporary, file)
 
 
-def settle(temporary: Path, final: Path) -> None:
-    """Force a file's bytes to the disk and give it its name."""
+def _settle(temporary: Path, final: Path) -> None:
     with temporary.open("rb") as written:
         os.fsync(written.fileno())
     temporary.replace(final)
@@ -273,11 +237,9 @@ def settle(temporary: Path, final: Path) -> None:
 
 def free_space(folder: Path, needed: int) -> None:
     """UserError if the disk of a folder has less free bytes."""
-    while not folder.exists():
-        folder = folder.parent
-    if (free := shutil.disk_usage(folder).free) < needed:
-        have, want, lacking = (f"{n / 1e6:,.2f} MB" for n in (free, needed, needed - free))
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if free < needed:
         raise UserError(
-            f"{want} are needed and {folder} has {have} free, {lacking} too little; free some space or choose a "
-            "different folder"
+            f"{needed / 1e6:,.2f} MB are needed and {folder} has {free / 1e6:,.2f} MB free, "
+            f"{(needed - free) / 1e6:,.2f} MB too little; free some space or choose a different folder"
         )

@@ -35,7 +35,9 @@ def make_pair(spec: BundleSpec, drafts: bool, ctx: Context) -> Pair:
 def grouped_state(graph: GraphSpec, values: Sequence[Tensor]) -> tuple[DraftState, list[Cache], Tensor | None]:
     """A graph's state as its stages take it, from tensors in the plan's order."""
     named = dict(zip((t.name for t in graph.state), values, strict=True))
-    draft, target = ([v for n, v in named.items() if n.startswith(f"{model}_model.kv.")] for model in ("draft", "target"))
+    draft, target = (
+        [v for n, v in named.items() if n.startswith(f"{model}_model.kv.")] for model in ("draft", "target")
+    )
     caches = ([Cache(*pair) for pair in zip(t[::2], t[1::2], strict=True)] for t in (draft, target))
     slots = tuple(v for n, v in named.items() if n.startswith(SLOTS))
     return DraftState(next(caches), slots), next(caches), named.get(COUNTS)

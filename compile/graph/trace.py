@@ -27,7 +27,7 @@ from model.nki.context import make_context
 from model.ops import Ops, State
 from model.speculative import Pair
 from model.stages import run_stage
-from trnspec.bundle import border, hlo
+from trnspec.bundle import hlo
 from trnspec.bundle.contract import violations
 from trnspec.bundle.spec import BundleSpec
 
@@ -91,7 +91,7 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     state, each state parameter aliased to its result.
     """
     computation = _jax.mlir.mlir_module_to_xla_computation(_stablehlo(spec, graph), use_tuple_args=False)
-    return border.annotate_io(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
+    return hlo.annotated(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
 
 
 def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
@@ -130,7 +130,9 @@ def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
 @functools.lru_cache(maxsize=2)
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
     """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
-    return make_pair(spec, drafting, make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers))
+    return make_pair(
+        spec, drafting, make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers)
+    )
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

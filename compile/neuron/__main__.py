@@ -7,27 +7,27 @@ import sys
 from pathlib import Path
 
 from compile.bundle.staging import staged
-from compile.neuron import toolchain
+from compile.neuron.files import add_compiled, check_toolchain
+from compile.nxd.files import MODEL_FILES
 from compile.spec import Recipe
 from model.errors import UserError, run_cli
 from trnspec.bundle.manifest import manifest_json
 from trnspec.bundle.opening import Bundle, read_bundle
 
 _NEFFS = Recipe(toolchain="neuron")
-# what the SDK makes
-_OF_SDK = ("neff/", "kernels/", "logs/", "model.pt", "neuron_config.json")
+_OF_SDK = ("neff/", "kernels/", "logs/", *MODEL_FILES)
 
 
 def extend(bundle: Bundle, recipe: Recipe = _NEFFS, jobs: int = 0) -> None:
     """Add NEFFs, or NxDI's model.pt; the bundle stays as it was until all files are made."""
     plan, manifest = bundle.plan, bundle.manifest
-    toolchain.check(recipe.toolchain, plan.spec)
+    check_toolchain(recipe.toolchain, plan.spec)
     with staged(bundle.path) as staging:
         records = {name: file for name, file in bundle.files.items() if not name.startswith(_OF_SDK)}
         for name, record in records.items():
             if not staging.reuse(name, record.recipe) and not staging.take(name, record):
                 raise UserError(f"{bundle.path} is damaged: {name} does not match the manifest; build it again")
-        added, compiler = toolchain.add_compiled(plan, staging, records, recipe, jobs)
+        added, compiler = add_compiled(plan, staging, records, recipe, jobs)
         records |= added
         staging.finish(manifest_json(plan, records, compiler, manifest.versions, manifest.commit))
 

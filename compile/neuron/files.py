@@ -1,7 +1,6 @@
 """The SDK's files of a bundle: NEFFs of its graphs, the IR of their NKI kernels, the compiler's logs.
 
-A file's recipe is a hash of what it is made from: of an HLO proto, the compiler's version and its flags. Everything is
-made on the local disk, in `.build/neuron`; what a bundle lists moves into it.
+A NEFF's recipe is a hash of its HLO proto, of the compiler's version and of its flags.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,48 +16,62 @@ from compile.bundle.staging import StagedFile, Staging
 from compile.neuron import sdk, specialise
 from compile.neuron.flags import LNC, TARGET, flags_of
 from compile.neuron.specialise import KERNELS_FOLDER
+from compile.nxd.files import MODEL, check_model, model_files
 from compile.recipes import sources
 from compile.spec import Recipe
-from model.cache import KEY_TILE
+from model.errors import UserError
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler, File, canonical_hash
 from trnspec.bundle.plan import BundlePlan
+from trnspec.bundle.spec import BundleSpec
 
 # code that becomes the IR of kernels
 _SPECIALISED_BY = ("nki_kernels", "compile/neuron/specialise.py", "model/nki/table.py")
 # host memory of one neuronx-cc: up to 40 GB for a decode graph of a 30B model
 _JOB_BYTES = 40 << 30
+_LOG = "log-neuron-cc.txt"
+Records = dict[str, File]
 
 
-def add_neffs(
-    plan: BundlePlan, staging: Staging, records: Mapping[str, File], recipe: Recipe, jobs: int = 0
-) -> tuple[dict[str, File], Compiler]:
-    """The records of the files of the SDK in a staged bundle, made where they lack, and the manifest's entry.
+def check_toolchain(toolchain: str, spec: BundleSpec) -> None:
+    """Raise UserError if this machine lacks what a toolchain needs that a recipe names: neuron or model.pt."""
+    if toolchain == MODEL:
+        check_model(spec)
+    elif toolchain == "neuron" and (why := sdk.missing(spec.kernels != "reference")):
+        raise UserError(f"this bundle gets no NEFFs: {why}")
 
-    ``records`` has the graphs; ``jobs`` compilers run at a time, 0 for as many as the memory holds.
+
+def add_compiled(
+    plan: BundlePlan, staging: Staging, graphs: Records, recipe: Recipe, jobs: int = 0
+) -> tuple[Records, Compiler]:
+    """The records of what the SDK adds to a staged bundle that has its graphs, and the manifest's entry.
+
+    ``jobs`` compilers run at a time, 0 for as many as the memory holds.
     """
-    launches = plan.spec.kernels != "reference"
+    launches, work = plan.spec.kernels != "reference", staging.folder / ".build" / "neuron"
+    if recipe.toolchain == MODEL:
+        files, compiler = model_files(plan, work, graphs, recipe)
+        return _make(staging, files), compiler
+    if recipe.toolchain == "cpu" or sdk.missing(launches):
+        return {}, Compiler()
     versions = sdk.versions(sdk.COMPILER, *[sdk.NKI] * launches)
-    flags, folder = flags_of(recipe.compiler_flags, versions[sdk.COMPILER]), staging.folder / ".build" / "neuron"
-    # no device runs a prompt's chunk of less than a tile
-    graphs = [g for g in plan.graphs if not g.key.is_prefill or g.key.rows >= KEY_TILE]
-    inputs, made = {g.key.name: g.file for g in graphs}, dict(records)
+    flags = flags_of(recipe.compiler_flags, versions[sdk.COMPILER])
+    protos, made = {graph.key.name: graph.file for graph in plan.graphs}, Records()
     if launches:
-        made |= _specialise(staging, made, inputs, folder / KERNELS_FOLDER, versions)
-        inputs = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in inputs}
+        made |= _specialise(staging, graphs, protos, work / KERNELS_FOLDER, versions)
+        protos = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in protos}
     neffs, logs = list[StagedFile](), list[StagedFile]()
-    for graph in graphs:
-        name, line = graph.key.name, flags[flag_tag(graph.key)]
-        hash_ = canonical_hash([made[inputs[name]].sha256, line, versions, recipe.compiler_input])
-        compiled = functools.partial(_compile, staging, inputs[name], recipe.compiler_input, folder / name, line)
-        neffs.append(StagedFile(f"neff/{name}.neff", hash_, compiled))
-        logs.append(StagedFile(f"logs/{name}.txt", hash_, _copy_of(folder / name / "log-neuron-cc.txt")))
-    made |= make(staging, neffs, jobs or _jobs()) | make(staging, logs)
-    new = {name: record for name, record in made.items() if name not in records}
-    return new, Compiler("compiler", "neff", TARGET, LNC, flags, versions, "bir" if launches else "none")
+    for graph in plan.graphs:
+        name, line, hlo = graph.key.name, flags[flag_tag(graph.key)], protos[graph.key.name]
+        recipe_hash = canonical_hash([(graphs | made)[hlo].sha256, line, versions])
+        write = functools.partial(_compile, staging, hlo, work / name, line)
+        neffs.append(StagedFile(f"neff/{name}.neff", recipe_hash, write))
+        logs.append(StagedFile(f"logs/{name}.txt", recipe_hash, functools.partial(_copy, work / name / _LOG)))
+    made |= _make(staging, neffs, jobs or _jobs()) | _make(staging, logs)
+    return made, Compiler("compiler", "neff", TARGET, LNC, flags, versions, "bir" if launches else "none")
 
 
-def make(staging: Staging, files: Sequence[StagedFile], jobs: int = 1) -> dict[str, File]:
+def _make(staging: Staging, files: Sequence[StagedFile], jobs: int = 1) -> Records:
     """The records of files, which are reused or made, ``jobs`` at a time."""
     with ThreadPoolExecutor(jobs) as pool:
         # after an error those that wait are cancelled
@@ -71,50 +84,35 @@ def _jobs() -> int:
 
 
 def _specialise(
-    staging: Staging, records: Mapping[str, File], graphs: Mapping[str, str], kernels: Path, versions: dict[str, str]
-) -> dict[str, File]:
+    staging: Staging, graphs: Records, protos: dict[str, str], work: Path, versions: dict[str, str]
+) -> Records:
     """Records of the graphs with the vendor's calls of kernels, and of the IR that they call."""
-    code, configured = sources(_SPECIALISED_BY), dict[bytes, bytes]()
+    code, configured, files = sources(_SPECIALISED_BY), dict[bytes, bytes](), list[StagedFile]()
 
     def write(file: str, path: Path) -> None:
-        path.write_bytes(specialise.specialised(staging.path(file).read_bytes(), kernels, configured))
+        path.write_bytes(specialise.specialised(staging.path(file).read_bytes(), work, configured))
 
-    files = [
-        StagedFile(
-            f"{KERNELS_FOLDER}/{name}.hlo.pb",
-            canonical_hash([records[file].sha256, versions, code]),
-            functools.partial(write, file),
-        )
-        for name, file in graphs.items()
-    ]
-    made = make(staging, files)
+    for name, file in protos.items():
+        recipe_hash = canonical_hash([graphs[file].sha256, versions, code])
+        files.append(StagedFile(f"{KERNELS_FOLDER}/{name}.hlo.pb", recipe_hash, functools.partial(write, file)))
+    made = _make(staging, files)
     called = {name for file in files for name in specialise.binaries(staging.path(file.name).read_bytes())}
-    ir = [StagedFile(f"{KERNELS_FOLDER}/{n}", canonical_hash(n), _copy_of(kernels / n)) for n in sorted(called)]
-    return made | make(staging, ir)
+    ir = [(f"{KERNELS_FOLDER}/{name}", functools.partial(_copy, work / name)) for name in sorted(called)]
+    return made | _make(staging, [StagedFile(name, canonical_hash(name), copy) for name, copy in ir])
 
 
-def _compile(staging: Staging, hlo: str, form: str, folder: Path, flags: str, neff: Path) -> None:
+def _compile(staging: Staging, hlo: str, work: Path, flags: str, neff: Path) -> None:
     """One graph's NEFF; the compiler runs in a folder of its own, below which it finds the IR of kernels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = staging.path(hlo)
-    if form == "stablehlo":
-        # a machine of the SDK need not have jax
-        from compile.graph.twin import stablehlo  # noqa: PLC0415
-
-        text, source = stablehlo(source.read_bytes()), folder / "graph.mlir"
-        source.write_text(text, encoding="utf-8")
+    work.mkdir(parents=True, exist_ok=True)
     for name in specialise.binaries(staging.path(hlo).read_bytes()) if hlo.startswith(KERNELS_FOLDER) else ():
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(staging.path(f"{KERNELS_FOLDER}/{name}"), folder / name)
-    sdk.compile_hlo(source, neff, folder / "log-neuron-cc.txt", flags, folder)
+        (work / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(staging.path(f"{KERNELS_FOLDER}/{name}"), work / name)
+    sdk.compile_hlo(staging.path(hlo), neff, work / _LOG, flags, work)
 
 
-def _copy_of(source: Path) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        # a compiler that takes a graph from its cache writes no log
-        if source.is_file():
-            shutil.copyfile(source, path)
-        else:
-            path.write_text(f"neuronx-cc left no {source.name}\n", encoding="utf-8")
-
-    return write
+def _copy(source: Path, path: Path) -> None:
+    # a compiler that takes a graph from its cache writes no log
+    if source.is_file():
+        shutil.copyfile(source, path)
+    else:
+        path.write_text(f"neuronx-cc left no {source.name}\n", encoding="utf-8")

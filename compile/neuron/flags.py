@@ -14,8 +14,8 @@ TARGET: Final = "trn2"
 # physical cores of a logical core
 LNC: Final = launches.LNC
 DEFAULT_FLAGS: Final = dict.fromkeys((PREFILL, STEP), with_lnc(PLAIN))
-# the defaults for integers differ between the compilers of SDK 2.32 and 2.33; older ones have no such flag. Our
-# integers are indices and counts, exact in 32 bits; no dot, all-reduce or computing scatter takes them
+# the compilers of SDK 2.32 and 2.33 have other defaults for integers, older ones no such flag; ours are indices and
+# counts, exact in 32 bits
 INTEGER_FLAGS: Final = "--native-int64=disabled --implicit-integer-downcast=none"
 _FIRST_WITH_INTEGER_FLAGS = (2, 27, 5334)
 _LNC_FLAG = re.compile(r"(?:--lnc|-lnc|--logical-nc-config)[ =](\S+)")

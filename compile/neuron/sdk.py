@@ -30,23 +30,15 @@ def missing(launches_kernels: bool) -> str:
     if compiler_program() is None:
         return f"this machine has no {COMPILER}; install it from AWS's package index"
     if launches_kernels and not specialise.available():
-        return (
-            f"its graphs launch NKI kernels and this machine has {COMPILER} without {NKI}; install {NKI} from AWS's "
-            "package index, or use --kernels reference"
-        )
+        why = f"its graphs launch NKI kernels and this machine has {COMPILER} without {NKI}"
+        return f"{why}; install {NKI} from AWS's package index, or use --kernels reference"
     return ""
 
 
 def versions(*packages: str) -> dict[str, str]:
     """Package -> installed version."""
-    return {package: _version(package) for package in packages}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "(unknown version)"
+    named = {package: importlib.metadata.distributions(name=package) for package in packages}
+    return {package: next((d.version for d in found), "(unknown version)") for package, found in named.items()}
 
 
 def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> None:
@@ -55,7 +47,6 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> N
     Raises:
         UserError: neuronx-cc refuses the graph; the sentence ends with its last line.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [
         compiler_program() or COMPILER, "compile", "--framework=XLA", str(hlo.absolute()),
         "--output", str(neff.absolute()), f"--target={TARGET}", *shlex.split(flags),

@@ -27,14 +27,13 @@ from trnspec.bundle.spec import BundleSpec
 
 # NxDI's tags; it routes by the list of input shapes, so a pair has no step without drafts
 PREFILL, FUSED, DECODE = "context_encoding_model", "fused_speculation_model", "token_generation_model"
-# prompts that each slot has had
+# state: prompts that each slot has had
 REQUEST_COUNTS = "request_counts"
 
 
 def nxdi_graphs(plan: BundlePlan) -> dict[str, list[GraphSpec]]:
     """Tag -> a graph for each bucket: whole prompts, and steps of the bundle's k."""
-    spec = plan.spec
-    prompt = next(g for g in plan.graphs if g.key.is_prefill and not g.key.asking)
+    spec, prompt = plan.spec, next(g for g in plan.graphs if g.key.is_prefill and not g.key.asking)
     prompts = [replace(prompt, key=prompt.key._replace(bucket=b, rows=b)) for b in spec.buckets]
     steps = [plan.by_key[GraphKey(Stage.STEP, spec.k, b)] for b in spec.buckets]
     return {PREFILL: prompts, FUSED if spec.k else DECODE: steps}
@@ -43,9 +42,9 @@ def nxdi_graphs(plan: BundlePlan) -> dict[str, list[GraphSpec]]:
 def example_inputs(spec: BundleSpec, key: GraphKey) -> tuple[Tensor, ...]:
     """NxDI's input tuple of a graph: zeros, but for the positive parameters of sampling."""
     batch, rows = (1, key.rows) if key.is_prefill else (spec.batch, 1)
-    shapes = ((batch, rows), (batch, key.bucket), (batch, rows), (batch,))
-    ids, mask, positions, slots = (torch.zeros(shape, dtype=torch.int32) for shape in shapes)
-    return ids, mask, positions, slots, torch.ones(batch, 3), slots.clone(), slots.clone()
+    shapes = ((batch, rows), (batch, key.bucket), (batch, rows), (batch,), (batch,), (batch,))
+    ids, mask, positions, *slots = (torch.zeros(shape, dtype=torch.int32) for shape in shapes)
+    return ids, mask, positions, slots[0], torch.ones(batch, 3), *slots[1:]
 
 
 @dataclass
@@ -78,13 +77,19 @@ class NxdiStep(nn.Module):
         self._pair = [make_pair(plan.spec, drafts(graph), Context(plan.spec.tp, ops))]
         self.state = (*graph.state, TensorSpec(REQUEST_COUNTS, (plan.spec.batch,), "int32"))
         for tensor in (*graph.weights, *self.state):
-            _register(self, tensor)
+            module: nn.Module = self
+            *path, last = tensor.name.split(".")
+            for part in path:
+                if not hasattr(module, part):
+                    module.add_module(part, nn.Module())
+                module = getattr(module, part)
+            value = torch.zeros(tensor.shape, dtype=BY_NAME[tensor.dtype].torch)
+            module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 
     def aliases(self) -> dict[Tensor, int]:
         """Parameter that is state -> the index of the output that replaces it."""
-        parameters: dict[str, Tensor] = dict(self.named_parameters())
         first = 4 if self.spec.k else 1
-        return {parameters[t.name]: first + i for i, t in enumerate(self.state)}
+        return {self.get_parameter(tensor.name): first + i for i, tensor in enumerate(self.state)}
 
     def forward(
         self,
@@ -97,24 +102,25 @@ class NxdiStep(nn.Module):
         adapter_ids: Tensor,
     ) -> tuple[Tensor, ...]:
         """NxDI's outputs, then the state: accepted ids, next ids, next mask, next positions; next ids (B,) for k 0."""
-        parameters: dict[str, Tensor] = dict(self.named_parameters())
         # the two that our step does not read must stay inputs: routing goes by all shapes
         slots_B = seq_ids + 0 * (hidden.to(torch.int32) + adapter_ids)
         # the compiler takes no parameter as a result
-        counts = parameters[REQUEST_COUNTS] + 0
+        counts = self.get_parameter(REQUEST_COUNTS) + 0
         if self.key.is_prefill:
             counts = counts + (iota(len(counts), slots_B) == slots_B)
         seeds_B2 = torch.stack([slots_B, counts.index_select(0, slots_B)], -1)
         inputs = self._inputs(input_ids, attention_mask, position_ids[:, 0], slots_B, sampling_params, seeds_B2)
-        state = grouped_state(self.graph, [parameters[t.name] for t in self.graph.state])
-        weights = {name: parameters[name] for name in self._pair[0].state_dict()}
+        state = grouped_state(self.graph, [self.get_parameter(tensor.name) for tensor in self.graph.state])
+        weights: dict[str, Tensor] = {name: self.get_parameter(name) for name in self._pair[0].state_dict()}
         out = torch.func.functional_call(self._pair[0], weights, (run_stage, self.key, inputs, *state))
+        draft, target = ([t for cache in c for t in cache] for c in (out.draft_state.caches, out.target_caches))
+        after = (*draft, *out.draft_state.slots, *target, counts)
+        if not self.spec.k:
+            return (out.next_ids[:, 0], *after)
         next_B1 = out.next_positions[:, None]
         length = self.spec.max_len if self.key.is_prefill else self.key.bucket
         next_mask = (iota(length, slots_B) < next_B1).to(torch.int32)
-        visible = (out.accepted_tokens, out.next_ids, next_mask, next_B1) if self.spec.k else (out.next_ids[:, 0],)
-        draft, target = ([t for cache in c for t in cache] for c in (out.draft_state.caches, out.target_caches))
-        return (*visible, *draft, *out.draft_state.slots, *target, counts)
+        return (out.accepted_tokens, out.next_ids, next_mask, next_B1, *after)
 
     def _inputs(
         self, ids: Tensor, mask_BS: Tensor, first_B: Tensor, slots_B: Tensor, params_B3: Tensor, seeds_B2: Tensor
@@ -127,14 +133,3 @@ class NxdiStep(nn.Module):
             return inputs._replace(num_tokens=count, slots=slots_B, next_prompt_id=torch.full_like(slots_B, -1))
         # the last position that an id may take is max_len - 1
         return inputs._replace(k_limits=(self.spec.max_len - 2 - first_B).clamp(0, self.key.k))
-
-
-def _register(module: nn.Module, tensor: TensorSpec) -> None:
-    """Add a parameter under its dotted name."""
-    *path, last = tensor.name.split(".")
-    for part in path:
-        if part not in module._modules:
-            module.add_module(part, nn.Module())
-        module = module._modules[part]  # type: ignore[assignment]
-    value = torch.zeros(tensor.shape, dtype=BY_NAME[tensor.dtype].torch)
-    module.register_parameter(last, nn.Parameter(value, requires_grad=False))

@@ -33,10 +33,9 @@ from torch import Tensor, nn
 from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config, config_from_dict, read_config, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import DraftPass, DraftState, PrefillChunk, VerifyResult, decoder_collectives
+from model.drafter import DraftPass, DraftState, PrefillChunk, VerifyResult
 from model.drafters.chain import Chain
 from model.errors import UserError
-from model.graph_key import GraphKey
 from model.layers import ColumnLinear, RMSNorm
 from model.logprobs import best_ids
 from model.ops import iota, ordered_sum
@@ -221,26 +220,13 @@ class DFlash(Chain):
 
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
-        rows = [Weight("fc.weight", (("fc.weight", ROWS),)), Weight("hidden_norm.weight", (("hidden_norm.weight", REPLICATED),))]
+        rows = [
+            Weight("fc.weight", (("fc.weight", ROWS),)),
+            Weight("hidden_norm.weight", (("hidden_norm.weight", REPLICATED),)),
+        ]
         if config.markov_rank:
             rows += [Weight(f"markov_{w}", ((f"markov_head.markov_{w}.weight", REPLICATED),)) for w in ("w1", "w2")]
         return decoder_weights(config, packing) + rows
-
-    @classmethod
-    def collectives(cls, config: Any, tp: int, passes: tuple[DraftPass, ...]) -> dict[str, int]:
-        """A gather of the target's projected states, and a decoder's in the block's pass."""
-        counts = decoder_collectives(config, tp, sum(p.samples > 0 for p in passes))
-        return counts | {"all-gather": counts["all-gather"] + sum(not p.samples for p in passes) * (tp > 1)}
-
-    @classmethod
-    def unused_weight(cls, key: GraphKey, name: str) -> bool:
-        # a prompt and a step of k 0 write the context
-        writes = any(part in name for part in ("fc.", "hidden_norm.", ".k_proj.", ".v_proj.", ".k_norm."))
-        return (key.is_prefill or not key.k) and not writes
-
-    @classmethod
-    def approximates_filters(cls, config: Any) -> bool:
-        return not config.markov_rank
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:

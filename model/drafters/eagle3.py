@@ -36,7 +36,6 @@ from model.drafter import (
     PrefillChunk,
     StateSpec,
     VerifyResult,
-    decoder_collectives,
     write_slot,
 )
 from model.errors import UserError
@@ -260,12 +259,6 @@ class Eagle3(Drafter):
     def packing(cls, config: Any, ctx: Context) -> Packing:
         # its attention reads two rows side by side, which no packed kernel does
         return ctx.packing(config)._replace(attention=False)
-
-    @classmethod
-    def collectives(cls, config: Any, tp: int, passes: tuple[DraftPass, ...]) -> dict[str, int]:
-        """The collectives of a decoder's passes, and a gather of the target's projected states once a step."""
-        counts = decoder_collectives(config, tp, len(passes))
-        return counts | {"all-gather": counts["all-gather"] + (tp > 1 and bool(passes))}
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:

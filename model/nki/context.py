@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.approx_filters import ApproxFilters
@@ -121,9 +120,7 @@ class NkiContext(Context):
     def all_gather_vocab(self, x_RC: Tensor) -> Tensor:
         return self.ops.all_gather(x_RC)
 
-    def accept(
-        self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def accept(self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, count = samples.ids.shape[1:]
         column = torch.zeros_like(max_accepted_B)[:, None]
         steps = (drafts_BK, column, max_accepted_B[:, None]) if count > 1 else (None, column, None)

@@ -19,8 +19,6 @@ from nki_kernels.limits import NO_FLOOR
 _BITS, _THRESHOLDS = 4, 15
 # of one call over several ranks: the rows' best logits, the passes of two searches, the mass between them
 ALL_GATHERS = 1 + 2 * (32 // _BITS) + 1
-# of a draft's approximation: the rows' best logits, twice the sums above the tried ones
-APPROX_GATHERS = 3
 # keys of the lowest and the highest finite number
 _LOWEST_KEY, _HIGHEST_KEY = -0x7F800000, 0x7F7FFFFF
 _SIGN = -(1 << 31)

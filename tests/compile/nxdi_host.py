@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Served:
     end: int = -1
     line: int = -1
     position: int = 0
-    mask: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    mask: Any = None
     ids: list[int] = field(default_factory=list)
 
 
@@ -39,8 +40,7 @@ class Host:
     def __init__(self, model: Model, k: int, batch: int, buckets: Sequence[int]) -> None:
         self.model, self.batch, self.buckets, self.max_len = model, batch, buckets, buckets[-1]
         self.speculation_length = k + 1 if k else 0
-        self.batches: list[int] = []
-        self.counts: list[int] = []
+        self.batches, self.counts = list[int](), list[int]()
 
     def serve(self, waiting: list[Served], arrive: int) -> None:
         """Run all sequences to their ends; `arrive` of them may start before each step, on the lowest idle line."""
@@ -54,9 +54,8 @@ class Host:
                     live.append(sequence)
             live = [s for s in live if not self._ended(s)]
             if live:
-                self.batches.append(len(live))
                 self._step(live)
-                live = [s for s in live if not self._ended(s)]
+            live = [s for s in live if not self._ended(s)]
 
     def _ended(self, s: Served) -> bool:
         full = s.position + 1 >= self.max_len or s.position + self.speculation_length > self.max_len
@@ -79,6 +78,7 @@ class Host:
 
     def _step(self, live: list[Served]) -> None:
         live = sorted(live, key=lambda s: s.line)
+        self.batches.append(len(live))
         bucket = self._bucket(max(s.position for s in live) + self.speculation_length)
         masks = np.stack([np.pad(s.mask[:bucket], (0, bucket - len(s.mask[:bucket]))) for s in live])
         ids, positions = np.array([[s.ids[-1]] for s in live]), np.array([[s.position] for s in live])

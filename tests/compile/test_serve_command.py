@@ -24,8 +24,8 @@ def _lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_nrt_comes_first_then_pjrt_then_the_cpu(base: Path, compiler: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = untraced(spec(base, "neffs", batch=1, k=1))
     nrt, neuron, cpu = _lines(capsys, str(out))
-    assert nrt == TRN.format(out) + "'{\"platform\": \"nrt\"}'"
-    assert neuron == TRN.format(out) + "'{\"platform\": \"neuron\"}'"
+    assert nrt == TRN.format(out) + '\'{"platform": "nrt"}\''
+    assert neuron == TRN.format(out) + '\'{"platform": "neuron"}\''
     assert cpu == CPU.format(out)
     assert _lines(capsys, str(out), "--platform", "cpu") == [cpu]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from model.config import config_from_dict
 from model.drafters.registry import drafter_of
 from model.packing import Packing
 from model.weights import RANK
+from trnspec.bundle import hlo
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST, canonical_hash, sha256_of
 from trnspec.bundle.part import checkpoint_shapes
@@ -26,7 +28,7 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags", "compiler_input")
+_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags")
 
 
 def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:
@@ -75,6 +77,19 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     if changes["k"] != "0":
         values |= {"draft": str(base / "draft")}
     return BuildSpec(**(values | changes))
+
+
+def collectives(proto: bytes) -> dict[str, int]:
+    """How often an execution of a graph runs each collective; those of loops are counted once."""
+    module = hlo.parse(proto)
+    bodies = {c.id: c.instructions for c in module.computations}
+
+    def run(computation: int) -> Counter[str]:
+        body = bodies[computation]
+        called = [run(c) for i in body for c in i.called_computation_ids]
+        return sum(called, Counter(i.opcode for i in body if i.opcode in ("all-reduce", "all-gather")))
+
+    return dict(run(module.entry_computation_id))
 
 
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:

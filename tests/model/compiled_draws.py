@@ -29,7 +29,7 @@ from trnspec.bundle import hlo
 from trnspec.runtime import pjrt
 
 Draws = Callable[[Sequence[Row]], list[int]]
-_GRAPH = GraphSpec(GraphKey(Stage.STEP), (), (), (), (), {})
+_GRAPH = GraphSpec(GraphKey(Stage.STEP), (), (), (), ())
 
 
 def drawing(
@@ -65,7 +65,7 @@ def drawing(
     module: Any = lowered.compiler_ir("hlo")
     devices = pjrt.devices_of("cpu", tp)
     custom_calls.register()
-    compiled = pjrt.compile_hlo(hlo.canonical(module.as_serialized_hlo_module_proto()), devices, _GRAPH)
+    compiled = pjrt.compile_hlo(hlo.canonical(module.as_serialized_hlo_module_proto()).SerializeToString(), devices, _GRAPH)
     sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
 
     def put(parts: list[np.ndarray]) -> Any:

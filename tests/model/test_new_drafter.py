@@ -20,7 +20,6 @@ from model.config import Qwen3Config
 from model.context import Context
 from model.drafter import Drafter, DraftPass, DraftState
 from model.drafters.registry import DRAFTERS
-from model.graph_key import GraphKey
 from model.layers import Head, LanguageModel
 from model.packing import Packing
 from model.sampling import SamplingParams
@@ -103,15 +102,6 @@ class Bigram(Drafter):
     @classmethod
     def packing(cls, config: Any, ctx: Context) -> Packing:
         return Packing()
-
-    @classmethod
-    def collectives(cls, config: Any, tp: int, passes: tuple[DraftPass, ...]) -> dict[str, int]:
-        return {"all-reduce": 0, "all-gather": 0}
-
-    @classmethod
-    def unused_weight(cls, key: GraphKey, name: str) -> bool:
-        return key.is_prefill
-
 
 @pytest.mark.slow
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from model.approx_filters import approximate
 from model.filters import Filters
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
-from model.approx_filters import approximate
 from model.sampling import SamplingParams
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import ROOT

@@ -12,11 +12,11 @@ from transformers import Qwen3Config as HFConfig
 from transformers import Qwen3ForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from model import qwen3
 from model.cache import AttentionMetadata
 from model.config import PRESETS, Qwen3Config, Yarn, config_from_dict
 from model.errors import UserError
 from model.qwen3 import Qwen3
-from model import qwen3
 from model.rope import attention_factor, rotation, yarn_frequencies
 from model.weights import RANK
 from tests.model.paged import empty

@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from compile.doctor import verify
 from model.errors import UserError
 from tests.model.demo_bundle import PROMPTS
 from trnspec.engine.request import Params
@@ -206,11 +205,3 @@ def test_a_stream_and_a_prompt_without_speculation_are_served_together(llm: LLM)
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no manifest.json"):
         LLM(tmp_path)
-
-
-def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
-    assert verify(bundle)["ks"] == [0, 7]
-    broken = tmp_path / "broken"
-    broken.symlink_to(bundle)
-    with pytest.raises(UserError, match="has no manifest"):
-        verify(tmp_path)

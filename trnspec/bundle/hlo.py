@@ -1,9 +1,9 @@
-"""HLO protos: ids and names numbered anew, source locations dropped, replica groups where every reader looks.
+"""HLO protos: read, made canonical, and given the names of a graph's I/O.
 
-jaxlib writes 64-bit instruction ids, which readers built on an older XLA refuse, names that count the process's earlier
-lowerings, and the builder's own paths. It writes replica groups in a field that an older XLA does not know, which then
-takes all ranks as one group: they are written to the old field too. Only the fields that are read or written here are
-described; protobuf preserves all others.
+jaxlib writes 64-bit instruction ids, which readers built on an older XLA refuse, and names that count the process's
+earlier lowerings. It writes replica groups in a field that an older XLA does not know, which then takes all ranks as
+one group: they are written to the old field too. Only the fields that are read or written here are described; protobuf
+preserves all others.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from model.graph_spec import GraphSpec
+
 # source: the field numbers of xla/service/hlo.proto (openxla/xla). `name number type`, `*` for a repeated field
 _MESSAGES = {
-    "Frames": "",
     "Shape": "element_type 2 int64, dimensions 3 int64*, tuple_shapes 4 Shape*",
-    "Literal": "s32s 4 int64*, s64s 5 int64*",
     "Entry": "key 1 string, value 2 string",
     "Attributes": "map 1 Entry*",
     "Program": "result 2 Shape, parameter_names 3 string*",
@@ -25,18 +25,21 @@ _MESSAGES = {
     "Devices": "replica_groups 1 ReplicaGroup*",
     "Alias": "output_shape_index 1 int64*, parameter_number 2 int64, kind 4 int64",
     "Aliases": "entries 1 Alias*",
-    "Metadata": "op_name 2 string, source_file 3 string, source_line 4 int64, stack_frame_id 15 int64",
-    "Instruction": "name 1 string, opcode 2 string, shape 3 Shape, metadata 7 Metadata, literal 8 Literal, "
-    "parameter_number 9 int64, tuple_index 13 int64, custom_call_target 28 string, id 35 int64, operand_ids 36 int64*, "
-    "control_predecessor_ids 37 int64*, called_computation_ids 38 int64*, backend_config 43 bytes, "
-    "replica_groups 49 ReplicaGroup*, comparison_direction 63 string, frontend_attributes 68 Attributes, "
+    "Instruction": "name 1 string, opcode 2 string, shape 3 Shape, parameter_number 9 int64, "
+    "custom_call_target 28 string, id 35 int64, operand_ids 36 int64*, control_predecessor_ids 37 int64*, "
+    "called_computation_ids 38 int64*, "
+    "backend_config 43 bytes, replica_groups 49 ReplicaGroup*, frontend_attributes 68 Attributes, "
     "output_operand_aliasing 74 OutputAlias*, custom_call_api_version 77 int64, collective_device_list 87 Devices",
     "Computation": "name 1 string, instructions 2 Instruction*, program_shape 4 Program, id 5 int64, root_id 6 int64",
     "Module": "name 1 string, entry_computation_name 2 string, computations 3 Computation*, "
-    "host_program_shape 4 Program, id 5 int64, entry_computation_id 6 int64, input_output_alias 8 Aliases, "
-    "stack_frame_index 17 Frames",
+    "host_program_shape 4 Program, id 5 int64, entry_computation_id 6 int64, input_output_alias 8 Aliases",
 }
-_SOURCE_LOCATION = ("source_file", "source_line", "stack_frame_id")
+# frontend attributes with the name of a parameter, and at the root those of the results: neuronx-cc and the device's
+# runtime find tensors by name. A state's parameter and its result share a buffer, and their names differ by STATE.
+# Source: the protos that nkipy writes (aws-neuron/nkipy, nkipy/core/trace.py and core/backend/hlo.py)
+_INPUT, _OUTPUTS, STATE = "neff_input_names", "neff_output_names", ".must_alias_input"
+# source: enum Kind of xla/service/hlo.proto (openxla/xla)
+MUST_ALIAS = 2
 
 
 def _message_classes() -> dict[str, Any]:
@@ -69,8 +72,8 @@ def entry(module: Any) -> Any:
     return next(c for c in module.computations if c.id == module.entry_computation_id)
 
 
-def canonical(proto: bytes) -> bytes:
-    """The same module with ids 1, 2, 3, ..., names that end in them, and no source locations."""
+def canonical(proto: bytes) -> Any:
+    """The module of a proto with ids 1, 2, 3, ... and names that end in them."""
     module = parse(proto)
     _renumber(module)
     for computation in module.computations:
@@ -81,13 +84,8 @@ def canonical(proto: bytes) -> bytes:
             instruction.name = _numbered(instruction)
             if not instruction.replica_groups:
                 instruction.replica_groups.extend(instruction.collective_device_list.replica_groups)
-            if instruction.HasField("metadata"):
-                for field in _SOURCE_LOCATION:
-                    instruction.metadata.ClearField(field)
     module.ClearField("id")
-    module.ClearField("stack_frame_index")
-    serialized: bytes = module.SerializeToString(deterministic=True)
-    return serialized
+    return module
 
 
 def _renumber(module: Any) -> None:
@@ -107,3 +105,49 @@ def _renumber(module: Any) -> None:
 
 def _numbered(named: Any) -> str:
     return f"{named.name.split('.')[0]}.{named.id}"
+
+
+def parameter_names(graph: GraphSpec) -> list[str]:
+    """The names of a graph's parameters, in its order."""
+    return [t.name for t in (*graph.weights, *graph.inputs)] + [t.name + STATE for t in graph.state]
+
+
+def result_names(graph: GraphSpec) -> list[str]:
+    """The names of a graph's results, in its order."""
+    return [t.name for t in (*graph.outputs, *graph.state)]
+
+
+def annotated(module: Any, graph: GraphSpec) -> bytes:
+    """The proto of a canonical module with the names of its I/O, and its state aliased without a choice.
+
+    The compiler separates inputs from outputs, so a result that is a parameter, or another result, is copied.
+    """
+    body, names = entry(module), parameter_names(graph)
+    parameters = [i for i in body.instructions if i.opcode == "parameter"]
+    root = next(i for i in body.instructions if i.id == body.root_id)
+    for parameter in parameters:
+        parameter.name = names[parameter.parameter_number]
+        parameter.frontend_attributes.map.add(key=_INPUT, value=parameter.name)
+    root.frontend_attributes.map.add(key=_OUTPUTS, value=",".join(result_names(graph)))
+    for shape in (module.host_program_shape, body.program_shape):
+        shape.parameter_names[:] = names
+    for alias in module.input_output_alias.entries:
+        alias.kind = MUST_ALIAS
+    fresh, taken = 1 + max(x.id for c in module.computations for x in (c, *c.instructions)), {p.id for p in parameters}
+    for at, operand in enumerate(root.operand_ids):
+        if operand in taken:
+            copy = body.instructions.add(id=fresh, name=f"copy.{fresh}", opcode="copy", operand_ids=[operand])
+            copy.shape.CopyFrom(root.shape.tuple_shapes[at])
+            root.operand_ids[at] = fresh
+            fresh += 1
+        taken.add(root.operand_ids[at])
+    # an operand comes before its user
+    body.instructions.sort(key=lambda i: i.id == body.root_id)
+    serialized: bytes = module.SerializeToString(deterministic=True)
+    return serialized
+
+
+def io_names(instruction: Any) -> list[str]:
+    """The name of a parameter, or those of a root's results."""
+    named = (e.value for e in instruction.frontend_attributes.map if e.key in (_INPUT, _OUTPUTS))
+    return next(named, "").split(",")

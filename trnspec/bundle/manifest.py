@@ -6,30 +6,30 @@ A bundle is safetensors, HLO protos, JSON and text: nothing in it is unpickled o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from model.errors import UserError
+from model.graph_spec import TensorSpec
 from model.strict import Length, Range, Text, Wrong, read, shown
 from model.weights import shard_file
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.shards import shard_bytes
-from trnspec.bundle.spec import MAX_TP, Name, spec_from_json
+from trnspec.bundle.spec import Name, spec_from_json
 
-FORMAT = "trnspec-bundle"
-FORMAT_VERSION = 4
-MANIFEST = "manifest.json"
+FORMAT, FORMAT_VERSION = "trnspec-bundle", 4
+MANIFEST, MANIFEST_BYTES = "manifest.json", 16 << 20
 # the folders and files of a bundle -> the largest size of a file there; a shard's size follows from the plan
 FOLDERS = {"hlo": 1 << 28, "neff": 1 << 34, "kernels": 1 << 28, "logs": 1 << 28, "weights": 0, "tokenizer": 1 << 27}
 FILES = {"neuron_config.json": 1 << 20, "model.pt": 1 << 38}
-MANIFEST_BYTES = 16 << 20
-_FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
 _Digest = Annotated[str, Text(r"[0-9a-f]{64}", "a sha256")]
-_FileName = Annotated[str, Text(r"[A-Za-z0-9_./-]{1,500}", "a file's name")]
+# no name leads out of the folder, or is that of a file under construction
+_PART = r"\w[\w.-]{0,120}(?<!\.tmp)"
+_FileName = Annotated[str, Text(rf"(?a:(?:{_PART}/){{0,3}}{_PART})", "a file of a bundle")]
 _Names = Annotated[dict[str, Name], Length(0, 100)]
 
 
@@ -80,9 +80,8 @@ class Manifest(_ManifestJson):
     @property
     def without_kernels(self) -> str:
         """Why no device can run the graphs, if they call NKI kernels that were compiled for none; else empty."""
-        if self.plan.spec.kernels == "reference" or self.compiler.kernels != "none":
-            return ""
-        return (
+        calls = self.plan.spec.kernels != "reference" and self.compiler.kernels == "none"
+        return calls * (
             "its graphs call NKI kernels that were compiled for no device (kernels: none); build it on a machine with "
             "neuronx-cc and nki, or with --kernels reference"
         )
@@ -92,18 +91,10 @@ def manifest_json(
     plan: BundlePlan, files: dict[str, File], compiler: Compiler, versions: dict[str, str], commit: str | None
 ) -> bytes:
     """The bytes of a bundle's manifest."""
-    value = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "spec": plan.spec.as_json(),
-        "graphs": graph_digests(plan),
-        "files": {name: dataclasses.asdict(file) for name, file in sorted(files.items())},
-        "compiler": dataclasses.asdict(compiler),
-        "versions": versions,
-        "commit": commit,
-    }
-    value["manifest_sha256"] = canonical_hash(value)
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    made = _ManifestJson(graph_digests(plan), files, versions, commit, compiler)
+    head = {"format": FORMAT, "format_version": FORMAT_VERSION, "spec": plan.spec.as_json()}
+    value = head | dataclasses.asdict(made)
+    return (json.dumps(value | {"manifest_sha256": canonical_hash(value)}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def parse_manifest(content: bytes, file: str) -> Manifest:
@@ -113,52 +104,36 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     else follows from a new plan of the spec.
     """
     try:
-        raw = json.loads(content.decode("utf-8")) if len(content) <= MANIFEST_BYTES else None
-        version = raw["format_version"] if raw["format"] == FORMAT else None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raw: Any = json.loads(content.decode("utf-8")) if len(content) <= MANIFEST_BYTES else None
+        version = raw.pop("format_version") if raw["format"] == FORMAT else None
+        digest = raw.pop("manifest_sha256", None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a bundle's manifest ({type(error).__name__}); build it again") from error
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it "
-            "again with this version"
+            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it again"
         )
-    digest = raw.pop("manifest_sha256", None)
-    if canonical_hash(raw) != digest:
-        raise UserError(
-            f"{file} was changed after it was written (its own digest differs); build the bundle again or copy it again"
-        )
+    if canonical_hash(raw | {"format_version": version}) != digest:
+        raise UserError(f"{file} was changed after it was written (its own digest differs); build or copy it again")
     try:
-        return _checked({n: v for n, v in raw.items() if n not in ("format", "format_version")}, digest)
+        spec = spec_from_json(raw.pop("spec", None))
+        spec.check()
+        stored, plan = read(_ManifestJson, {n: v for n, v in raw.items() if n != "format"}), make_plan(spec)
+        if stored.graphs != graph_digests(plan):
+            raise Wrong("its graphs are not those that this version plans for its spec")
+        if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
+            raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
+        _check_files(stored.files, plan, stored.compiler)
+        return Manifest(**vars(stored), plan=plan, digest=digest)
     except (Wrong, UserError, RecursionError) as wrong:
         raise UserError(f"{file} was not written by a build: {wrong}; build the bundle again") from wrong
 
 
-def _checked(raw: dict[str, Any], digest: str) -> Manifest:
-    spec = spec_from_json(raw.pop("spec", None))
-    spec.check()
-    stored = read(_ManifestJson, raw)
-    plan = make_plan(spec)
-    if stored.graphs != graph_digests(plan):
-        raise Wrong("its graphs are not those that this version plans for its spec")
-    if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
-        raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
-    _check_files(stored.files, plan, stored.compiler)
-    return Manifest(**vars(stored), plan=plan, digest=digest)
-
-
 def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -> None:
-    """Raise Wrong unless files are those of a plan, their names stay in the folder, and a build writes such sizes."""
-    folders = {"/".join(parts[:depth]) for parts in (n.split("/") for n in files) for depth in range(1, len(parts))}
-    for name in files:
-        regular = _FILE_NAME(name) and not name.endswith((".part", ".tmp"))
-        if not regular or name.casefold() == MANIFEST or name in folders:
-            raise Wrong(f"it names {shown(name)}, no file of a bundle; do not trust it")
-    if len({name.casefold() for name in files}) < len(files):
-        raise Wrong("it names two files that differ in case alone; do not trust it")
+    """Raise Wrong unless files are those of a plan and a build writes such sizes."""
     shards = {shard_file(rank): rank for rank in range(plan.spec.tp)}
     needed = {graph.file for graph in plan.graphs} | (FILES.keys() if compiler.neff == "model.pt" else set())
-    if any(shard_file(rank) in files for rank in range(MAX_TP)):
-        needed |= shards.keys()
+    needed |= shards.keys() if shards.keys() & files.keys() else set()
     if missing := sorted(needed - files.keys()):
         raise Wrong(f"files lacks {missing[0]}")
     for name, entry in sorted(files.items()):
@@ -174,15 +149,16 @@ def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -
 
 def graph_digests(plan: BundlePlan) -> dict[str, str]:
     """The file of each graph -> the digest of everything that is planned for it."""
-    # most graphs share their weights: thousands of rows, hashed once
-    lists = {id(t): t for g in plan.graphs for t in (g.weights, g.inputs, g.state, g.outputs)}
-    digests = {key: canonical_hash([[t.name, t.shape, t.dtype] for t in tensors]) for key, tensors in lists.items()}
     return {
-        g.file: canonical_hash(
-            [list(g.key), *(digests[id(t)] for t in (g.weights, g.inputs, g.state, g.outputs)), g.collectives]
-        )
+        g.file: canonical_hash([g.key, plan.spec.kernels, *map(_digest, (g.weights, g.inputs, g.state, g.outputs))])
         for g in plan.graphs
     }
+
+
+# most graphs share their weights, which are thousands of rows
+@functools.lru_cache(maxsize=32)
+def _digest(tensors: tuple[TensorSpec, ...]) -> str:
+    return canonical_hash([vars(tensor) for tensor in tensors])
 
 
 def sha256_of(path: Path) -> str:

@@ -1,7 +1,6 @@
 """`open_bundle`, the way to load a bundle: a file is opened once, hashed while it is read, and used from those bytes.
 
-Files are opened below the folder that was opened first, so a folder that takes its name later is not read, and nothing
-is remembered from one load to the next.
+Files are opened below the folder that was opened first: a folder that takes its name later is not read.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,11 @@ from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.signature import SIGNATURE, check_signature, key_of
 from trnspec.bundle.spec import BundleSpec
 
+SIGNATURE_BYTES = 1 << 16
 _READERS = min(4, os.cpu_count() or 1)
 _PIECE = 1 << 20
-SIGNATURE_BYTES = 1 << 16
 # read and hashed by whoever uses them
 _READ_WHERE_USED = ("weights/", "hlo/", "neff/")
-ProgressFn = Callable[[int], None]
-# of a file's bytes, the clauses that say what is wrong with them
-Check = Callable[[bytearray], Iterable[str]]
 
 
 def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
@@ -45,15 +41,18 @@ def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def read_small(name: str, most: int, folder: int | None, path: Path) -> bytes | None:
-    """The bytes of a file of a folder, at most one more than `most`; None without one, UserError if it is no file."""
+def read_small(file: Path, most: int, folder: int | None = None) -> bytes | None:
+    """The bytes of a file, of its name below an open folder if given, at most one more than `most`; None without one.
+
+    UserError if it is no regular file.
+    """
     try:
-        with open_regular(name if folder is not None else path / name, folder) as file:
-            return file.read(most + 1)
+        with open_regular(file if folder is None else file.name, folder) as opened:
+            return opened.read(most + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path / name} {_unreadable(error)}; copy the bundle again") from error
+        raise UserError(f"{file} {_unreadable(error)}; copy the bundle again") from error
 
 
 def _unreadable(error: OSError) -> str:
@@ -66,53 +65,37 @@ class Bundle:
 
     path: Path
     manifest: Manifest
+    files: dict[str, File]
+    plan: BundlePlan
+    graphs: tuple[GraphSpec, ...]
+    spec: BundleSpec
     content: bytes
     signature: bytes | None
     folder: int
 
-    @property
-    def spec(self) -> BundleSpec:
-        return self.manifest.plan.spec
-
-    @property
-    def plan(self) -> BundlePlan:
-        return self.manifest.plan
-
-    @property
-    def graphs(self) -> tuple[GraphSpec, ...]:
-        return self.manifest.plan.graphs
-
-    @property
-    def files(self) -> dict[str, File]:
-        return self.manifest.files
-
     def read(self, name: str) -> bytearray:
         """The bytes of a file; UserError if they are not those that the build wrote."""
-        content = bytearray(self.files[name].bytes)
-        if clause := self.check(name, content):
+        clause, content = self.check(name, keep=True)
+        if clause:
             raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
         return content
 
-    def check(self, name: str, content: bytearray | None = None, on_progress: ProgressFn = lambda count: None) -> str:
-        """Read a file, into `content` if given. Returns how it differs from the manifest, as the end of a sentence."""
-        entry, digest, done = self.files[name], hashlib.sha256(), 0
-        buffer = memoryview(bytearray(_PIECE) if content is None else content)
+    def check(self, name: str, keep: bool = False) -> tuple[str, bytearray]:
+        """Read a file. Returns how it differs from the manifest, as the end of a sentence, and its bytes to `keep`."""
+        entry, digest, content = self.files[name], hashlib.sha256(), bytearray()
         try:
             with open_regular(name, self.folder) as file:
-                if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
-                    return f"has {size} bytes, the manifest says {entry.bytes}"
-                while done < size:
-                    piece = buffer[done if content is not None else 0 :][: min(_PIECE, size - done)]
-                    if not (count := file.readinto(piece)):
-                        break
-                    digest.update(piece[:count])
-                    done += count
-                    on_progress(count)
+                if (left := os.fstat(file.fileno()).st_size) != entry.bytes:
+                    return f"has {left} bytes, the manifest says {entry.bytes}", content
+                while piece := file.read(min(_PIECE, left)):
+                    digest.update(piece)
+                    content += piece if keep else b""
+                    left -= len(piece)
         except FileNotFoundError:
-            return "is missing"
+            return "is missing", content
         except OSError as error:
-            return _unreadable(error)
-        return "" if digest.hexdigest() == entry.sha256 else "does not match the manifest"
+            return _unreadable(error), content
+        return "" if digest.hexdigest() == entry.sha256 else "does not match the manifest", content
 
 
 def read_bundle(path: Path, key: str | None = None) -> Bundle:
@@ -126,16 +109,15 @@ def read_bundle(path: Path, key: str | None = None) -> Bundle:
     except OSError as error:
         raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
     try:
-        content = read_small(MANIFEST, MANIFEST_BYTES, folder, path)
+        content = read_small(path / MANIFEST, MANIFEST_BYTES, folder)
         if content is None:
-            raise UserError(
-                f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
-                "run compile.build with the same --out to finish it"
-            )
-        signature = read_small(SIGNATURE, SIGNATURE_BYTES, folder, path)
+            raise UserError(f"{path} has no {MANIFEST}: it is not a bundle; give a folder that compile.build wrote")
+        signature = read_small(path / SIGNATURE, SIGNATURE_BYTES, folder)
         if key := key_of() if key is None else key:
             check_signature(content, signature, key, str(path))
-        bundle = Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, signature, folder)
+        manifest = parse_manifest(content, str(path / MANIFEST))
+        files, plan = manifest.files, manifest.plan
+        bundle = Bundle(path, manifest, files, plan, plan.graphs, plan.spec, content, signature, folder)
     except BaseException:
         os.close(folder)
         raise
@@ -156,20 +138,15 @@ def open_bundle(path: Path, digest: str = "") -> Bundle:
     return bundle
 
 
-def damage(bundle: Bundle, names: Iterable[str] | None = None, checks: Mapping[str, Check] | None = None) -> list[str]:
-    """A sentence for each of these files, or of all, that is missing, or whose size or content is wrong.
-
-    `checks`: file -> a function of its bytes that returns more clauses.
-    """
+def damage(bundle: Bundle, names: Iterable[str] | None = None) -> list[str]:
+    """A sentence for each of these files, by default all, that is missing, or whose size or content is wrong."""
     files = sorted(bundle.files if names is None else names)
     total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
 
-        def of_file(name: str) -> list[str]:
-            check = (checks or {}).get(name)
-            content = bytearray(bundle.files[name].bytes) if check else None
-            clause = bundle.check(name, content, task.advance)
-            clauses = [clause] if clause else check(content) if check and content is not None else []
-            return [f"{name} {clause}" for clause in clauses]
+        def clause(name: str) -> str:
+            found = bundle.check(name)[0]
+            task.advance(bundle.files[name].bytes)
+            return found
 
-        return [sentence for sentences in pool.map(of_file, files) for sentence in sentences]
+        return [f"{name} {found}" for name, found in zip(files, pool.map(clause, files), strict=True) if found]

@@ -1,22 +1,18 @@
-"""The plan of a bundle, computed from its spec: every graph, shape, byte and collective."""
+"""The plan of a bundle, computed from its spec: every graph, shape and byte."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from model.cache import KEY_TILE, cache_shape
-from model.drafter import DraftPass, decoder_collectives
 from model.dtypes import BY_FLAG
 from model.graph_io import DRAFT_OUTPUTS, FULL_SAMPLING, INPUTS, OUTPUTS, mask_words, tensor_specs
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
 from model.logits_processors import MAX_BIASES, NUM_PENALTY_FIELDS
 from model.logprobs import COLUMNS
-from model.nki.filter_floor import ALL_GATHERS, APPROX_GATHERS
-from model.prompt_logprobs import blocks
 from model.weights import RANK
 from trnspec.bundle.part import Part
 from trnspec.bundle.spec import BundleSpec
@@ -25,8 +21,6 @@ from trnspec.bundle.spec import BundleSpec
 SLOTS = "draft_model.slots."
 # how often each id occurs in each slot's request, in asking graphs
 COUNTS = "counts"
-# a draft's pass over a prompt
-_PROMPT = (DraftPass(0, 0),)
 Tensors = tuple[TensorSpec, ...]
 
 
@@ -61,10 +55,10 @@ class BundlePlan:
 
 def make_plan(spec: BundleSpec) -> BundlePlan:
     """The plan of a checked spec."""
-    weights = {part.role: _weights(part, spec) for part in spec.parts}
-    caches = {part.role: _caches(part, spec) for part in spec.parts}
-    target_weights, draft_weights = weights["target"], weights.get("draft", ())
-    both, state = draft_weights + target_weights, caches.get("draft", ()) + _drafter_state(spec) + caches["target"]
+    target_weights, *_draft = (_weights(part, spec) for part in spec.parts)
+    target_caches, *draft_caches = (_caches(part, spec) for part in spec.parts)
+    draft_weights: Tensors = sum(_draft, ())
+    both, state = draft_weights + target_weights, sum(draft_caches, ()) + _drafter_state(spec) + target_caches
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
         prompt = prompt_graph(spec, rows, keys, both, state)
@@ -72,7 +66,7 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
             graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
-        without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, caches["target"])
+        without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, target_caches)
         graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *without_drafts)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
@@ -82,7 +76,7 @@ def prompt_graph(spec: BundleSpec, rows: int, keys: int, weights: Tensors, state
     inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
     outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows)
     key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
-    return GraphSpec(key, weights, inputs, state, outputs, _collectives(spec, _PROMPT))
+    return GraphSpec(key, weights, inputs, state, outputs)
 
 
 def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> Iterator[GraphSpec]:
@@ -92,18 +86,13 @@ def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) ->
     """
     # a host that drafts sends the drafts with the input ids
     rows = 1 if spec.has_draft else key.k + 1
-    inputs, outputs = _step_inputs(spec, key, rows), tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
-    passes = spec.drafter_type.passes(key.k, spec.k) if key.k or spec.drafter_type.runs_without_drafts else ()
+    inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
+    outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
     for filters in (True, False):
-        counts = _collectives(spec, passes, filters)
-        graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs, counts)
+        graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs)
         yield graph
         if filters and key.k in (0, spec.k):
             yield from (_asking(g, spec) for g in (_split_step(graph, spec) if key.k else (graph,)))
-
-
-def _step_inputs(spec: BundleSpec, key: GraphKey, rows: int) -> Tensors:
-    return tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
 
 
 def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
@@ -112,24 +101,18 @@ def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
     if not spec.has_draft:
         yield replace(fused, key=key._replace(stage=Stage.VERIFY))
         return
-    passes = drafter.passes(key.k, spec.k)
-    verifying = _collectives(spec, tuple(p._replace(samples=0) for p in passes[: drafter.verify_passes]), key.filters)
-    drafting = {op: count - verifying[op] for op, count in _collectives(spec, passes, key.filters).items()}
-    yield replace(
-        fused, key=key._replace(stage=Stage.DRAFT), outputs=tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows),
-        collectives=drafting, **_tensors_of(fused, "draft_model."),
-    )  # fmt: skip
-    models = ("target_model.", "draft_model.") if drafter.verify_passes else ("target_model.",)
-    yield replace(
-        fused, key=key._replace(stage=Stage.VERIFY), inputs=_step_inputs(spec, key, fused.rows),
-        collectives=verifying, **_tensors_of(fused, *models, SLOTS),
-    )  # fmt: skip
+    outputs = tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows)
+    draft = replace(fused, key=key._replace(stage=Stage.DRAFT), outputs=outputs)
+    yield _with_tensors_of(draft, "draft_model.")
+    inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=fused.rows, L=key.bucket // KEY_TILE)
+    verify = replace(fused, key=key._replace(stage=Stage.VERIFY), inputs=inputs)
+    yield _with_tensors_of(verify, "target_model.", "draft_model." if drafter.verify_passes else SLOTS)
 
 
-def _tensors_of(graph: GraphSpec, *prefixes: str) -> dict[str, Any]:
-    """A graph's weights and state whose names begin so."""
-    groups = {"weights": graph.weights, "state": graph.state}
-    return {name: tuple(t for t in group if t.name.startswith(prefixes)) for name, group in groups.items()}
+def _with_tensors_of(graph: GraphSpec, *prefixes: str) -> GraphSpec:
+    """A graph with only the weights and the state whose names begin so."""
+    weights, state = (tuple(t for t in group if t.name.startswith(prefixes)) for group in (graph.weights, graph.state))
+    return replace(graph, weights=weights, state=state)
 
 
 def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
@@ -139,23 +122,10 @@ def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
     sizes = {"B": batch, "N": rows, "W": mask_words(vocabulary), "A": NUM_PENALTY_FIELDS, "M": MAX_BIASES}
     sizes |= {"V": vocabulary} if key.is_prefill else {}
     inputs = graph.inputs + tensor_specs({name: INPUTS[name] for name in FULL_SAMPLING}, **sizes)
-    graph = replace(graph, key=key, inputs=inputs, state=(*graph.state, _counts(spec)))
-    sharded = spec.parts[0].ctx.sharded and spec.tp > 1
-    if key.stage is Stage.DRAFT:
-        # a draft with a vocabulary of its own needs the counts of ids on other ranks; it has no scores
-        own_ids = getattr(spec.draft_config, spec.draft_config.head_size) < vocabulary
-        return _add_gathers(graph, int(sharded and own_ids))
-    scored = key.rows if key.is_prefill else rows
-    outputs = graph.outputs + tensor_specs({"scores": OUTPUTS["scores"]}, B=batch, N=scored, C=COLUMNS)
-    # sharded logits: the ranks gather their best ones, then their sums; else the logits
-    times = blocks(key.rows) if key.is_prefill else 0
-    gathers = 2 * sharded * (1 + times) + times * (not sharded and spec.tp > 1)
-    return _add_gathers(replace(graph, outputs=outputs), gathers)
-
-
-def _add_gathers(graph: GraphSpec, more: int) -> GraphSpec:
-    counts = graph.collectives | {"all-gather": graph.collectives["all-gather"] + more}
-    return replace(graph, collectives=counts)
+    # drafts have no scores
+    named = {"scores": OUTPUTS["scores"]} if key.stage is not Stage.DRAFT else {}
+    outputs = graph.outputs + tensor_specs(named, B=batch, N=key.rows or rows, C=COLUMNS)
+    return GraphSpec(key, graph.weights, inputs, (*graph.state, _counts(spec)), outputs)
 
 
 def _counts(spec: BundleSpec) -> TensorSpec:
@@ -188,21 +158,3 @@ def _drafter_state(spec: BundleSpec) -> Tensors:
         TensorSpec(SLOTS + state.name, tuple(sizes.get(a) or int(a) for a in state.axes.split()), state.dtype or dtype)
         for state in spec.drafter_type.state_spec
     )
-
-
-def _collectives(spec: BundleSpec, passes: tuple[DraftPass, ...] = (), filters: bool = True) -> dict[str, int]:
-    """Collectives of one execution: a pass of the target, the draft's passes, the samples'.
-
-    Kernels that sample from shards search for the ids that a target's row keeps, and approximate those of a draft's.
-    """
-    drafter, config, sampled = spec.drafter_type, spec.draft_config, sum(p.samples > 0 for p in passes) * spec.has_draft
-    total = decoder_collectives(spec.target_config, spec.tp, 1)
-    if spec.has_draft:
-        of_draft = drafter.collectives(config, spec.tp, passes)
-        total = {op: total[op] + of_draft[op] for op in total}
-    if spec.tp > 1:
-        total["all-gather"] += 1 + sampled
-        if filters and spec.parts[0].ctx.sharded:
-            approximated = sampled * (sampled > 0 and drafter.approximates_filters(config))
-            total["all-gather"] += ALL_GATHERS + APPROX_GATHERS * approximated
-    return total

@@ -53,16 +53,13 @@ def shard_tensors(bundle: Bundle, rank: int) -> dict[str, np.ndarray]:
     """The weights of a rank by name, views of the file's bytes; UserError if the file is not this rank's."""
     name, tensors = shard_file(rank), dict[str, np.ndarray]()
     content = bundle.read(name)
-    if clause := shard_fault(content, bundle.plan, rank):
-        raise UserError(f"{bundle.path} cannot run: {name} {clause}; build the bundle again")
-    at = len(shard_header(bundle.plan, rank))
+    if not content.startswith(header := shard_header(bundle.plan, rank)):
+        raise UserError(
+            f"{bundle.path} cannot run: {name} was cut for another model, rank or layout; build the bundle again"
+        )
+    at = len(header)
     for spec in shard_specs(bundle.plan):
         dtype = BY_NAME[spec.dtype].numpy
         tensors[spec.name] = np.frombuffer(content, dtype, spec.bytes // dtype.itemsize, at).reshape(spec.shape)
         at += spec.bytes
     return tensors
-
-
-def shard_fault(content: bytearray, plan: BundlePlan, rank: int) -> str:
-    """Why a file is not this rank's shard of a plan, as the end of a sentence; "" if it is."""
-    return "" if content.startswith(shard_header(plan, rank)) else "was cut for another model, rank or layout"

@@ -41,37 +41,31 @@ def key_of(option: str = "") -> str:
 def check_signature(content: bytes, signature: bytes | None, key: str, where: str) -> None:
     """Raise UserError unless `signature` is the key's signature of a manifest's bytes.
 
-    `key` is a line of base64, the text of minisign's file, or the path of that file.
+    `key` is a line of base64, the text of minisign's file, whose first line is a comment, or the path of that file.
     """
     minisign = _minisign()
     try:
-        lines = (Path(key).read_text(encoding="utf-8") if Path(key).is_file() else key).split("\n")
-        # the line above the key is a comment
-        public = minisign.PublicKey.from_base64([line.strip() for line in lines if line.strip()][-1])
+        text = Path(key).read_text(encoding="utf-8") if Path(key).is_file() else key
+        public = minisign.PublicKey.from_base64(text.strip().splitlines()[-1].strip())
     except (ValueError, IndexError, OSError) as error:
-        raise UserError(
-            f"{shown(key)} is neither a public key of minisign nor the file of one; give one of them"
-        ) from error
+        raise UserError(f"{shown(key)} is no public key of minisign, nor the file of one; give one of them") from error
     if signature is None:
         raise UserError(f"{where} is not signed and a signature is required; sign it: python -m compile.store sign")
     try:
         public.verify(content, minisign.Signature.from_bytes(signature))
     except ValueError as error:
-        raise UserError(
-            f"{where} is not signed by the required key ({error}); do not load it, or correct the key"
-        ) from error
+        raise UserError(f"{where} is not signed by the required key ({error}); do not load it") from error
 
 
 def sign(content: bytes, name: str, key_file: Path) -> bytes:
     """The signature of a manifest's bytes with minisign's secret key; the trusted comment has the bundle's `name`."""
-    minisign = _minisign()
     try:
-        key = minisign.SecretKey.from_file(key_file)
+        key = _minisign().SecretKey.from_file(key_file)
         if key.is_encrypted():
             key.decrypt(getpass.getpass(f"password of {key_file}: "))
-        signature = key.sign(content, trusted_comment=f"bundle {name}")
+        return bytes(key.sign(content, trusted_comment=f"bundle {name}")) + b"\n"
     except (ValueError, EOFError) as error:
+        why = error or "no password"
         raise UserError(
-            f"{key_file} cannot sign ({error or 'no password'}); give a secret key of minisign -G, and its password"
+            f"{key_file} cannot sign ({why}); give a secret key of minisign -G, and its password"
         ) from error
-    return bytes(signature) + b"\n"

@@ -22,7 +22,7 @@ from model.graph_spec import GraphSpec, TensorSpec
 from model.nki import custom_calls
 from model.nki.launches import TARGET
 from trnspec.bundle import plan
-from trnspec.bundle.contract import load_violations
+from trnspec.bundle.contract import violations
 from trnspec.bundle.opening import Bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.runtime import columns, memory_maps, pjrt
@@ -144,7 +144,7 @@ class Graphs:
     def _executable(self, key: GraphKey) -> Any:
         if key not in self._executables:
             graph, proto = self._graph(key), self._protos[key]
-            if clauses := load_violations(graph, proto, self.bundle.spec):
+            if clauses := violations(graph, proto, self.bundle.spec):
                 raise UserError(f"{self.bundle.path} cannot run: {graph.file}: {clauses[0]}; build the bundle again")
             calls = TARGET.encode() in proto
             if calls:

@@ -25,7 +25,8 @@ from model.dtypes import BY_NAME
 from model.graph_spec import TensorSpec
 from tests.quick import FOLDER
 from tests.quick import options as of_tests
-from trnspec.bundle.contract import declared
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import signature
 from trnspec.runtime import sums
 from trnspec.runtime.pjrt import SAME_BITS, stablehlo_of
 
@@ -136,7 +137,7 @@ class NrtpyModel:
             raise NrtError("NRT_FAILURE (6): not a NEFF of this target")
         end = 12 + int.from_bytes(content[4:12], "little")
         inputs, outputs = json.loads(content[12:end])
-        facts = declared(content[end:])
+        facts = signature(hlo.parse(content[end:]))
         self.name, self.core_id, self._aliases = name, core_id, facts.aliases
         self.input_tensors_info = _info(inputs, facts.parameters)
         self.output_tensors_info = _info(outputs, facts.results)
