@@ -11,18 +11,13 @@ Tests compile with the options of `tests/quick.py`. A module whose subject is th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import inspect
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import jax.numpy as jnp
 import jaxlib
 import pytest
 
@@ -31,7 +26,7 @@ from compile.graph.trace import lower_graph
 from model.graph_spec import GraphSpec
 from tests.quick import FOLDER, MODE, options
 from trnspec.bundle.spec import BundleSpec
-from trnspec.runtime import apart, block_attention, columns, pjrt, products, quicker, sums
+from trnspec.runtime import apart, columns, pjrt, products, quicker, sums
 
 COMPILE, RELEASED = pjrt.compile_hlo, pjrt.SAME_BITS
 _CODE = "".join(inspect.getsource(module) for module in (pjrt, apart, columns, products, quicker, sums))
@@ -72,20 +67,6 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
         compile.build, "lower_graphs", lambda spec, graphs: ((graph, traced(spec, graph)) for graph in graphs)
     )
     patch.setattr(pjrt, "compile_hlo", compile_hlo)
-
-
-@contextlib.contextmanager
-def exp_of_the_graph() -> Iterator[None]:
-    """Attention over blocks with the weights of a graph's own loop, whose bits it then has; such graphs stay here."""
-    block_attention._lowered.cache_clear()
-    # another function, for JAX remembers what it has traced
-    anew = functools.partial(block_attention._attend)
-    with (
-        mock.patch.multiple(block_attention, _attend=anew, _power=jnp.exp, _OF_TWO=1.0),
-        mock.patch.object(pjrt, "compile_hlo", COMPILE),
-    ):
-        yield
-    block_attention._lowered.cache_clear()
 
 
 def compile_quickly(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey, Stage
+from model.graph_key import GraphKey
 from trnspec.engine.slots import Slot
 from trnspec.engine.step_k import Always
 
@@ -30,13 +30,6 @@ class BySeated(Always):
         return self.of_seated[min(len(slots), len(self.of_seated)) - 1]
 
 
-class Unread:
-    """An output for which no host may wait."""
-
-    def __array__(self, *_: object) -> np.ndarray:
-        raise AssertionError("a first id has waited for the draft")
-
-
 @dataclass
 class Synthetic:
     """Each draft is accepted with chance alpha until the first miss; `keys` are those of the graphs that ran, and
@@ -49,37 +42,37 @@ class Synthetic:
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         self._ran(key, inputs)
         if key.is_prefill:
-            length = int(inputs.attention_mask.sum())
-            return _outputs(np.array([[_token(_seed(inputs, 0), length)]]), np.array([[length]]))
-        rows = len(inputs.position_ids)
-        accepted, positions = np.full((rows, key.k + 1), -1), np.zeros((rows, 1), np.int32)
+            length = int(inputs.positions[0] + inputs.num_tokens[0])
+            return _outputs(np.array([[_token(_seed(inputs, 0), length)]]), np.array([length]))
+        rows = len(inputs.positions)
+        accepted, positions = np.full((rows, key.k + 1), -1), np.zeros(rows, np.int32)
         for row in range(rows):
             new = self._row(row, inputs)
-            accepted[row, : len(new)], positions[row] = new, inputs.position_ids[row, :1] + len(new)
+            accepted[row, : len(new)], positions[row] = new, inputs.positions[row] + len(new)
         return _outputs(accepted, positions)
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        """The input ids, and zeros as drafts; nothing that may be read of a prompt."""
+        """The input ids, and zeros as drafts."""
         self._ran(key, inputs)
-        return Unread() if key.stage is Stage.PREFILL_DRAFT else np.pad(inputs.input_ids, ((0, 0), (0, key.k)))
+        return np.pad(inputs.input_ids, ((0, 0), (0, key.k)))
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """There is no state."""
 
     def _ran(self, key: GraphKey, inputs: StepInputs) -> None:
         self.keys.append(key)
-        self.first.append((int(inputs.seq_ids[0]), int(inputs.position_ids[0, 0])))
+        self.first.append((int(inputs.slots[0]) if key.is_prefill else 0, int(inputs.positions[0])))
 
     def _row(self, row: int, inputs: StepInputs) -> list[int]:
-        seed, position, count = _seed(inputs, row), int(inputs.position_ids[row, 0]), 0
+        seed, position, count = _seed(inputs, row), int(inputs.positions[row]), 0
         while count < inputs.k_limits[row] and random.Random(seed * 7919 + position + count).random() < self.alpha:
             count += 1
         return [_token(seed, position + 1 + i) for i in range(count + 1)]
 
 
-def _outputs(accepted: np.ndarray, next_pos: np.ndarray) -> StepOutputs:
-    """Accepted ids, and what a next step may be given: its ids and mask are not read."""
-    return StepOutputs(accepted, next_ids=accepted[:, :1], next_mask=next_pos, next_pos=next_pos)
+def _outputs(accepted: np.ndarray, next_positions: np.ndarray) -> StepOutputs:
+    """Accepted ids, and what a next step may be given: its ids are not read."""
+    return StepOutputs(accepted, next_ids=accepted[:, :1], next_positions=next_positions)
 
 
 def _seed(inputs: StepInputs, row: int) -> int:

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import torch
 from jaxlib.mlir import ir
-from model.window import MIN_TARGET_ROWS
 from torch import Tensor, nn
 
 from compile.graph.torchax_seam import interop
 from compile.graph.trace import TracedOps
-from model.cache import Cache, Placement
+from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config, config_from_dict
+from model.context import Context
 from model.filters import Filters
 from model.graph_spec import TensorSpec
-from model.parallel import Parallel
 from model.qwen3 import Qwen3
-from model.sampling import Sampling
+from model.sampling import SamplingParams
+from model.step_rows import MIN_TARGET_ROWS
+from tests.model.paged import block_table
 from trnspec.runtime import columns, quicker, sums
 from trnspec.runtime.pjrt import OF_STEPS, SAME_BITS
 
@@ -40,11 +41,13 @@ class Pass(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, caches: list[Cache], positions: Tensor, sampling: Sampling) -> tuple[Any, ...]:
-        placement = Placement(positions, torch.arange(LENGTH, dtype=torch.int32, device=ids.device))
-        x, *_ = self.model.hidden(ids, caches, placement)
-        draws, passed = self.model(ids, caches, placement, sampling.draw(positions + 1))
-        return self.model.logits(x), draws.merged().unflatten(0, ids.shape), passed.caches
+    def forward(
+        self, ids: Tensor, caches: list[Cache], positions: Tensor, table: Tensor, params: SamplingParams
+    ) -> tuple[Any, ...]:
+        x, caches, _ = self.model.hidden(ids, caches, AttentionMetadata(positions, table))
+        logits = self.model.logits(x)
+        samples = self.model.sample(logits, params, self.model.noise(params.seed_R2, positions + 1))
+        return logits, samples.token_ids(), caches
 
 
 def _config(**changes: int) -> Qwen3Config:
@@ -68,9 +71,12 @@ class Compiled:
     def __init__(self, config: Qwen3Config, dtype: str) -> None:
         self.config, self.dtype = config, DTYPES[dtype]
         with torch.device("meta"):
-            self.stage = Pass(Qwen3(config, Parallel(1, TracedOps(1)))).to(self.dtype)
+            self.stage = Pass(Qwen3(config, Context(1, TracedOps(1)))).to(self.dtype)
         rng = np.random.default_rng(7)
-        weights = {n: self._array(rng, p.shape) for n, p in self.stage.named_parameters()}
+        weights = {
+            n: self._array(rng, p.shape) if p.is_floating_point() else jnp.zeros(p.shape, "int32")
+            for n, p in self.stage.named_parameters()
+        }
         # as the runtime holds them
         self.by_columns = {n for n, w in weights.items() if columns.turned(TensorSpec(n, w.shape, dtype))}
         self.weights = {n: w.T if n in self.by_columns else w for n, w in weights.items()}
@@ -101,18 +107,19 @@ class Compiled:
         return self._executables[rows](self.weights, *inputs)
 
     def cache(self, batch: int, seed: int = 3) -> list[Cache]:
-        shape = (1, self.config.num_key_value_heads, LENGTH, self.config.head_dim)
+        shape = (LENGTH // 128, self.config.num_key_value_heads, 128, self.config.head_dim)
         rng = np.random.default_rng(seed)
         one = [Cache(self._array(rng, shape), self._array(rng, shape)) for _ in range(self.config.num_hidden_layers)]
-        return [Cache(*(jnp.repeat(t, batch, 0) for t in c)) for c in one]
+        # block 0 is none
+        return [Cache(*(jnp.concatenate((t[:1] * 0, jnp.tile(t, (batch, 1, 1, 1)))) for t in c)) for c in one]
 
     def __call__(self, ids: np.ndarray, start: int, caches: list[Cache]) -> tuple[np.ndarray, np.ndarray, list[Cache]]:
         batch, count = ids.shape
         positions = np.tile(np.arange(start, start + count, dtype=np.int32), (batch, 1))
         fill = lambda value, kind="float32": np.full(batch, value, kind)  # noqa: E731
         seeds, filters = np.tile(np.array([[5, 6]], np.int32), (batch, 1)), Filters(fill(50.0), fill(0.9), fill(0.01))
-        sampling = Sampling(fill(0.8), seeds, filters)
-        logits, drawn, caches = self._run(ids.astype(np.int32), caches, positions, sampling)
+        params, table = SamplingParams(fill(0.8), seeds, filters), block_table(batch, LENGTH).numpy()
+        logits, drawn, caches = self._run(ids.astype(np.int32), caches, positions, table, params)
         return np.asarray(logits), np.asarray(drawn), caches
 
 
@@ -133,8 +140,9 @@ def test_a_row_has_one_value_whatever_stands_beside_it(changes: dict, dtype: str
         assert np.array_equal(fewer, logits[:, :count])
         assert np.array_equal(tokens, drawn[:, :count])
         for one, other in zip(after, caches, strict=True):
+            # the first block of each sequence
             assert all(
-                np.array_equal(a[:, :, : START + count], b[:, :, : START + count])
+                np.array_equal(a[1::2, :, : START + count], b[1::2, :, : START + count])
                 for a, b in zip(one, other, strict=True)
             )
     for row in range(4):

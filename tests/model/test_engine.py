@@ -35,12 +35,6 @@ def _engine(
     return OverlappedEngine(Synthetic(), shape, step_k=step_k)
 
 
-def _apart(**more: Any) -> OverlappedEngine:
-    """An engine whose draft has graphs of its own for prompts, which run in chunks of 16 ids."""
-    prompts = tuple((16, keys) for keys in (16, MAX_LEN))
-    return _engine(apart=True, prompts=prompts, **more)
-
-
 def _prompt(seed: int, ids: int = 40, tokens: int = 2) -> Request:
     return Request((1,) * ids, Params(seed=seed), tokens)
 
@@ -276,7 +270,7 @@ def test_the_end_of_a_step_is_foretold_by_the_shortest_of_its_kind(monkeypatch: 
 
     def on_a_device(*of: Any) -> Any:
         outputs = run(*of)
-        return outputs._replace(accepted=_Outputs(outputs.accepted, ready))
+        return outputs._replace(accepted_tokens=_Outputs(outputs.accepted_tokens, ready))
 
     def passes(seconds: float) -> float:
         now[0] += seconds
@@ -391,224 +385,6 @@ def test_a_first_token_that_ends_the_request_frees_the_slot() -> None:
     assert _stages(engine) == [Stage.PREFILL] * 2
 
 
-T, D = Stage.PREFILL, Stage.PREFILL_DRAFT
-
-
-@pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 ids: other requests may find those of a longer prompt."""
-    monkeypatch.setattr(engine_module, "KEY_TILE", 16)
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_first_id_waits_for_no_draft() -> None:
-    """The draft's part of all chunks runs in order behind the first id, with the next step; nobody reads it."""
-    engine = _apart()
-    number = engine.add(_prompt(1))
-    events = [engine.step() for _ in range(3)]
-    assert [len(some) for some in events] == [0, 0, 1]
-    assert _stages(engine) == [T, T, T]
-    events.append(engine.step())
-    assert _stages(engine) == [T, T, T, D, D, D, Stage.STEP]
-    assert [first for _, first in engine.runner.first[:6]] == [0, 16, 32] * 2  # type: ignore[attr-defined]
-    assert [key._replace(stage=D) for key in _keys(engine)[:3]] == _keys(engine)[3:6]
-    assert _ids([*events[2], *events[3], *_drain(engine)], number) == _engine().run([_prompt(1)])[0].ids
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize(
-    ("most", "behind"), [(1, [T, D, Stage.STEP, T, D, Stage.STEP]), (8, [T, Stage.STEP, T, D, D, Stage.STEP])]
-)
-def test_the_draft_follows_so_many_chunks_while_others_wait_for_their_step(
-    monkeypatch: pytest.MonkeyPatch, most: int, behind: list[Stage]
-) -> None:
-    """A step drafts for those whose prompts have ended, and so waits for their part alone."""
-    monkeypatch.setattr(engine_module, "_MOST_OWED", most)
-    engine = _apart()
-    engine.add(_request(1, 40))
-    engine.step()
-    engine.add(_prompt(2))
-    for _ in range(6):
-        engine.step()
-    assert _stages(engine) == [T, T, D, D, Stage.STEP, *behind]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_different_prompt_waits_for_no_draft() -> None:
-    """It may have found the blocks of the first one by their ids: its own draft's part runs behind the first one's."""
-    engine = _apart()
-    numbers = [_place(engine, _prompt(seed)) for seed in (1, 2)]
-    slots = [engine.slots.find(number).index for number in numbers]
-    engine.fill(numbers[0], 32)
-    engine.fill(numbers[1], 16)
-    engine.fill(numbers[0], 40)
-    assert _stages(engine) == [T] * 4
-    while not any(slot.position for slot in engine.slots.seated):
-        engine.step()
-    engine.begin()
-    assert _stages(engine) == [*[T] * 4, *[D] * 4, Stage.STEP]
-    order = [(slots[0], 0), (slots[0], 16), (slots[1], 0), (slots[0], 32)]
-    assert engine.runner.first[:8] == order * 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.usefixtures("shared")
-def test_the_draft_of_blocks_that_others_may_find_waits_for_no_step_that_drafts() -> None:
-    engine = _apart()
-    engine.add(Request(_prompt(1).ids, Params(seed=1), 20, k_limit=0))
-    for _ in range(4):
-        engine.step()
-    assert _stages(engine) == [T, T, T, D, D, D, Stage.STEP]
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
-def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
-    """The blocks of its first chunks may be found by their ids."""
-    engine = _apart()
-    engine.fill(number := _place(engine, _prompt(1)), 32)
-    engine.step()
-    assert D not in _stages(engine)
-    lost(engine, number)
-    engine.fill(_place(engine, _prompt(2)), 16)
-    assert _stages(engine) == [T, T, D, D, T]
-    engine.fill(_place(engine, _prompt(3)), 16)
-    assert _stages(engine)[5:] == [T], "nothing is due any more"
-
-
-@pytest.mark.usefixtures("shared")
-def test_the_id_of_a_request_of_one_waits_for_no_draft() -> None:
-    """Nor does that of a prompt behind it; the draft's part runs before whatever is next."""
-    engine = _apart()
-    number = engine.add(_prompt(1, tokens=1))
-    events = [event for _ in range(3) for event in engine.step()]
-    assert [event.number for event in events if event.result] == [number]
-    assert _stages(engine) == [T, T, T]
-    engine.add(_request(2))
-    engine.step()
-    assert _stages(engine)[3:] == [D, D, D, T]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_last_chunk_has_no_draft_behind_it_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_MOST_OWED", 1)
-    engine = _apart(batch=4)
-    engine.fill(_place(engine, _prompt(1, 16)), 16)
-    engine.step()
-    engine.fill(_place(engine, _request(2, k_limit=0)), 3)
-    engine.fill(_place(engine, _prompt(3)), 16)
-    assert _stages(engine) == [T, T, T, D, D, D], "a chunk that is not the last one, beside one that is ready"
-    engine.fill(_place(engine, _prompt(4, 16)), 16)
-    assert _stages(engine)[6:] == [T]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_slot_that_owes_nothing_leaves_the_draft_of_others() -> None:
-    engine = _apart()
-    number = _place(engine, _prompt(1, 16))
-    engine.fill(number, 16)
-    engine.step()
-    engine.begin()
-    engine.fill(_place(engine, _prompt(2)), 40)
-    engine.cancel(number)
-    engine.fill(_place(engine, _request(3)), 3)
-    assert _stages(engine) == [T, D, Stage.STEP, T, T, T, T]
-
-
-@pytest.mark.usefixtures("shared")
-def test_what_a_failed_request_owes_runs_before_its_blocks_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, cleared = _apart(), list[list[Stage]]()
-    run = engine.runner.run
-    monkeypatch.setattr(
-        engine.runner, "run", lambda key, inputs: run(key, inputs)._replace(accepted=np.array([[NO_ID]]))
-    )
-    monkeypatch.setattr(engine.runner, "clear", lambda slot, blocks: cleared.append(_stages(engine)))
-    engine.add(_prompt(1))
-    (event,) = [event for _ in range(3) for event in engine.step()]
-    assert event.result
-    assert event.result.error
-    assert cleared == [[T, T, T, D, D, D]]
-
-
-def test_the_draft_of_a_prompt_that_nobody_shares_waits_for_a_step_that_drafts() -> None:
-    engine = _apart()
-    engine.add(_request(1, 40, k_limit=0))
-    for _ in range(2):
-        engine.step()
-    engine.add(_request(2, 40))
-    for _ in range(3):
-        engine.step()
-    assert _stages(engine) == [T, Stage.STEP, T, D, D, Stage.STEP, Stage.STEP]
-    first, second = (slot.index for slot in engine.slots.seated)
-    assert [slot for slot, position in engine.runner.first if not position] == [first, second] * 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
-def test_a_prompt_that_nobody_shares_leaves_no_draft_behind(lost: Any) -> None:
-    """Its blocks may have other owners next."""
-    engine = _apart()
-    for seed, leaves in ((1, True), (2, False)):
-        number = _place(engine, _request(seed))
-        engine.fill(number, 3)
-        engine.step()
-        if leaves:
-            lost(engine, number)
-    engine.step()
-    assert _stages(engine) == [T, T, D, Stage.STEP]
-    (slot,) = engine.slots.seated
-    assert engine.runner.first[2] == (slot.index, 0)  # type: ignore[attr-defined]
-
-
-def test_prompts_that_ask_share_the_draft_s_graph() -> None:
-    engine = _apart()
-    engine.add(Request((1, 2, 3), Params(seed=1, logit_bias={5: 1.0}), 2))
-    for _ in range(2):
-        engine.step()
-    assert [(key.stage, key.asking) for key in _keys(engine)][:2] == [(T, True), (D, False)]
-
-
-@pytest.mark.parametrize("more", [{"speculative": False}, {"step_k": Always(0)}], ids=["none", "k 0"])
-def test_no_draft_is_filled_where_none_drafts(more: dict[str, Any]) -> None:
-    shape = _apart().shape
-    engine = OverlappedEngine(Synthetic(), shape, **more)
-    engine.run([_prompt(1)])
-    assert _stages(engine) == [T, T, T, Stage.STEP]
-
-
-class Timed(BySeated):
-    """The k of every step, and of those whose time may be learned from."""
-
-    def __init__(self) -> None:
-        super().__init__(K)
-        self.times: list[bool] = []
-
-    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
-        self.times.append(seconds is not None)
-
-
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-def test_the_time_of_a_step_behind_a_draft_s_prompt_is_not_its_own(ahead: bool) -> None:
-    step_k = Timed()
-    engine = _apart(step_k=step_k)
-    engine.add(_request(1, 40))
-    engine.step()
-    for _ in range(2):
-        if ahead:
-            engine.begin()
-            engine.follow()
-        engine.step()
-    assert step_k.times == [False, True]
-    while engine.begun:
-        engine.step()
-    begun = len(step_k.times)
-    engine.begin()
-    number = _place(engine, _request(2, 40))
-    engine.fill(number, 3)
-    # the step that had begun before the prompt, the prompt, and two steps of both
-    for _ in range(4):
-        engine.step()
-    assert step_k.times[begun:] == [True, False, True]
-
-
 def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
     table = SlotTable(3)
     slots = [table.seat(n, Request((7,), Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n))) for n in range(2)]
@@ -617,7 +393,7 @@ def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
     inputs = table.step_inputs((2,), 16)
     row = slots[1].index
     assert inputs.input_ids[:, 0].tolist() == [8 if i == row else 0 for i in range(3)]
-    assert inputs.attention_mask.sum(-1).tolist() == [5 if i == row else 0 for i in range(3)]
+    assert inputs.positions.tolist() == [5 if i == row else 0 for i in range(3)]
     assert inputs.k_limits.tolist() == [2 if i == row else 0 for i in range(3)]
     assert inputs.sampling_params.tolist() == [[4, np.float32(0.9), 1.5] if i == row else [0, 1, 0] for i in range(3)]
     assert inputs.seeds.tolist() == [[1, 2] if i == row else [0, 0] for i in range(3)]
