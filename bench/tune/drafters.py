@@ -17,8 +17,8 @@ from bench.kernels.layer import BF16, DFLASH, Shard, prompt_cases
 from bench.kernels.sampling import FP32
 from bench.tune import passes
 from bench.tune.passes import LNC
-from model.drafters.registry import KINDS
-from model.scores import TOP
+from model.drafters.registry import DRAFTERS as TYPES
+from model.logprobs import TOP
 
 TARGET = "32B"
 # rows that the decode kernels take at most, and the numbers of rows a sequence whose passes are simulated
@@ -84,7 +84,7 @@ def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 def pass_rows(drafter: str, k: int) -> list[int]:
     """Rows of a sequence in each pass of a step of k drafts."""
-    return [draft_pass.rows for draft_pass in KINDS[DRAFTERS[drafter][0]].passes(k, k)] if k else []
+    return [draft_pass.rows for draft_pass in TYPES[DRAFTERS[drafter][0]].passes(k, k)] if k else []
 
 
 def step_us(setup: Setup, k: int, end: str = "nominal") -> float:

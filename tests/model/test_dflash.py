@@ -74,7 +74,10 @@ class Plain:
     def __init__(self, folder: Path, form: str) -> None:
         raw = json.loads((folder / form / "config.json").read_text())
         self.layers = raw.get("transformer_layer_config", raw)
-        self.w, of_target = load_file(folder / form / "model.safetensors"), load_file(folder / TARGET / "model.safetensors")
+        self.w, of_target = (
+            load_file(folder / form / "model.safetensors"),
+            load_file(folder / TARGET / "model.safetensors"),
+        )
         self.embed, self.head = of_target["model.embed_tokens.weight"], of_target["lm_head.weight"]
         self.taps, self.shifted, self.causal = FACTS[form]
 

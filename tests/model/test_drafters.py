@@ -76,7 +76,10 @@ def test_a_compiled_bundle_emits_the_targets_tokens(family: Path, drafter: str, 
     """The requests of every other case filter: XLA compiles one graph of a step for each, and that takes the time."""
     filters = COMPILED.index((drafter, changes)) % 2 == 0
     requests = _requests(12, len(str(changes)), filters)
-    target, loaded = some_graphs(family, "none", dtype=changes.get("dtype", "fp32")), some_graphs(family, drafter, **changes)
+    target, loaded = (
+        some_graphs(family, "none", dtype=changes.get("dtype", "fp32")),
+        some_graphs(family, drafter, **changes),
+    )
     expected = Engine(target, shape_of(target.bundle)).run(requests)
     _check(expected, Engine(loaded, shape_of(loaded.bundle)).run(requests))
 
@@ -109,7 +112,10 @@ def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> 
         ({"drafter": "ngram"}, "drafter is ngram"),
         ({"drafter": "oracle"}, "drafter is oracle, expected one of"),
         ({"draft_config": spec.as_json()["draft_config"] | {"mask_id": -2}}, "mask_id is -2"),
-        ({"draft_config": spec.as_json()["draft_config"] | {"head_dim": 31}}, "head_dim is 31, expected a multiple of 2"),
+        (
+            {"draft_config": spec.as_json()["draft_config"] | {"head_dim": 31}},
+            "head_dim is 31, expected a multiple of 2",
+        ),
     ):
         with pytest.raises(Wrong, match=why):
             spec_from_json(spec.as_json() | changes)

@@ -103,6 +103,7 @@ class Bigram(Drafter):
     def packing(cls, config: Any, ctx: Context) -> Packing:
         return Packing()
 
+
 @pytest.mark.slow
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two ranks, which is harder than on one."""

@@ -7,14 +7,14 @@ import json
 from typing import Any
 
 import numpy as np
+from nki_kernels.attention.host import Candidates, verify_attention
+from nki_kernels.layer.host import Place, decode_attention
+from nki_kernels.sampling.host import Shard, coupled_sample, gumbel_noise, weights_above
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nki_kernels.attention.host import Candidates, verify_attention
-from nki_kernels.layer.host import Place, decode_attention
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up
-from nki_kernels.sampling.host import Shard, coupled_sample, gumbel_noise, weights_above
 from nkisim import machine
 from nkisim.isa import functions as elementary
 from nkisim.isa.activations import ON_SCALAR_ENGINE

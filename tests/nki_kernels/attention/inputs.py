@@ -7,9 +7,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from nki_kernels.attention.blocks import BLOCK
 
 from nki_kernels.attention import law
-from nki_kernels.attention.blocks import BLOCK
 from nki_kernels.limits import CHUNK
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}

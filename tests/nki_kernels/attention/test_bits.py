@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from nki_kernels.attention.host import Candidates, verify_attention
+
 from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, pooled
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)

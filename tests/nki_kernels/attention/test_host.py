@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from nki_kernels.attention.host import Candidates, check, verify_attention
+
 from tests.nki_kernels.attention.inputs import Dims, draw, pooled
 
 DIMS = Dims(2, 4, 2, 3, 96, 64)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nki_kernels.attention.host import Candidates, verify_attention
+from nki_kernels.attention.merge import merge_attention_kernel
 
 import nkisim
 from nki_kernels.attention import law
-from nki_kernels.attention.host import Candidates, verify_attention
-from nki_kernels.attention.merge import merge_attention_kernel
 from nkisim.pytest_plugin import KernelRuns
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import Dims, draw, exact, naive

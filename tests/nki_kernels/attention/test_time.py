@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from nki_kernels.attention.host import Candidates, verify_attention
 
 from nki_kernels import roofline
-from nki_kernels.attention.host import Candidates, verify_attention
 from nki_kernels.roofline import AttentionDims
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2

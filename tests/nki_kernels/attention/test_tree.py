@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from nki_kernels.attention.host import Candidates, verify_attention
+
 from tests.close import error, is_close
 from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, naive
 

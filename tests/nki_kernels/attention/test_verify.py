@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nki_kernels.attention.host import Candidates, verify_attention
 
 from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Placement
 from model.ops import EAGER
 from nki_kernels.attention import law
-from nki_kernels.attention.host import Candidates, verify_attention
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, naive, pooled, unpooled
 

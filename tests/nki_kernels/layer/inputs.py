@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from nki_kernels.layer.host import AttentionWeights
 
-from model.cache import KEY_TILE
 from model.attention import verify_attention as torch_attention
-from model.cache import Cache, Placement
+from model.cache import KEY_TILE, Cache, Placement
 from model.ops import EAGER
 from model.qwen3 import RMSNorm, rotate
 from model.rope import rotation
 from nki_kernels.layer import law
-from nki_kernels.layer.host import AttentionWeights
 from nki_kernels.layer.pack_weights import pack_out, pack_qkv
 from tests.nki_kernels.attention.inputs import DTYPES, pooled
 

@@ -11,9 +11,9 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
+from nki_kernels.layer.host import decode_attention, place
 
 from nki_kernels.layer import handover
-from nki_kernels.layer.host import decode_attention, place
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import unpooled
 from tests.nki_kernels.layer.inputs import (

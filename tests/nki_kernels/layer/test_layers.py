@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nki_kernels.layer.host import Place, decode_attention, place
+from nki_kernels.layer.layers import decode_layers, decode_layers_kernel, tensors_of
 
 import nkisim
 from nki_kernels.layer import handover, layers, mlp
-from nki_kernels.layer.host import Place, decode_attention, place
-from nki_kernels.layer.layers import decode_layers, decode_layers_kernel, tensors_of
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up
 from nkisim.errors import UnwrittenRead

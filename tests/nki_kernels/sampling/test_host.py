@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nki_kernels.sampling.host import Proposal, Shard
 
 from nki_kernels.sampling import host
-from nki_kernels.sampling.host import Proposal, Shard
 from tests.nki_kernels.sampling.inputs import NO_FLOOR, one
 
 
