@@ -1,172 +1,113 @@
-"""An engine that goes ahead of the device: it hands over the next work before the host has read the current one."""
+"""An engine that launches ahead: the next batch is on the device before the host has read the current one."""
 
 from __future__ import annotations
 
-import functools
-import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
-from model.attention import KEY_TILE
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
+from trnspec.engine.batch import Batch
 from trnspec.engine.engine import Engine, Event
-from trnspec.engine.masks import limited
+from trnspec.engine.masks import mask_fn
 from trnspec.engine.request import Request
-from trnspec.engine.step_k import Ended
-from trnspec.engine.work import Work
-
-# steps behind the end of a request in which its client's next one is likely to arrive
-_EXPECTED = 2
-# how much more a step may take, after each one of its kind, than the shortest one
-_LONGER = 1.02
 
 
-class OverlappedEngine(Engine):
-    """An engine whose work may begin before `step` reads it: a step and the one after it, or prompts.
+class AsyncEngine(Engine):
+    """An engine whose batches may be launched before `step` reads them: a step and the next one, or prefill chunks.
 
-    Its requests queue inside (`add`), or come with slots and blocks that an outer scheduler has given them (`place`).
-
-    A request that is cancelled meanwhile has no events of the running work. Behind a `cancel`, by which a server ends
-    requests too, no step is begun early for a while: a new request's prompt would wait for it.
+    Requests queue inside (`add`), or an outer scheduler brings them with KV blocks (`admit`). A request that is
+    cancelled meanwhile has no events of the launched batches.
     """
 
-    _expecting = 0
-
-    @functools.cached_property
-    def _shortest(self) -> dict[tuple[int | None, int], float]:
-        """The seconds of the shortest recent step by its k and the octave of the tiles of keys that it reaches."""
-        return {}
-
-    @functools.cached_property
-    def _begun(self) -> deque[tuple[Work, StepOutputs]]:
-        return deque()
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._launched: deque[tuple[Batch, StepOutputs]] = deque()
 
     @property
-    def begun(self) -> bool:
-        """Whether the work that the next `step` reads runs already."""
-        return bool(self._begun)
+    def launched(self) -> bool:
+        """Whether the batch that the next `step` reads is launched."""
+        return bool(self._launched)
 
     @property
-    def begun_chunk(self) -> bool:
-        """Whether the work that the next `step` reads is a chunk of a prompt."""
-        return self.begun and self._begun[0][0].chunk is not None
-
-    @property
-    def begun_k(self) -> int | None:
-        """The k of the step that the next `step` reads, if it runs already."""
-        return self._begun[0][0].k if self.begun else None
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the work that `step` reads next is likely to end: 0 if it has, or if nothing foretells it."""
-        if not self._begun or self._begun[0][1].ready or not self._since:
-            return 0.0
-        work = self._begun[0][0]
-        shortest = self._shortest.get((work.k, _octave(self._reach(work))), 0.0)
-        return max(0.0, self._since + shortest - time.perf_counter())
+    def launched_batch(self) -> Batch | None:
+        """The batch that the next `step` reads, if it is launched."""
+        return self._launched[0][0] if self._launched else None
 
     def step(self) -> list[Event]:
-        """Read the work that was begun first and that a request still waits for, or run the next."""
-        while self._begun:
-            work, outputs = self._begun.popleft()
-            if any(map(self.slots.holds, work.slots)):
-                return self._postprocess(work, outputs)
+        """Read the oldest launched batch that has an active request, or run the next one."""
+        while self._launched:
+            batch, outputs = self._launched.popleft()
+            if any(map(self.slots.is_current, batch.slots)):
+                return self._postprocess(batch, outputs)
         return super().step()
 
     def cancel(self, number: int) -> None:
-        self._drop(number)
-        self._expecting = _EXPECTED
+        super().cancel(number)
+        active = [one for one in self._launched if any(map(self.slots.is_current, one[0].slots))]
+        self._launched = deque(active)
 
     def preempt(self, number: int) -> list[int]:
-        """Take a seated request's place: the ids that it has drawn, with which it may be placed again."""
-        drawn = list(self.slots.find(number).result.ids)
-        self._drop(number)
-        return drawn
+        """Release an active request; returns the tokens that it has sampled, with which it may be admitted again."""
+        slot = self.slots.get(number)
+        assert slot is not None
+        self.cancel(number)
+        return list(slot.result.ids)
 
-    def _drop(self, number: int) -> None:
-        """Forget a request, and the begun work that none waits for any more."""
-        super().cancel(number)
-        begun = [one for one in self._begun if any(map(self.slots.holds, one[0].slots))]
-        self._begun.clear()
-        self._begun.extend(begun)
+    def admit(self, request: Request, blocks: Sequence[int] = (), cached: int = 0, ids: Sequence[int] = ()) -> int:
+        """Give a request a slot and KV blocks, which hold its first `cached` tokens; returns its number.
 
-    def _postprocess(self, work: Work, outputs: StepOutputs) -> list[Event]:
-        self._expecting = max(0, self._expecting - 1)
-        return super()._postprocess(work, outputs)
-
-    def _ended(self, k: int, reach: int, seconds: float | None, requests: list[Ended]) -> None:
-        super()._ended(k, reach, seconds, requests)
-        if seconds:
-            kind = k, _octave(reach)
-            self._shortest[kind] = min(seconds, _LONGER * self._shortest.get(kind, seconds))
-
-    @property
-    def _patient(self) -> bool:
-        """Whether a free slot's next request is expected."""
-        return self._expecting > 0 and not self.slots.full
-
-    def begin(self, masks: bool = False) -> None:
-        """Begin the next step of the seated requests; `masks` says that the masks of their next ids are there."""
-        ready = masks or not (self._patient or any(slot.request.allowed for slot in self.slots.ready))
-        if ready and not self._begun and (work := self._schedule_step()) and self._covered(work, 1):
-            self._begun.append(self._run(work))
-
-    def _covered(self, work: Work, steps: int) -> bool:
-        """Whether the requests of a step have blocks for all rows of so many steps."""
-        ahead = steps * ((work.k or 0) + 1)
-        held = (len(slot.blocks) >= self.shape.blocks(slot.position + ahead) for slot in work.slots)
-        return self.blocks is not None or all(held)
-
-    def place(self, request: Request, blocks: Sequence[int] = (), cached: int = 0, ids: Sequence[int] = ()) -> int:
-        """Seat a request in blocks whose owner is outside: its number.
-
-        Its first `cached` ids are in the blocks; it has drawn `ids` before it lost its place.
+        `ids`: the tokens that it had sampled before a preemption.
         """
         number = next(self._numbers)
-        slot = self.slots.seat(number, request, limited(request, self.shape.vocabulary), blocks, ids)
-        slot.cached = cached
+        allowed = mask_fn(request, self.config.vocab_size)
+        self.slots.allocate(number, request, allowed, blocks, ids).cached = cached
         return number
 
-    def grow(self, number: int, blocks: Sequence[int]) -> None:
-        """Give a seated request further blocks."""
-        if blocks and self.slots.has(number):
-            self.slots.find(number).blocks += blocks
-            self.slots.changed()
+    def add_blocks(self, number: int, blocks: Sequence[int]) -> None:
+        """Give an active request more KV blocks."""
+        if slot := self.slots.get(number):
+            slot.blocks += tuple(blocks)
 
-    def fill(self, number: int, length: int) -> None:
-        """Begin the chunks of a seated request's first `length` ids, behind the running work."""
-        slot = self.slots.find(number)
-        length = min(length, slot.known)
-        while slot.cached < length:
-            self._begun.append(self._run(self._chunk(slot, length)))
+    def prefilling(self, number: int) -> bool:
+        """Whether chunks of an active request's prompt are not launched."""
+        slot = self.slots.get(number)
+        return slot is not None and slot.prefilling
 
-    def filling(self, number: int) -> bool:
-        """Whether a seated request has ids whose chunks have not begun."""
-        return self.slots.has(number) and self.slots.find(number).filling
+    def prefill(self, number: int, length: int) -> None:
+        """Launch the chunks of an active request's first `length` tokens, after the launched batches."""
+        slot = self.slots.get(number)
+        assert slot is not None
+        while slot.cached < min(length, slot.known):
+            self._launched.append(self._run(self._next_chunk(slot, min(length, slot.known))))
 
-    def follow(self) -> None:
-        """Hand over the same step once more behind the one that runs: its inputs are on the devices.
+    def launch(self, masks: bool = False) -> None:
+        """Launch the next decode step, if there is none; grammars must have their `masks`."""
+        ready = masks or not any(slot.request.allowed for slot in self.slots.decoding)
+        if ready and not self._launched and (batch := self._schedule_step()) and self._has_blocks(batch, 1):
+            self._launched.append(self._run(batch))
 
-        Only where no result that the host would read can change the step: its requests and its bucket stay the same, at
-        least one request needs it unless that request ends, no request waits or is expected, no request is asking, the
-        host does not draft, and the k is still the one to choose.
+    def launch_next(self) -> None:
+        """Launch the same step again after the one that runs, whose unread outputs are its inputs.
+
+        Only where no result can change it: the requests, their limits and the bucket stay the same, none waits, none
+        needs masks or host-side drafts, and at least one will not reach its `max_new_tokens`.
         """
-        if self._waiting or self._patient or self._due(None) or self.propose or len(self._begun) != 1:
+        if self._waiting or self.propose or len(self._launched) != 1:
             return
-        (work, outputs), seated = self._begun[0], tuple(self.slots.ready)
-        if work.k is None or work.asking or work.slots != seated or self._limits(seated) != work.limits:
+        (batch, outputs), slots = self._launched[0], tuple(self.slots.decoding)
+        if batch.chunk or batch.full_sampling or batch.slots != slots or self._limits(slots) != batch.limits:
             return
-        ahead, bucket = work.k + 1, self._bucket(work)
-        # the second step's limits are the first one's: no sequence may come near max_len
-        within = max(slot.position for slot in seated) + 2 * ahead <= min(bucket, self.shape.max_len - 1)
-        within = within and self._covered(work, 2)
-        if within and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in seated):
-            inputs = self.slots.inputs_after(outputs, work.limits, bucket)
-            outputs = self.runner.run(inputs.graph(Stage.STEP, work.k, bucket), inputs)
-            self._begun.append((self._timed(work), outputs))
+        ahead, bucket = batch.k + 1, self.config.bucket(batch.end)
+        # the limits stay the same: no sequence may come near max_len
+        within = batch.end + ahead <= min(bucket, self.config.max_len - 1) and self._has_blocks(batch, 2)
+        if within and any(s.request.max_new_tokens - len(s.result.ids) > ahead for s in slots):
+            inputs = self.slots.inputs_after(outputs, batch.limits, bucket)
+            self._launched.append((batch, self.runner.run(inputs.graph(Stage.STEP, batch.k, bucket), inputs)))
 
-
-def _octave(reach: int) -> int:
-    """Of the tiles of keys before a position."""
-    return (reach // KEY_TILE).bit_length()
+    def _has_blocks(self, batch: Batch, steps: int) -> bool:
+        """Whether the requests of a step have KV blocks for all rows of so many steps."""
+        rows = steps * (batch.k + 1)
+        enough = (len(slot.blocks) >= self.config.blocks(slot.position + rows) for slot in batch.slots)
+        return self.blocks is not None or all(enough)

@@ -1,50 +1,35 @@
-"""One run of the engine's graphs: the scheduled work, and its runner."""
+"""What one run of the engine computes: a chunk of a prompt, or a decode step of several slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
-from trnspec.engine.masks import Walk
-from trnspec.engine.request import Chunk
+from trnspec.engine.config import Chunk
+from trnspec.engine.masks import ConstrainedDraft
 from trnspec.engine.slots import Slot
 
 
-class Runner(Protocol):
-    """Runs a graph: compiled graphs, or a function of the inputs in tests.
-
-    Numpy arrays go in, and outputs that numpy can read come out: reading them waits for the graph. The next ids, mask
-    and positions of the last run may go in unread. `clear` forgets what a request has left in its slot and its blocks.
-    """
-
-    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs: ...
-
-    def draft(self, key: GraphKey, inputs: StepInputs) -> Any: ...
-
-    def clear(self, slot: int, blocks: Sequence[int]) -> None: ...
-
-
 @dataclass(frozen=True)
-class Work:
-    """A chunk of one slot's prompt, or a step of k drafts of several slots; a prompt has no k.
+class Batch:
+    """A chunk of one slot's prompt, or a decode step of k drafts.
 
-    A step has for each slot the most drafts to accept and, where the host drafts, the drafts. `walks` are those of the
-    slots whose ids a mask restricts, by the slot's index. A `delayed` step runs behind a draft's part of a prompt, and
-    its time holds both.
+    For each slot, `limits` has the most drafts that a step may accept and, with host-side drafting, `drafts` has them.
+    `constrained`: the masks of the slots that have masks, by the slot's index.
     """
 
     slots: tuple[Slot, ...]
-    k: int | None = None
+    chunk: Chunk | None = None
+    k: int = 0
     limits: tuple[int, ...] = ()
     drafts: tuple[list[int], ...] = ()
-    walks: dict[int, Walk] = field(default_factory=dict)
-    chunk: Chunk | None = None
-    delayed: bool = False
+    constrained: dict[int, ConstrainedDraft] = field(default_factory=dict)
 
     @property
-    def asking(self) -> bool:
-        """Whether it needs asking graphs."""
-        return any(slot.request.asking for slot in self.slots)
+    def full_sampling(self) -> bool:
+        """Whether it needs full-sampling graphs."""
+        return any(slot.request.full_sampling for slot in self.slots)
+
+    @property
+    def end(self) -> int:
+        """The end of the positions that a step may write."""
+        return max(slot.position for slot in self.slots) + self.k + 1
