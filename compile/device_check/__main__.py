@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trnspec.engine.ready import engine_config, load_runner
+
 from compile.build import build, build_and_count
 from compile.device_check.ids import compared, requests
 from compile.device_check.kernels import CASES, errors, on_device
@@ -28,7 +30,6 @@ from model.errors import UserError, run_cli
 from model.nki.launches import LNC
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import open_graphs, shape_of
 from trnspec.engine.request import Params, Request
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
@@ -85,9 +86,9 @@ def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
     plain = {"kernels": "reference", "out": str(out / f"cpu-{name}"), "recipe": Recipe(toolchain="cpu")}
     on_cpu = open_bundle(build(demo(name, out, **plain)))
     bundle = open_bundle(Path(demo(name, out).out)) if platform == "nrt" else on_cpu
-    asked, cpu = requests(bundle.spec), Engine(open_graphs(on_cpu), shape_of(on_cpu))
-    graphs, begin = open_graphs(bundle, platform), time.perf_counter()
-    found, seconds = Engine(graphs, shape_of(bundle, platform)).run(asked), time.perf_counter() - begin
+    asked, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
+    graphs, begin = load_runner(bundle, platform), time.perf_counter()
+    found, seconds = Engine(graphs, engine_config(bundle, platform)).run(asked), time.perf_counter() - begin
     graphs.close()
 
     def logprob(of: Sequence[int]) -> float:

@@ -27,9 +27,9 @@ from model.nki.launches import Launch
 from model.nki.table import KERNELS
 from tests.compile.tiny import spec, write_noisy_pair
 from trnspec.bundle.opening import open_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.eager_graphs import eager_graphs
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Request, Result
 
 
@@ -110,7 +110,7 @@ class Record:
     def __init__(self, built: BuildSpec) -> None:
         graphs = eager_graphs(built.bundle, built.checkpoints)
         self.spec, self.target, self.asked = built.bundle, graphs.pair.target_model, ids.requests(built.bundle)
-        self.results = Engine(graphs, shape_of(SimpleNamespace(spec=self.spec))).run(self.asked)  # type: ignore[arg-type]
+        self.results = Engine(graphs, engine_config(SimpleNamespace(spec=self.spec))).run(self.asked)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def logprob(self, of: Sequence[int]) -> float:

@@ -32,9 +32,9 @@ from tests.model.family import untraced
 from trnspec.bundle.opening import damage, read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.config import engine_config
 from trnspec.engine.eager_graphs import EagerGraphs, eager_graphs
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128,)}
@@ -88,7 +88,7 @@ def _ours(graphs: EagerGraphs, spec_: BundleSpec, served: list[Served]) -> list[
         greedy, seed = top_k == 1, s.line + (counts[s.line] << 32)
         params = Params() if greedy else Params(temperature, int(top_k), top_p, seed=seed)
         requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
-    engine = Engine(graphs, shape_of(SimpleNamespace(spec=spec_)))  # type: ignore[arg-type]
+    engine = Engine(graphs, engine_config(SimpleNamespace(spec=spec_)))  # type: ignore[arg-type]
     return [result.ids for result in engine.run(requests)]
 
 
