@@ -129,7 +129,7 @@ class LLM:
         each = [params] * len(prompts) if isinstance(params, Params) else list(params)
         if len(each) != len(prompts):
             raise UserError(f"{len(each)} Params came for {len(prompts)} prompts; give one for all, or one for each")
-        requests = [self.request(p, q, **options) for p, q in zip(prompts, each, strict=True)]
+        requests = [self.request(p, q, **options) for p, q in zip(prompts, each, strict=True)]  # type: ignore[arg-type]
         outputs = {place: output for place, _, output in self._serve(requests) if output}
         return self._checked(outputs[0]) if single else [outputs[place] for place in range(len(requests))]
 

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trnspec.engine.ready import engine_config, load_runner
-
 from compile.build import build, build_and_count
 from compile.device_check.ids import compared, requests
 from compile.device_check.kernels import CASES, errors, on_device
@@ -29,8 +27,10 @@ from compile.spec import BuildSpec, Recipe
 from model.errors import UserError, run_cli
 from model.nki.launches import LNC
 from trnspec.bundle.opening import open_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request
+from trnspec.runtime.runner import load_runner
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 # builds of the demo pair: two buckets, batch 4, k 7
@@ -88,7 +88,7 @@ def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
     bundle = open_bundle(Path(demo(name, out).out)) if platform == "nrt" else on_cpu
     asked, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
     graphs, begin = load_runner(bundle, platform), time.perf_counter()
-    found, seconds = Engine(graphs, engine_config(bundle, platform)).run(asked), time.perf_counter() - begin
+    found, seconds = Engine(graphs, engine_config(bundle)).run(asked), time.perf_counter() - begin
     graphs.close()
 
     def logprob(of: Sequence[int]) -> float:

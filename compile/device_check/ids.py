@@ -38,7 +38,7 @@ def requests(spec: BundleSpec) -> list[Request]:
     ]  # fmt: skip
     prompt, missing = tuple(i % vocabulary for i in range(40, 40 + end)), set(range(vocabulary))
     every = [Request(prompt[:length], params, count) for length, count, params in listed]
-    found = [request for request in every if spec.dtype == "fp32" or not request.params.filter]
+    found = [request for request in every if spec.dtype == "fp32" or not request.params.filters]
     while missing:
         found.append(Request(prompt[:3], Params(_HOT, seed=len(found)), end))
         missing -= set(_noise(found[-1], end - 3, vocabulary).argmax(-1).tolist())
