@@ -68,13 +68,14 @@ class NkiContext(Context):
     def attention(
         self, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
-        result, table_BL, positions_BN = like(q_BHND), padded_table(meta), meta.positions_BN
+        result, positions_BN = like(q_BHND), meta.positions_BN
         first_BN, count = positions_BN[:, :1], q_BHND.shape[2]
+        # a prompt's rows are tiled, a step's are all on the partitions
+        group_rows = q_BHND.shape[1] // cache.k.shape[1] * count if count % KEY_TILE else 1
+        table_BL = padded_table(meta, cache, group_rows)
         if count % KEY_TILE:
-            # a tree whose rows are all ancestors of each other
-            every_BN = torch.full_like(positions_BN, (1 << count) - 1)
-            ancestors = () if meta.attend_to_B1 is None else (every_BN,)
-            arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *ancestors)
+            limit = () if meta.attend_to_B1 is None else (meta.attend_to_B1,)
+            arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *limit)
             out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
             return out, Cache(keys, values)
         # a prompt: its rows are written before any is attended

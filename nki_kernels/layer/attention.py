@@ -127,14 +127,13 @@ class AttentionHalf(nl.NKIObject):
             product, head = WeightStationary(rows.scaled_PTR, dim, width, False), block * width
             accumulate(stream, self.qkv, [product])
             values = min(max(kv_heads - head, 0), width)
-            inv_rms_PR, eps_PR = rows.all_partitions()
             if values > 0:
-                inv_rms_PHR = inv_rms_PR.expand_dim(1).broadcast(1, values)
+                inv_rms_PHR = rows.inv_rms_all_partitions().expand_dim(1).broadcast(1, values)
                 target = heads_DHR[:, head : head + values, :]
                 nisa.tensor_tensor(dst=target, data1=product.psum[:, 0:values, :], data2=inv_rms_PHR, op=nl.multiply)
             if values < width:
                 spans = self.spans(head + values, head + width, heads_DHR)
-                norm_and_rotate(product.psum[:, values:width, :], spans, self.rotary, eps_PR)
+                norm_and_rotate(product.psum[:, values:width, :], spans, self.rotary, rows.eps_scaled())
 
     def spans(self, first, last, heads_DHR):
         """The keys and the queries among the heads `first` to `last`."""

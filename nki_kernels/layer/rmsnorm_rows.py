@@ -132,10 +132,9 @@ class RMSNormRows(nl.NKIObject):
         self.hidden = P * scaled_PTR.shape[1]
         self.scaled_PTR = scaled_PTR
         self.squares_PR = squares_PR
-        # inv_rms: fp32 (R, 1); all_partitions: fp32 (128, R) each
+        # inv_rms: fp32 (R, 1); sum_all_partitions: PSUM fp32 (128, R)
         self.inv_rms_R1 = None
-        self.inv_rms_PR = None
-        self.eps_scaled_PR = None
+        self.sum_psum_PR = None
 
     def inv_rms(self):
         """1 / sqrt(mean x^2 + eps) for each row: fp32 (R, 1)."""
@@ -147,25 +146,25 @@ class RMSNormRows(nl.NKIObject):
             self.inv_rms_R1 = inverse_root(sum_psum_R1, 1.0 / self.hidden, self.eps)
         return self.inv_rms_R1
 
-    def all_partitions(self):
-        """1 / rms, and eps * (mean x^2 + eps), which is eps in the norm of a head that lacks the row's 1 / rms."""
-        if absent(self.inv_rms_PR):
-            shape, ones_PP = self.squares_PR.shape, nl.ndarray((P, P), dtype=nl.float32)
-            sum_psum_PR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    def sum_all_partitions(self):
+        """Each row's sum of squares on all partitions: PSUM fp32 (128, R)."""
+        if absent(self.sum_psum_PR):
+            ones_PP = nl.ndarray((P, P), dtype=nl.float32)
+            self.sum_psum_PR = nl.ndarray(self.squares_PR.shape, dtype=nl.float32, buffer=nl.psum)
             nisa.memset(dst=ones_PP, value=1.0)
-            nisa.nc_matmul(dst=sum_psum_PR, stationary=ones_PP, moving=self.squares_PR, accumulate=False)
-            self.inv_rms_PR = inverse_root(sum_psum_PR, 1.0 / self.hidden, self.eps)
-            self.eps_scaled_PR = nl.ndarray(shape, dtype=nl.float32)
-            scale = self.eps / self.hidden
-            nisa.tensor_scalar(
-                dst=self.eps_scaled_PR,
-                data=sum_psum_PR,
-                op0=nl.multiply,
-                operand0=scale,
-                op1=nl.add,
-                operand1=self.eps**2,
-            )
-        return self.inv_rms_PR, self.eps_scaled_PR
+            nisa.nc_matmul(dst=self.sum_psum_PR, stationary=ones_PP, moving=self.squares_PR, accumulate=False)
+        return self.sum_psum_PR
+
+    def inv_rms_all_partitions(self):
+        """1 / rms on all partitions: fp32 (128, R)."""
+        return inverse_root(self.sum_all_partitions(), 1.0 / self.hidden, self.eps)
+
+    def eps_scaled(self):
+        """eps * (mean x^2 + eps), fp32 (128, R): eps in the norm of a head that lacks the row's 1 / rms."""
+        sum_psum_PR, scale = self.sum_all_partitions(), self.eps / self.hidden
+        eps_PR, square = nl.ndarray(sum_psum_PR.shape, dtype=nl.float32), self.eps**2
+        nisa.tensor_scalar(dst=eps_PR, data=sum_psum_PR, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=square)
+        return eps_PR
 
 
 def rmsnorm(x_PRT, gamma_PT, eps):
