@@ -174,7 +174,7 @@ def _decoded(config: DFlashConfig, ctx: Context, rank: int, k: int = 4) -> Tenso
     # ranks are threads, which share torch's own generator
     generator = torch.Generator().manual_seed(1)
     model = DFlashModel(config, ctx)
-    model.rank_util.rank.data[:] = rank
+    model.rank.data[:] = rank
     for weight in (model.markov_w1, model.markov_w2):
         weight.data = torch.randn(weight.shape, generator=generator)
     logits_BkV = 2 * torch.randn(4, k, config.vocab_size, generator=generator)
