@@ -16,9 +16,9 @@ from model import attention, logprobs, sampling
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.ops import EAGER, Ops
-from model.packing import Packing
 from model.parallel import HeadMap, VocabShard
 from model.sampling import SamplingParams, ShardArgmax
+from model.weights import Packing
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -51,10 +51,6 @@ class Context:
         """(B, H, N, D) attention of rows over the cache, with the rows themselves written first, and the cache."""
         cache = attention.append(self.ops, k_BGND, v_BGND, cache, meta)
         return attention.attend(self.ops, q_BHND, cache, meta), cache
-
-    def append(self, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata) -> Cache:
-        """The cache with rows that attend nothing."""
-        return attention.append(self.ops, k_BGND, v_BGND, cache, meta)
 
     def gumbel_noise(self, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
         """(R, V) the noise of a shard's ids; see `model.sampling.gumbel_noise`."""

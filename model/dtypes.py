@@ -35,10 +35,6 @@ class DType:
         return numpy.dtype(self.name)
 
 
-DTYPES = (
-    DType("fp32", "float32", 4, "F32"),
-    DType("bf16", "bfloat16", 2, "BF16"),
-    DType("", "int32", 4, "I32"),
-)
+DTYPES = (DType("fp32", "float32", 4, "F32"), DType("bf16", "bfloat16", 2, "BF16"), DType("", "int32", 4, "I32"))
 BY_FLAG = {d.flag: d for d in DTYPES if d.flag}
 BY_NAME = {d.name: d for d in DTYPES}

@@ -22,19 +22,12 @@ def commit(digits: int = 7) -> str | None:
     return found.stdout.strip() or None
 
 
-def machine() -> str:
-    """System, processor, its threads, and Python."""
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+def header(source: str) -> dict[str, Any]:
+    """The beginning of every file of results; `source` is simulated or wall."""
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     processor = named[0] if named else platform.processor() or "unknown processor"
     system = f"{platform.system()} {platform.machine()}"
-    return f"{system}, {processor}, {os.cpu_count()} threads, Python {platform.python_version()}"
-
-
-def header(source: str) -> dict[str, Any]:
-    """The beginning of every file of results; `source` is simulated or wall."""
+    machine = f"{system}, {processor}, {os.cpu_count()} threads, Python {platform.python_version()}"
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"source": source, "commit": commit(), "machine": machine(), "date": date}
+    return {"source": source, "commit": commit(), "machine": machine, "date": date}

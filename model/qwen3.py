@@ -119,7 +119,7 @@ class Qwen3(LanguageModel):
 
     def __init__(self, config: Qwen3Config, ctx: Context = ONE_RANK) -> None:
         super().__init__(config, ctx)
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // ctx.tp, ctx.ops)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
         self.layers = Layers(DecoderLayer(config, ctx) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Head(config.hidden_size, config.vocab_size, ctx)

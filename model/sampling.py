@@ -52,13 +52,9 @@ class SamplingParams(NamedTuple):
         filters = self.filters and self.filters.each(lambda t: t.repeat_interleave(count, 0))
         return SamplingParams(temperature_R, seed_R2, filters)
 
-    def row(self, n: int, drafts: list[Tensor]) -> SamplingParams:
-        """The parameters of row n of each sequence, after these drafts (B, 1)."""
-        return self._replace(processors=self.processors and self.processors.row(n, drafts))
-
-    def first(self, count: int) -> SamplingParams:
-        """The parameters of the first rows of each sequence, none of them after a draft."""
-        return self._replace(processors=self.processors and self.processors.first(count))
+    def rows(self, first: int, stop: int, drafts: list[Tensor]) -> SamplingParams:
+        """The parameters of some rows of each sequence, after these drafts (B, 1)."""
+        return self._replace(processors=self.processors and self.processors.rows(first, stop, drafts))
 
     def with_drafts(self, ids_BN: Tensor) -> SamplingParams:
         """The parameters of all rows, each after the drafts before it; the first of the ids is the input id."""

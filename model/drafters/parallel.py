@@ -62,7 +62,7 @@ class Parallel(Chain):
         meta = rows.meta._replace(positions_BN=position_B1 - input_row_B1 + rows_R)
         x_BRE, caches, _ = model.hidden(ids_BR, state.caches, meta)
         logits_BkV = model.logits(gather_rows(x_BRE, input_row_B1 + iota(k, ids_BT)))
-        drafts_Bk = model.sample(logits_BkV, params.first(k), noise_BNV[:, :k]).token_ids()
+        drafts_Bk = model.sample(logits_BkV, params.rows(0, k, []), noise_BNV[:, :k]).token_ids()
         return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, state.slots)
 
     def update(self, result: VerifyResult, state: DraftState) -> DraftState:

@@ -18,12 +18,12 @@ from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.context import Context, M
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
-from model.nki.fused_layer import fuse
+from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP, fuse
 from model.nki.launches import LNC, Argument, Launch, Launcher, Result, like, numbered, padded_table
 from model.ops import EAGER, Ops, iota
-from model.packing import Packing, fused_packing
 from model.parallel import VocabShard
 from model.sampling import GUMBEL_DOMAIN, NO_ID, SamplingParams, ShardArgmax, is_finite
+from model.weights import Packing
 from nki_kernels.limits import FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
 # the backends by the names of the build's flag
@@ -53,7 +53,10 @@ class NkiContext(Context):
     prompt_rows: ClassVar[int] = KEY_TILE
 
     def packing(self, config: ModelConfig) -> Packing:
-        return fused_packing(config, self.tp)
+        full = config.hidden_size % KEY_TILE == 0
+        # gate and up are split between two cores
+        split = config.intermediate_size // self.tp % LNC == 0
+        return Packing(PACKED_ATTENTION if full and config.head_dim == 128 else {}, PACKED_MLP if full and split else {})
 
     def fuse(self, model: M) -> M:
         return fuse(model, self, self.run, self.layers)

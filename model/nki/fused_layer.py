@@ -18,9 +18,18 @@ from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
 from model.qwen3 import MLP, Attention, Layers
 from model.rope import Rotation, apply_rope
-from model.weights import PACKED_ATTENTION, PACKED_MLP, pack_projections
+from model.weights import Packed, pack_projections
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.limits import CANDIDATES, ROWS
 
+PACKED_ATTENTION: Packed = {
+    "qkv_packed": (("q_proj", "k_proj", "v_proj"), pack_qkv),
+    "out_packed": (("o_proj",), pack_out),
+}
+PACKED_MLP: Packed = {
+    "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up)),
+    "down_packed": (("down_proj",), lambda down, dim: pack(down)),
+}
 # kernel, arguments, results -> tensors; see `NkiContext.run`
 Run = Callable[..., tuple[Tensor, ...]]
 

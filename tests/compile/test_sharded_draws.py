@@ -14,8 +14,8 @@ import pytest
 from jaxlib import xla_client
 
 from compile.graph.trace import lower_graph
-from model.graph_key import GraphKey, Stage
 from model.approx_filters import STEPS
+from model.graph_key import GraphKey, Stage
 from model.weights import shard_file
 from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.test_toolchain import Ranks, SlotSeeds

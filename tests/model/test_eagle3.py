@@ -28,8 +28,8 @@ from model.filters import Filters
 from model.nki import simulated
 from model.nki.context import NkiContext
 from model.ops import EAGER
-from model.packing import Packing
 from model.sampling import SamplingParams
+from model.weights import Packing
 from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, pair_of, steps
 from tests.model.heads import write_head
@@ -202,7 +202,7 @@ def test_kernels_serve_the_layer(tmp_path: Path) -> None:
     ids, table = torch.tensor([[3, 60, 9], [5, 5, 1]], dtype=torch.int32), torch.tensor([[1], [2]], dtype=torch.int32)
     meta, outputs = AttentionMetadata(torch.tensor([[0, 1, 2], [90, 91, 92]], dtype=torch.int32), table), []
     for ctx in (ONE_RANK, NkiContext(1, EAGER, simulated.serve)):
-        draft, packing = ctx.fuse(Eagle3Model(config, ctx)), Eagle3.packing(config, ctx)
+        draft, packing = ctx.fuse(Eagle3Model(config, ctx)), ctx.packing(config)._replace(attention={})
         checkpoint = Checkpoint(head, config, Checkpoint(target, of_target))
         draft.load_state_dict(shard_of(checkpoint, 0, 1, torch.float32, packing))
         assert ("layers.0.mlp.gate_up_packed" in draft.state_dict()) == ctx.sharded

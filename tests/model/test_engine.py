@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,13 @@ import pytest
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from model.sampling import NO_ID
 from tests.model.ahead import ids_ahead
 from tests.model.synthetic_load import BySeated, Synthetic
-from trnspec.engine import engine as engine_module
 from trnspec.engine.engine import Event
 from trnspec.engine.overlap import OverlappedEngine
 from trnspec.engine.request import Params, Request, Result, Shape
 from trnspec.engine.slots import SlotTable
-from trnspec.engine.step_k import Always, Ended, StepK
+from trnspec.engine.step_k import StepK
 from trnspec.runtime import pjrt
 
 K, BATCH, MAX_LEN = 3, 2, 64

@@ -109,7 +109,12 @@ def test_limits_of_ids_become_masks() -> None:
     assert limited(Request((1,), Params(presence_penalty=1.0)), 40) is None
     assert ids([], Params(allowed_token_ids=(3, 39))) == {3, 39}
     bad = Params(bad_words=((5,), (7, 8), (7, 8, 9)))
-    assert [ids(before, bad) for before in ([], [7], [7, 8], [8])] == [every - {5}, every - {5, 8}, every - {5, 9}, every - {5}]
+    assert [ids(before, bad) for before in ([], [7], [7, 8], [8])] == [
+        every - {5},
+        every - {5, 8},
+        every - {5, 9},
+        every - {5},
+    ]
     late = Params(min_tokens=2)
     assert [ids([1] * n, late, stop_ids=(4,)) for n in range(3)] == [every - {4}, every - {4}, every]
     assert ids([], late, stop_ids=(4,), ends=(6,)) == every - {6}

@@ -21,11 +21,10 @@ from model.context import Context
 from model.drafter import Drafter, DraftPass, DraftState
 from model.drafters.registry import DRAFTERS
 from model.layers import Head, LanguageModel
-from model.packing import Packing
 from model.sampling import SamplingParams
 from model.step_rows import StepRows
 from model.strict import Range, read
-from model.weights import ROWS, Weight
+from model.weights import ROWS, Packing, Weight
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.engine import Engine
@@ -68,6 +67,7 @@ class Bigram(Drafter):
 
     name = "bigram"
     config_type = BigramConfig
+    model_type = BigramTable
     model: BigramTable
 
     def propose(
@@ -75,7 +75,7 @@ class Bigram(Drafter):
     ) -> tuple[Tensor, DraftState]:
         model, drafts = self.model, [ids_BT]
         for n in range(rows.k):
-            samples = model.sample(model.logits(drafts[-1]), params.row(n, drafts[1:]), noise_BNV[:, n : n + 1])
+            samples = model.sample(model.logits(drafts[-1]), params.rows(n, n + 1, drafts[1:]), noise_BNV[:, n : n + 1])
             drafts.append(samples.token_ids())
         return torch.cat(drafts, 1), state
 
@@ -92,16 +92,9 @@ class Bigram(Drafter):
         return read(BigramConfig, {"vocab_size": raw["vocab_size"]})
 
     @classmethod
-    def make_model(cls, config: Any, ctx: Context) -> BigramTable:
-        return BigramTable(config, ctx)
-
-    @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
         return [Weight("table.weight", (("table.weight", ROWS),))]
 
-    @classmethod
-    def packing(cls, config: Any, ctx: Context) -> Packing:
-        return Packing()
 
 @pytest.mark.slow
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.logits_processors import FORBIDDEN
 from model.cache import KEY_TILE
 from model.errors import UserError
 from model.graph_io import StepInputs, StepOutputs, mask_words
 from model.graph_key import GraphKey, Stage
+from model.logits_processors import FORBIDDEN
 from model.logprobs import TOP
 from trnspec.engine import ngram
 from trnspec.engine.blocks import Blocks

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from model.logits_processors import MAX_BIASES
 from model.cache import KEY_TILE
 from model.errors import UserError
 from model.graph_key import GraphKey
+from model.logits_processors import MAX_BIASES
 from model.logprobs import TOP
 from trnspec.engine.masks import Allowed
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.logits_processors import MAX_BIASES, PROMPT_FLAG
 from model.cache import KEY_TILE
 from model.graph_io import StepInputs, StepOutputs, mask_words, zero_inputs
+from model.logits_processors import MAX_BIASES, PROMPT_FLAG
 from model.sampling import NO_ID
 from trnspec.engine.masks import Allowed, Walk, masks_of_rows
 from trnspec.engine.request import ERROR, NO_DRAW, Chunk, Params, Request, Result, Score, Shape
