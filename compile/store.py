@@ -45,8 +45,6 @@ def push(bundle: Path, address: str, public_key: str = "") -> str:
     def send(file: str, entry: File) -> None:
         if remote.size(_object(entry)) != entry.bytes:
             remote.put(bundle / file, _object(entry))
-            if remote.size(_object(entry)) != entry.bytes:
-                raise UserError(f"{address}: {file} did not arrive whole; the same command goes on from here")
 
     # files of equal content are one object
     unique = {entry.sha256: (file, entry) for file, entry in local.files.items()}
@@ -216,42 +214,35 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m compile.store", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     words = {"push": "bundle address", "pull": "address out", "ls": "address", "verify": "address", "sign": "bundle"}
-    for name, arguments_ in words.items():
+    for name, places in words.items():
         command = commands.add_parser(name)
-        for word in arguments_.split():
-            command.add_argument(word, help="s3://bucket/folder/name, or a folder")
+        for place in places.split():
+            command.add_argument(place, help="s3://bucket/folder/name, or a folder")
         if name in ("push", "pull", "verify"):
             command.add_argument("--public-key", default="", help="refuse bundles not signed by this key")
     commands.choices["sign"].add_argument("--key", required=True, help="minisign's secret key file")
     options = parser.parse_args(arguments)
-    place = next(getattr(options, name) for name in ("out", "address", "bundle") if hasattr(options, name))
-    lines, faults = guarded(lambda: _run(options), place)
-    print("\n".join(lines + faults))
-    if faults:
-        raise SystemExit(1)
+    guarded(lambda: _run(options), getattr(options, words[options.command].split()[-1]))
 
 
-def _run(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The lines that a command prints, and the faults that it has found."""
+def _run(options: argparse.Namespace) -> None:
     if options.command == "push":
-        return [push(Path(options.bundle), options.address, options.public_key)], []
-    if options.command == "pull":
-        return [str(pull(options.address, Path(options.out), options.public_key))], []
-    if options.command == "sign":
-        print("the key's owner vouches for the content, whatever the folder is called", file=sys.stderr)
-        return [str(sign_bundle(Path(options.bundle), Path(options.key)))], []
-    if options.command == "verify":
+        print(push(Path(options.bundle), options.address, options.public_key))
+    elif options.command == "pull":
+        print(pull(options.address, Path(options.out), options.public_key))
+    elif options.command == "sign":
+        print(sign_bundle(Path(options.bundle), Path(options.key)))
+    elif options.command == "verify":
         found = verify(options.address, options.public_key)
-        return [] if found else [f"{options.address}: every object is as it was pushed"], found
-    rows, faults = list[str](), list[str]()
-    for name, row in bundles(options.address).items():
-        if isinstance(row, UserError):
-            faults.append(f"{ascii(name)[1:-1]:<40} unusable: {row}")
-        else:
-            spec, size = row.plan.spec, sum(entry.bytes for entry in row.files.values()) / 1e9
-            pair = f"{spec.target} + {spec.draft}"
-            rows.append(f"{name:<40} {pair:<36} tp {spec.tp:<3} k {spec.k:<3} {size:8.2f} GB  {row.compiler.neff}")
-    return rows, faults
+        print("\n".join(found) or f"{options.address}: every object is as it was pushed")
+        if found:
+            raise SystemExit(1)
+    else:
+        rows = bundles(options.address)
+        for name, row in rows.items():
+            print(f"{ascii(name)[1:-1]:<40} {row if isinstance(row, Manifest) else f'unusable: {row}'}")
+        if any(isinstance(row, UserError) for row in rows.values()):
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,16 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from compile.recipes import cut_code
 from model.dtypes import BY_NAME
 from model.graph_spec import TensorSpec
 from model.weights import Weight
-from trnspec.bundle.checkpoint import Checkpoint, Piece
+from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import canonical_hash, sha256_of
 from trnspec.bundle.plan import BundlePlan
-from trnspec.bundle.shards import shard_bytes, shard_header, shard_specs
+from trnspec.bundle.shards import shard_header, shard_specs
 
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -26,17 +27,16 @@ class _Shard:
     """A rank's file under construction."""
 
     def __init__(self, path: Path, header: bytes) -> None:
-        self._out, self.digest, self.bytes = path.open("xb"), sha256(), 0
+        self._out, self._digest = path.open("xb"), sha256()
         self.write(header)
 
     def write(self, content: bytes | memoryview) -> None:
-        self.digest.update(content)
+        self._digest.update(content)
         self._out.write(content)
-        self.bytes += len(content)
 
     def close(self) -> str:
         self._out.close()
-        return self.digest.hexdigest()
+        return self._digest.hexdigest()
 
 
 class Cutter:
@@ -66,21 +66,22 @@ class Cutter:
         try:
             with ThreadPoolExecutor(_THREADS) as pool:
                 for spec in shard_specs(self.plan):
-                    for rank, rows in self._pieces(spec, list(paths)):
-                        assert (rows.dtype, rows.shape[1:]) == (BY_NAME[spec.dtype].torch, spec.shape[1:]), spec.name
+                    for rank, tensor in enumerate(self._of_ranks(spec)):
+                        if rank not in shards:
+                            continue
+                        assert (tensor.dtype, tensor.shape) == (BY_NAME[spec.dtype].torch, spec.shape), spec.name
                         if rank in last:
                             last[rank].result()
-                        content = rows.contiguous().view(torch.uint8).view(-1).numpy().data
+                        content = tensor.contiguous().view(torch.uint8).view(-1).numpy().data
                         last[rank] = pool.submit(shards[rank].write, content)
                 for written in last.values():
                     written.result()
         finally:
             torch.set_num_threads(threads)
-        assert all(shard.bytes == shard_bytes(self.plan, rank) for rank, shard in shards.items()), "rows are missing"
         return {rank: shard.close() for rank, shard in shards.items()}
 
-    def _pieces(self, spec: TensorSpec, ranks: list[int]) -> Iterable[Piece]:
+    def _of_ranks(self, spec: TensorSpec) -> Iterable[Tensor]:
         if spec.name not in self._weights:
-            return [Piece(rank, torch.tensor([rank], dtype=torch.int32)) for rank in ranks]
+            return torch.arange(self.plan.spec.tp, dtype=torch.int32).split(1)
         role, weight = self._weights[spec.name]
-        return self._checkpoints[role].pieces(weight, ranks, self.plan.spec.tp, BY_NAME[spec.dtype].torch)
+        return self._checkpoints[role].shards(weight, self.plan.spec.tp, BY_NAME[spec.dtype].torch)

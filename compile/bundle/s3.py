@@ -16,6 +16,7 @@ from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from s3transfer.exceptions import RetriesExceededError
 
 from model.errors import UserError
 
@@ -68,7 +69,7 @@ class S3:
         """The result of a request, None for an answer with one of these codes; UserError for any other error."""
         try:
             return work()
-        except (BotoCoreError, ClientError, Boto3Error, ValueError) as error:
+        except (BotoCoreError, ClientError, Boto3Error, RetriesExceededError, ValueError) as error:
             if (code := _code(error)) in accepted:
                 return None
             raise UserError(

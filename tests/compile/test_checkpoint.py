@@ -1,18 +1,14 @@
-"""Checkpoints: what is refused, the right numbers on every rank, each tensor read once, in little memory."""
+"""Checkpoints: what is refused, and the right numbers on every rank."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from compile.bundle.cutting import Cutter
 from compile.spec import BuildSpec
@@ -22,10 +18,10 @@ from model.weights import Packing, shard_file
 from nki_kernels.layer import pack_weights
 from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
 from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.manifest import sha256_of
 from trnspec.bundle.part import checkpoint_shapes
 from trnspec.bundle.plan import make_plan
 
-ROOT = Path(__file__).resolve().parents[2]
 # heads of Qwen3-32B and 0.6B; 16 query heads are padded at tp 32
 TARGET = {"num_hidden_layers": 24, "num_attention_heads": 64, "tie_word_embeddings": False, "intermediate_size": 640}
 DRAFT = {"num_hidden_layers": 10, "num_attention_heads": 16, "tie_word_embeddings": True, "intermediate_size": 384}
@@ -123,42 +119,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> BuildSpec:
     return BuildSpec(target=target, draft=draft, tp=2, max_len=128, out=str(folder / "out"))
 
 
-# cuts all shards, and prints by how much the process's own memory grew at most, in bytes; mapped files do not count
-MEASURE = """
-import sys, threading
-from pathlib import Path
-from compile.bundle.cutting import Cutter
-from compile.spec import parse
-from trnspec.bundle import checkpoint
-from trnspec.bundle.plan import make_plan
-checkpoint.BLOCK_BYTES = 1 << 20
-def own():
-    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) << 10
-spec = parse(sys.argv[1:])
-cutter = Cutter(make_plan(spec.bundle), spec.checkpoints)
-Path(spec.out).mkdir()
-begin, peak, done = own(), 0, threading.Event()
-def watch():
-    global peak
-    while not done.wait(0.001):
-        peak = max(peak, own())
-watcher = threading.Thread(target=watch)
-watcher.start()
-cutter.write({rank: Path(spec.out, str(rank)) for rank in range(spec.tp)})
-done.set()
-watcher.join()
-print(peak - begin)
-"""
-
-
-@pytest.mark.slow
-def test_memory_is_bounded_by_blocks_and_not_by_a_shard(large: BuildSpec) -> None:
-    flags = [f"--{n.replace('_', '-')}={getattr(large, n)}" for n in ("target", "draft", "tp", "max_len", "out")]
-    run = subprocess.run([sys.executable, "-c", MEASURE, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
-    stored = sum(file.stat().st_size for file in Path(large.out).iterdir())
-    assert int(run.stdout) < 8 << 20 < stored / 4
-
-
 @pytest.mark.parametrize("tp", [1, 32])
 def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, tp: int) -> None:
     for folder, config in ((large.target, large.bundle.target_config), (large.draft, large.bundle.draft_config)):
@@ -222,21 +182,14 @@ def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
         assert not [name for name in packed if "_proj" in name]
 
 
-def test_every_tensor_is_read_once_for_all_ranks(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks share two kv heads; the files are a rank's own, in the plan's order, with the digests returned."""
-    read, real = list[str](), Checkpoint._rows
-
-    def rows(self: Checkpoint, name: str, part: tuple[int, int], dtype: torch.dtype) -> Iterator[Tensor]:
-        read.append(f"{self.path} {name} {part}")
-        yield from real(self, name, part, dtype)
-
-    monkeypatch.setattr(Checkpoint, "_rows", rows)
+def test_a_rank_s_file_has_its_weights(base: Path) -> None:
+    """Four ranks share two kv heads; the digests are those of the files."""
     of_pair = spec(base, tp=4)
     (base / "weights").mkdir()
     cutter = Cutter(make_plan(of_pair.bundle), of_pair.checkpoints)
-    cutter.write({rank: base / shard_file(rank) for rank in range(4)})
-    assert len(read) == len(set(read)) > 50
-    for rank in range(4):
+    digests = cutter.write({rank: base / shard_file(rank) for rank in range(4)})
+    for rank, digest in digests.items():
+        assert sha256_of(base / shard_file(rank)) == digest
         stored = load_file(base / shard_file(rank))
         assert stored["target_model.rank"].tolist() == [rank]
         expected = shard_of(cutter._checkpoints["target"], rank, 4, torch.float32, Packing())

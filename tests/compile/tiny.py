@@ -94,7 +94,7 @@ def collectives(proto: bytes) -> dict[str, int]:
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
-        weight.name: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
+        weight.name: list(checkpoint.shards(weight, tp, dtype))[rank]
         for weight in drafter_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}

@@ -1,12 +1,11 @@
-"""Hugging Face checkpoints: checked by name, shape and dtype, read in blocks, cut into the shards of ranks."""
+"""Hugging Face checkpoints: checked by name, shape and dtype, and cut into the shards of ranks."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,20 +19,8 @@ from model.strict import shown
 from model.weights import Packing, ShardSpec, Weight
 from trnspec.bundle.part import checkpoint_shapes
 
-# bytes of a tensor that are read at a time
-BLOCK_BYTES = 16 << 20
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS, _INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
-Range = tuple[int, int]
-# rows of a head that pads a rank's group
-_PADDING: Range = (0, 0)
-
-
-class Piece(NamedTuple):
-    """Rows of a weight for one rank; its pieces follow each other."""
-
-    rank: int
-    rows: Tensor
 
 
 class Checkpoint:
@@ -78,54 +65,22 @@ class Checkpoint:
                 more = f" and {len(names) - 8} more" if len(names) > 8 else ""
                 raise UserError(f"checkpoint {self.path} {fault} {', '.join(sorted(names)[:8])}{more}; {way}")
 
-    def pieces(self, weight: Weight, ranks: Sequence[int], tp: int, dtype: torch.dtype) -> Iterator[Piece]:
-        """The shards of a weight for these of `tp` ranks; each tensor is read once. UserError names one with NaN."""
+    def shards(self, weight: Weight, tp: int, dtype: torch.dtype) -> Iterator[Tensor]:
+        """A weight on each of `tp` ranks; its tensors are read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
-        cut = [self._cut(name, shard, ranks, heads, dtype) for name, shard in weight.parts]
-        if weight.pack is None:
-            yield from cut[0]
-            return
-        parts = list[dict[int, list[Tensor]]]()
-        for pieces in cut:
-            parts.append({rank: [] for rank in ranks})
-            for rank, rows in pieces:
-                parts[-1][rank].append(rows)
-        for rank in ranks:
-            yield Piece(rank, weight.pack(*(torch.cat(part[rank]) for part in parts), self.config.head_dim))
+        tensors, dim = [self._read(name, dtype) for name, _ in weight.parts], self.config.head_dim
+        for rank in range(tp):
+            cut = [_cut(x, shard, rank, heads, dim) for x, (_, shard) in zip(tensors, weight.parts, strict=True)]
+            yield weight.pack(*cut, dim) if weight.pack else cut[0]
 
-    def _cut(
-        self, name: str, shard: ShardSpec, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype
-    ) -> Iterator[Piece]:
-        """Each rank's part of a tensor, a bounded number of bytes at a time; ranks with equal parts share it."""
-        shape, dim = tuple(self._tensors[name].get_shape()), self.config.head_dim
-        ranges = {rank: _ranges(shape, shard, rank, heads, dim) for rank in ranks}
-        if shard.axis == 1:
-            for rows in self._rows(name, (0, shape[0]), dtype):
-                zeros = rows.new_zeros(len(rows), dim)
-                for rank, of_rank in ranges.items():
-                    yield Piece(rank, torch.cat([zeros if r == _PADDING else rows[:, slice(*r)] for r in of_rank], 1))
-            return
-        takers: dict[tuple[Range, ...], list[int]] = {}
-        for rank, of_rank in ranges.items():
-            takers.setdefault(of_rank, []).append(rank)
-        for of_ranks, sharing in takers.items():
-            for part in of_ranks:
-                padding = [torch.zeros((dim, *shape[1:]), dtype=dtype)]
-                for rows in padding if part == _PADDING else self._rows(name, part, dtype):
-                    yield from (Piece(rank, rows) for rank in sharing)
-
-    def _rows(self, name: str, part: Range, dtype: torch.dtype) -> Iterator[Tensor]:
-        """These rows of a tensor in blocks."""
-        tensor, (start, stop) = self._tensors[name], part
-        step = max(1, BLOCK_BYTES // (math.prod(tensor.get_shape()[1:]) * dtype.itemsize))
-        for first in range(start, stop, step):
-            rows: Tensor = tensor[first : min(first + step, stop)].to(dtype)
-            # either end is NaN if any number is
-            if not all(map(torch.isfinite, torch.aminmax(rows))):
-                raise UserError(
-                    f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; fetch the checkpoint again"
-                )
-            yield rows
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor: Tensor = self._tensors[name][:].to(dtype)
+        # either end is NaN if any number is
+        if not all(map(torch.isfinite, torch.aminmax(tensor))):
+            raise UserError(
+                f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; fetch the checkpoint again"
+            )
+        return tensor
 
 
 def has_weights(path: Path) -> bool:
@@ -155,12 +110,12 @@ def _open(file: Path) -> Any:
         raise UserError(f"{file} is truncated or corrupted ({error}); fetch the checkpoint again") from error
 
 
-def _ranges(shape: tuple[int, ...], shard: ShardSpec, rank: int, heads: HeadMap, head_dim: int) -> tuple[Range, ...]:
-    """The part of the split axis that a rank stores, or all rows."""
+def _cut(tensor: Tensor, shard: ShardSpec, rank: int, heads: HeadMap, head_dim: int) -> Tensor:
+    """The part of a tensor that a rank stores; heads that pad its group are zeros."""
     if shard.axis is None:
-        return ((0, shape[0]),)
+        return tensor
     if shard.by == "even":
-        size = shape[shard.axis] // heads.tp
-        return ((rank * size, (rank + 1) * size),)
+        return tensor.chunk(heads.tp, shard.axis)[rank]
+    rows = tensor.split(head_dim, shard.axis)
     of_rank = heads.queries_of(rank) if shard.by == "query" else heads.kv_of(rank)
-    return tuple(_PADDING if head is None else (head * head_dim, (head + 1) * head_dim) for head in of_rank)
+    return torch.cat([torch.zeros_like(rows[0]) if head is None else rows[head] for head in of_rank], shard.axis)

@@ -72,6 +72,10 @@ class Manifest(_ManifestJson):
     plan: BundlePlan
     digest: str
 
+    def __str__(self) -> str:
+        spec, size = self.plan.spec, sum(entry.bytes for entry in self.files.values()) / 1e9
+        return f"{spec.target} + {spec.draft}, tp {spec.tp}, k {spec.k}, {size:.2f} GB, neff {self.compiler.neff}"
+
     @property
     def has_weights(self) -> bool:
         """Whether every rank has its weights."""
