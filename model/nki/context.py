@@ -56,7 +56,9 @@ class NkiContext(Context):
         full = config.hidden_size % KEY_TILE == 0
         # gate and up are split between two cores
         split = config.intermediate_size // self.tp % LNC == 0
-        return Packing(PACKED_ATTENTION if full and config.head_dim == 128 else {}, PACKED_MLP if full and split else {})
+        return Packing(
+            PACKED_ATTENTION if full and config.head_dim == 128 else {}, PACKED_MLP if full and split else {}
+        )
 
     def fuse(self, model: M) -> M:
         return fuse(model, self, self.run, self.layers)
@@ -71,13 +73,14 @@ class NkiContext(Context):
     def attention(
         self, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
-        result, table_BL, positions_BN = like(q_BHND), padded_table(meta), meta.positions_BN
+        result, positions_BN = like(q_BHND), meta.positions_BN
         first_BN, count = positions_BN[:, :1], q_BHND.shape[2]
+        # a prompt's rows are tiled, a step's are all on the partitions
+        group_rows = q_BHND.shape[1] // cache.k.shape[1] * count if count % KEY_TILE else 1
+        table_BL = padded_table(meta, cache, group_rows)
         if count % KEY_TILE:
-            # a tree whose rows are all ancestors of each other
-            every_BN = torch.full_like(positions_BN, (1 << count) - 1)
-            ancestors = () if meta.attend_to_B1 is None else (every_BN,)
-            arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *ancestors)
+            limit = () if meta.attend_to_B1 is None else (meta.attend_to_B1,)
+            arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *limit)
             out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
             return out, Cache(keys, values)
         # a prompt: its rows are written before any is attended

@@ -96,7 +96,7 @@ class PackedAttention(Attention):
         (norm,) = self.norm
         if self.fits(x_BNE, meta):
             x_RE, norms = x_BNE.flatten(0, 1), (norm.weight, self.k_norm.weight, self.q_norm.weight)
-            places = (meta.positions_BN, padded_table(meta))
+            places = (meta.positions_BN, padded_table(meta, cache))
             arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *rope, *cache, *places, norm.eps)
             part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
@@ -147,7 +147,7 @@ class LayerGroup(nn.Module):
     def forward(
         self, x_BNE: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        x_RE, places = x_BNE.flatten(0, 1), (meta.positions_BN, padded_table(meta))
+        x_RE, places = x_BNE.flatten(0, 1), (meta.positions_BN, padded_table(meta, caches[0]))
         layers = tuple(self._operands(layer, cache) for layer, cache in zip(self.layers, caches, strict=True))
         count, eps = len(layers[0]), self.layers[0].input_layernorm.eps
         arguments: tuple[Any, ...] = (x_RE, layers, *rope, *places, self.ops.groups, eps)

@@ -19,11 +19,10 @@ from model.strict import Wrong
 from tests.model.family import eager_engine, family_spec, some_graphs
 from trnspec.bundle.plan import make_plan
 from trnspec.bundle.spec import spec_from_json
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result
 from trnspec.engine.slots import Slot
-from trnspec.engine.step_k import Always
 
 # k and batch of each drafter; parallel drafts at most 16, a block has 6 rows
 EAGER: list[tuple[str, dict[str, Any]]] = [
@@ -77,8 +76,8 @@ def test_a_compiled_bundle_emits_the_targets_tokens(family: Path, drafter: str, 
         some_graphs(family, "none", dtype=changes.get("dtype", "fp32")),
         some_graphs(family, drafter, **changes),
     )
-    expected = Engine(target, shape_of(target.bundle)).run(requests)
-    _check(expected, Engine(loaded, shape_of(loaded.bundle)).run(requests))
+    expected = Engine(target, engine_config(target.bundle)).run(requests)
+    _check(expected, Engine(loaded, engine_config(loaded.bundle)).run(requests))
 
 
 def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> None:

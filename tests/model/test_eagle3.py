@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from demo.drafter import target_pass
+from demo.eagle3 import load_head
+from demo.models import load
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from demo.drafter import target_pass
-from demo.eagle3 import load_head
-from demo.models import load
 from model.approx_filters import approximate
 from model.cache import AttentionMetadata, empty_caches
 from model.config import load_config

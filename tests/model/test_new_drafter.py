@@ -27,10 +27,10 @@ from model.strict import Range, read
 from model.weights import ROWS, Packing, Weight
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monke
     bundle = read_bundle(build(spec(tmp_path, draft=str(draft), tp=2)))
     assert bundle.spec.drafter == "bigram"
     requests = [Request((5, 9, 2), Params(t, seed=n), 20) for n, t in enumerate((0.0, 0.9, 1.4))]
-    graphs = Graphs(bundle)
-    drafted, target = (Engine(graphs, shape_of(bundle), speculative).run(requests) for speculative in (True, False))
+    graphs = XlaRunner(bundle)
+    drafted, target = (
+        Engine(graphs, engine_config(bundle), speculative).run(requests) for speculative in (True, False)
+    )
     assert [r.ids for r in drafted] == [r.ids for r in target]
     assert 0 < sum(sum(r.accepted) for r in drafted) < sum(sum(r.drafted) for r in drafted)

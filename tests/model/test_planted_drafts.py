@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from bench.demo import prompts, request
 from demo.dflash import BLOCK
 from demo.dflash import load_draft as trained_draft
 from demo.drafter import target_pass
 from demo.models import load
+
+from bench.demo import prompts, request
 from model.drafters.dflash import DFlash
 from model.logprobs import TOP
 from model.speculative import Pair
