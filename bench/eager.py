@@ -25,8 +25,8 @@ from model.weights import RANK
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.part import Part
 from trnspec.bundle.plan import KEPT, make_plan
+from trnspec.engine.config import EngineConfig
 from trnspec.engine.engine import Engine
-from trnspec.engine.request import Shape
 
 
 class Eager:
@@ -81,8 +81,10 @@ def engine(drafter: str, k: int, batch: int) -> Engine:
     state = (t for t in make_plan(bundle).state if t.name.startswith(KEPT))
     kept = tuple(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in state)
     runner = Eager(Pair(target, drafting, EAGER), kept, bundle.pool)
-    facts = (KEY_TILE, bundle.max_len), bundle.target_config.vocab_size, bundle.pool, bundle.host_drafts
-    return Engine(runner, Shape((k,), batch, bundle.max_len, *facts))
+    length, vocab_size = bundle.max_len, bundle.target_config.vocab_size
+    prompts = (KEY_TILE, length), (length, length)
+    config = EngineConfig((k,), batch, length, (KEY_TILE, length), vocab_size, bundle.pool, prompts, bundle.host_drafts)
+    return Engine(runner, config)
 
 
 def _loaded(part: Part, checkpoint: Checkpoint) -> Any:

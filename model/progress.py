@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,15 +16,24 @@ T = TypeVar("T")
 _LINE_AFTER_S = 2.0
 
 
-class Task(NamedTuple):
+class Task:
     """A running task; any thread may report."""
 
-    bars: Progress
-    row: Row
+    def __init__(self, bars: Progress, row: Row) -> None:
+        self.bars, self.row = bars, row
 
     def advance(self, count: int = 1) -> None:
         """Add to the amount done."""
         self.bars.advance(self.row, count)
+
+    @property
+    def total(self) -> float | None:
+        """The amount of the whole task, if it is known."""
+        return self.bars.tasks[self.row].total
+
+    @total.setter
+    def total(self, total: int) -> None:
+        self.bars.update(self.row, total=total)
 
     def at(self, what: str) -> None:
         """Name the work that runs now."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from model.errors import UserError
 from trnspec.engine.request import Params
-from trnspec.runtime import products
 
 _START_SECONDS, _ASK_SECONDS = 600, 600
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NPROC": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -80,8 +79,6 @@ def serving(server: Server, log: Path) -> Iterator[str]:
     environment |= _ONE_THREAD | {"PATH": f"{server.vllm.parent}:{os.environ['PATH']}"}
     if server.own_engine:
         environment["VLLM_TARGET_DEVICE"] = "cpu"
-        # what this process may have set for graphs of ours would hold back vLLM's products too
-        environment.pop(products.ONEDNN_VARIABLE, None)
     command = [str(server.vllm), "serve", *server.arguments, "--host", "127.0.0.1", "--port", str(server.port)]
     command += [
         "--served-model-name",

@@ -24,9 +24,11 @@ from bench.serving.servers import Endpoint, Server, serving, vllm_command
 from model.errors import UserError
 from model.progress import each
 from trnspec.bundle.opening import open_bundle
-from trnspec.engine.ready import serve
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request
-from trnspec.runtime.xla import Graphs
+from trnspec.engine.warmup import prepare_graphs
+from trnspec.runtime.xla import XlaRunner
 
 ALONE, OURS = "our target alone", "ours, speculation"
 GREEDY, ASSISTED, LOOK_UP = "transformers greedy", "transformers assisted", "transformers look-up"
@@ -61,14 +63,15 @@ class Ways:
     own_noise: frozenset[str] = frozenset()
 
 
-def ours(graphs: Graphs, speculative: bool) -> Way:
+def ours(graphs: XlaRunner, speculative: bool) -> Way:
     """A bundle served in this process, one request at a time."""
 
     def way(request: Request) -> Answer:
-        told: list[float] = []
-        run = serve(graphs, request, speculative, lambda _: told.append(time.perf_counter()))
-        first = run.seconds - (time.perf_counter() - told[0])
-        return Answer(run.result.ids, run.seconds, run.result.steps, run.result.tokens_per_step, first)
+        engine, times = Engine(graphs, engine_config(graphs.bundle), speculative), list[float]()
+        prepare_graphs(engine, [request])
+        begin = time.perf_counter()
+        (result,) = engine.run([request], lambda *_: times.append(time.perf_counter() - begin))
+        return Answer(result.ids, times[-1], result.steps, result.tokens_per_step, times[0])
 
     return way
 
@@ -124,7 +127,7 @@ def _readme(options: argparse.Namespace, stack: ExitStack) -> Ways:
     spec = found.spec
     if not spec.k:
         raise UserError(f"{options.bundle} is a target alone (k 0): there is nothing to compare; give a pair's bundle")
-    graphs = Graphs(found)
+    graphs = XlaRunner(found)
     stack.callback(graphs.close)
     own = {ALONE: ours(graphs, False), OURS: ours(graphs, True)}
     settings = f"k {spec.k}, batch 1, {spec.dtype}"
@@ -136,7 +139,7 @@ def bundled(names: dict[str, tuple[str, int, str]], folder: Path, stack: ExitSta
     """Ways of bundles of one slot by (drafter, k, its model's folder), beside the target alone."""
     ways = {}
     for name, (drafter, k, model) in each([(ALONE, ("none", 0, "")), *names.items()], "bundles"):
-        graphs = Graphs(open_bundle(bundle(folder / f"{model or drafter}-k{k}", drafter, k, model)))
+        graphs = XlaRunner(open_bundle(bundle(folder / f"{model or drafter}-k{k}", drafter, k, model)))
         stack.callback(graphs.close)
         ways[name] = ours(graphs, k > 0)
     return ways

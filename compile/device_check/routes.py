@@ -26,7 +26,7 @@ from model.errors import UserError
 from model.weights import shard_file
 from trnspec.bundle.opening import Bundle, open_bundle
 from trnspec.bundle.plan import make_plan
-from trnspec.engine.work import Runner
+from trnspec.runtime.runner import Runner
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 _TARGET = _DEMO / "target"
@@ -136,9 +136,9 @@ def graphs(name: str, work: Path) -> dict[str, Any]:
 
 
 def _graphs(platform: str, bundle: Bundle) -> dict[str, Any]:
-    from trnspec.engine.ready import open_graphs  # noqa: PLC0415 (jax)
+    from trnspec.runtime.runner import load_runner  # noqa: PLC0415 (jax)
 
-    device, cpu = open_graphs(bundle, platform), open_graphs(bundle)
+    device, cpu = load_runner(bundle, platform), load_runner(bundle)
     try:
         return judged(bundle.plan, _TARGET, graphs_route(bundle, device), graphs_route(bundle, cpu))
     finally:
@@ -147,11 +147,11 @@ def _graphs(platform: str, bundle: Bundle) -> dict[str, Any]:
 
 def graphs_route(bundle: Bundle, runner: Runner) -> Route:
     """The answers of our own graphs to our engine."""
+    from trnspec.engine.config import engine_config  # noqa: PLC0415
     from trnspec.engine.engine import Engine  # noqa: PLC0415 (jax)
-    from trnspec.engine.ready import shape_of  # noqa: PLC0415
     from trnspec.engine.request import Params, Request  # noqa: PLC0415
 
-    engine = Engine(runner, shape_of(bundle))
+    engine = Engine(runner, engine_config(bundle))
 
     def request(of: Asked) -> Request:
         drawing, (low, high) = of.drawing, of.drawing.seed

@@ -21,6 +21,7 @@ from compile.neuron.flags import LNC, flags_of
 from compile.neuron.sdk import Level, nxdi_graphs
 from compile.spec import BuildSpec, Recipe
 from model.errors import UserError
+from model.graph_io import zeros_of
 from trnspec.bundle.compiler_flags import FUSED
 from trnspec.bundle.opening import open_bundle
 from trnspec.bundle.plan import make_plan
@@ -77,10 +78,10 @@ def plugin(work: Path) -> dict[str, Any]:
     from jaxlib import xla_client  # noqa: PLC0415
 
     from compile.build import build  # noqa: PLC0415 (jax)
-    from trnspec.runtime.xla import Graphs  # noqa: PLC0415
+    from trnspec.runtime.xla import XlaRunner  # noqa: PLC0415
 
     spec = demo("k 0", work, "on-cpu-")
-    held = Graphs(open_bundle(build(replace(spec, recipe=Recipe(toolchain="cpu")))), "neuron")
+    held = XlaRunner(open_bundle(build(replace(spec, recipe=Recipe(toolchain="cpu")))), "neuron")
     graph = min(held.bundle.graphs, key=lambda g: (not g.key.is_prefill, g.key.bucket, g.key.rows))
     begin = perf_counter()
     held.prepare(graph.key)
@@ -89,7 +90,7 @@ def plugin(work: Path) -> dict[str, Any]:
     stored = executable.serialize()
     listed, client = xla_client.DeviceList(tuple(devices)), devices[0].client
     held._executables[graph.key] = client.deserialize_executable(stored, listed, None)
-    held.rehearse(graph.key)
+    held.launch(graph.key, zeros_of(graph.inputs))
     # a plugin may say it in several lines
     version = " ".join(client.platform_version.split())
     facts = {"device": str(devices[0]), "version": version, "compile_seconds": seconds, "stored": len(stored)}

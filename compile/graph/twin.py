@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from jax._src.interpreters import mlir
-from jaxlib.mlir import ir
-
-from trnspec.runtime.pjrt import stablehlo_of
+from trnspec.runtime.jax_compat import module_of
+from trnspec.runtime.pjrt import without_copies
 
 
 def stablehlo(proto: bytes) -> str:
     """The text of the StableHLO module of an HLO proto: its calls, loops, scatters and aliases as they are."""
-    with mlir.make_ir_context(), ir.Location.unknown():
-        return str(stablehlo_of(proto))
+    with module_of(proto) as module:
+        without_copies(module)
+        return str(module)

@@ -17,16 +17,16 @@ import numpy as np
 
 from tests import executables
 from tests.compile.tiny import spec
-from tests.model.ahead import ids_ahead
+from tests.engine.ahead import ids_ahead
 from tests.model.family import AsTheyRun, caches, untraced
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.async_engine import AsyncEngine
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.overlap import OverlappedEngine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 from trnspec.engine.slots import Slot
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 RANKS, K = 8, 2
 BUNDLES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def requests() -> list[Request]:
     ]
 
 
-def rotate(graphs: Graphs, prefix: str, size: int) -> None:
+def rotate(graphs: XlaRunner, prefix: str, size: int) -> None:
     """Give each rank the weights of the next one of its group."""
     for name in [n for n in graphs._weights if n.startswith(prefix)]:
         shards = _shards(graphs._weights[name])
@@ -62,8 +62,8 @@ def _shards(array: Any) -> list[np.ndarray]:
     return [np.asarray(s.data) for s in sorted(array.addressable_shards, key=lambda s: s.device.id)]
 
 
-def run(folder: Path, name: str, graphs: Graphs) -> dict[str, Any]:
-    engine, held = Engine(graphs, shape_of(graphs.bundle)), dict[int, list[int]]()
+def run(folder: Path, name: str, graphs: XlaRunner) -> dict[str, Any]:
+    engine, held = Engine(graphs, engine_config(graphs.bundle)), dict[int, list[int]]()
     seat = engine.slots.seat
 
     def noted(*given: Any) -> Slot:
@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
         graphs = AsTheyRun(read_bundle(untraced(spec(folder, name, **sizes))))
         found[name] = run(folder, name, graphs)
         if name == "fours":
-            ahead, followed = ids_ahead(OverlappedEngine(graphs, shape_of(graphs.bundle)), requests())
+            ahead, followed = ids_ahead(AsyncEngine(graphs, engine_config(graphs.bundle)), requests())
             found["ahead"] = {"ids": ahead, "followed": followed}
         if name == "pairs":
             rotate(graphs, "draft_model", 2)

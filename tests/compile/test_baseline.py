@@ -23,10 +23,10 @@ from model.weights import shard_file
 from tests.compile import fake_sdk
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 REQUESTS = [
     Request((5, 9, 2, 7), max_new_tokens=12),
@@ -41,12 +41,12 @@ def base(base: Path) -> Path:
     return base
 
 
-def _run(graphs: Graphs, speculative: bool) -> list[list[int]]:
-    return [r.ids for r in Engine(graphs, shape_of(graphs.bundle), speculative).run(REQUESTS)]
+def _run(graphs: XlaRunner, speculative: bool) -> list[list[int]]:
+    return [r.ids for r in Engine(graphs, engine_config(graphs.bundle), speculative).run(REQUESTS)]
 
 
 def test_it_emits_the_tokens_of_a_pair_s_target(base: Path) -> None:
-    pair, alone = (Graphs(read_bundle(path)) for path in (build(spec(base, "pair")), base / "alone"))
+    pair, alone = (XlaRunner(read_bundle(path)) for path in (build(spec(base, "pair")), base / "alone"))
     expected = _run(pair, speculative=False)
     assert _run(alone, speculative=False) == expected
     assert _run(alone, speculative=True) == expected, "there is nothing to speculate with"

@@ -27,7 +27,7 @@ from tests.model.demo_bundle import ROOT, graphs
 from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 TARGET = ROOT / "demo/target"
 MAX_LEN, BORDER, VOCABULARY = 256, 128, 2048
@@ -62,7 +62,7 @@ def _wrong(fault: str, emitted: Emitted) -> np.ndarray:
 class Planted:
     """A bundle's graphs on the CPU, with a fault in what they emit."""
 
-    def __init__(self, held: Graphs, fault: str) -> None:
+    def __init__(self, held: XlaRunner, fault: str) -> None:
         self.held, self.fault = held, fault
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
@@ -85,7 +85,7 @@ class Planted:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+def held(tmp_path_factory: pytest.TempPathFactory) -> XlaRunner:
     """The bundle that the tests of the server share: k 7, batch 4, length 256, fp32."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo_bundles"
@@ -93,13 +93,13 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     return graphs(folder)
 
 
-def _judged(held: Graphs, fault: str = "") -> dict[str, Any]:
+def _judged(held: XlaRunner, fault: str = "") -> dict[str, Any]:
     device = Planted(held, fault) if fault else held
     of_device, of_cpu = (routes.graphs_route(held.bundle, runner) for runner in (device, held))
     return judged(held.bundle.plan, TARGET, of_device, of_cpu)
 
 
-def test_a_right_device_passes_and_has_drawn_every_id(held: Graphs) -> None:
+def test_a_right_device_passes_and_has_drawn_every_id(held: XlaRunner) -> None:
     facts = _judged(held)
     assert facts["different_ids"] == VOCABULARY
     assert facts["near_ties"] <= facts["ids"] / 1000
@@ -107,7 +107,7 @@ def test_a_right_device_passes_and_has_drawn_every_id(held: Graphs) -> None:
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "nothing is accepted"])
-def test_a_planted_fault_is_seen(fault: str, held: Graphs) -> None:
+def test_a_planted_fault_is_seen(fault: str, held: XlaRunner) -> None:
     with pytest.raises(UserError, match=r"short of the drawn one's|steps"):
         _judged(held, fault)
 

@@ -13,10 +13,10 @@ from tests.hostile import kills
 from tests.hostile.kills import beginnings, replacements
 from trnspec.bundle.manifest import MANIFEST
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGES = {"k": 1, "batch": 1, "max_len": 128}
@@ -26,7 +26,7 @@ def test_a_new_build_killed_at_random_moments_is_no_bundle_or_a_whole_one(base: 
     series = beginnings(spec(base, **CHANGES), tmp_path, seed=0, count=20)
     assert series.held == series.tried == 22, str(series)
     bundle = read_bundle(tmp_path / "killed")
-    assert Engine(Graphs(bundle), shape_of(bundle)).run([Request((1, 2, 3), max_new_tokens=4)])[0].ids
+    assert Engine(XlaRunner(bundle), engine_config(bundle)).run([Request((1, 2, 3), max_new_tokens=4)])[0].ids
 
 
 def test_a_build_over_a_good_bundle_killed_at_random_moments_leaves_one_whole(base: Path, tmp_path: Path) -> None:

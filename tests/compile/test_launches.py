@@ -23,10 +23,10 @@ from tests.compile.tiny import spec, write_model
 from trnspec.bundle import hlo
 from trnspec.bundle.contract import violations
 from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 REQUESTS = [Request((1, 2, 3), max_new_tokens=6), Request((7,), Params(0.9, seed=5), 4)]
 STEP = GraphKey(Stage.STEP, 1, 128, filters=False)
@@ -56,8 +56,8 @@ def _run(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Counter[
         return simulate(launch, operands)
 
     monkeypatch.setattr(custom_calls, "simulate", counted)
-    graphs = Graphs(bundle)
-    ids = [r.ids for r in Engine(graphs, shape_of(bundle)).run(REQUESTS)]
+    graphs = XlaRunner(bundle)
+    ids = [r.ids for r in Engine(graphs, engine_config(bundle)).run(REQUESTS)]
     return (ids, {name: np.asarray(array).tobytes() for name, array in graphs._state.items()}), launched
 
 

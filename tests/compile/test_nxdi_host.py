@@ -24,10 +24,10 @@ from tests.compile.tiny import spec, write_noisy_pair
 from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.plan import make_plan
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 # a chunk for each bucket: the host pads a whole prompt to one
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128, 256)}
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(base: Path) -> Graphs:
+def pair(base: Path) -> XlaRunner:
     return AsTheyRun(read_bundle(untraced(spec(base, "pair", **SIZES))))
 
 
@@ -59,7 +59,7 @@ def sequences() -> list[Sequence]:
 class OwnGraphs:
     """The bundle's graphs behind NxDI's inputs, which name no seed: noise is of the cache line and its prompts."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: XlaRunner) -> None:
         self.graphs, self.counts = graphs, Counter[int]()
 
     def __call__(self, graph: GraphSpec, given: Tensors) -> list[np.ndarray]:
@@ -100,9 +100,9 @@ def _served(graphs: list[GraphSpec], model: Model, k: int, arrive: int, host: ty
     return asked
 
 
-def _alone(graphs: Graphs, served: list[Sequence]) -> list[list[int]]:
+def _alone(graphs: XlaRunner, served: list[Sequence]) -> list[list[int]]:
     """The target's own tokens, with the noise of the lines that the sequences had."""
-    engine = Engine(graphs, shape_of(graphs.bundle), speculative=False)
+    engine = Engine(graphs, engine_config(graphs.bundle), speculative=False)
     requests, counts = [], Counter[int]()
     for s in served:
         counts[s.line] += 1
@@ -113,7 +113,7 @@ def _alone(graphs: Graphs, served: list[Sequence]) -> list[list[int]]:
     return [r.ids for r in engine.run(requests)]
 
 
-def _agree(graphs: Graphs, served: list[Sequence]) -> bool:
+def _agree(graphs: XlaRunner, served: list[Sequence]) -> bool:
     expected = _alone(graphs, served)
     # the host ends a sequence whose next step would not fit; the engine emits what still fits
     assert len(served[5].ids) < 15
@@ -122,7 +122,7 @@ def _agree(graphs: Graphs, served: list[Sequence]) -> bool:
     )
 
 
-def _routed(graphs: Graphs) -> list[GraphSpec]:
+def _routed(graphs: XlaRunner) -> list[GraphSpec]:
     return _of_nxdi(graphs.bundle)
 
 
@@ -131,17 +131,17 @@ def _of_nxdi(bundle: Bundle) -> list[GraphSpec]:
     return [g for tag in nxdi_tags(bundle.plan) for g in nxdi_graphs(bundle.plan, tag)]
 
 
-def test_the_bundle_s_graphs_emit_the_target_s_tokens(pair: Graphs) -> None:
+def test_the_bundle_s_graphs_emit_the_target_s_tokens(pair: XlaRunner) -> None:
     served = _served(_routed(pair), OwnGraphs(pair), 2, 3)
     assert _agree(pair, served)
     assert len({s.line for s in served}) == 3
 
 
-def test_so_does_the_module_for_model_pt(base: Path, pair: Graphs) -> None:
+def test_so_does_the_module_for_model_pt(base: Path, pair: XlaRunner) -> None:
     assert _agree(pair, _served(_routed(pair), ModelPt(base, pair.bundle.path), 2, 2))
 
 
-def test_and_the_target_alone_with_one_result_a_step(base: Path, pair: Graphs) -> None:
+def test_and_the_target_alone_with_one_result_a_step(base: Path, pair: XlaRunner) -> None:
     alone = read_bundle(untraced(spec(base, "alone", **(SIZES | {"k": 0}))))
     served = _served(_of_nxdi(alone), ModelPt(base, alone.path, k=0), 0, 3)
     assert _agree(pair, served)
@@ -154,6 +154,6 @@ class TakesAll(Host):
         return self.rows
 
 
-def test_a_host_of_another_contract_would_be_noticed(pair: Graphs) -> None:
+def test_a_host_of_another_contract_would_be_noticed(pair: XlaRunner) -> None:
     with pytest.raises(AssertionError, match="the next id is the last accepted"):
         _served(_routed(pair), OwnGraphs(pair), 2, 3, TakesAll)

@@ -24,7 +24,7 @@ from trnspec.bundle.opening import open_bundle, read_bundle
 from trnspec.bundle.signature import SIGNATURE
 from trnspec.engine.text import TOKENIZER
 from trnspec.llm import LLM
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 SHARD = shard_file(0)
 BOUND_SECONDS = 60
@@ -119,7 +119,7 @@ def test_what_was_opened_is_what_runs_whatever_takes_its_name(base: Path, bundle
     for _ in "again", "once more":
         llm.load()
         assert _ids(llm) == ids
-    Graphs(opened).close()
+    XlaRunner(opened).close()
 
 
 @pytest.mark.parametrize("name", [SHARD, "hlo/step_k0_bk128.hlo.pb"])

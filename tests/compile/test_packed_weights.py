@@ -17,10 +17,10 @@ from model.weights import shard_file
 from tests.compile.tiny import relist, spec, write_model
 from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 # the smallest layers that both fused kernels take
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "head_dim": 128}
@@ -38,7 +38,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 
 
 def _tokens(bundle: Bundle) -> list[list[int]]:
-    return [r.ids for r in Engine(AsTheyRun(bundle), shape_of(bundle)).run(REQUESTS)]
+    return [r.ids for r in Engine(AsTheyRun(bundle), engine_config(bundle)).run(REQUESTS)]
 
 
 def test_tokens_are_the_reference_s(bundles: dict[str, Bundle]) -> None:
@@ -75,4 +75,4 @@ def test_weights_of_another_layout_are_refused(bundles: dict[str, Bundle], tmp_p
     shutil.copy(bundles["reference"].path / shard_file(0), tmp_path / "mixed" / shard_file(0))
     relist(tmp_path / "mixed", shard_file(0))
     with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, rank or layout"):
-        Graphs(read_bundle(tmp_path / "mixed"))
+        XlaRunner(read_bundle(tmp_path / "mixed"))

@@ -21,7 +21,7 @@ from tests.compile import fake_sdk
 from tests.compile.tiny import forge, relist, spec
 from tests.model.family import untraced
 from trnspec.bundle.opening import read_bundle
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 V0 = ("--engine", "v0")
@@ -155,7 +155,7 @@ def test_shards_of_another_build_are_refused(base: Path, full: Path, capsys: pyt
     for shard in (full / "weights").iterdir():
         shutil.copyfile(made / "weights" / shard.name, shard)
         relist(full, f"weights/{shard.name}")
-    for refuse in (lambda: serve_command([str(full), *V0]), lambda: Graphs(read_bundle(full))):
+    for refuse in (lambda: serve_command([str(full), *V0]), lambda: XlaRunner(read_bundle(full))):
         with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, rank or layout"):
             refuse()
     with pytest.raises(SystemExit):
@@ -171,7 +171,7 @@ def test_shards_under_each_other_s_names_are_refused(full: Path) -> None:
     second.write_bytes(kept)
     relist(full, shard_file(0), shard_file(1))
     with pytest.raises(UserError, match=r"tp0_sharded.* was cut for another model, rank or layout"):
-        Graphs(read_bundle(full))
+        XlaRunner(read_bundle(full))
 
 
 def test_files_that_are_missing_or_cut_short_are_refused(full: Path) -> None:

@@ -23,8 +23,8 @@ from tests.compile.tiny import relist, spec, write_model
 from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 
 # the attention kernel's smallest head, and a vocabulary that is no other size
@@ -112,7 +112,7 @@ def test_the_module_for_nxdi_draws_from_shards(base: Path) -> None:
     ]
     runners = (SlotSeeds(AsTheyRun(one)), Ranks(two.path, 2, base, kernels="nki", k=1, batch=3))
     ids = [
-        [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]  # type: ignore[arg-type]
+        [r.ids for r in Engine(runner, engine_config(bundle)).run(requests)]  # type: ignore[arg-type]
         for runner, bundle in zip(runners, (one, two), strict=True)
     ]
     assert ids[0] == ids[1]

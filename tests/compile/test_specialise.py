@@ -23,7 +23,7 @@ from tests.compile import fake_nki
 from tests.compile.tiny import relist, spec
 from trnspec.bundle import hlo
 from trnspec.bundle.opening import damage, read_bundle
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
 # every field of the configuration, and its type
@@ -116,7 +116,7 @@ def test_without_nki_every_door_says_so(
     flags = ["--target", str(base / "target"), "--draft", str(base / "draft"), "--out", str(path), "--tp", "1"]
     build_command([*flags, "--max-len", "128", "--dtype", "fp32", "--k", "1", "--batch", "1", "--kernels", "nki"])
     assert f"none runs on no Trainium: {why}" in capsys.readouterr().err
-    for door in (lambda: serve_command([str(path)]), lambda: Graphs(read_bundle(path), "neuron")):
+    for door in (lambda: serve_command([str(path)]), lambda: XlaRunner(read_bundle(path), "neuron")):
         with pytest.raises(UserError) as said:
             door()
         assert why in str(said.value)

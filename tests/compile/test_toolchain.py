@@ -42,11 +42,11 @@ from trnspec.bundle import hlo
 from trnspec.bundle.manifest import Compiler
 from trnspec.bundle.opening import damage, read_bundle
 from trnspec.bundle.plan import make_plan
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 from trnspec.runtime import pjrt
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 # the graphs of other tests too
 SMALL = {"k": 1, "batch": 1}
@@ -279,7 +279,7 @@ def test_a_tracer_that_would_drop_all_reduces_is_refused(monkeypatch: pytest.Mon
 class SlotSeeds:
     """The bundle's graphs with the noise of model.pt: keyed by the slot and the prompts that it has had."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: XlaRunner) -> None:
         self.graphs, self.counts = graphs, Counter[int]()
 
     def run(self, key: GraphKey, inputs: Any) -> StepOutputs:
@@ -315,10 +315,10 @@ def test_two_requests_that_follow_each_other_in_one_slot_meet_other_noise(base: 
     path = build(spec(base, "slots", **SMALL))
     request = Request((5, 9, 2, 7), Params(2.0), max_new_tokens=12)
     first, second = (
-        r.ids for r in Engine(Ranks(path, 1, base, **SMALL), shape_of(read_bundle(path))).run([request] * 2)
+        r.ids for r in Engine(Ranks(path, 1, base, **SMALL), engine_config(read_bundle(path))).run([request] * 2)
     )
     assert first != second
-    again = Engine(Ranks(path, 1, base, **SMALL), shape_of(read_bundle(path))).run([request] * 2)
+    again = Engine(Ranks(path, 1, base, **SMALL), engine_config(read_bundle(path))).run([request] * 2)
     assert [r.ids for r in again] == [first, second], "and the same noise in the same order"
 
 
@@ -337,7 +337,7 @@ def test_the_module_for_nxdi_emits_what_the_bundle_emits(base: Path) -> None:
     ]
 
     def ids(runner: Any) -> list[list[int]]:
-        return [r.ids for r in Engine(runner, shape_of(bundle)).run(requests)]
+        return [r.ids for r in Engine(runner, engine_config(bundle)).run(requests)]
 
     graphs = AsTheyRun(bundle)
     expected = ids(SlotSeeds(graphs))
@@ -364,7 +364,7 @@ def test_the_module_for_nxdi_carries_groups_of_ranks(
     ]
 
     def ids(runner: Any) -> list[list[int]]:
-        return [r.ids for r in Engine(runner, shape_of(alone)).run(requests)]
+        return [r.ids for r in Engine(runner, engine_config(alone)).run(requests)]
 
     ranks = Ranks(path, base=base, **changes)
     expected = ids(SlotSeeds(AsTheyRun(alone)))

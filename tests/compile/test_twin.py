@@ -13,11 +13,11 @@ from tests.compile.tiny import spec
 from trnspec.bundle import hlo
 from trnspec.bundle.contract import declared
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 from trnspec.runtime import xla as runtime
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 # the last one ends with the context
 REQUESTS = [Request((5, 9, 2, 7), Params(0.8, seed=3), 9), Request((6, 2, 1) * 36, Params(), 40)]
@@ -26,8 +26,8 @@ REQUESTS = [Request((5, 9, 2, 7), Params(0.8, seed=3), 9), Request((6, 2, 1) * 3
 def test_it_gives_the_graph_s_ids(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two ranks, whose collectives it has too."""
     bundle = read_bundle(build(spec(base, "twin", tp=2)))
-    expected = [r.ids for r in Engine(Graphs(bundle), shape_of(bundle)).run(REQUESTS)]
-    twins = Graphs(bundle)
+    expected = [r.ids for r in Engine(XlaRunner(bundle), engine_config(bundle)).run(REQUESTS)]
+    twins = XlaRunner(bundle)
     # jaxlib drops the names of parameters
     monkeypatch.setattr(runtime, "violations", lambda *_: [])
     for key, proto in twins._protos.items():
@@ -36,7 +36,7 @@ def test_it_gives_the_graph_s_ids(base: Path, monkeypatch: pytest.MonkeyPatch) -
         assert declared(back).collectives == declared(proto).collectives
         assert declared(back).aliases == declared(proto).aliases
         twins._protos[key] = back
-    assert [r.ids for r in Engine(twins, shape_of(bundle)).run(REQUESTS)] == expected
+    assert [r.ids for r in Engine(twins, engine_config(bundle)).run(REQUESTS)] == expected
 
 
 def test_the_compiler_gets_it_on_request(base: Path, compiler: Path) -> None:

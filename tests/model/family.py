@@ -21,7 +21,6 @@ import compile.build
 from compile.build import build
 from compile.doctor import findings
 from compile.spec import BuildSpec
-from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec
 from tests.compile.tiny import spec, write_model
 from tests.last_few import last_few
@@ -29,7 +28,7 @@ from tests.model.heads import write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
 from trnspec.bundle.spec import BundleSpec
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 V, MASK = 64, 61
 NOT_TRACED = b"not traced"
@@ -79,28 +78,28 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     return spec(folder, name, **{"batch": 3} | flags)
 
 
-def caches(graphs: Graphs) -> dict[str, np.ndarray]:
+def caches(graphs: XlaRunner) -> dict[str, np.ndarray]:
     """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
     return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 
 @last_few
-def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     """The graphs of a drafter's bundle, with which its doctor is content."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}.lock"):
         bundle = read_bundle(build(plan))
     assert not findings(bundle)
-    return Graphs(bundle)
+    return XlaRunner(bundle)
 
 
-class AsTheyRun(Graphs):
+class AsTheyRun(XlaRunner):
     """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
 
-    def _executable(self, key: GraphKey) -> Any:
-        if self._protos[key] == NOT_TRACED:
-            (self._protos[key],) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
-        return super()._executable(key)
+    def _load(self, graph: GraphSpec) -> None:
+        if self._protos[graph.key] == NOT_TRACED:
+            (self._protos[graph.key],) = compile.build.lower_graphs(self.bundle.spec, [graph])
+        super()._load(graph)
 
 
 def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[bytes]:
@@ -115,7 +114,7 @@ def untraced(plan: BuildSpec) -> Path:
 
 
 @last_few
-def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     """The graphs of a drafter's bundle, untraced."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}-untraced.lock"):

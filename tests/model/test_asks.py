@@ -23,12 +23,12 @@ from tests.model.heads import write_head
 from tests.model.test_masked_drafts import _mostly
 from tests.model.test_masks import some, words
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.masks import limited, mask_of
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result, Shape, check
 from trnspec.llm import LLM
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 END = 7
 # every drafter, and a chain on two ranks
@@ -75,8 +75,8 @@ def _adjusted(logits_V: np.ndarray, request: Request, new: Sequence[int]) -> np.
     return adjusted_V
 
 
-def _run(loaded: Graphs, requests: Sequence[Request], speculative: bool = True, **more: Any) -> list[Result]:
-    return Engine(loaded, shape_of(loaded.bundle), speculative, **more).run(requests)
+def _run(loaded: XlaRunner, requests: Sequence[Request], speculative: bool = True, **more: Any) -> list[Result]:
+    return Engine(loaded, engine_config(loaded.bundle), speculative, **more).run(requests)
 
 
 def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
@@ -146,7 +146,7 @@ def test_two_ranks_draw_mask_and_score_as_one_does(tmp_path: Path, kernels: str,
     for name, tp in (("reference", 1), (kernels, 2)):
         bundle = read_bundle(build(spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=draft)))
         assert findings(bundle) == []
-        found.append(_run(Graphs(bundle), asked))
+        found.append(_run(XlaRunner(bundle), asked))
     for one, two in zip(*found, strict=True):
         assert one.ids == two.ids
         for mine, other in zip((*one.prompt_scores, *one.scores), (*two.prompt_scores, *two.scores), strict=True):

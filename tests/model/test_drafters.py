@@ -24,12 +24,12 @@ from tests.model.family import MASK, AsTheyRun, family_spec, graphs, some_graphs
 from trnspec.bundle.contract import declared, violations
 from trnspec.bundle.manifest import canonical_hash, parse_manifest
 from trnspec.bundle.plan import make_plan, whole_prompts
+from trnspec.engine.adaptive_k import FixedK
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result
 from trnspec.engine.slots import Slot
-from trnspec.engine.step_k import Always
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 pytestmark = pytest.mark.released_code
 # what else a bundle may differ in
@@ -61,8 +61,8 @@ def _requests(count: int, seed: int, filters: bool) -> list[Request]:
     return requests
 
 
-def _run(loaded: Graphs, requests: list[Request], speculative: bool = True) -> list[Result]:
-    return Engine(loaded, shape_of(loaded.bundle), speculative).run(requests)
+def _run(loaded: XlaRunner, requests: list[Request], speculative: bool = True) -> list[Result]:
+    return Engine(loaded, engine_config(loaded.bundle), speculative).run(requests)
 
 
 def _name(case: Any) -> str:
@@ -85,7 +85,7 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
 
 
 class Joined(AsTheyRun):
-    """Graphs whose prompts are one graph of both models, as NxDI's hosts take them."""
+    """XlaRunner whose prompts are one graph of both models, as NxDI's hosts take them."""
 
     def _graph(self, key: GraphKey) -> GraphSpec:
         graph = super()._graph(key)
@@ -106,7 +106,7 @@ class Joined(AsTheyRun):
 def test_two_graphs_of_a_prompt_leave_what_one_does(family: Path, drafter: str, changes: dict[str, Any]) -> None:
     """Every bit of the caches, so that the same drafts are accepted; prompts of several chunks, and one that asks."""
     bundle = some_graphs(family, drafter, **changes).bundle
-    two, one, shape, plan = AsTheyRun(bundle), Joined(bundle), shape_of(bundle), bundle.plan
+    two, one, shape, plan = AsTheyRun(bundle), Joined(bundle), engine_config(bundle), bundle.plan
     key = next(key for key in plan.by_key if key.stage is Stage.PREFILL and not key.asking)
     (whole,) = whole_prompts(plan)
     for part in ("weights", "state", "outputs", "collectives"):
@@ -184,10 +184,10 @@ def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(family: Pat
 
     def draws(slot: Slot, most: int) -> list[int]:
         asked = Request(slot.ids, slot.request.params, most)
-        return Engine(draft, shape_of(draft.bundle), False).run([asked])[0].ids
+        return Engine(draft, engine_config(draft.bundle), False).run([asked])[0].ids
 
     expected = _run(fused, requests)
-    assert Engine(target, shape_of(target.bundle), propose=draws).run(requests) == expected
+    assert Engine(target, engine_config(target.bundle), propose=draws).run(requests) == expected
     assert all(0 < sum(r.accepted) < sum(r.drafted) for r in expected[1:])
 
 
@@ -196,11 +196,11 @@ def test_a_head_that_steps_of_the_target_left_behind_changes_no_token(family: Pa
     requests = _requests(6, 5, filters=False)
     expected = [r.ids for r in _run(some_graphs(family, "none", dtype="bf16"), requests)]
     loaded = some_graphs(family, "eagle3", k="2,6", batch=1, dtype="bf16")
-    engine, results, ks = Engine(loaded, shape_of(loaded.bundle)), dict[int, Result](), set[int]()
+    engine, results, ks = Engine(loaded, engine_config(loaded.bundle)), dict[int, Result](), set[int]()
     for request in requests:
         engine.add(request)
     for most in itertools.cycle((6, 0, 2, 0)):
-        engine.step_k = Always(most)
+        engine.step_k = FixedK(most)
         events = engine.step()
         ks |= {e.k for e in events}
         results |= {e.number: e.result for e in events if e.result}

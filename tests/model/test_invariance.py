@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.ahead import ids_ahead
+from tests.engine.ahead import ids_ahead
 from tests.model.family import graphs, some_graphs
+from trnspec.engine.async_engine import AsyncEngine
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.overlap import OverlappedEngine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 pytestmark = pytest.mark.released_code
 
@@ -37,11 +37,11 @@ def _requests(count: int, seed: int, tokens: int = 24) -> list[Request]:
     return requests
 
 
-def _run(g: Graphs, requests: list[Request], speculative: bool = True) -> list[Result]:
-    return Engine(g, shape_of(g.bundle), speculative).run(requests)
+def _run(g: XlaRunner, requests: list[Request], speculative: bool = True) -> list[Result]:
+    return Engine(g, engine_config(g.bundle), speculative).run(requests)
 
 
-def _ids(g: Graphs, requests: list[Request], speculative: bool = True) -> list[list[int]]:
+def _ids(g: XlaRunner, requests: list[Request], speculative: bool = True) -> list[list[int]]:
     return [r.ids for r in _run(g, requests, speculative)]
 
 
@@ -84,7 +84,7 @@ def test_what_the_devices_hand_to_the_next_step_does_not_show(family: Path, spec
     """Unread ids, masks and positions as the next step's inputs: more requests than slots, buckets that change."""
     g = graphs(family, max_len=256)
     requests = _requests(24, 7, tokens=80)
-    ids, followed = ids_ahead(OverlappedEngine(g, shape_of(g.bundle), speculative), requests)
+    ids, followed = ids_ahead(AsyncEngine(g, engine_config(g.bundle), speculative), requests)
     assert ids == _ids(g, requests, speculative)
     assert followed > 20
 

@@ -29,10 +29,10 @@ from model.strict import Range, read
 from model.window import Window
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monke
     assert bundle.spec.drafter == "bigram"
     assert findings(bundle) == []
     requests = [Request((5, 9, 2), Params(t, seed=n), 20) for n, t in enumerate((0.0, 0.9, 1.4))]
-    graphs = Graphs(bundle)
-    drafted = Engine(graphs, shape_of(bundle)).run(requests)
-    alone = Engine(graphs, shape_of(bundle), False).run(requests)
+    graphs = XlaRunner(bundle)
+    drafted = Engine(graphs, engine_config(bundle)).run(requests)
+    alone = Engine(graphs, engine_config(bundle), False).run(requests)
     assert [r.ids for r in drafted] == [r.ids for r in alone]
     assert 0 < sum(sum(r.accepted) for r in drafted) < sum(sum(r.drafted) for r in drafted)

@@ -14,12 +14,12 @@ from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from tests import executables
 from tests.model.family import graphs, write_family
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result
 from trnspec.llm import LLM
 from trnspec.runtime import memory_maps, pjrt
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 pytestmark = pytest.mark.released_code
 POISON = 9
@@ -27,7 +27,7 @@ PROMPT = (3, 5, 7)
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+def held(tmp_path_factory: pytest.TempPathFactory) -> XlaRunner:
     """A target whose rows overflow from the id POISON on: its embedding alone has a number that a norm scales up."""
     base = write_family(tmp_path_factory.mktemp("overflow") / "family")
     target = base / "target"
@@ -41,27 +41,27 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
 
 
 @contextmanager
-def door(held: Graphs) -> Iterator[LLM]:
+def door(held: XlaRunner) -> Iterator[LLM]:
     """The front door to graphs that others use too."""
     llm = LLM(held.bundle.path, load=False)
     llm._graphs, llm._engine = held, Engine(held, llm.shape)
     yield llm
 
 
-def _run(held: Graphs, *requests: Request) -> list[Result]:
-    return Engine(held, shape_of(held.bundle)).run(requests)
+def _run(held: XlaRunner, *requests: Request) -> list[Result]:
+    return Engine(held, engine_config(held.bundle)).run(requests)
 
 
 def test_room_for_a_graph_is_more_than_a_graph_takes(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny pair's graph takes hundreds of maps, compiled and not loaded; the reserve is for larger ones."""
     monkeypatch.setattr(pjrt, "compile_hlo", executables.COMPILE)
-    compiled, before = Graphs(graphs(family).bundle), memory_maps.used()
+    compiled, before = XlaRunner(graphs(family).bundle), memory_maps.used()
     compiled.prepare(GraphKey(Stage.STEP, 3, 128))
     assert 200 < 2 * (memory_maps.used() - before) < memory_maps._OF_A_GRAPH
 
 
 @pytest.mark.parametrize("params", [Params(), Params(0.8, 20, 0.9, 0.01, seed=4)], ids=["greedy", "filtered"])
-def test_logits_that_overflow_end_their_own_request(held: Graphs, params: Params) -> None:
+def test_logits_that_overflow_end_their_own_request(held: XlaRunner, params: Params) -> None:
     """Neighbours, and those who get the slot next, have the ids that they have alone."""
     with door(held) as llm:
         expected = llm.generate(PROMPT, params, max_new_tokens=9)
@@ -76,7 +76,7 @@ def test_logits_that_overflow_end_their_own_request(held: Graphs, params: Params
         assert first + "".join(stream) == expected.text
 
 
-def test_an_id_after_which_logits_overflow_is_the_last(held: Graphs) -> None:
+def test_an_id_after_which_logits_overflow_is_the_last(held: XlaRunner) -> None:
     """The noise alone draws it. As a draft it overflows the step that verifies it, so that it need not be emitted."""
     counts = set()
     for seed in range(6):
@@ -91,7 +91,7 @@ def test_an_id_after_which_logits_overflow_is_the_last(held: Graphs) -> None:
     assert len(counts) > 2
 
 
-def test_a_slot_that_is_not_cleared_poisons_the_next_request(held: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_is_not_cleared_poisons_the_next_request(held: XlaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the clearing: unseen rows are multiplied by 0, and 0 times NaN is NaN."""
     # behind the rows that the next prompt writes
     poison, after = Request((*PROMPT * 15, POISON), max_new_tokens=3), Request(PROMPT, max_new_tokens=9)
@@ -99,7 +99,7 @@ def test_a_slot_that_is_not_cleared_poisons_the_next_request(held: Graphs, monke
     asked = [poison] * slots + [after] * slots
     assert [r.reason for r in _run(held, *asked)] == ["error"] * slots + ["length"] * slots
     with monkeypatch.context() as left:
-        left.setattr(Graphs, "clear", lambda self, slot, blocks: None)
+        left.setattr(XlaRunner, "clear", lambda self, slot, blocks: None)
         assert [r.reason for r in _run(held, *asked)] == ["error"] * 2 * slots
     for slot in range(slots):
         # each request had one block, from 1 on

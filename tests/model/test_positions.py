@@ -21,12 +21,12 @@ from model.rough_filters import roughly
 from model.sampling import Sampling, coupled_sample
 from model.weights import shard_file
 from nki_kernels.sampling import law
-from tests.model.demo_bundle import ROOT, graphs, shape_of
+from tests.model.demo_bundle import ROOT, engine_config, graphs
 from tests.model.family import graphs as tiny
 from trnspec.bundle.opening import Bundle
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Shape
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 # in fp32 logits over this are lost beside the noise
 NOISE_ALONE = 1e30
@@ -73,7 +73,7 @@ def test_a_draft_is_accepted_where_one_with_full_caches_agrees(family: Path, k: 
     g, prompt = tiny(family), (9, 2, 7, 7, 1, 30)
     full, refused = 0, 0
     for params in (Params(), Params(0.8, seed=7), Params(1.0, 20, 0.9, 0.02, 3)):
-        (result,) = Engine(g, shape_of(g.bundle)).run([Request(prompt, params, 1000, k_limit=k)])
+        (result,) = Engine(g, engine_config(g.bundle)).run([Request(prompt, params, 1000, k_limit=k)])
         ids = (*prompt, *result.ids)
         assert (result.reason, len(ids)) == ("context", 128)
         drafted, accepted = _tally(_agrees(g.bundle, ids, params), len(prompt), k)
@@ -93,7 +93,7 @@ def _first_draws() -> list[tuple[int, int, list[int]]]:
 def test_the_first_draws_are_those_of_the_page(base: Path, seed: int, length: int, expected: list[int]) -> None:
     """Without a say of the logits a draw is the noise's: of positions L, L + 1, ... after a prompt of L ids."""
     g, params = graphs(base), Params(NOISE_ALONE, seed=seed)
-    (result,) = Engine(g, shape_of(g.bundle)).run([Request(tuple(range(1, length + 1)), params, 3)])
+    (result,) = Engine(g, engine_config(g.bundle)).run([Request(tuple(range(1, length + 1)), params, 3)])
     assert result.ids == expected
     ids = range(g.bundle.spec.target_config.vocab_size)
     noise = [law.gumbel_noise(params.seed_words, length + n, ids).argmax() for n in range(3)]
@@ -107,7 +107,7 @@ def test_the_page_has_first_draws() -> None:
 class Watched:
     """A runner that holds every run's bucket: each row sees the key of its own position, in the smallest there is."""
 
-    def __init__(self, inner: Graphs, shape: Shape) -> None:
+    def __init__(self, inner: XlaRunner, shape: Shape) -> None:
         self.inner, self.shape = inner, shape
         self.edges: set[tuple[str, int]] = set()
 
@@ -129,7 +129,7 @@ class Watched:
 def test_every_row_is_inside_of_the_smallest_bucket(family: Path, speculative: bool) -> None:
     """Prompts that fill a bucket to the last place, leave one free, and go one beyond; steps the same."""
     g = tiny(family, max_len=256)
-    shape = shape_of(g.bundle)
+    shape = engine_config(g.bundle)
     watched, rows = Watched(g, shape), shape.rows if speculative else 1
     edge = shape.buckets[0]
     edges = [n + beyond for n in sorted({rows for rows, _ in shape.prompts} | {edge}) for beyond in (-1, 0, 1)]

@@ -34,10 +34,10 @@ from tests.last_few import last_few
 from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 NKI, SIMULATED = backing_of("nki", simulated.serve), NkiKernels(simulated.serve)
 # the one that filters is the longest: beside it no step needs the graph without filters, which XLA would compile too
@@ -60,16 +60,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @last_few
-def _graphs(folder: Path, kernels: str, k: int, batch: int, dtype: str = "fp32") -> Graphs:
+def _graphs(folder: Path, kernels: str, k: int, batch: int, dtype: str = "fp32") -> XlaRunner:
     plan = spec(folder, f"{kernels}{k}-{batch}-{dtype}", kernels=kernels, k=k, batch=batch, dtype=dtype)
     return AsTheyRun(read_bundle(untraced(plan)))
 
 
-def _run(g: Graphs, speculative: bool, requests: list[Request]) -> list[Any]:
-    return Engine(g, shape_of(g.bundle), speculative).run(requests)
+def _run(g: XlaRunner, speculative: bool, requests: list[Request]) -> list[Any]:
+    return Engine(g, engine_config(g.bundle), speculative).run(requests)
 
 
-def _ids(g: Graphs, speculative: bool = True, requests: list[Request] = REQUESTS) -> list[list[int]]:
+def _ids(g: XlaRunner, speculative: bool = True, requests: list[Request] = REQUESTS) -> list[list[int]]:
     return [r.ids for r in _run(g, speculative, requests)]
 
 

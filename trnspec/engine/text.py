@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,39 +15,39 @@ TOKENIZER = "tokenizer/tokenizer.json"
 _REPLACEMENT = "\ufffd"
 
 
-@contextmanager
-def tokenizer_errors(what: str) -> Iterator[None]:
-    """Turn an error of the tokenizers library, or a panic of its Rust code, into a UserError about `what`."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        message = ascii(str(error)[:120])[1:-1]
-        raise UserError(f"{what} cannot be used by the tokenizers library ({message}); give another one") from error
-
-
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
     """The tokenizer of a bundle. Raises UserError if there is none, or the library or the model cannot use it."""
     if TOKENIZER not in bundle.files:
         raise UserError(f"{bundle.path} has no {TOKENIZER}; build it from a checkpoint folder with its tokenizer")
-    return parse_tokenizer(bundle.read(TOKENIZER), bundle.spec.target_config.vocab_size, f"{bundle.path}: {TOKENIZER}")
+    content = bundle.read(TOKENIZER)
+    if clause := tokenizer_fault(content, bundle.spec.target_config.vocab_size):
+        raise UserError(f"{bundle.path}: {TOKENIZER} {clause}; build the bundle again")
+    return Tokenizer.from_str(content.decode("utf-8"))
 
 
-def parse_tokenizer(content: bytes | bytearray, vocab_size: int, name: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json. Raises UserError if the library or a model of this size cannot use it."""
-    with tokenizer_errors(name):
-        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-        last = max(tokenizer.get_vocab(with_added_tokens=True).values())
-    if last >= vocab_size:
-        raise UserError(f"{name} has the id {last}, the model's ids are 0 to {vocab_size - 1}; give the model's own")
-    return tokenizer
+def tokenizer_fault(content: bytes | bytearray, vocab_size: int) -> str:
+    """Why a tokenizer.json cannot be used with a model of this size, as the end of a sentence; "" if it can."""
+    try:
+        tokenizer = _call(Tokenizer.from_str, content.decode("utf-8", errors="replace"))
+        last = max(_call(tokenizer.get_vocab, with_added_tokens=True).values())
+    except UserError as error:
+        return f"cannot be used: {error}"
+    return "" if last < vocab_size else f"has the id {last}, the model's ids are 0 to {vocab_size - 1}"
 
 
 def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> tuple[int, ...]:
-    """The token ids of a text."""
-    with tokenizer_errors("the text"):
-        return tuple(tokenizer.encode(text, add_special_tokens=special).ids)
+    """The token ids of a text. Raises UserError if the tokenizer fails on it."""
+    return tuple(_call(tokenizer.encode, text, add_special_tokens=special).ids)
+
+
+def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A call of the tokenizers library; its errors, panics of its Rust code included, become a UserError."""
+    try:
+        return function(*args, **options)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizers library failed ({ascii(str(error)[:120])[1:-1]})") from error
 
 
 class Detokenizer:

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from model.graph_key import GraphKey, Stage
-from tests.model.ahead import Watched
+from tests.engine.ahead import Watched
 from tests.model.family import caches
 from tests.model.family import graphs as graphs_of
 from tests.model.synthetic_load import BySeated
 from trnspec.bundle import hlo
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import compile_graphs, shape_of
 from trnspec.engine.request import Params, Request
 from trnspec.engine.slots import Slot
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 pytestmark = pytest.mark.released_code
 KS = (1, 3)
 
 
 @pytest.fixture
-def graphs(family: Path) -> Graphs:
+def graphs(family: Path) -> XlaRunner:
     return graphs_of(family)
 
 
@@ -38,8 +38,8 @@ def _requests(temperature: float = 0.9) -> list[Request]:
 class _Random(Engine):
     """An engine with random limits of drafts, and so with any graph of the bundle for a step."""
 
-    def __init__(self, graphs: Graphs, seed: int) -> None:
-        super().__init__(graphs, shape_of(graphs.bundle))
+    def __init__(self, graphs: XlaRunner, seed: int) -> None:
+        super().__init__(graphs, engine_config(graphs.bundle))
         self.rng = random.Random(seed)
 
     def _limits(self, seated: tuple[Slot, ...]) -> tuple[int, ...]:
@@ -48,9 +48,9 @@ class _Random(Engine):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_graph_of_a_step_never_changes_a_token(graphs: Graphs, temperature: float) -> None:
+def test_the_graph_of_a_step_never_changes_a_token(graphs: XlaRunner, temperature: float) -> None:
     """Whatever k and limits each step takes, the ids are those of each fixed k."""
-    requests, shape = _requests(temperature), shape_of(graphs.bundle)
+    requests, shape = _requests(temperature), engine_config(graphs.bundle)
     expected = [r.ids for r in Engine(graphs, shape, False).run(requests)]
     for limit in KS:
         fixed = Engine(graphs, shape).run([Request(**{**vars(r), "k_limit": limit}) for r in requests])
@@ -65,11 +65,11 @@ def test_the_graph_of_a_step_never_changes_a_token(graphs: Graphs, temperature: 
     assert set().union(*(r.steps_of_k for r in by_batch)) == {0, *KS}
 
 
-def test_the_caches_of_two_k_hold_the_same_bits(graphs: Graphs) -> None:
+def test_the_caches_of_two_k_hold_the_same_bits(graphs: XlaRunner) -> None:
     """Of the target after steps of every k, and of the draft too: only a step of k 0 leaves a hole there."""
     held = []
     for limit in (0, *KS):
-        engine = Engine(graphs, shape_of(graphs.bundle))
+        engine = Engine(graphs, engine_config(graphs.bundle))
         engine.add(Request((9, 2, 7), Params(0.8, seed=4), 60, k_limit=limit))
         while not engine.slots.seated or engine.slots.seated[0].position < 40:
             engine.step()
@@ -89,28 +89,28 @@ def _calls(content: bytes, name: str) -> int:
     return sum(len(named & {*i.called_computation_ids}) for i in entry.instructions)
 
 
-def test_a_small_graph_drafts_less(graphs: Graphs) -> None:
+def test_a_small_graph_drafts_less(graphs: XlaRunner) -> None:
     """A step of k calls the draft k - 1 times after its first pass."""
     steps = [graphs.bundle.plan.by_key[GraphKey(Stage.STEP, k, 128)] for k in (3, 1)]
     assert [_calls(bytes(graphs.bundle.read(step.file)), "Qwen3") for step in steps] == [2, 0]
     assert [step.outputs[0].shape for step in steps] == [(3, 4), (3, 2)]
 
 
-def test_requests_that_take_no_drafts_run_the_target_alone(graphs: Graphs) -> None:
+def test_requests_that_take_no_drafts_run_the_target_alone(graphs: XlaRunner) -> None:
     """The same ids as with drafts, before and after and together: speculation is off request by request."""
     requests = [Request((9, 2, 7), Params(0.7, seed=9), 25, k_limit=limit) for limit in (0, None)]
-    none, drafts = (Engine(graphs, shape_of(graphs.bundle)).run([request])[0] for request in requests)
+    none, drafts = (Engine(graphs, engine_config(graphs.bundle)).run([request])[0] for request in requests)
     assert none.ids == drafts.ids
     assert (set(none.steps_of_k), set(drafts.steps_of_k)) == ({0}, {3})
-    together = Engine(graphs, shape_of(graphs.bundle)).run(requests)
+    together = Engine(graphs, engine_config(graphs.bundle)).run(requests)
     assert [r.ids for r in together] == [none.ids, none.ids]
     assert sum(together[0].drafted) == 0
 
 
 @pytest.mark.parametrize("limit", [None, 1, 0])
-def test_every_graph_that_a_request_runs_was_compiled_before(graphs: Graphs, limit: int | None) -> None:
+def test_every_graph_that_a_request_runs_was_compiled_before(graphs: XlaRunner, limit: int | None) -> None:
     watched, prepared = Watched(graphs), set[GraphKey]()
-    engine = Engine(watched, shape_of(graphs.bundle))
+    engine = Engine(watched, engine_config(graphs.bundle))
     request = Request((9, 2, 7), Params(0.8, seed=3), 20, k_limit=limit)
 
     class _Told:
@@ -127,6 +127,6 @@ def test_every_graph_that_a_request_runs_was_compiled_before(graphs: Graphs, lim
     assert {*watched.keys} == prepared - unused
 
 
-def test_a_bundle_lists_its_k(graphs: Graphs) -> None:
-    assert graphs.bundle.spec.ks == shape_of(graphs.bundle).ks == KS
+def test_a_bundle_lists_its_k(graphs: XlaRunner) -> None:
+    assert graphs.bundle.spec.ks == engine_config(graphs.bundle).ks == KS
     assert {key.k for key in graphs.bundle.plan.by_key} == {0, *KS}

@@ -6,15 +6,15 @@ from typing import Any
 
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
-from trnspec.engine.overlap import OverlappedEngine
+from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.request import Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 class Watched:
-    """Graphs, and the keys of those that ran."""
+    """XlaRunner, and the keys of those that ran."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: XlaRunner) -> None:
         self.graphs, self.keys = graphs, list[GraphKey]()
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
@@ -26,15 +26,15 @@ class Watched:
         return self.graphs.draft(key, inputs)
 
 
-def ids_ahead(engine: OverlappedEngine, requests: list[Request]) -> tuple[list[list[int]], int]:
+def ids_ahead(engine: AsyncEngine, requests: list[Request]) -> tuple[list[list[int]], int]:
     """The ids of each request, and how many steps followed one that was not read."""
     numbers, followed = [engine.add(request) for request in requests], 0
     ids: dict[int, list[int]] = {number: [] for number in numbers}
     while engine.busy:
-        engine.follow()
+        engine.launch_next()
         for event in engine.step():
             ids[event.number] += event.ids
-        followed += engine.begun
+        followed += engine.launched
         if not engine._waiting or engine.slots.full:
-            engine.begin()
+            engine.launch()
     return [ids[number] for number in numbers], followed

@@ -26,11 +26,11 @@ from model.ops import EAGER
 from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.speculative import Pair
-from tests.model.outer import BLOCK, Outer
+from tests.engine.outer import BLOCK, Outer
 from tests.model.test_acceptance import BATCH, CONFIG, DRAFTERS, K, V
 from trnspec.bundle.spec import CHUNKS as BUILT
+from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Engine
-from trnspec.engine.overlap import OverlappedEngine
 from trnspec.engine.request import Chunk, Params, Request, Shape
 
 LENGTH = 4 * BLOCK
@@ -84,7 +84,7 @@ def _expected(drafter: str, requests: list[Request]) -> list[list[int]]:
 
 def _outer(drafter: str, requests: list[Request], seed: int, **more: Any) -> Outer:
     runner, shape = _made(drafter, POOL)
-    engine = OverlappedEngine(runner, shape, owns_blocks=False)
+    engine = AsyncEngine(runner, shape, owns_blocks=False)
     return Outer(engine, requests, POOL, random.Random(seed), **more)
 
 
@@ -112,7 +112,7 @@ def test_kernels_on_blocks_have_the_reference_s_ids() -> None:
     shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, POOL, prompts=prompts)
     kept = (torch.zeros(BATCH, 1, 1, dtype=torch.int32),)
     runner = Eager(Pair(models[1], Chain(models[2]), EAGER, LENGTH), kept, POOL)
-    outer = Outer(OverlappedEngine(runner, shape, owns_blocks=False), requests, POOL, random.Random(2))
+    outer = Outer(AsyncEngine(runner, shape, owns_blocks=False), requests, POOL, random.Random(2))
     assert outer.run() == expected
     assert min(outer.hits, outer.preempted) > 0
     # the draft is the target: it misses where a row of its cache is wrong

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Event
-from trnspec.engine.overlap import OverlappedEngine
 from trnspec.engine.request import Request
 
 BLOCK = 128
@@ -35,7 +35,7 @@ class Outer:
     is the chance that a call takes a place from a request that could keep it.
     """
 
-    engine: OverlappedEngine
+    engine: AsyncEngine
     requests: Sequence[Request]
     pool: int
     rng: random.Random
@@ -66,13 +66,13 @@ class Outer:
 
     def call(self) -> None:
         """One step of what runs, pieces of the prompts, and the ids that came."""
-        engine, rows = self.engine, self.engine.shape.rows
+        engine, rows = self.engine, self.engine.config.rows
         for number in list(self.running):
             if number in self.running:
                 self._schedule(number, rows)
         self._admit()
-        if not engine.begun:
-            engine.begin(masks=True)
+        if not engine.launched:
+            engine.launch(masks=True)
         filling = [(n, r) for n, r in self.running.items() if r.scheduled < r.known]
         for number, request in filling:
             # everything that is left, or a part
@@ -80,9 +80,9 @@ class Outer:
             piece = left if self.rng.random() < 0.5 else self.rng.randint(1, left)
             request.scheduled += piece
             self.pieces += 1
-            engine.fill(number, request.scheduled)
+            engine.prefill(number, request.scheduled)
         if not filling:
-            engine.follow()
+            engine.launch_next()
         for event in self._read(bool(filling)):
             self.drafts[0] += event.drafted
             self.drafts[1] += event.accepted
@@ -91,12 +91,12 @@ class Outer:
             if event.result:
                 self._forget(event.number)
         self._cache()
-        if not engine.begun and self.rng.random() < 0.8:
-            engine.begin()
+        if not engine.launched and self.rng.random() < 0.8:
+            engine.launch()
 
     def _read(self, filling: bool) -> list[Event]:
-        events = self.engine.step() if self.engine.begun else []
-        while filling and self.engine.begun:
+        events = self.engine.step() if self.engine.launched else []
+        while filling and self.engine.launched:
             events += self.engine.step()
         return events
 
@@ -107,7 +107,7 @@ class Outer:
             self._preempt(number)
             return
         length = len(self.requests[request.index].ids) + len(self.drawn[request.index])
-        wanted = self.engine.shape.blocks(length + 3 * rows)
+        wanted = self.engine.config.blocks(length + 3 * rows)
         while len(request.blocks) < wanted:
             if not self.free:
                 victim = list(self.running)[-1]
@@ -117,15 +117,15 @@ class Outer:
                 continue
             block = self._take()
             request.blocks.append(block)
-            self.engine.grow(number, [block])
+            self.engine.add_blocks(number, [block])
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.engine.shape.batch:
+        while self.waiting and len(self.running) < self.engine.config.batch:
             index = self.waiting[0]
             request = self.requests[index]
             ids = (*request.ids, *self.drawn[index])
             shared = self._shared(ids)
-            need = self.engine.shape.blocks(len(ids) + 3 * self.engine.shape.rows) - len(shared)
+            need = self.engine.config.blocks(len(ids) + 3 * self.engine.config.rows) - len(shared)
             if need > len([b for b in self.free if b not in shared]):
                 return
             for block in shared:
@@ -135,7 +135,7 @@ class Outer:
             self.waiting.pop(0)
             cached = BLOCK * len(shared)
             self.hits += len(shared)
-            number = self.engine.place(request, blocks, cached, self.drawn[index])
+            number = self.engine.admit(request, blocks, cached, self.drawn[index])
             self.running[number] = Running(index, blocks, len(ids), cached)
 
     def _shared(self, ids: tuple[int, ...]) -> list[int]:

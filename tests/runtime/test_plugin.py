@@ -1,4 +1,4 @@
-"""Graphs on a real PJRT plugin, one for CPUs that is registered as `neuron` and calls its devices cpu."""
+"""XlaRunner on a real PJRT plugin, one for CPUs that is registered as `neuron` and calls its devices cpu."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.model.neffs import ROOT, find_stand_ins
 from tests.stand_ins import PLUGIN
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.runtime import pjrt
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 def _run(*command: str, **more: str) -> Any:
@@ -35,13 +35,13 @@ def _run(*command: str, **more: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _expected(held: Graphs) -> list[list[int]]:
-    return [r.ids for r in Engine(held, shape_of(held.bundle)).run(REQUESTS)]
+def _expected(held: XlaRunner) -> list[list[int]]:
+    return [r.ids for r in Engine(held, engine_config(held.bundle)).run(REQUESTS)]
 
 
 def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path) -> None:
     held = graphs(family, "chain", tp=2)
-    facts = _run("tests.model.run_plugin", "ids", str(held.bundle.path))
+    facts = _run("tests.runtime.run_plugin", "ids", str(held.bundle.path))
     assert facts["ids"] == _expected(held)
     assert facts["caches"][0] == facts["caches"][1] > 0
     assert facts["devices"] == ["cpu", 2]
@@ -54,11 +54,10 @@ def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path) ->
 
 def test_a_graph_is_stored_by_one_process_and_loaded_by_another(family: Path, tmp_path: Path) -> None:
     held, file = graphs(family, "chain"), tmp_path / "executable"
-    assert _run("tests.model.run_plugin", "store", str(held.bundle.path), str(file))["bytes"] > 1000
-    facts = _run("tests.model.run_plugin", "load", str(held.bundle.path), str(file))
+    assert _run("tests.runtime.run_plugin", "store", str(held.bundle.path), str(file))["bytes"] > 1000
+    facts = _run("tests.runtime.run_plugin", "load", str(held.bundle.path), str(file))
     assert facts["ids"] == _expected(held)
     assert facts["compiled"]
-    # the draft's part of a prompt is a graph of its own
     assert not [name for name in facts["compiled"] if "prefill_k" in name]
 
 
@@ -76,13 +75,13 @@ def test_flags_and_lnc_of_a_bundle_reach_the_plugin(family: Path, monkeypatch: p
     for name in ("NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    pjrt.take_lnc(compiler)
-    pjrt.take_flags(compiler, key)
+    pjrt.set_lnc(compiler)
+    pjrt.set_flags(compiler, key)
     assert (os.environ["NEURON_LOGICAL_NC_CONFIG"], os.environ["NEURON_CC_FLAGS"]) == ("1", "--lnc=1 -O1")
-    monkeypatch.setattr(pjrt, "_OWN_FLAGS", "-O3")
+    monkeypatch.setattr(pjrt, "_FLAGS_OF_USER", "-O3")
     monkeypatch.setenv("NEURON_CC_FLAGS", "-O3")
-    pjrt.take_flags(compiler, key)
+    pjrt.set_flags(compiler, key)
     assert os.environ["NEURON_CC_FLAGS"] == "-O3"
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     with pytest.raises(UserError, match="_NC_CONFIG is 2 and the bundle was compiled for 1; leave it out"):
-        pjrt.take_lnc(compiler)
+        pjrt.set_lnc(compiler)

@@ -14,9 +14,9 @@ from model.graph_key import GraphKey
 from model.sampling import NO_ID
 from tests.model.synthetic_load import Synthetic
 from tests.model.test_masks import words
+from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Event
 from trnspec.engine.masks import Walk
-from trnspec.engine.overlap import OverlappedEngine
 from trnspec.engine.request import Params, Request, Shape
 from trnspec.engine.slots import Slot
 
@@ -52,20 +52,20 @@ class Scored(Synthetic):
         self.cleared += (slot,)
 
 
-def _engine(runner: Any = None, batch: int = 2, **more: Any) -> OverlappedEngine:
-    return OverlappedEngine(runner or Scored(), Shape((K,), batch, MAX_LEN, (MAX_LEN,), 1000, 1 + batch, **more))
+def _engine(runner: Any = None, batch: int = 2, **more: Any) -> AsyncEngine:
+    return AsyncEngine(runner or Scored(), Shape((K,), batch, MAX_LEN, (MAX_LEN,), 1000, 1 + batch, **more))
 
 
 def _request(seed: int, tokens: int = 12, **more: Any) -> Request:
     return Request((1, 2, 3), Params(seed=seed), tokens, **more)
 
 
-def _drain(engine: OverlappedEngine, ahead: bool = False) -> list[Event]:
+def _drain(engine: AsyncEngine, ahead: bool = False) -> list[Event]:
     events = []
     while engine.busy:
         if ahead:
-            engine.begin()
-            engine.follow()
+            engine.launch()
+            engine.launch_next()
         events += engine.step()
     return events
 
@@ -80,9 +80,9 @@ def test_a_begun_step_is_read_for_those_who_stay(begun: int) -> None:
     engine = _engine()
     early, gone = engine.add(_request(1, 30)), engine.add(_request(2, 30))
     events = engine.step() + engine.step()
-    engine.begin()
+    engine.launch()
     if begun == 2:
-        engine.follow()
+        engine.launch_next()
     ran = len(engine.runner.keys)  # type: ignore[attr-defined]
     engine.cancel(gone)
     for _ in range(begun):
@@ -151,7 +151,7 @@ def test_a_step_has_the_limits_of_its_own_requests() -> None:
         return [7] * asked[-1]
 
     shape = Shape((1, 2, 3), 1, MAX_LEN, (MAX_LEN,), 1000, 2, host_drafts=True)
-    OverlappedEngine(runner, shape, propose=propose).run([_request(9, 30)])
+    AsyncEngine(runner, shape, propose=propose).run([_request(9, 30)])
     assert [step[9] for step in runner.limits] == asked
     assert len({*asked}) == 4
 

@@ -15,27 +15,25 @@ import pytest
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.sampling import NO_ID
-from tests.model.ahead import ids_ahead
+from tests.engine.ahead import ids_ahead
 from tests.model.synthetic_load import BySeated, Synthetic
 from trnspec.engine import engine as engine_module
+from trnspec.engine.adaptive_k import FixedK, StepResult
+from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Event
-from trnspec.engine.overlap import OverlappedEngine
 from trnspec.engine.request import Params, Request, Result, Shape
 from trnspec.engine.slots import SlotTable
-from trnspec.engine.step_k import Always, Ended, StepK
 from trnspec.runtime import pjrt
 
 K, BATCH, MAX_LEN = 3, 2, 64
 
 
-def _engine(
-    batch: int = BATCH, step_k: StepK | None = None, ks: tuple[int, ...] = (K,), **more: Any
-) -> OverlappedEngine:
+def _engine(batch: int = BATCH, step_k: StepK | None = None, ks: tuple[int, ...] = (K,), **more: Any) -> AsyncEngine:
     shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, 1 + batch, **more)
-    return OverlappedEngine(Synthetic(), shape, step_k=step_k)
+    return AsyncEngine(Synthetic(), shape, step_k=step_k)
 
 
-def _apart(**more: Any) -> OverlappedEngine:
+def _apart(**more: Any) -> AsyncEngine:
     """An engine whose draft has graphs of its own for prompts, which run in chunks of 16 ids."""
     prompts = tuple((16, keys) for keys in (16, MAX_LEN))
     return _engine(apart=True, prompts=prompts, **more)
@@ -45,16 +43,16 @@ def _prompt(seed: int, ids: int = 40, tokens: int = 2) -> Request:
     return Request((1,) * ids, Params(seed=seed), tokens)
 
 
-def _place(engine: OverlappedEngine, request: Request) -> int:
-    return engine.place(request, engine.blocks.take(1) if engine.blocks else ())
+def _place(engine: AsyncEngine, request: Request) -> int:
+    return engine.admit(request, engine.blocks.take(1) if engine.blocks else ())
 
 
-def _keys(engine: OverlappedEngine) -> list[GraphKey]:
+def _keys(engine: AsyncEngine) -> list[GraphKey]:
     keys: list[GraphKey] = engine.runner.keys  # type: ignore[attr-defined]
     return keys
 
 
-def _stages(engine: OverlappedEngine) -> list[Stage]:
+def _stages(engine: AsyncEngine) -> list[Stage]:
     return [key.stage for key in _keys(engine)]
 
 
@@ -62,7 +60,7 @@ def _request(seed: int, tokens: int = 9, **more: object) -> Request:
     return Request((1, 2, 3), Params(seed=seed), tokens, **more)  # type: ignore[arg-type]
 
 
-def _drain(engine: OverlappedEngine) -> list[Event]:
+def _drain(engine: AsyncEngine) -> list[Event]:
     events = []
     while engine.busy:
         events += engine.step()
@@ -132,8 +130,8 @@ def test_a_step_that_begins_early_changes_no_id() -> None:
         events.extend(engine.step())
         if not engine.slots.full:
             return
-        engine.begin()
-        assert engine.begun
+        engine.launch()
+        assert engine.launched
 
     early, gone = add(1, 30), add(2, 30)
     for _ in range(4):
@@ -153,14 +151,14 @@ def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
     engine = _engine(batch=3)
     numbers = [engine.add(_request(1, 30))]
     events = engine.step()
-    engine.begin()
+    engine.launch()
     for seed in (2, 3):
-        numbers.append(engine.place(_request(seed, 9)))
-        engine.fill(numbers[-1], 3)
+        numbers.append(engine.admit(_request(seed, 9)))
+        engine.prefill(numbers[-1], 3)
     assert _stages(engine)[-2:] == [Stage.PREFILL] * 2
     told = [engine.step() for _ in range(3)]
     assert [[e.number for e in some] for some in told] == [[n] for n in numbers]
-    assert not engine.begun
+    assert not engine.launched
     events += [*itertools.chain(*told), *_drain(engine)]
     for seed, number in enumerate(numbers, 1):
         assert _ids(events, number) == _engine().run([_request(seed, 30 if seed == 1 else 9)])[0].ids
@@ -168,7 +166,7 @@ def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
 
 def test_no_step_follows_a_prompt() -> None:
     engine = _engine()
-    engine.fill(engine.place(_request(1, 40)), 3)
+    engine.prefill(engine.admit(_request(1, 40)), 3)
     assert not _follows(engine)
 
 
@@ -176,7 +174,7 @@ def test_a_begun_step_of_nobody_is_forgotten() -> None:
     engine = _engine()
     gone = engine.add(_request(1, 30))
     engine.step()
-    engine.begin()
+    engine.launch()
     engine.cancel(gone)
     left = engine.add(_request(2))
     assert {e.number for e in _drain(engine)} == {left}
@@ -188,16 +186,16 @@ def test_a_request_that_is_placed_again_ends_where_it_would_have() -> None:
     (alone,) = _engine().run([request])
     drawn = list[int]()
     for _ in range(4):
-        number = engine.place(request, ids=drawn)
-        engine.fill(number, 3 + len(drawn))
+        number = engine.admit(request, ids=drawn)
+        engine.prefill(number, 3 + len(drawn))
         new = [*engine.step(), *engine.step()]
-        engine.begin()
-        engine.follow()
+        engine.launch()
+        engine.launch_next()
         assert engine.preempt(number) == [*drawn, *_ids(new, number)]
-        assert not engine.begun, "the steps of which no id is read"
+        assert not engine.launched, "the steps of which no id is read"
         drawn += _ids(new, number)
-    number = engine.place(request, ids=drawn)
-    engine.fill(number, 3 + len(drawn))
+    number = engine.admit(request, ids=drawn)
+    engine.prefill(number, 3 + len(drawn))
     events = _drain(engine)
     result = events[-1].result
     assert result
@@ -208,22 +206,22 @@ def test_behind_a_lost_place_a_step_begins_early() -> None:
     """Its request waits for what the others free."""
     engine = _engine()
     for seed in (1, 2):
-        number = engine.place(_request(seed, 40))
-        engine.fill(number, 3)
+        number = engine.admit(_request(seed, 40))
+        engine.prefill(number, 3)
         engine.step()
     engine.preempt(number)
-    engine.begin()
-    assert engine.begun
+    engine.launch()
+    assert engine.launched
 
 
 def test_with_masks_a_step_begins_when_they_are_there() -> None:
     engine = _engine()
-    engine.fill(engine.place(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32))), 3)
+    engine.prefill(engine.admit(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32))), 3)
     engine.step()
-    engine.begin()
-    assert not engine.begun
-    engine.begin(masks=True)
-    assert engine.begun
+    engine.launch()
+    assert not engine.launched
+    engine.launch(masks=True)
+    assert engine.launched
     assert _stages(engine)[1:] == [Stage.DRAFT, Stage.VERIFY]
     assert all(key.asking for key in _keys(engine))
     # the masks of the step after it depend on the ids that it emits
@@ -238,18 +236,18 @@ def test_steps_that_follow_unread_ones_change_no_id() -> None:
     assert followed > 9
 
 
-def _running(tokens: int = 40, positions: int = 3, **more: Any) -> OverlappedEngine:
+def _running(tokens: int = 40, positions: int = 3, **more: Any) -> AsyncEngine:
     """An engine with a step begun of one request with a prompt of so many ids."""
     engine = _engine(**more)
     engine.add(Request((1,) * positions, Params(seed=1), tokens))
     engine.step()
-    engine.begin()
+    engine.launch()
     return engine
 
 
-def _follows(engine: OverlappedEngine) -> bool:
+def _follows(engine: AsyncEngine) -> bool:
     before = len(_keys(engine))
-    engine.follow()
+    engine.launch_next()
     return len(_keys(engine)) > before
 
 
@@ -281,7 +279,7 @@ def test_the_end_of_a_step_is_foretold_by_the_shortest_of_its_kind(monkeypatch: 
     def passes(seconds: float) -> float:
         now[0] += seconds
         engine.step()
-        engine.begin()
+        engine.launch()
         return round(engine.left_s, 4)
 
     monkeypatch.setattr(engine.runner, "run", on_a_device)
@@ -310,8 +308,8 @@ def test_behind_an_end_no_step_begins_early_while_the_slot_is_free() -> None:
     engine.cancel(numbers[0])
     begun = list[bool]()
     for _ in range(3):
-        engine.begin()
-        begun.append(engine.begun)
+        engine.launch()
+        begun.append(engine.launched)
         engine.step()
     assert begun == [False, False, True]
     engine.cancel(numbers[1])
@@ -320,8 +318,8 @@ def test_behind_an_end_no_step_begins_early_while_the_slot_is_free() -> None:
     engine.step()
     engine.step()
     engine.cancel(-1)
-    engine.begin()
-    assert engine.begun, "all slots are taken"
+    engine.launch()
+    assert engine.launched, "all slots are taken"
 
 
 def test_no_step_follows_where_none_runs() -> None:
@@ -439,13 +437,13 @@ def test_a_different_prompt_waits_for_no_draft() -> None:
     engine = _apart()
     numbers = [_place(engine, _prompt(seed)) for seed in (1, 2)]
     slots = [engine.slots.find(number).index for number in numbers]
-    engine.fill(numbers[0], 32)
-    engine.fill(numbers[1], 16)
-    engine.fill(numbers[0], 40)
+    engine.prefill(numbers[0], 32)
+    engine.prefill(numbers[1], 16)
+    engine.prefill(numbers[0], 40)
     assert _stages(engine) == [T] * 4
     while not any(slot.position for slot in engine.slots.seated):
         engine.step()
-    engine.begin()
+    engine.launch()
     assert _stages(engine) == [*[T] * 4, *[D] * 4, Stage.STEP]
     order = [(slots[0], 0), (slots[0], 16), (slots[1], 0), (slots[0], 32)]
     assert engine.runner.first[:8] == order * 2  # type: ignore[attr-defined]
@@ -461,17 +459,17 @@ def test_the_draft_of_blocks_that_others_may_find_waits_for_no_step_that_drafts(
 
 
 @pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
+@pytest.mark.parametrize("lost", [AsyncEngine.cancel, AsyncEngine.preempt], ids=["cancelled", "preempted"])
 def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
     """The blocks of its first chunks may be found by their ids."""
     engine = _apart()
-    engine.fill(number := _place(engine, _prompt(1)), 32)
+    engine.prefill(number := _place(engine, _prompt(1)), 32)
     engine.step()
     assert D not in _stages(engine)
     lost(engine, number)
-    engine.fill(_place(engine, _prompt(2)), 16)
+    engine.prefill(_place(engine, _prompt(2)), 16)
     assert _stages(engine) == [T, T, D, D, T]
-    engine.fill(_place(engine, _prompt(3)), 16)
+    engine.prefill(_place(engine, _prompt(3)), 16)
     assert _stages(engine)[5:] == [T], "nothing is due any more"
 
 
@@ -492,12 +490,12 @@ def test_the_id_of_a_request_of_one_waits_for_no_draft() -> None:
 def test_a_last_chunk_has_no_draft_behind_it_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "_MOST_OWED", 1)
     engine = _apart(batch=4)
-    engine.fill(_place(engine, _prompt(1, 16)), 16)
+    engine.prefill(_place(engine, _prompt(1, 16)), 16)
     engine.step()
-    engine.fill(_place(engine, _request(2, k_limit=0)), 3)
-    engine.fill(_place(engine, _prompt(3)), 16)
+    engine.prefill(_place(engine, _request(2, k_limit=0)), 3)
+    engine.prefill(_place(engine, _prompt(3)), 16)
     assert _stages(engine) == [T, T, T, D, D, D], "a chunk that is not the last one, beside one that is ready"
-    engine.fill(_place(engine, _prompt(4, 16)), 16)
+    engine.prefill(_place(engine, _prompt(4, 16)), 16)
     assert _stages(engine)[6:] == [T]
 
 
@@ -505,12 +503,12 @@ def test_a_last_chunk_has_no_draft_behind_it_however_many_wait(monkeypatch: pyte
 def test_a_slot_that_owes_nothing_leaves_the_draft_of_others() -> None:
     engine = _apart()
     number = _place(engine, _prompt(1, 16))
-    engine.fill(number, 16)
+    engine.prefill(number, 16)
     engine.step()
-    engine.begin()
-    engine.fill(_place(engine, _prompt(2)), 40)
+    engine.launch()
+    engine.prefill(_place(engine, _prompt(2)), 40)
     engine.cancel(number)
-    engine.fill(_place(engine, _request(3)), 3)
+    engine.prefill(_place(engine, _request(3)), 3)
     assert _stages(engine) == [T, D, Stage.STEP, T, T, T, T]
 
 
@@ -542,13 +540,13 @@ def test_the_draft_of_a_prompt_that_nobody_shares_waits_for_a_step_that_drafts()
     assert [slot for slot, position in engine.runner.first if not position] == [first, second] * 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("lost", [OverlappedEngine.cancel, OverlappedEngine.preempt], ids=["cancelled", "preempted"])
+@pytest.mark.parametrize("lost", [AsyncEngine.cancel, AsyncEngine.preempt], ids=["cancelled", "preempted"])
 def test_a_prompt_that_nobody_shares_leaves_no_draft_behind(lost: Any) -> None:
     """Its blocks may have other owners next."""
     engine = _apart()
     for seed, leaves in ((1, True), (2, False)):
         number = _place(engine, _request(seed))
-        engine.fill(number, 3)
+        engine.prefill(number, 3)
         engine.step()
         if leaves:
             lost(engine, number)
@@ -566,10 +564,10 @@ def test_prompts_that_ask_share_the_draft_s_graph() -> None:
     assert [(key.stage, key.asking) for key in _keys(engine)][:2] == [(T, True), (D, False)]
 
 
-@pytest.mark.parametrize("more", [{"speculative": False}, {"step_k": Always(0)}], ids=["none", "k 0"])
+@pytest.mark.parametrize("more", [{"speculative": False}, {"step_k": FixedK(0)}], ids=["none", "k 0"])
 def test_no_draft_is_filled_where_none_drafts(more: dict[str, Any]) -> None:
     shape = _apart().shape
-    engine = OverlappedEngine(Synthetic(), shape, **more)
+    engine = AsyncEngine(Synthetic(), shape, **more)
     engine.run([_prompt(1)])
     assert _stages(engine) == [T, T, T, Stage.STEP]
 
@@ -581,7 +579,7 @@ class Timed(BySeated):
         super().__init__(K)
         self.times: list[bool] = []
 
-    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[Ended]) -> None:
+    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
         self.times.append(seconds is not None)
 
 
@@ -593,16 +591,16 @@ def test_the_time_of_a_step_behind_a_draft_s_prompt_is_not_its_own(ahead: bool) 
     engine.step()
     for _ in range(2):
         if ahead:
-            engine.begin()
-            engine.follow()
+            engine.launch()
+            engine.launch_next()
         engine.step()
     assert step_k.times == [False, True]
-    while engine.begun:
+    while engine.launched:
         engine.step()
     begun = len(step_k.times)
-    engine.begin()
+    engine.launch()
     number = _place(engine, _request(2, 40))
-    engine.fill(number, 3)
+    engine.prefill(number, 3)
     # the step that had begun before the prompt, the prompt, and two steps of both
     for _ in range(4):
         engine.step()
@@ -649,7 +647,7 @@ def test_the_graphs_that_a_request_may_reach(limit: int | None, host: bool, ks: 
 
 def test_a_step_runs_the_smallest_graph_that_holds_its_drafts() -> None:
     engine = _engine(ks=(1, 3, 7))
-    assert [engine.shape.graph_k(n) for n in range(8)] == [0, 1, 3, 3, 7, 7, 7, 7]
+    assert [engine.config.graph_k(n) for n in range(8)] == [0, 1, 3, 3, 7, 7, 7, 7]
     engine.run([_request(1, 30, k_limit=2), _request(2, 60, k_limit=1)])
     assert sorted({key.k for key in _keys(engine) if not key.is_prefill}) == [1, 3]
 

@@ -12,11 +12,11 @@ from compile.serve_command import check_loadable
 from compile.spec import BuildSpec
 from model.errors import UserError
 from tests.model.family import graphs as graphs_of
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine, Proposer
 from trnspec.engine.ngram import propose
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 def _by_definition(ids: list[int], k: int, shortest: int, longest: int) -> list[int]:
@@ -46,7 +46,7 @@ def test_what_follows_the_longest_ending_is_proposed() -> None:
 
 
 @pytest.fixture
-def graphs(family: Path) -> Graphs:
+def graphs(family: Path) -> XlaRunner:
     """A target's bundle for drafts of the host; two k."""
     return graphs_of(family, "ngram")
 
@@ -58,11 +58,11 @@ REQUESTS = [
 ]
 
 
-def _run(graphs: Graphs, speculative: bool = True, by: Proposer | None = None) -> list[Result]:
-    return Engine(graphs, shape_of(graphs.bundle), speculative, propose=by).run(REQUESTS)
+def _run(graphs: XlaRunner, speculative: bool = True, by: Proposer | None = None) -> list[Result]:
+    return Engine(graphs, engine_config(graphs.bundle), speculative, propose=by).run(REQUESTS)
 
 
-def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: Graphs) -> None:
+def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: XlaRunner) -> None:
     expected = _run(graphs, speculative=False)
     ids = [r.ids for r in expected]
     of = {request.ids: result.ids for request, result in zip(REQUESTS, expected, strict=True)}
@@ -76,7 +76,7 @@ def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: Graphs) -> No
     assert {k for r in wild for k in r.steps_of_k} == {0, 1, 3}, "the smallest graph that holds the drafts"
 
 
-def test_the_bundle_is_a_target_that_takes_drafts(graphs: Graphs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bundle_is_a_target_that_takes_drafts(graphs: XlaRunner, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = graphs.bundle
     assert (bundle.spec.drafter, bundle.spec.draft) == ("ngram", "none")
     assert not [t.name for g in bundle.graphs for t in (*g.weights, *g.state) if t.name.startswith("draft")]

@@ -25,12 +25,12 @@ from tests.model.family import graphs as graphs_of
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_sampling import _draw, law_of_filter
 from tests.model.test_shards import SIMULATED, part, rows
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.masks import Allowed
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Score
 from trnspec.llm import LLM
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 def words(allowed: Sequence[bool]) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_shards_draw_and_score_as_the_whole_vocabulary_does(ranks: int) -> None:
 
 
 @pytest.fixture
-def graphs(family: Path) -> Graphs:
+def graphs(family: Path) -> XlaRunner:
     """Of a chain that often guesses right, with two k."""
     return graphs_of(family)
 
@@ -170,8 +170,8 @@ PARAMS = [Params(), Params(0.9, seed=3), Params(1.1, top_k=5, top_p=0.9, seed=4)
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "drawn", "filtered"])
-def test_masked_rows_obey_and_their_neighbours_do_not_notice(graphs: Graphs, params: Params) -> None:
-    shape = shape_of(graphs.bundle)
+def test_masked_rows_obey_and_their_neighbours_do_not_notice(graphs: XlaRunner, params: Params) -> None:
+    shape = engine_config(graphs.bundle)
     free = [Request((9, 2, 7), params, 40), Request((1,), Params(0.8, seed=8), 25)]
     alone = Engine(graphs, shape, False).run(free)
     told: list[tuple[int, ...]] = []
@@ -190,8 +190,8 @@ def test_masked_rows_obey_and_their_neighbours_do_not_notice(graphs: Graphs, par
     assert not all(some(V, hash((1, *unbound[:n])) & 0xFFFF)[unbound[n]] for n in range(20))
 
 
-def test_a_mask_that_allows_everything_changes_nothing(graphs: Graphs) -> None:
-    shape, everything = shape_of(graphs.bundle), words([True] * V)
+def test_a_mask_that_allows_everything_changes_nothing(graphs: XlaRunner) -> None:
+    shape, everything = engine_config(graphs.bundle), words([True] * V)
     for params in PARAMS:
         plain, masked = (
             Engine(graphs, shape).run([Request((9, 2, 7), params, 30, allowed=allowed)])[0].ids
@@ -201,12 +201,12 @@ def test_a_mask_that_allows_everything_changes_nothing(graphs: Graphs) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1, 0])
-def test_log_probabilities_are_the_model_s_and_change_no_id(family: Path, graphs: Graphs, limit: int | None) -> None:
+def test_log_probabilities_are_the_model_s_and_change_no_id(family: Path, graphs: XlaRunner, limit: int | None) -> None:
     """Against transformers, before temperature and filters; speculation goes on."""
     theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
     for params in PARAMS:
         asked = [Request((9, 2, 7), params, 30, k_limit=limit, logprobs=on) for on in (3, None)]
-        scored, plain = Engine(graphs, shape_of(graphs.bundle)).run(asked)
+        scored, plain = Engine(graphs, engine_config(graphs.bundle)).run(asked)
         assert scored.ids == plain.ids
         assert plain.scores == []
         logits = theirs(torch.tensor([[9, 2, 7, *scored.ids]])).logits[0, 2:-1]
@@ -221,16 +221,16 @@ def test_log_probabilities_are_the_model_s_and_change_no_id(family: Path, graphs
             assert sum(scored.accepted) > 0
 
 
-def test_a_masked_id_s_log_probability_is_among_what_is_allowed(graphs: Graphs) -> None:
+def test_a_masked_id_s_log_probability_is_among_what_is_allowed(graphs: XlaRunner) -> None:
     forced = words([i == 11 for i in range(V)])
-    result = Engine(graphs, shape_of(graphs.bundle)).run(
+    result = Engine(graphs, engine_config(graphs.bundle)).run(
         [Request((3,), PARAMS[1], 5, allowed=lambda _: forced, logprobs=0)]
     )
     assert result[0].ids == [11] * 5
     assert result[0].scores == [Score(0.0, 1)] * 5
 
 
-def test_the_front_door_takes_masks_and_gives_log_probabilities(graphs: Graphs) -> None:
+def test_the_front_door_takes_masks_and_gives_log_probabilities(graphs: XlaRunner) -> None:
     with LLM(graphs.bundle.path) as llm:
         out = llm.generate([5, 6], Params(0.7, seed=1), max_new_tokens=12, allowed=_by(2), logprobs=1)
         assert len(out.scores) == len(out.ids) == 12
@@ -242,6 +242,6 @@ def test_the_front_door_takes_masks_and_gives_log_probabilities(graphs: Graphs) 
         assert llm.generate([5, 6], max_new_tokens=3).ids
 
 
-def test_every_bundle_has_asking_graphs(graphs: Graphs) -> None:
+def test_every_bundle_has_asking_graphs(graphs: XlaRunner) -> None:
     # a prefill, the step of k 0 and two halves of the largest k
     assert sum(key.asking for key in graphs.bundle.plan.by_key) == 4

@@ -17,24 +17,24 @@ from model.filters import Filters
 from model.graph_key import PROMPTS, GraphKey, Stage
 from model.ops import EAGER
 from model.sampling import Sampling, coupled_sample
-from tests.model.ahead import Watched
+from tests.engine.ahead import Watched
 from tests.model.family import V, graphs
 from tests.model.test_masks import PARAMS, only, some, words
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine, Proposer
 from trnspec.engine.masks import Walk, allows
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request, Result
 from trnspec.engine.slots import Slot
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 DRAFTERS = ("chain", "parallel", "ngram", "eagle3")
 END = 7
 
 
 def _run(
-    loaded: Graphs, requests: Sequence[Request], speculative: bool = True, propose: Proposer | None = None
+    loaded: XlaRunner, requests: Sequence[Request], speculative: bool = True, propose: Proposer | None = None
 ) -> list[Result]:
-    return Engine(loaded, shape_of(loaded.bundle), speculative, propose=propose).run(requests)
+    return Engine(loaded, engine_config(loaded.bundle), speculative, propose=propose).run(requests)
 
 
 def _mostly(requests: Sequence[Request], results: Sequence[Result]) -> Proposer:
@@ -143,7 +143,7 @@ def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: 
     for logprobs in (None, 0):
         watched = Watched(loaded)
         scored = [dataclasses.replace(request, logprobs=logprobs) for request in requests]
-        results = Engine(watched, shape_of(loaded.bundle)).run(scored)
+        results = Engine(watched, engine_config(loaded.bundle)).run(scored)
         # an asking step of fewer drafts than the bundle's largest k runs the graph of that k
         found.append([dataclasses.replace(result, scores=[], steps_of_k={}) for result in results])
         stages.append({key.stage for key in watched.keys} - {*PROMPTS})
