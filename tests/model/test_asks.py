@@ -28,9 +28,9 @@ from tests.compile.tiny import spec, write_model
 from tests.model.family import DRAFTERS, V, eager_engine
 from tests.model.heads import write_head
 from trnspec.bundle.opening import read_bundle
-from trnspec.engine.config import engine_config
+from trnspec.engine.config import EngineConfig, engine_config
 from trnspec.engine.engine import Engine, Proposer
-from trnspec.engine.request import Params, Request, Result, Shape, check
+from trnspec.engine.request import Params, Request, Result, check
 from trnspec.engine.slots import Slot
 from trnspec.runtime.xla import XlaRunner
 
@@ -284,7 +284,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[said[:24] for _, said in REFUSED])
 def test_requests_that_no_graph_serves_are_refused(changes: dict[str, Any], said: str) -> None:
-    shape = Shape((3,), 2, 128, (128,), V, 3)
-    check(shape, Request((1,), Params(min_tokens=8, bad_words=((3, 4),), logit_bias={63: 100.0}), 8, logprobs=20))
+    config = EngineConfig((3,), 2, 128, (128,), V, 3, ((128, 128),))
+    check(config, Request((1,), Params(min_tokens=8, bad_words=((3, 4),), logit_bias={63: 100.0}), 8, logprobs=20))
     with pytest.raises(UserError, match=said):
-        check(shape, Request((1,), **{"max_new_tokens": 8} | changes))
+        check(config, Request((1,), **{"max_new_tokens": 8} | changes))

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from demo.drafter import target_pass
-from demo.eagle3 import load_head
-from demo.models import load
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -126,20 +123,6 @@ def test_drafts_are_those_of_a_plain_head(folder: Path, head: str) -> None:
                 expected = plain.logits(drafted.known, drafted.drafts, [state[0] for state in states])
                 assert torch.allclose(drafted.logits, expected, atol=1e-4, rtol=0), n
                 assert drafted.drafts == plain.ids_D[expected.argmax(-1)].tolist()
-
-
-@torch.no_grad()
-def test_drafts_of_the_demo_head_are_those_that_it_was_trained_for() -> None:
-    target, head, k = Path("demo/target"), Path("demo/draft_eagle3"), 5
-    theirs, trained = load(target)[0], load_head(head)
-    for step in _steps(target, head, k, 4):
-        for drafted in step:
-            seen = target_pass(theirs, torch.tensor([drafted.known + drafted.drafts]))
-            anchor = torch.tensor([len(drafted.known) - 1])
-            expected = trained.draft_logits(seen, anchor, k)[0]
-            ours = expected[:, trained.target_ids_D]
-            assert torch.allclose(drafted.logits, ours, atol=1e-4, rtol=0)
-            assert drafted.drafts == expected.argmax(-1).tolist()
 
 
 def test_no_row_sees_what_was_not_accepted(folder: Path) -> None:
