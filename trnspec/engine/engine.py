@@ -83,12 +83,13 @@ class Engine:
         # whether a decode step comes before the next chunk
         self._decode_next = False
 
-    def ks(self, k_limit: int | None = None, full_sampling: bool = False) -> set[int]:
-        """The k of every graph that a step of requests with this limit may run."""
+    def ks(self, k_limit: int | None = None, full_sampling: bool = False, to_end: bool = True) -> set[int]:
+        """The k of every graph that a step of requests with this limit may run; `to_end`: up to max_len, too."""
         limits = {k if k_limit is None else min(k_limit, k) for k in self.step_k.ks}
-        # the host may have fewer drafts than it may propose
-        fewer = {k for k in (0, *self.config.ks) if k < max(limits)} if self.propose else set()
-        return {self.config.graph_k(limit, full_sampling) for limit in limits | fewer}
+        # the host may have fewer drafts than it may propose, and the last tokens have no room for drafts
+        if self.propose or to_end:
+            limits |= set(range(max(limits)))
+        return {self.config.graph_k(limit, full_sampling) for limit in limits}
 
     @property
     def busy(self) -> bool:
