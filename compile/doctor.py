@@ -20,6 +20,11 @@ from trnspec.bundle.shards import shard_header
 from trnspec.engine.text import TOKENIZER, tokenizer_fault
 
 
+def verify(folder: str | Path) -> list[str]:
+    """One sentence for each thing that keeps the bundle in a folder from generating here."""
+    return findings(read_bundle(Path(folder)))
+
+
 def findings(bundle: Bundle) -> list[str]:
     """One sentence for each thing that keeps the bundle from generating here."""
     found = [f"{clause}; build the bundle again or copy it again" for clause in damage(bundle) or _faults(bundle)]

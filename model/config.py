@@ -1,7 +1,5 @@
 """Configurations: frozen values in the names of Hugging Face's config.json, the published family, and their reader."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,11 +24,6 @@ class Yarn:
     mscale: Annotated[float | None, Range(0, 1e3)] = None
     mscale_all_dim: Annotated[float | None, Range(0, 1e3)] = None
     truncate: bool = True
-
-    @property
-    def positions(self) -> int:
-        """The positions that it reaches, as vLLM counts them."""
-        return int(self.factor * self.original_max_position_embeddings)
 
     def as_hf(self) -> dict[str, Any]:
         """The object of a config.json."""
@@ -63,15 +56,6 @@ class Qwen3Config(ModelConfig):
     eos_token_ids: Annotated[tuple[int, ...], Length(0, 64), Range(0, 1 << 31)] = (151645, 151643)
     rope_scaling: Yarn | None = None
 
-    @property
-    def parameter_count(self) -> int:
-        """Parameters as Hugging Face counts them (a tied head is counted once)."""
-        h, d = self.hidden_size, self.head_dim
-        attention = h * d * (2 * self.num_attention_heads + 2 * self.num_key_value_heads) + 2 * d
-        layer = attention + 3 * h * self.intermediate_size + 2 * h
-        embeddings = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + h
-
 
 def _preset(h: int, inter: int, layers: int, heads: int, tied: bool) -> Qwen3Config:
     return Qwen3Config(
@@ -92,10 +76,7 @@ PRESETS = {
 
 
 def load_config(name_or_path: str) -> Qwen3Config:
-    """The config of a preset name or of a Hugging Face checkpoint folder.
-
-    Raises UserError when the name is unknown, or the folder is not a dense Qwen3 checkpoint.
-    """
+    """The config of a preset or of a checkpoint folder; UserError for an unknown name or no dense Qwen3."""
     if name_or_path in PRESETS:
         return PRESETS[name_or_path]
     return config_from_dict(raw_config(name_or_path), str(Path(name_or_path) / "config.json"))
@@ -119,7 +100,7 @@ def raw_config(name_or_path: str) -> dict[str, Any]:
 
 
 def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) -> C:
-    """A configuration of the fields in `values` that it has; UserError names the first field that is not as declared."""
+    """A configuration of its fields in `values`; UserError names the first field that is not as declared."""
     known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}  # type: ignore[arg-type]
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if type(hidden) is int and type(heads) is int and heads > 0:
@@ -130,14 +111,6 @@ def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) 
         raise UserError(f"{where}: {error}; give the folder of a complete {what}") from error
 
 
-def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
-    """The end-of-sequence ids of a config.json or generation_config.json dictionary."""
-    eos = raw.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
-
-
 def refuse_settings(raw: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]], where: str) -> None:
     """Raise UserError for the first setting whose value is none of the supported ones; null is no value."""
     for name, values in supported.items():
@@ -146,14 +119,16 @@ def refuse_settings(raw: Mapping[str, Any], supported: Mapping[str, tuple[Any, .
             raise UserError(f"{where} sets {name} to {value!r}, which is not supported; use {plain}")
 
 
+def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
+    """The end-of-sequence ids of a config.json or generation_config.json dictionary."""
+    eos = raw.get("eos_token_id")
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+
+
 def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     """A Hugging Face config dictionary as a Qwen3Config; UserError says what is not supported."""
-    if raw.get("model_type") != "qwen3":
-        raise UserError(
-            f"{where} describes architecture {raw.get('model_type')!r}; only dense Qwen3 "
-            "(model_type 'qwen3') can be built"
-        )
-    refuse_settings(raw, {"attention_bias": (False,), "use_sliding_window": (False,), "hidden_act": ("silu",)}, where)
+    plain = {"model_type": ("qwen3",), "attention_bias": (False,), "use_sliding_window": (False,)}
+    refuse_settings({"model_type": "none"} | raw, plain | {"hidden_act": ("silu",)}, where)
     # transformers 5 writes `rope_parameters` with theta in it, older files `rope_scaling`
     rope = raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
@@ -166,14 +141,15 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
-    stretch = {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where)}
-    theta = {"rope_theta": rope.get("rope_theta", 1e6)} | {n: raw[n] for n in ("rope_theta",) if raw.get(n) is not None}
-    ends = {"eos_token_ids": list(eos_ids(raw))}
-    config = read_config(Qwen3Config, raw | stretch | theta | ends, where, "Qwen3 checkpoint")
+    values = {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where), "eos_token_ids": list(eos_ids(raw))}
+    values |= {"rope_theta": thetas[0]} if thetas else {}
+    config = read_config(Qwen3Config, raw | values, where, "Qwen3 checkpoint")
     if raw.get("bos_token_id") is None:
         config = replace(config, bos_token_id=None)
-    if config.rope_scaling:
-        config = replace(config, max_position_embeddings=config.rope_scaling.positions)
+    if yarn := config.rope_scaling:
+        # as vLLM counts them
+        positions = int(yarn.factor * yarn.original_max_position_embeddings)
+        config = replace(config, max_position_embeddings=positions)
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
             f"{where} has {config.num_attention_heads} query heads over {config.num_key_value_heads} "
@@ -184,12 +160,10 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
 
 def _yarn(scaling: Any, where: str) -> dict[str, Any] | None:
     """The fields of YaRN's stretch, None for plain positions; UserError for every other scaling."""
-    values = (
-        {name: v for name, v in scaling.items() if v is not None} if isinstance(scaling, dict) else {"type": scaling}
-    )
-    kind, names = values.pop("rope_type", values.pop("type", "default")), ("type", "rope_theta")
+    values = dict(scaling) if isinstance(scaling, dict) else {"type": scaling}
+    values = {name: value for name, value in values.items() if value is not None and name != "rope_theta"}
+    kind = values.pop("rope_type", values.pop("type", "default"))
     partial = values.pop("partial_rotary_factor", 1.0)
-    values = {name: value for name, value in values.items() if name not in names}
     if partial != 1.0 or kind not in ("yarn", "default") or (kind == "default" and values):
         raise UserError(
             f"{where} sets rope_scaling to {scaling!r}, which is not supported; use a checkpoint without it"

@@ -4,8 +4,6 @@
 with launches of NKI kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -16,16 +14,16 @@ from model import attention, logprobs, sampling
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.ops import EAGER, Ops
-from model.packing import Packing
 from model.parallel import HeadMap, VocabShard
 from model.sampling import SamplingParams, ShardArgmax
+from model.weights import Packing
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Context:
-    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks, and prompts have multiples of `prompt_rows`."""
+    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks, prompts have multiples of `prompt_rows`."""
 
     tp: int = 1
     ops: Ops = EAGER
@@ -51,10 +49,6 @@ class Context:
         """(B, H, N, D) attention of rows over the cache, with the rows themselves written first, and the cache."""
         cache = attention.append(self.ops, k_BGND, v_BGND, cache, meta)
         return attention.attend(self.ops, q_BHND, cache, meta), cache
-
-    def append(self, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata) -> Cache:
-        """The cache with rows that attend nothing."""
-        return attention.append(self.ops, k_BGND, v_BGND, cache, meta)
 
     def gumbel_noise(self, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
         """(R, V) the noise of a shard's ids; see `model.sampling.gumbel_noise`."""

@@ -21,28 +21,48 @@ A step's rows begin at the input id's position p. `update` advances the state by
 is one file and a line in `model/drafters/registry.py`.
 """
 
-from __future__ import annotations
-
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config
-from model.context import Context
-from model.layers import LanguageModel
 from model.ops import gather_rows, iota
-from model.packing import Packing
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
-from model.weights import Weight
+from model.weights import Packing, Weight
+
+# a GEMM of one row may sum in a different order than one of several rows
+MIN_TARGET_ROWS = 2
+
+
+class StepRows(NamedTuple):
+    """k + 1 rows of each sequence; the target's pass, and `meta`, have at least MIN_TARGET_ROWS."""
+
+    k: int
+    meta: AttentionMetadata
+
+    @classmethod
+    def of(cls, k: int, positions_B: Tensor, block_table_BL: Tensor) -> Self:
+        """The rows of a step whose input ids are at these positions."""
+        rows_N = iota(max(k + 1, MIN_TARGET_ROWS), positions_B)
+        return cls(k, AttentionMetadata(positions_B[:, None] + rows_N, block_table_BL))
+
+    @property
+    def sample_positions_BN(self) -> Tensor:
+        """The positions of the tokens that the k + 1 rows sample."""
+        return self.meta.positions_BN[:, : self.k + 1] + 1
+
+    def pad(self, ids_BN: Tensor) -> Tensor:
+        """The ids of the target's pass."""
+        return F.pad(ids_BN, (0, self.meta.positions_BN.shape[1] - self.k - 1))
 
 
 class DraftState(NamedTuple):
     """A drafter's state between steps: its model's caches, and tensors (B, K, F) whose row b is slot b's.
 
-    It crosses a graph's border like the target's caches, aliased: a host never sees it.
+    It stays on the device, like the target's caches.
     """
 
     caches: list[Cache]
@@ -56,19 +76,19 @@ class PrefillChunk(NamedTuple):
     meta: AttentionMetadata
     length_1: Tensor
     next_11: Tensor
-    taps_1SF: Tensor | None
+    taps_1SF: Any
     slot_1: Tensor
 
 
 class VerifyResult(NamedTuple):
-    """A verified step: the input id and drafts, the first `count` of them accepted; the id sampled after these, which is
-    the next input id; and the target's states of the rows, if the drafter taps any."""
+    """A verified step: the input id and drafts, the first `count` of them accepted; the id sampled after these, which
+    is the next input id; and the target's states of the rows, if the drafter taps any."""
 
     rows: StepRows
     ids_BN: Tensor
     count_B1: Tensor
     next_B1: Tensor
-    taps_BNF: Tensor | None
+    taps_BNF: Any
 
 
 class DraftPass(NamedTuple):
@@ -91,8 +111,9 @@ class Drafter:
     """Proposes the host's drafts, which came with the input id; in a step without speculation there are none."""
 
     name: ClassVar[str] = "none"
-    # the frozen dataclass of its model's configuration; None without a model
+    # the frozen dataclass of its model's configuration, and the model of one rank; None without a model
     config_type: ClassVar[type[Any] | None] = None
+    model_type: ClassVar[Any] = None
     has_model: ClassVar[bool] = False
     state_spec: ClassVar[tuple[StateSpec, ...]] = ()
     # the most drafts of a step; 0 is as many as kernels take rows
@@ -101,18 +122,17 @@ class Drafter:
     verify_passes: ClassVar[int] = 0
     # whether these run in steps of k 0 too
     runs_without_drafts: ClassVar[bool] = False
-    # whether its model is a Qwen3 with the target's tokenizer
+    # whether its model is a Qwen3 with the target's tokenizer, and whether packed kernels support its attention
     is_causal_lm: ClassVar[bool] = False
+    packs_attention: ClassVar[bool] = True
     # a tensor that its checkpoint may lack: those of the target's, of which the first that exists is taken
     tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {}
-    # the target's hidden states that `update` and `prefill` get, as transformers counts them
-    taps: tuple[int, ...] = ()
-    model: LanguageModel | None = None
 
     def __init_subclass__(cls) -> None:
         cls.has_model = cls.config_type is not None
 
     def __init__(self, model: Any = None) -> None:
+        # the target's hidden states that `update` and `prefill` get, as transformers counts them
         self.model, self.taps = model, getattr(getattr(model, "config", None), "taps", ())
 
     def propose(
@@ -145,19 +165,9 @@ class Drafter:
         raise NotImplementedError
 
     @classmethod
-    def make_model(cls, config: Any, ctx: Context) -> LanguageModel:
-        """Its model on one rank."""
-        raise NotImplementedError
-
-    @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
-        """Each weight's names, its checkpoint's tensors and how ranks divide them."""
+        """Each weight's name, its checkpoint's tensors and how ranks divide them."""
         raise NotImplementedError
-
-    @classmethod
-    def packing(cls, config: Any, ctx: Context) -> Packing:
-        """The halves of its layers that a backend packs."""
-        return ctx.packing(config)
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:

@@ -1,15 +1,16 @@
 """The layers that ranks share: sharded projections, embedding and head, and what every model with a head has."""
 
-from __future__ import annotations
+import functools
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.context import Context
 from model.ops import Ops, ordered_sum
 from model.parallel import VocabShard
+from model.rope import Rotation
 from model.sampling import SamplingParams, ShardArgmax
 
 
@@ -27,80 +28,72 @@ class RMSNorm(nn.Module):
         return self.weight * y.to(x.dtype)
 
 
-class ColumnLinear(nn.Module):
-    """y = x W^T with the output features split over the ranks."""
+# the output features are split over the ranks: (features in, local features out)
+ColumnLinear = functools.partial(nn.Linear, bias=False)
 
-    def __init__(self, features_in: int, features_out_local: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(features_out_local, features_in))
+
+class RowLinear(nn.Linear):
+    """A projection with the input features split over the ranks, summed by an all-reduce."""
+
+    def __init__(self, local_in: int, out: int, ops: Ops) -> None:
+        super().__init__(local_in, out, bias=False)
+        self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return self.ops.all_reduce(super().forward(x))
 
 
-class RowLinear(nn.Module):
-    """y = x W^T with the input features split over the ranks, summed by an all-reduce."""
+class Embedding(nn.Embedding):
+    """Token embedding with the hidden axis split over the ranks, gathered after the look-up; ids below 0 are none."""
 
-    def __init__(self, features_in_local: int, features_out: int, ops: Ops) -> None:
-        super().__init__()
-        self.ops = ops
-        self.weight = nn.Parameter(torch.empty(features_out, features_in_local))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ops.all_reduce(F.linear(x, self.weight))
-
-
-class Embedding(nn.Module):
-    """Token embedding with the hidden axis split over the ranks, gathered after the look-up.
-
-    An id below 0, which stands for none, has the embedding of id 0.
-    """
-
-    def __init__(self, vocab: int, hidden_local: int, ops: Ops) -> None:
-        super().__init__()
-        self.ops = ops
-        self.weight = nn.Parameter(torch.empty(vocab, hidden_local))
+    def __init__(self, vocab: int, hidden: int, ctx: Context) -> None:
+        super().__init__(vocab, hidden // ctx.tp)
+        self.ops = ctx.ops
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.ops.all_gather(F.embedding(ids.clamp(min=0), self.weight))
+        return self.ops.all_gather(super().forward(ids.clamp(min=0)))
 
 
-class Head(nn.Module):
+class Head(nn.Linear):
     """Logits in fp32 with the vocabulary split over the ranks, gathered unless the kernels sample from shards."""
 
     def __init__(self, hidden: int, vocab: int, ctx: Context) -> None:
-        super().__init__()
+        super().__init__(hidden, vocab // ctx.tp, bias=False)
         self.ctx = ctx
-        self.weight = nn.Parameter(torch.empty(vocab // ctx.tp, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = F.linear(x, self.weight).float()
+        logits = super().forward(x).float()
         return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits)
 
 
-class RankIndex(nn.Module):
-    """This rank's number as a weight: the graph is the same for every rank."""
+class Layers(nn.ModuleList):
+    """The decoder layers, one after the other."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
+    def run(
+        self, ops: Ops, x: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
+    ) -> tuple[dict[int, Tensor], list[Cache]]:
+        """The hidden states by number, the tapped ones at least: i is the input of layer i; and the caches."""
+        states, written = {0: x}, list[Cache]()
+        for i, (layer, cache) in enumerate(zip(self, caches, strict=True)):
+            states[i + 1], cache = ops.call(layer, states[i], rope, cache, meta)
+            written.append(cache)
+        return states, written
 
 
 class LanguageModel(nn.Module):
-    """One rank of a model with a head: its part of the vocabulary, and samples from its logits."""
+    """One rank of a model with a head: its number as a weight, its part of the vocabulary, samples from its logits."""
 
     def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
         self.config, self.ctx = config, ctx
-        self.rank_util = RankIndex()
+        self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
 
     @property
     def shard(self) -> VocabShard:
         """The ids whose logits this rank has: all of them where the logits are gathered."""
-        rank, count = self.rank_util.rank[:, None], getattr(self.config, self.config.head_size)
-        if not self.ctx.sharded:
-            return VocabShard(torch.zeros_like(rank), count)
-        return VocabShard(rank * (count // self.ctx.tp), count // self.ctx.tp)
+        count, rank_11 = getattr(self.config, self.config.head_size), self.rank[:, None]
+        width = count // self.ctx.tp if self.ctx.sharded else count
+        return VocabShard(rank_11 * (width if self.ctx.sharded else 0), width)
 
     def noise(self, seed_B2: Tensor, positions_BN: Tensor) -> Tensor:
         """(B, N, V) the noise of the samples at these positions."""
@@ -112,6 +105,6 @@ class LanguageModel(nn.Module):
         """(M, B, N) the samples after N rows of each sequence."""
         if params.processors is not None:
             logits_BNV = params.processors.process(logits_BNV)
-        shape = logits_BNV.shape[:2]
-        rows = logits_BNV.flatten(0, 1), params.repeat(shape[1]), noise_BNV.flatten(0, 1)
-        return ShardArgmax(*(t.unflatten(1, shape) for t in self.ctx.sample(*rows, self.shard)))
+        rows = logits_BNV.flatten(0, 1), params.repeat(logits_BNV.shape[1]), noise_BNV.flatten(0, 1)
+        samples = self.ctx.sample(*rows, self.shard)
+        return ShardArgmax(*(t.unflatten(1, logits_BNV.shape[:2]) for t in samples))

@@ -1,15 +1,12 @@
 """Logits processors: allowed ids, a bias, and penalties by the ids of a text; in full-sampling graphs only.
 
-Such a graph (`model/graph_key.py`) stores for each slot how often each id occurs in the request's new ids, and whether
-it occurs in its prompt. The formulas and their order are vLLM's (apply_penalties of vllm/model_executor/layers/utils.py,
-vllm/v1/sample/sampler.py); docs/sampling.md has them. Shapes: B sequences, N rows of each, W words of 32 ids, M ids with
-a bias, V ids of this rank's logits.
+Such a graph stores for each slot how often each id occurs in the request's new ids, and whether in its prompt.
+The formulas and their order are vLLM's (apply_penalties of vllm/model_executor/layers/utils.py, and
+vllm/v1/sample/sampler.py); docs/sampling.md has them. Shapes: W words of 32 ids, M ids with a bias, V ids of this rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -46,29 +43,23 @@ class LogitsProcessors(NamedTuple):
         bias: tuple[Tensor, Tensor],
         counts_B1V: Tensor,
         shard: VocabShard,
-    ) -> LogitsProcessors:
+    ) -> Self:
         """Those of a graph's inputs: words of allowed ids, ids (B, M), -1 for none, and their biases, counts."""
         ids_V, width = shard.ids_V, 32 * allowed_BNW.shape[-1]
         bias_B1V = _scattered(*bias, width).index_select(1, ids_V)[:, None]
         allowed_BNV = unpacked(allowed_BNW).index_select(2, ids_V) > 0
         return cls(allowed_BNV, penalties_B4[:, None], bias_B1V, counts_B1V, ids_V)
 
-    def row(self, n: int, drafts: list[Tensor]) -> LogitsProcessors:
-        """Those of row n, after these drafts (B, 1)."""
-        counts_B1V = self.counts_BNV
-        if drafts:
-            counts_B1V = counts_B1V + _one_hot(torch.cat(drafts, 1), self.ids_V).sum(1, keepdim=True).to(torch.int32)
-        return self._replace(allowed_BNV=self.allowed_BNV[:, n : n + 1], counts_BNV=counts_B1V)
+    def rows(self, first: int, stop: int, drafts: list[Tensor]) -> Self:
+        """Those of some rows, after these drafts (B, 1)."""
+        counts_B1V = updated_counts(self.counts_BNV, torch.cat(drafts, 1), self.ids_V) if drafts else self.counts_BNV
+        return self._replace(allowed_BNV=self.allowed_BNV[:, first:stop], counts_BNV=counts_B1V)
 
-    def first(self, count: int) -> LogitsProcessors:
-        """Those of the first rows, none of them after a draft."""
-        return self._replace(allowed_BNV=self.allowed_BNV[:, :count])
-
-    def with_drafts(self, ids_BN: Tensor) -> LogitsProcessors:
+    def with_drafts(self, ids_BN: Tensor) -> Self:
         """Those of all rows: row n is after the ids 1 to n; the first one is counted already."""
         counts = [self.counts_BNV]
-        for hot_BV in _one_hot(ids_BN, self.ids_V).to(torch.int32).unbind(1)[1:]:
-            counts.append(counts[-1] + hot_BV[:, None])
+        for id_B1 in ids_BN.split(1, 1)[1:]:
+            counts.append(updated_counts(counts[-1], id_B1, self.ids_V))
         return self._replace(counts_BNV=torch.cat(counts, 1))
 
     def process(self, logits_BNV: Tensor) -> Tensor:
@@ -89,16 +80,12 @@ class LogitsProcessors(NamedTuple):
 
 def updated_counts(counts_B1V: Tensor, accepted_BN: Tensor, ids_V: Tensor) -> Tensor:
     """(B, 1, V) the counts with emitted ids, padded with -1."""
-    return counts_B1V + _one_hot(accepted_BN, ids_V).sum(1, keepdim=True).to(torch.int32)
+    return counts_B1V + (accepted_BN[..., None] == ids_V).sum(1, keepdim=True).to(torch.int32)
 
 
 def unpacked(words_BNW: Tensor) -> Tensor:
     """(B, N, 32 W) int32 bits: id 32 w + b is bit b of word w."""
     return (torch.bitwise_right_shift(words_BNW[..., None], iota(32, words_BNW)) & 1).flatten(-2)
-
-
-def _one_hot(ids_BN: Tensor, ids_V: Tensor) -> Tensor:
-    return ids_BN.unsqueeze(-1) == ids_V
 
 
 def _scattered(ids_BM: Tensor, values_BM: Tensor, width: int) -> Tensor:

@@ -3,19 +3,16 @@
 A weight's shape is that of the module that holds it, built on the meta device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from model.config import Qwen3Config
-from model.packing import Packing
-from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 
 # the one weight that no checkpoint has: int32 (1,), a rank's number
-RANK = "rank_util.rank"
+RANK = "rank"
 
 
 @dataclass(frozen=True)
@@ -41,16 +38,17 @@ class Weight:
     dtype: str = ""
 
 
-Packed = dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]
 # packed parameter -> the projections that it replaces, and how, given their weights and the head dim
-PACKED_ATTENTION: Packed = {
-    "qkv_packed": (("q_proj", "k_proj", "v_proj"), pack_qkv),
-    "out_packed": (("o_proj",), pack_out),
-}
-PACKED_MLP: Packed = {
-    "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up)),
-    "down_packed": (("down_proj",), lambda down, dim: pack(down)),
-}
+Packed = dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]
+
+
+class Packing(NamedTuple):
+    """The packed parameters of each half of a layer; a half without any is not packed."""
+
+    attention: Packed = {}  # noqa: RUF012 (nobody writes to it)
+    mlp: Packed = {}  # noqa: RUF012
+
+
 # a layer's weights: the name in the module and in a checkpoint, and its shard
 LayerRows = tuple[tuple[str, ShardSpec], ...]
 DECODER_LAYER: LayerRows = (
@@ -83,23 +81,22 @@ def decoder_weights(config: Qwen3Config, packing: Packing) -> list[Weight]:
 
 def layer_weights(layer: str, prefix: str, rows: LayerRows, packing: Packing) -> list[Weight]:
     """The weights of a layer, whose names have a prefix in a checkpoint; packed ones come last."""
-    packed = list[Weight]()
-    shards = dict(rows)
-    halves = (("self_attn", PACKED_ATTENTION, packing.attention), ("mlp", PACKED_MLP, packing.mlp))
-    for half, name, parts, join in ((h, n, *row) for h, table, on in halves if on for n, row in table.items()):
+    packed, shards = list[Weight](), dict(rows)
+    tables = (("self_attn", packing.attention), ("mlp", packing.mlp))
+    for half, name, parts, pack in ((half, name, *row) for half, table in tables for name, row in table.items()):
         taken = tuple((f"{prefix}{layer}.{half}.{p}.weight", shards.pop(f"{half}.{p}")) for p in parts)
-        packed.append(Weight(f"{layer}.{half}.{name}", taken, join))
+        packed.append(Weight(f"{layer}.{half}.{name}", taken, pack))
     plain = [Weight(f"{layer}.{n}.weight", ((f"{prefix}{layer}.{n}.weight", shard),)) for n, shard in shards.items()]
     return plain + packed
 
 
 def pack_projections(module: nn.Module, table: Packed, head_dim: int = 0) -> None:
     """Replace a module's projections by the packed parameters of a table."""
-    for name, (parts, join) in table.items():
+    for name, (parts, pack) in table.items():
         weights = [module.get_parameter(f"{part}.weight").data for part in parts]
         for part in parts:
             delattr(module, part)
-        module.register_parameter(name, nn.Parameter(join(*weights, head_dim)))
+        module.register_parameter(name, nn.Parameter(pack(*weights, head_dim)))
 
 
 def shard_file(rank: int) -> str:

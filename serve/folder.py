@@ -80,7 +80,7 @@ def _fill(folder: Path, bundle: Bundle) -> None:
 def hf_config(bundle: Bundle) -> dict[str, object]:
     """The target's configuration under the names of a Qwen3 checkpoint's config.json."""
     config = bundle.spec.target_config
-    raw = dataclasses.asdict(config) | {"rope_scaling": config.rope_scaling and config.rope_scaling.stated()}
+    raw = dataclasses.asdict(config) | {"rope_scaling": config.rope_scaling and config.rope_scaling.as_hf()}
     eos = list(raw.pop("eos_token_ids"))
     return raw | {
         "architectures": ["Qwen3ForCausalLM"],

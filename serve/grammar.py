@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trnspec.engine.masks import shared
+from trnspec.engine.masks import common_prefix_len
 
 logger = logging.getLogger("vllm.trnspec")
 
@@ -80,7 +80,7 @@ class Grammar:
 
     def _moved(self, matcher: Any, ids: list[int]) -> bool:
         """Advance the matcher to these tokens; False if it terminates with them or before."""
-        same = shared(self._ids, ids)
+        same = common_prefix_len(self._ids, ids)
         if back := len(self._ids) - same:
             matcher.rollback(back)
             del self._ids[same:]

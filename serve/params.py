@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.errors import UserError
-from trnspec.engine.masks import Allowed
-from trnspec.engine.request import Params, Request, Shape, check
+from trnspec.engine.config import EngineConfig
+from trnspec.engine.request import MaskFn, Params, Request, check
 
 # served by the graphs
 _BY_GRAPHS = {
@@ -30,7 +30,7 @@ _DEFAULT_REASON = "a bundle serves the sampling parameters that docs/serving.md 
 _OFF = {"watermarking": False}
 
 
-_NO_MASK: Allowed = lambda ids: None  # noqa: E731
+_NO_MASK: MaskFn = lambda ids: None  # noqa: E731
 
 
 class UnsupportedParam(UserError):
@@ -49,7 +49,7 @@ def reject_unsupported(requested: Mapping[str, Any], defaults: dict[str, Any]) -
             raise UnsupportedParam(name, f"{name} is not served: {_WHY.get(name, _DEFAULT_REASON)}")
 
 
-def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: Allowed | None = None) -> Request:
+def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, allowed: MaskFn | None = None) -> Request:
     """The engine's request for prompt token ids and vLLM's SamplingParams, with the masks of a structured request.
 
     The engine ends at stop tokens and limits itself, so that no step runs for a request that is finished; vLLM cuts at
@@ -73,7 +73,7 @@ def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: A
     return Request(
         ids,
         params,
-        min(sampling.max_tokens or shape.max_len, shape.max_len),
+        min(sampling.max_tokens or config.max_len, config.max_len),
         (*end, *(sampling.stop_token_ids or ())),
         allowed=(allowed or _NO_MASK) if sampling.structured_outputs is not None else None,
         logprobs=sampling.logprobs,
@@ -82,9 +82,9 @@ def engine_request(shape: Shape, ids: tuple[int, ...], sampling: Any, allowed: A
     )
 
 
-def check_request(shape: Shape, ids: tuple[int, ...], sampling: Any) -> None:
+def check_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any) -> None:
     """Raise UnsupportedParam for a prompt or a value of a sampling parameter that the bundle cannot serve."""
     try:
-        check(shape, engine_request(shape, ids, sampling))
+        check(config, engine_request(config, ids, sampling))
     except UserError as error:
         raise UnsupportedParam("sampling parameters or prompt", str(error)) from error

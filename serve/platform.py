@@ -22,7 +22,7 @@ from serve.params import UnsupportedParam, check_request, reject_unsupported
 from serve.vllm_patches import allow_min_p_and_bias_with_drafts, hide_log_lines
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.spec import MAX_K, BundleSpec
-from trnspec.engine.ready import shape_of
+from trnspec.engine.config import engine_config
 from trnspec.engine.text import TOKENIZER
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ class BundlePlatform(Platform):
             raise VLLMValidationError("a bundle generates text and serves no other task", parameter="task")
         if not isinstance(processed_inputs, dict) or processed_inputs.get("type") != "token":
             raise VLLMValidationError("a bundle takes text or token ids as a prompt", parameter="prompt")
-        default, shape = SamplingParams(), shape_of(served_bundle())
+        default, config = SamplingParams(), engine_config(served_bundle())
         names = SamplingParams.__struct_fields__
         requested, defaults = ({n: getattr(values, n) for n in names} for values in (params, default))
         try:
             reject_unsupported(requested, defaults)
             if params.seed is None and params.temperature > 0:
                 params.seed = secrets.randbits(_SEED_BITS)
-            check_request(shape, tuple(processed_inputs["prompt_token_ids"]), params)
+            check_request(config, tuple(processed_inputs["prompt_token_ids"]), params)
         except UnsupportedParam as error:
             raise VLLMValidationError(str(error), parameter=error.parameter) from error
 

@@ -28,11 +28,12 @@ from serve.scheduler import StepOutput
 from serve.startup import report_to_parent
 from serve.vllm_patches import skip_accelerator_caches
 from trnspec.bundle.opening import open_bundle
+from trnspec.engine.adaptive_k import AdaptiveK, FixedK
+from trnspec.engine.async_engine import AsyncEngine
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Event
-from trnspec.engine.overlap import OverlappedEngine
-from trnspec.engine.ready import open_graphs, served_shape
 from trnspec.engine.request import Score
-from trnspec.engine.step_k import Always
+from trnspec.runtime.runner import load_runner
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, SchedulerOutput
@@ -58,10 +59,10 @@ class BundleWorker(WorkerBase):
         self.options = options(self.vllm_config, bundle)
         speculative = self.options.speculation and bundle.spec.k > 0
         self.drafter = bundle.spec.drafter if speculative else "none"
-        self.shape = served_shape(bundle, self.options.platform)
-        self.graphs, self.metrics = open_graphs(bundle, self.options.platform), Metrics(self.drafter)
-        fixed = None if self.options.k is None else Always(self.options.k)
-        self.engine = OverlappedEngine(self.graphs, self.shape, speculative, fixed, owns_blocks=False)
+        self.config = engine_config(bundle)
+        self.runner, self.metrics = load_runner(bundle, self.options.platform), Metrics(self.drafter)
+        step_k = AdaptiveK((0, *self.config.ks)) if self.options.k is None else FixedK(self.options.k)
+        self.engine = AsyncEngine(self.runner, self.config, speculative, step_k, owns_blocks=False)
         # vLLM's request id -> the engine's number, of the requests that are admitted
         self.numbers: dict[str, int] = {}
         # prompts and parameters by request id, and the output ids of preempted requests
@@ -97,7 +98,7 @@ class BundleWorker(WorkerBase):
         keys = [key for key in self.bundle.plan.by_key if self._runs(key)]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:
-                self.graphs.prepare(key)
+                self.runner.prepare(key)
                 task.advance()
         seconds = time.perf_counter() - begin
         print(self._banner(seconds), file=sys.stderr, flush=True)
@@ -105,14 +106,14 @@ class BundleWorker(WorkerBase):
 
     def _runs(self, key: GraphKey) -> bool:
         """Whether the engine may run a graph."""
-        return self.shape.has(key) and (key.is_prefill or key.k in self.engine.ks(asking=key.asking))
+        return self.config.has(key) and (key.is_prefill or key.k in self.engine.ks(full_sampling=key.asking))
 
     def _banner(self, seconds: float) -> str:
         bundle, spec = self.bundle, self.bundle.spec
         drafter = f"{self.drafter}, {spec.draft}" if spec.has_draft else self.drafter
         ks = ", ".join(map(str, sorted(self.engine.ks())))
         adaptive = "" if self.options.k is not None else ", chosen by measured step times and acceptance"
-        blocks = self.vllm_config.cache_config.num_gpu_blocks_override or self.shape.pool
+        blocks = self.vllm_config.cache_config.num_gpu_blocks_override or self.config.pool
         return (
             f"trnspec serves {bundle.path}, every digest verified\n"
             f"  target   {spec.target}\n"
@@ -160,20 +161,20 @@ class BundleWorker(WorkerBase):
         self._grow(cached)
         # a request that is resumed is not admitted yet
         running = [self.numbers[name] for name in cached.req_ids if name in self.numbers]
-        if not (self.engine.begun or all(map(self.engine.filling, running))):
+        if not (self.engine.launched or all(map(self.engine.prefilling, running))):
             self.metrics.begin()
-            self.engine.begin(masks=True)
+            self.engine.launch(masks=True)
         pieces = self._pieces(scheduler_output)
         for number, length in pieces.items():
-            self.engine.fill(number, length)
+            self.engine.prefill(number, length)
         if not pieces:
             # the next step runs while this one's output is read and scheduled
-            self.engine.follow()
+            self.engine.launch_next()
         events = self._end()
-        while pieces and self.engine.begun:
+        while pieces and self.engine.launched:
             events += self._end()
-        if not (pieces or self.engine.begun):
-            self.engine.begin()
+        if not (pieces or self.engine.launched):
+            self.engine.launch()
         for name in self.dead_ends & self.requests.keys():
             self._fail(name, "its grammar allows no token here, not even the end token")
         self.dead_ends.clear()
@@ -185,7 +186,7 @@ class BundleWorker(WorkerBase):
         """Give running requests the blocks that vLLM has added."""
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if blocks and name in self.numbers:
-                self.engine.grow(self.numbers[name], blocks[0])
+                self.engine.add_blocks(self.numbers[name], blocks[0])
 
     def _pieces(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
         """Admit new and resumed requests; engine number -> prompt tokens that are to be cached after this batch."""
@@ -202,14 +203,14 @@ class BundleWorker(WorkerBase):
                 self._place(name, blocks[0], count)
         scheduled = scheduler_output.num_scheduled_tokens
         numbers = {self.numbers[name]: computed[name] + scheduled[name] for name in scheduled if name in self.numbers}
-        return {number: length for number, length in numbers.items() if self.engine.filling(number)}
+        return {number: length for number, length in numbers.items() if self.engine.prefilling(number)}
 
     def _place(self, name: str, blocks: Sequence[int], cached: int) -> None:
         """Admit a request that is new, or resumed after preemption."""
         ids, sampling = self.requests[name]
         grammar = self._grammar(name) if sampling is not None and sampling.structured_outputs else None
-        request = engine_request(self.shape, ids, sampling, grammar)
-        self.numbers[name] = self.engine.place(request, blocks, cached, self.preempted.pop(name, []))
+        request = engine_request(self.config, ids, sampling, grammar)
+        self.numbers[name] = self.engine.admit(request, blocks, cached, self.preempted.pop(name, []))
 
     def _forget(self, name: str) -> None:
         if name in self.numbers:
@@ -225,11 +226,11 @@ class BundleWorker(WorkerBase):
 
     def _end(self) -> list[Event]:
         """Wait for the oldest launched work: a decode step or a prefill chunk."""
-        if not self.engine.begun:
+        batch = self.engine.launched_batch
+        if batch is None:
             return []
-        prompt = self.engine.begun_chunk
         events = self.engine.step()
-        self.metrics.end(prompt, events, launched_ahead=self.engine.begun)
+        self.metrics.end(batch.chunk is not None, events, launched_ahead=self.engine.launched)
         return events
 
     def _report_invalid_drafts(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
@@ -273,7 +274,8 @@ class BundleWorker(WorkerBase):
 
         vLLM expects no draft accounting for a step of k 0.
         """
-        k = self.shape.k if self.engine.begun_k is None else self.engine.begun_k
+        batch = self.engine.launched_batch
+        k = batch.k if batch and not batch.chunk else self.config.k
         if not (self.engine.speculative and k):
             return None
         running = list(self.numbers)
@@ -288,8 +290,8 @@ class BundleWorker(WorkerBase):
     def shutdown(self) -> None:
         if hasattr(self, "metrics"):
             print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr, flush=True)
-            self.graphs.close()
-            del self.engine, self.graphs
+            self.runner.close()
+            del self.engine, self.runner
         skip_accelerator_caches()
 
 

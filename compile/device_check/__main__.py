@@ -27,9 +27,10 @@ from compile.spec import BuildSpec, Recipe
 from model.errors import UserError, run_cli
 from model.nki.launches import LNC
 from trnspec.bundle.opening import open_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import open_graphs, shape_of
 from trnspec.engine.request import Params, Request
+from trnspec.runtime.runner import load_runner
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 # builds of the demo pair: two buckets, batch 4, k 7
@@ -85,9 +86,9 @@ def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
     plain = {"kernels": "reference", "out": str(out / f"cpu-{name}"), "recipe": Recipe(toolchain="cpu")}
     on_cpu = open_bundle(build(demo(name, out, **plain)))
     bundle = open_bundle(Path(demo(name, out).out)) if platform == "nrt" else on_cpu
-    asked, cpu = requests(bundle.spec), Engine(open_graphs(on_cpu), shape_of(on_cpu))
-    graphs, begin = open_graphs(bundle, platform), time.perf_counter()
-    found, seconds = Engine(graphs, shape_of(bundle, platform)).run(asked), time.perf_counter() - begin
+    asked, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
+    graphs, begin = load_runner(bundle, platform), time.perf_counter()
+    found, seconds = Engine(graphs, engine_config(bundle)).run(asked), time.perf_counter() - begin
     graphs.close()
 
     def logprob(of: Sequence[int]) -> float:

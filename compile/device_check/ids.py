@@ -38,7 +38,7 @@ def requests(spec: BundleSpec) -> list[Request]:
     ]  # fmt: skip
     prompt, missing = tuple(i % vocabulary for i in range(40, 40 + end)), set(range(vocabulary))
     every = [Request(prompt[:length], params, count) for length, count, params in listed]
-    found = [request for request in every if spec.dtype == "fp32" or not request.params.filter]
+    found = [request for request in every if spec.dtype == "fp32" or not request.params.filters]
     while missing:
         found.append(Request(prompt[:3], Params(_HOT, seed=len(found)), end))
         missing -= set(_noise(found[-1], end - 3, vocabulary).argmax(-1).tolist())
@@ -64,17 +64,19 @@ def compared(
         at = next((i for i, (a, b) in enumerate(zip(found.ids, expected.ids, strict=False)) if a != b), None)
         count += len(found.ids) if at is None else at
         if at is not None:
-            known, pair, heat = [*request.ids, *found.ids[:at]], (expected.ids[at], found.ids[at]), request.params
+            known, temperature = [*request.ids, *found.ids[:at]], request.params.temperature
             noise = _noise(request, at + 1, spec.target_config.vocab_size)[at]
-            best, other = (logprob([*known, i]) + heat.temperature * float(noise[i]) for i in pair)
+            pair = expected.ids[at], found.ids[at]
+            best, other = (logprob([*known, i]) + temperature * float(noise[i]) for i in pair)
             ties.append(best - other)
-            if ties[-1] > (tie := _TIE[spec.dtype] + _NOISE * heat.temperature):
+            # below 0 where a filter excludes the device's id
+            if abs(best - other) > (tie := _TIE[spec.dtype] + _NOISE * temperature):
                 raise UserError(
-                    f"{heat}, a prompt of {len(request.ids)} ids: id {at} is {pair[1]}, and {pair[0]} on the CPU, "
-                    f"whose score is {ties[-1]:.3g} higher; {tie:.3g} would be a tie"
+                    f"a prompt of {len(request.ids)} ids at temperature {temperature:g}: id {at} is {pair[1]}, and "
+                    f"{pair[0]} on the CPU; their scores differ by {best - other:.3g}, and {tie:.3g} would be a tie"
                 )
         elif len(found.ids) != len(expected.ids):
-            raise UserError(f"{request.params}: {len(found.ids)} ids came, {len(expected.ids)} from the CPU")
+            raise UserError(f"{len(found.ids)} ids came, {len(expected.ids)} from the CPU: {request.params}")
     steps, cpu_steps = (sum(result.steps for result in results) for results in (device, cpu))
     if steps > _MAX_STEPS * cpu_steps:
         raise UserError(f"the requests took {steps} steps, {cpu_steps} on the CPU: drafts are rejected")

@@ -28,7 +28,7 @@ def make_pair(spec: BundleSpec, drafts: bool, ctx: Context) -> Pair:
     with torch.device("meta"):
         target, drafter = ctx.fuse(Qwen3(spec.target_config, ctx)), Drafter()
         if drafts:
-            drafter = spec.drafter_type(ctx.fuse(spec.drafter_type.make_model(spec.draft_config, ctx)))
+            drafter = spec.drafter_type(ctx.fuse(spec.drafter_type.model_type(spec.draft_config, ctx)))
         return Pair(target, drafter).to(BY_FLAG[spec.dtype].torch)
 
 

@@ -5,22 +5,17 @@ earlier: where that row was cached already it is written again with the same bit
 (vLLM catches up in its first pass too, vllm/v1/spec_decode/llm_base_proposer.py; NxDI makes an extra pass).
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from model.config import Qwen3Config, config_from_dict
-from model.context import Context
-from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, VerifyResult, write_slot
+from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.ops import gather_rows, iota
-from model.packing import Packing
 from model.qwen3 import Qwen3
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
-from model.weights import Weight, decoder_weights
+from model.weights import Packing, Weight, decoder_weights
 
 
 class Chain(Drafter):
@@ -28,6 +23,7 @@ class Chain(Drafter):
 
     name = "chain"
     config_type: ClassVar[type[Any] | None] = Qwen3Config
+    model_type: ClassVar[Any] = Qwen3
     state_spec: ClassVar[tuple[StateSpec, ...]] = (StateSpec("ids", "B 1 1", "int32"),)
     is_causal_lm = True
     model: Qwen3
@@ -41,9 +37,9 @@ class Chain(Drafter):
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
         x_B2E, caches, _ = model.hidden(ids_B2, state.caches, rows.meta._replace(positions_BN=positions_B2))
         logits_B1V = model.logits(x_B2E[:, 1:])
-        drafts_B1 = [model.sample(logits_B1V, params.row(0, []), noise_BNV[:, :1]).token_ids()]
+        drafts_B1 = [model.sample(logits_B1V, params.rows(0, 1, []), noise_BNV[:, :1]).token_ids()]
         for n in range(1, rows.k):
-            row = rows.meta.rows(n, n + 1), params.row(n, drafts_B1), noise_BNV[:, n : n + 1]
+            row = rows.meta.rows(n, n + 1), params.rows(n, n + 1, drafts_B1), noise_BNV[:, n : n + 1]
             draft_B1, caches = model.ctx.ops.call(model, drafts_B1[-1], caches, *row)
             drafts_B1.append(draft_B1)
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.slots)
@@ -67,10 +63,6 @@ class Chain(Drafter):
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
         return config_from_dict(raw, where)
-
-    @classmethod
-    def make_model(cls, config: Any, ctx: Context) -> Qwen3:
-        return Qwen3(config, ctx)
 
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:

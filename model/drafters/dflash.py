@@ -6,46 +6,41 @@ dflash/model.py); DSpark's Markov head (deepseek-ai/DeepSpec, deepspec/modeling/
     c[i] = hidden_norm(fc(target states[i]));  layer: key[i] = rope(k_norm(k_proj(c[i])), i), value[i] = v_proj(c[i])
 
 and never passes a layer. The block is the input id, at position p, and masks after it; they pass layers like the
-target's and see all context and the whole block, unless it is causal. Its rows are the drafts' by one of two
-conventions: in place, row j is the draft of its own position p + j, and row 0 of none; shifted, of p + j + 1.
+target's and see all context and the block, unless it is causal. In place, row j is the draft of its own position p + j,
+and row 0 of none; shifted, of p + j + 1. Without a causal mask fewer rows are a different drafter than the trained one.
 
-`update` has the target's states of all verified rows and writes their keys and values over the block's, at p, p + 1,
-...; rows past the last accepted one are garbage, at the next input id's position p' and on, where the next block is
-written before it is seen. So nothing is rolled back. Steps of k 0 run `update` too: it has no attention. Where the
-block is not causal a row sees the masks after it: with fewer of them it is a different drafter than the trained one.
+`update` writes keys and values of all verified rows over the block's, at p, p + 1, ...; rows past the last accepted one
+are garbage, at the next input id's position and on, where the next block is written before it is seen.
 
-The rows are marginals: draft j does not know draft j - 1. A Markov head adds w2 w1[draft j - 1] to row j's logits, here
-to those of the C = TOP ids that are best with the row's noise, in a decoding that every rank does alike. The id before
-the first draft is known: all of its logits have the bias. Shapes: F tapped states, C candidates, k drafts, M ranks.
+Draft j does not know draft j - 1. A Markov head adds w2 w1[draft j - 1] to row j's logits, here to those of the C = TOP
+ids that are best with the row's noise, on every rank alike; the id before the first draft is known: all of its logits
+have the bias. Shapes: F tapped states, C candidates, k drafts, M ranks.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.attention import append
 from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config, config_from_dict, read_config, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import DraftPass, DraftState, PrefillChunk, VerifyResult
+from model.drafter import DraftPass, DraftState, PrefillChunk, StepRows, VerifyResult
 from model.drafters.chain import Chain
 from model.errors import UserError
 from model.layers import ColumnLinear, RMSNorm
 from model.logprobs import best_ids
 from model.ops import iota, ordered_sum
-from model.packing import Packing
 from model.qwen3 import Qwen3
 from model.rope import rotation
 from model.sampling import SamplingParams, sample
-from model.step_rows import StepRows
 from model.strict import Length, Range
-from model.weights import REPLICATED, ROWS, Weight, decoder_weights
+from model.weights import REPLICATED, ROWS, Packing, Weight, decoder_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +100,9 @@ class DFlashModel(Qwen3):
     def context(self, states_BNF: Tensor, caches: list[Cache], meta: AttentionMetadata) -> list[Cache]:
         """The caches with the keys and values of these rows of the target's states."""
         rope = rotation(meta.positions_BN, self.config)
-        rows_BNE, written = self.hidden_norm(self.ctx.ops.all_gather(self.fc(states_BNF))), []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            kv = layer.self_attn.key_value(rows_BNE, rope)  # type: ignore[union-attr, operator]
-            written.append(self.ctx.append(kv[0], kv[1], cache, meta))
-        return written
+        rows_BNE, layers = self.hidden_norm(self.ctx.ops.all_gather(self.fc(states_BNF))), list[Any](self.layers)
+        kvs = (layer.self_attn.key_value(rows_BNE, rope) for layer in layers)
+        return [append(self.ctx.ops, k, v, cache, meta) for (k, v), cache in zip(kvs, caches, strict=True)]
 
     def markov_decode(self, ids_B1: Tensor, logits_BkV: Tensor, params: SamplingParams, noise_BkV: Tensor) -> Tensor:
         """(B, k) drafts, each with the bias by the one before it; the first one's has all ids."""
@@ -162,11 +155,12 @@ class DFlash(Chain):
 
     name = "dflash"
     config_type = DFlashConfig
+    model_type = DFlashModel
     state_spec = ()
     is_causal_lm = False
     verify_passes = 1
     runs_without_drafts = True
-    tied_to_target = {
+    tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {
         "model.embed_tokens.weight": ("model.embed_tokens.weight",),
         "lm_head.weight": ("lm_head.weight", "model.embed_tokens.weight"),
     }
@@ -184,7 +178,7 @@ class DFlash(Chain):
         if not config.causal:
             meta = meta._replace(attend_to_B1=meta.positions_BN[:, -1:])
         x_BRE, caches, _ = model.hidden(torch.cat((ids_BT, masks_BR), 1), state.caches, meta)
-        logits_BkV, params, noise_BkV = model.logits(x_BRE[:, -k:]), params.first(k), noise_BNV[:, :k]
+        logits_BkV, params, noise_BkV = model.logits(x_BRE[:, -k:]), params.rows(0, k, []), noise_BNV[:, :k]
         if config.markov_rank:
             drafts_Bk = model.markov_decode(ids_BT, logits_BkV, params, noise_BkV)
         else:
@@ -192,19 +186,15 @@ class DFlash(Chain):
         return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches)
 
     def update(self, result: VerifyResult, state: DraftState) -> DraftState:
-        return self._advance(result.taps_BNF, state, result.rows.meta)
+        return DraftState(self.model.context(result.taps_BNF, state.caches, result.rows.meta))
 
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
-        return self._advance(chunk.taps_1SF, state, chunk.meta)
-
-    def _advance(self, states_BNF: Tensor | None, state: DraftState, meta: AttentionMetadata) -> DraftState:
-        assert states_BNF is not None, "the context is the target's states"
-        return DraftState(self.model.context(states_BNF, state.caches, meta))
+        return DraftState(self.model.context(chunk.taps_1SF, state.caches, chunk.meta))
 
     @classmethod
     def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
         # the verified rows, then the block, by the convention that has more rows
-        return (DraftPass(k + 1, 0), *(DraftPass(k + 1, k) for _ in range(min(k, 1))))
+        return (DraftPass(k + 1, 0), DraftPass(k + 1, k))[: 1 + min(k, 1)]
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
@@ -212,21 +202,56 @@ class DFlash(Chain):
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
-        return _config_from_hf(raw, where, target)
+        """z-lab's format has an object `dflash_config`, DeepSpec's its keys at the root, speculators' a type.
 
-    @classmethod
-    def make_model(cls, config: Any, ctx: Context) -> DFlashModel:
-        return DFlashModel(config, ctx)
+        The first two count a layer's output by the layer's number, from 0; speculators counts taps.
+        """
+        kind, nested = raw.get("speculators_model_type"), raw.get("dflash_config")
+        if not cls.matches_config(raw) or kind not in (None, "dflash", "dspark"):
+            named = kind or raw.get("architectures")
+            raise UserError(f"{where} describes {named!r}; a DFlash or DSpark draft is needed: give its folder")
+        own = raw | (nested if isinstance(nested, dict) else {})
+        if not own.get("markov_rank"):
+            own.pop("markov_head_type", None)
+        layers = raw.get("transformer_layer_config", raw) if kind else raw
+        layers = (layers if isinstance(layers, dict) else {}) | {"tie_word_embeddings": False}
+        config = config_from_dict(layers, where)
+        sizes = {
+            "target_hidden_size": (config.hidden_size,),
+            "draft_vocab_size": (config.vocab_size,),
+            "num_target_layers": (target.num_hidden_layers,),
+            "layer_types": (["full_attention"] * config.num_hidden_layers,),
+        }
+        refuse_settings({**layers, **own}, _SUPPORTED | sizes, where)
+        if (Path(where).parent / "mask_embedding.pt").is_file():
+            raise UserError(f"{where} comes with mask_embedding.pt, which is not read; use a draft whose mask is an id")
+        ids = own.get("aux_hidden_state_layer_ids" if kind else "target_layer_ids")
+        if ids is None and nested:
+            ids = _evenly_spaced(target.num_hidden_layers, config.num_hidden_layers)
+        if not kind and isinstance(ids, list) and all(type(tap) is int for tap in ids):
+            ids = [tap + 1 for tap in ids]
+        shift = own.get("sample_from_anchor", own.get("draft_shift", own.get("shift_label")))
+        by_default = kind == "dspark" or own.get("projector_type") == "dspark" or not (kind or nested)
+        values = {
+            "block_size": own.get("block_size"),
+            "mask_id": own.get("mask_token_id"),
+            "taps": ids,
+            "shifted": by_default if shift is None else shift,
+            "causal": bool(own.get("is_causal") or own.get("causal") or own.get("causal_head")),
+            "markov_rank": own.get("markov_rank") or 0,
+        }
+        block = read_config(Block, values, where, "DFlash draft")
+        if block.mask_id >= config.vocab_size:
+            last = config.vocab_size - 1
+            raise UserError(f"{where} has mask_token_id {block.mask_id}; the vocabulary ends at {last}")
+        return DFlashConfig(**vars(config), **vars(block))
 
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
-        rows = [
-            Weight("fc.weight", (("fc.weight", ROWS),)),
-            Weight("hidden_norm.weight", (("hidden_norm.weight", REPLICATED),)),
-        ]
+        rows = {"fc.weight": ("fc.weight", ROWS), "hidden_norm.weight": ("hidden_norm.weight", REPLICATED)}
         if config.markov_rank:
-            rows += [Weight(f"markov_{w}", ((f"markov_head.markov_{w}.weight", REPLICATED),)) for w in ("w1", "w2")]
-        return decoder_weights(config, packing) + rows
+            rows |= {f"markov_{w}": (f"markov_head.markov_{w}.weight", REPLICATED) for w in ("w1", "w2")}
+        return decoder_weights(config, packing) + [Weight(name, (part,)) for name, part in rows.items()]
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
@@ -239,64 +264,11 @@ class DFlash(Chain):
 _SPECULATORS = ("dflash", "dspark", "dflash2")
 # keys of a config.json and the values of them that are built
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "projector_type": ("dflash", "dspark"),
-    "markov_head_type": ("vanilla",),
-    "use_swa": (False,),
-    "use_aux_hidden_state": (True,),
-    "is_neox_style": (True,),
-    "attention_sink_bias": (False,),
-    "logit_scale": (1.0,),
-    "input_embedding_scale": (1.0,),
-    "output_multiplier": (1.0,),
-    "final_logit_softcapping": (),
-    "conv_kernel_size": (),
+    "projector_type": ("dflash", "dspark"), "markov_head_type": ("vanilla",), "use_swa": (False,),
+    "use_aux_hidden_state": (True,), "is_neox_style": (True,), "attention_sink_bias": (False,), "logit_scale": (1.0,),
+    "input_embedding_scale": (1.0,), "output_multiplier": (1.0,), "final_logit_softcapping": (), "conv_kernel_size": (),
     "selector_rank": (),
-}
-
-
-def _config_from_hf(raw: dict[str, Any], where: str, target: Qwen3Config) -> DFlashConfig:
-    """z-lab's format has an object `dflash_config`, DeepSpec's its keys at the root, speculators' a type of its own.
-
-    The first two count a layer's output by the layer's number, from 0; speculators counts taps.
-    """
-    kind, nested = raw.get("speculators_model_type"), raw.get("dflash_config")
-    if not DFlash.matches_config(raw) or kind not in (None, "dflash", "dspark"):
-        named = kind or raw.get("architectures")
-        raise UserError(f"{where} describes {named!r}; a DFlash or DSpark draft is needed: give its folder")
-    own = raw | (nested if isinstance(nested, dict) else {})
-    if not own.get("markov_rank"):
-        own.pop("markov_head_type", None)
-    layers = raw.get("transformer_layer_config", raw) if kind else raw
-    layers = (layers if isinstance(layers, dict) else {}) | {"tie_word_embeddings": False}
-    config = config_from_dict(layers, where)
-    sizes = {
-        "target_hidden_size": (config.hidden_size,),
-        "draft_vocab_size": (config.vocab_size,),
-        "num_target_layers": (target.num_hidden_layers,),
-        "layer_types": (["full_attention"] * config.num_hidden_layers,),
-    }
-    refuse_settings({**layers, **own}, _SUPPORTED | sizes, where)
-    if (Path(where).parent / "mask_embedding.pt").is_file():
-        raise UserError(f"{where} comes with mask_embedding.pt, which is not read; use a draft whose mask is an id")
-    shift = own.get("sample_from_anchor", own.get("draft_shift", own.get("shift_label")))
-    by_default = kind == "dspark" or own.get("projector_type") == "dspark" or not (kind or nested)
-    ids = own.get("aux_hidden_state_layer_ids" if kind else "target_layer_ids")
-    if ids is None and nested:
-        ids = _evenly_spaced(target.num_hidden_layers, config.num_hidden_layers)
-    if not kind and isinstance(ids, list) and all(type(tap) is int for tap in ids):
-        ids = [tap + 1 for tap in ids]
-    values = {
-        "block_size": own.get("block_size"),
-        "mask_id": own.get("mask_token_id"),
-        "taps": ids,
-        "shifted": by_default if shift is None else shift,
-        "causal": bool(own.get("is_causal") or own.get("causal") or own.get("causal_head")),
-        "markov_rank": own.get("markov_rank") or 0,
-    }
-    block = read_config(Block, values, where, "DFlash draft")
-    if block.mask_id >= config.vocab_size:
-        raise UserError(f"{where} has mask_token_id {block.mask_id}; the vocabulary ends at {config.vocab_size - 1}")
-    return DFlashConfig(**vars(config), **vars(block))
+}  # fmt: skip
 
 
 def _evenly_spaced(target_layers: int, count: int) -> list[int]:

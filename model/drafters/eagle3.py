@@ -7,18 +7,14 @@ the embedding of token j + 1, at position j; its output x[j] gives the logits of
     x[j] = layer(embed(token[j + 1]), fc(target states[j]))         while token j is the target's
     x[j] = layer(embed(token[j + 1]), x[j - 1])                     for drafts
 
-`update` has the target's states of all N verified rows and runs the layer over them, before the host knows how many are
-accepted: rows past the last accepted one hold garbage, at positions p + count and on, where p + count is the next input
-id's. Its state is x of the last accepted row, from which `propose` samples the first draft; its k - 1 passes of one row
-write positions p', p' + 1, ... before they see them, and `update` writes all of these anew. So no row ever sees an id
+`update` runs the layer over all verified rows: those past the last accepted one are garbage, at the next input id's
+position p' and on. The state is x of the last accepted row, from which `propose` samples the first draft; its k - 1
+passes of one row write p', p' + 1, ... before they see them, and `update` writes these anew: no row ever sees an id
 that was not accepted.
 
-The head's vocabulary is a part of the target's: it samples among its own D ids, with the noise of the target's ids that
-they stand for, and looks up the target's id of each sample. Ranks hold a part of D, and of fc's outputs. Shapes: B
-sequences, N rows, E the head's hidden size, F the tapped states, D the draft's ids.
+The head's vocabulary is a part of the target's: it samples among its D ids, with the noise of the target's ids that
+they stand for. Ranks hold a part of D, and of fc's outputs. Shapes: E the head's hidden size, F the tapped states.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -29,26 +25,16 @@ from torch import Tensor, nn
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig, Qwen3Config, read_config, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import (
-    Drafter,
-    DraftPass,
-    DraftState,
-    PrefillChunk,
-    StateSpec,
-    VerifyResult,
-    write_slot,
-)
+from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.errors import UserError
 from model.layers import ColumnLinear, Embedding, Head, LanguageModel, RMSNorm
 from model.ops import gather_rows, iota
-from model.packing import Packing
 from model.parallel import VocabShard
 from model.qwen3 import MLP, Attention
 from model.rope import Rotation, rotation
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
 from model.strict import Length, Range
-from model.weights import COLUMNS, DECODER_LAYER, REPLICATED, ROWS, Weight, layer_weights
+from model.weights import COLUMNS, DECODER_LAYER, REPLICATED, ROWS, Packing, Weight, layer_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +67,7 @@ class Eagle3Attention(Attention):
     def __init__(self, config: Eagle3Config, ctx: Context) -> None:
         super().__init__(config, ctx)
         for name in ("q_proj", "k_proj", "v_proj"):
-            features = getattr(self, name).weight.shape[0]
-            self.add_module(name, ColumnLinear(2 * config.hidden_size, features))
+            self.add_module(name, ColumnLinear(2 * config.hidden_size, getattr(self, name).out_features))
         self.q_norm = self.k_norm = nn.Identity()  # type: ignore[assignment]
 
 
@@ -115,7 +100,7 @@ class Eagle3Model(LanguageModel):
     def __init__(self, config: Eagle3Config, ctx: Context = ONE_RANK) -> None:
         super().__init__(config, ctx)
         hidden = config.hidden_size
-        self.embed_tokens = Embedding(config.vocab_size, hidden // ctx.tp, ctx.ops)
+        self.embed_tokens = Embedding(config.vocab_size, hidden, ctx)
         self.fc = ColumnLinear(len(config.taps) * config.target_hidden_size, hidden // ctx.tp)
         self.layers = nn.ModuleList([Eagle3Layer(config, ctx)])
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
@@ -127,7 +112,7 @@ class Eagle3Model(LanguageModel):
     @property
     def target_ids_D(self) -> Tensor:
         """(D,) int32: the target's id of each of the draft's."""
-        own_D = iota(self.config.draft_vocab_size, self.rank_util.rank)
+        own_D = iota(self.config.draft_vocab_size, self.rank)
         return own_D + self.d2t if hasattr(self, "d2t") else own_D
 
     @property
@@ -168,20 +153,23 @@ class Eagle3(Drafter):
 
     name = "eagle3"
     config_type = Eagle3Config
+    model_type = Eagle3Model
+    # it reads two rows side by side
+    packs_attention = False
     state_spec = (StateSpec("state", "B 1 H"),)
     verify_passes = 1
     # a head without embeddings has the target's
-    tied_to_target = {"embed_tokens.weight": ("model.embed_tokens.weight",)}
+    tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {"embed_tokens.weight": ("model.embed_tokens.weight",)}
     model: Eagle3Model
 
     def propose(
         self, rows: StepRows, ids_BT: Tensor, params: SamplingParams, noise_BNV: Tensor, state: DraftState
     ) -> tuple[Tensor, DraftState]:
         model, caches, (x_B1E,) = self.model, state.caches, state.slots
-        drafts_B1 = [model.draft(x_B1E, params.row(0, []), noise_BNV[:, :1])]
+        drafts_B1 = [model.draft(x_B1E, params.rows(0, 1, []), noise_BNV[:, :1])]
         for n in range(1, rows.k):
             # the row of a draft is at the position before it
-            row = rows.meta.rows(n - 1, n), params.row(n, drafts_B1), noise_BNV[:, n : n + 1]
+            row = rows.meta.rows(n - 1, n), params.rows(n, n + 1, drafts_B1), noise_BNV[:, n : n + 1]
             draft_B1, x_B1E, caches = model.ctx.ops.call(model, drafts_B1[-1], x_B1E, caches, *row)
             drafts_B1.append(draft_B1)
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.slots)
@@ -199,10 +187,9 @@ class Eagle3(Drafter):
         return DraftState(caches, (write_slot(state.slots[0], last_11E, chunk.slot_1),))
 
     def _advance(
-        self, next_BN: Tensor, states_BNF: Tensor | None, count_B1: Tensor, caches: list[Cache], meta: AttentionMetadata
+        self, next_BN: Tensor, states_BNF: Tensor, count_B1: Tensor, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
         """(B, 1, E) the last of the first `count` rows of the target's states, and the cache with all rows written."""
-        assert states_BNF is not None, "a head reads the target's states"
         x_BNE, caches = self.model.hidden(next_BN, self.model.feature(states_BNF), caches, meta)
         return gather_rows(x_BNE, count_B1 - 1), caches
 
@@ -241,12 +228,8 @@ class Eagle3(Drafter):
         return read_config(Eagle3Config, defaults | given | {"taps": taps}, where, "EAGLE-3 head")
 
     @classmethod
-    def make_model(cls, config: Any, ctx: Context) -> Eagle3Model:
-        return Eagle3Model(config, ctx)
-
-    @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
-        """Every weight of a head, by the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
+        """By the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
         outside = {"embed_tokens": COLUMNS, "fc": ROWS, "norm": REPLICATED, "lm_head": ROWS}
         rows = [Weight(f"{name}.weight", ((f"{name}.weight", shard),)) for name, shard in outside.items()]
         layer = [row for row in DECODER_LAYER if row[0] not in ("self_attn.q_norm", "self_attn.k_norm")]
@@ -256,11 +239,6 @@ class Eagle3(Drafter):
         return rows
 
     @classmethod
-    def packing(cls, config: Any, ctx: Context) -> Packing:
-        # its attention reads two rows side by side, which no packed kernel does
-        return ctx.packing(config)._replace(attention=False)
-
-    @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
         # the original format says `midlayer` for `layers.0`; `t2d` is the inverse of `d2t`
         return "" if name == "t2d" else name.replace("midlayer.", "layers.0.", 1)
@@ -268,17 +246,10 @@ class Eagle3(Drafter):
 
 # keys of a config.json and the values of them that are built; masks and a learned state are a parallel head's
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "fc_norm": (False,),
-    "norm_before_fc": (False,),
-    "norm_output": (False,),
-    "ptd_token_id": (),
-    "mask_token_id": (),
-    "num_hidden_layers": (1,),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "rope_scaling": (),
+    "fc_norm": (False,), "norm_before_fc": (False,), "norm_output": (False,), "ptd_token_id": (), "mask_token_id": (),
+    "num_hidden_layers": (1,), "attention_bias": (False,), "mlp_bias": (False,), "rope_scaling": (),
     "hidden_act": ("silu",),
-}
+}  # fmt: skip
 
 
 def _next_ids(ids_BN: Tensor, count_B1: Tensor, next_B1: Tensor) -> Tensor:

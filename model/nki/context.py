@@ -4,8 +4,6 @@ A launch is served by nkisim at once (`model/nki/simulated.py`), by a custom cal
 (`compile/graph/custom_call.py`), or by the device (`model/nki/on_device.py`).
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,12 +16,12 @@ from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.context import Context, M
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
-from model.nki.fused_layer import fuse
+from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP, fuse
 from model.nki.launches import LNC, Argument, Launch, Launcher, Result, like, numbered, padded_table
 from model.ops import EAGER, Ops, iota
-from model.packing import Packing, fused_packing
 from model.parallel import VocabShard
 from model.sampling import GUMBEL_DOMAIN, NO_ID, SamplingParams, ShardArgmax, is_finite
+from model.weights import Packing
 from nki_kernels.limits import FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
 # the backends by the names of the build's flag
@@ -53,7 +51,12 @@ class NkiContext(Context):
     prompt_rows: ClassVar[int] = KEY_TILE
 
     def packing(self, config: ModelConfig) -> Packing:
-        return fused_packing(config, self.tp)
+        full = config.hidden_size % KEY_TILE == 0
+        # gate and up are split between two cores
+        split = config.intermediate_size // self.tp % LNC == 0
+        return Packing(
+            PACKED_ATTENTION if full and config.head_dim == 128 else {}, PACKED_MLP if full and split else {}
+        )
 
     def fuse(self, model: M) -> M:
         return fuse(model, self, self.run, self.layers)
@@ -68,13 +71,14 @@ class NkiContext(Context):
     def attention(
         self, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
-        result, table_BL, positions_BN = like(q_BHND), padded_table(meta), meta.positions_BN
+        result, positions_BN = like(q_BHND), meta.positions_BN
         first_BN, count = positions_BN[:, :1], q_BHND.shape[2]
+        # a prompt's rows are tiled, a step's are all on the partitions
+        group_rows = q_BHND.shape[1] // cache.k.shape[1] * count if count % KEY_TILE else 1
+        table_BL = padded_table(meta, cache, group_rows)
         if count % KEY_TILE:
-            # a tree whose rows are all ancestors of each other
-            every_BN = torch.full_like(positions_BN, (1 << count) - 1)
-            ancestors = () if meta.attend_to_B1 is None else (every_BN,)
-            arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *ancestors)
+            limit = () if meta.attend_to_B1 is None else (meta.attend_to_B1,)
+            arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *limit)
             out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
             return out, Cache(keys, values)
         # a prompt: its rows are written before any is attended

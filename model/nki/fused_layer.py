@@ -4,8 +4,6 @@ The decode kernels take few rows; those of a prompt take any number. Several lay
 ends where a drafter taps the target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,14 +11,23 @@ from torch import Tensor, nn
 
 from model.cache import AttentionMetadata, Cache
 from model.context import Context, M
-from model.layers import RMSNorm
+from model.layers import Layers, RMSNorm
 from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
-from model.qwen3 import MLP, Attention, Layers
+from model.qwen3 import MLP, Attention
 from model.rope import Rotation, apply_rope
-from model.weights import PACKED_ATTENTION, PACKED_MLP, pack_projections
+from model.weights import Packed, pack_projections
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.limits import CANDIDATES, ROWS
 
+PACKED_ATTENTION: Packed = {
+    "qkv_packed": (("q_proj", "k_proj", "v_proj"), pack_qkv),
+    "out_packed": (("o_proj",), pack_out),
+}
+PACKED_MLP: Packed = {
+    "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up)),
+    "down_packed": (("down_proj",), lambda down, dim: pack(down)),
+}
 # kernel, arguments, results -> tensors; see `NkiContext.run`
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -87,7 +94,7 @@ class PackedAttention(Attention):
         (norm,) = self.norm
         if self.fits(x_BNE, meta):
             x_RE, norms = x_BNE.flatten(0, 1), (norm.weight, self.k_norm.weight, self.q_norm.weight)
-            places = (meta.positions_BN, padded_table(meta))
+            places = (meta.positions_BN, padded_table(meta, cache))
             arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *rope, *cache, *places, norm.eps)
             part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
@@ -138,7 +145,7 @@ class LayerGroup(nn.Module):
     def forward(
         self, x_BNE: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        x_RE, places = x_BNE.flatten(0, 1), (meta.positions_BN, padded_table(meta))
+        x_RE, places = x_BNE.flatten(0, 1), (meta.positions_BN, padded_table(meta, caches[0]))
         layers = tuple(self._operands(layer, cache) for layer, cache in zip(self.layers, caches, strict=True))
         count, eps = len(layers[0]), self.layers[0].input_layernorm.eps
         arguments: tuple[Any, ...] = (x_RE, layers, *rope, *places, self.ops.groups, eps)

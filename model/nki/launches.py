@@ -4,8 +4,6 @@ A launch names a kernel and its arguments; tensors among them are numbered, so t
 as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Callable, Sequence
@@ -15,8 +13,9 @@ from typing import Any, Final, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import KEY_TILE, AttentionMetadata
-from nki_kernels.limits import CHUNK
+from model.cache import KEY_TILE, AttentionMetadata, Cache
+from model.errors import UserError
+from nki_kernels.limits import CHUNK, attention_misfit
 
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
@@ -67,9 +66,17 @@ def like(x: Tensor) -> Result:
     return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
 
 
-def padded_table(meta: AttentionMetadata) -> Tensor:
-    """The block table, padded with block 0 to the chunks of keys that attention's kernels read."""
-    return F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
+def padded_table(meta: AttentionMetadata, cache: Cache, group_rows: int = 1) -> Tensor:
+    """The block table, padded with block 0 to the chunks of keys that attention's kernels read.
+
+    Raises UserError if no launch takes these sizes, with `group_rows` rows of each kv head.
+    """
+    table_BL = F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
+    blocks, kv_heads = cache.k.shape[:2]
+    (batch, length), pool_rows = table_BL.shape, blocks * kv_heads * KEY_TILE
+    if misfit := attention_misfit(batch, group_rows, length * KEY_TILE, pool_rows):
+        raise UserError(f"{misfit}, or use --kernels reference")
+    return table_BL
 
 
 Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]

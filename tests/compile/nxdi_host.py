@@ -1,10 +1,8 @@
-"""The host of NxDI's engines, in our words: the inputs that it gives to a compiled model, and how it reads the results.
+"""The host of NxDI's engines (model_wrapper.py, hf_adapter.py, vLLM's V0 loader), in our words.
 
-Source: NxDI's model_wrapper.py and hf_adapter.py and vLLM's V0 loader, as read: prompts one at a time, padded on the
-right with position 1; a step gets every live sequence, rows short of the batch are copies of the first with the idle
-cache lines, all sorted by line, and results are picked by line; the list of input shapes selects the model; greedy is
-top-k 1 at temperature 1; ids are the accepted row to its first -1, their number the next position less the position,
-and the host finds the end token in it; a sequence ends when its step would pass the longest bucket.
+Prompts come one at a time, padded on the right with position 1; a step gets every live sequence, rows short of the
+batch are copies of the first with the idle cache lines, all sorted by line; the list of input shapes selects the model;
+greedy is top-k 1 at temperature 1; a sequence ends when its step would pass the longest bucket.
 """
 
 from __future__ import annotations
@@ -73,8 +71,8 @@ class Host:
         def padded(values: object, fill: int) -> np.ndarray:
             return np.pad(np.array([values], np.int32), ((0, 0), (0, bucket - length)), constant_values=fill)
 
-        ids, mask, positions = padded(s.prompt, 0), padded([1] * length, 0), padded(range(length), 1)
-        self._take([s], self._call((ids, mask, positions, np.array([s.line]), np.array([s.params]))), prompt=True)
+        given = padded(s.prompt, 0), padded([1] * length, 0), padded(range(length), 1)
+        self._take([s], self._call((*given, np.array([s.line]), np.array([s.params]))), prompt=True)
 
     def _step(self, live: list[Served]) -> None:
         live = sorted(live, key=lambda s: s.line)

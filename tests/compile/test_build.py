@@ -28,8 +28,7 @@ from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
 from model.errors import UserError, guarded
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
-from model.packing import Packing
-from model.weights import shard_file
+from model.weights import Packing, shard_file
 from tests.compile.tiny import shard_of, spec, write_pair
 from tests.hostile.kills import beginnings, replacements
 from trnspec.bundle import manifest

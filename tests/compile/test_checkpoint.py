@@ -14,8 +14,7 @@ from compile.bundle.cutting import Cutter
 from compile.spec import BuildSpec
 from model.config import config_from_dict
 from model.errors import UserError
-from model.packing import Packing
-from model.weights import shard_file
+from model.weights import Packing, shard_file
 from nki_kernels.layer import pack_weights
 from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
 from trnspec.bundle.checkpoint import Checkpoint
@@ -192,6 +191,6 @@ def test_a_rank_s_file_has_its_weights(base: Path) -> None:
     for rank, digest in digests.items():
         assert sha256_of(base / shard_file(rank)) == digest
         stored = load_file(base / shard_file(rank))
-        assert stored["target_model.rank_util.rank"].tolist() == [rank]
+        assert stored["target_model.rank"].tolist() == [rank]
         expected = shard_of(cutter._checkpoints["target"], rank, 4, torch.float32, Packing())
         assert all(torch.equal(stored[f"target_model.{name}"], tensor) for name, tensor in expected.items())

@@ -27,9 +27,9 @@ from model.nki.launches import Launch
 from model.nki.table import KERNELS
 from tests.compile.tiny import spec, write_noisy_pair
 from trnspec.bundle.opening import open_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.eager_graphs import eager_graphs
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Request, Result
 
 
@@ -60,20 +60,12 @@ def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture
         _check("fourth", lambda out: {}, ("first",)), _check("fifth", pytest.fail, ("second",)),
         _check("sixth", pytest.fail, ("fifth",)),
     ]  # fmt: skip
-    written: list[Any] = []
-
-    def run(check: Check) -> dict[str, Any]:
-        file = tmp_path / "report.json"
-        written.append(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {})
-        return check.run(tmp_path)
-
-    outcomes = run_checks(checks, run, tmp_path)
+    outcomes = run_checks(checks, lambda check: check.run(tmp_path), tmp_path)
     assert [(o["state"], o.get("why")) for o in outcomes.values()] == [
         ("held", None), ("FAILED", "the ids differ"), ("FAILED", "ZeroDivisionError: division by zero"), ("held", None),
         ("not reached", "second did not hold"), ("not reached", "fifth did not hold"),
     ]  # fmt: skip
     assert outcomes["first"]["reports"] == {"us": 3}
-    assert [o["state"] for o in written[1].values()] == ["held", *["not reached"] * 5]
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == outcomes
     assert capsys.readouterr().out.splitlines()[1] == "FAILED      second the ids differ"
 
@@ -118,7 +110,7 @@ class Record:
     def __init__(self, built: BuildSpec) -> None:
         graphs = eager_graphs(built.bundle, built.checkpoints)
         self.spec, self.target, self.asked = built.bundle, graphs.pair.target_model, ids.requests(built.bundle)
-        self.results = Engine(graphs, shape_of(SimpleNamespace(spec=self.spec))).run(self.asked)  # type: ignore[arg-type]
+        self.results = Engine(graphs, engine_config(SimpleNamespace(spec=self.spec))).run(self.asked)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def logprob(self, of: Sequence[int]) -> float:
@@ -165,22 +157,28 @@ FAULTS: dict[str, Callable[[Request, int, int], bool]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_device_is_noticed(fault: str, record: Record) -> None:
-    with pytest.raises(UserError, match=r"whose score is .* higher"):
+    with pytest.raises(UserError, match=r"their scores differ by .*, and .* would be a tie"):
         record.compared(lambda request, at, i: (i + 1) % 64 if FAULTS[fault](request, at, i) else i)
 
 
 def test_drafts_that_are_rejected_and_ids_that_lack_are_noticed(record: Record) -> None:
     with pytest.raises(UserError, match="on the CPU: drafts are rejected"):
         record.compared(lambda request, at, i: i, steps=2)
-    short = [Result(result.ids[:-1], steps=result.steps) for result in record.results]
+    short = [Result(result.ids[:-1]) for result in record.results]
     with pytest.raises(UserError, match="235 ids came, 236 from the CPU"):
         ids.compared(record.spec, record.asked, short, record.results, record.logprob)
 
 
 def test_ids_that_are_tied_are_reported(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(request: Request, at: int, i: int) -> int:
+        return i + 1 if at == 200 and not request.params.temperature else i
+
     monkeypatch.setattr(record, "logprob", lambda of: -1.0)
-    facts = record.compared(lambda request, at, i: i + 1 if at == 200 and not request.params.temperature else i)
-    assert facts["margins of ties"] == [0.0]
+    assert record.compared(changed)["margins of ties"] == [0.0]
+    # an id that the target likes better and a filter excludes
+    monkeypatch.setattr(record, "logprob", lambda of: 9.0 * (of[-1] != record.results[0].ids[180]))
+    with pytest.raises(UserError, match="their scores differ by -9, and"):
+        record.compared(changed)
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ from tests.model.family import untraced
 from trnspec.bundle.opening import damage, read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.config import engine_config
 from trnspec.engine.eager_graphs import EagerGraphs, eager_graphs
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128,)}
@@ -88,7 +88,7 @@ def _ours(graphs: EagerGraphs, spec_: BundleSpec, served: list[Served]) -> list[
         greedy, seed = top_k == 1, s.line + (counts[s.line] << 32)
         params = Params() if greedy else Params(temperature, int(top_k), top_p, seed=seed)
         requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
-    engine = Engine(graphs, shape_of(SimpleNamespace(spec=spec_)))  # type: ignore[arg-type]
+    engine = Engine(graphs, engine_config(SimpleNamespace(spec=spec_)))  # type: ignore[arg-type]
     return [result.ids for result in engine.run(requests)]
 
 
@@ -173,11 +173,9 @@ def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
     options: every field but paths, and for 0.6 the switch of a sampling kernel."""
     written = json.loads(neuron_config(BuildSpec(k="6", tp=32, batch=4, max_len=1024).bundle))
     draft = written["fused_spec_config"]["draft_config"]
-    for value in (written, draft):
-        assert value["pad_token_id"] is None
-        assert all(
-            value[name] for name in ("hidden_size", "num_key_value_heads", "head_dim", "rope_theta", "hidden_act")
-        )
+    required = ("hidden_size", "num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps", "hidden_act")
+    assert all(value[name] for name in required for value in (written, draft))
+    assert "pad_token_id" in written
     assert written["neuron_config"] == {
         "batch_size": 4, "ctx_batch_size": 1, "enable_bucketing": True, "enable_fused_speculation": True,
         "is_continuous_batching": True, "logical_nc_config": 2, "save_sharded_checkpoint": True, "seq_len": 1024,
@@ -186,5 +184,4 @@ def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
     }  # fmt: skip
     alone = {"enable_fused_speculation": False, "speculation_length": 0}
     assert draft["neuron_config"] == written["neuron_config"] | alone
-    # 0.9 takes null for it, 0.6 has no such argument
-    assert "draft_model_cls" not in written["fused_spec_config"]
+    assert "draft_model_cls" not in written["fused_spec_config"], "0.6 has no such argument"

@@ -21,7 +21,7 @@ from tests.compile.tiny import spec
 from tests.model.family import untraced
 from trnspec.bundle import hlo
 from trnspec.bundle.opening import Bundle, damage, read_bundle
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
 
@@ -117,4 +117,4 @@ def test_without_nki_every_door_says_so(base: Path, compiler: Path) -> None:
     compiled = read_bundle(path).manifest.compiler
     assert (compiled.neff, compiled.kernels) == ("none", "none")
     with pytest.raises(UserError, match=r"its graphs call NKI kernels that were compiled for no device"):
-        Graphs(read_bundle(path), "neuron")
+        XlaRunner(read_bundle(path), "neuron")

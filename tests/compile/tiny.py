@@ -16,8 +16,7 @@ from torch import Tensor
 from compile.spec import BuildSpec, Recipe
 from model.config import config_from_dict
 from model.drafters.registry import drafter_of
-from model.packing import Packing
-from model.weights import RANK
+from model.weights import RANK, Packing
 from trnspec.bundle import hlo
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST, canonical_hash, sha256_of

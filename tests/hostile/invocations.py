@@ -11,7 +11,8 @@ from typing import Any
 from tests.compile.tiny import BASE
 from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.engine.request import Params, Request, Shape, check
+from trnspec.engine.config import EngineConfig
+from trnspec.engine.request import Params, Request, check
 
 # rows between commas, each after what the rows of its block begin with; {tmp} has what `furnish` makes, {bundle} is a
 # bundle of a tiny pair, {alone} one of its target; "-" is a command without words
@@ -89,7 +90,7 @@ RECIPES: dict[str, Any] = {
     "recipe-draft": {"draft_tp": 2}, "recipe-toolchain": {"toolchain": "gpu"},
     "recipe-flags": {"compiler_flags": {"x": "1"}},
 }  # fmt: skip
-SHAPE = Shape((3,), 2, 128, (128,), 64, 3)
+CONFIG = EngineConfig((3,), 2, 128, (128,), 64, 3, ((128, 128),))
 REQUESTS = [
     *[Request((1,), Params(**{name: value})) for name, values in {
         "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),
@@ -162,7 +163,7 @@ def invocations(tmp: Path, bundle: Path, alone: Path) -> Series:
             words = [word.strip("'").format(tmp=tmp, bundle=bundle, alone=alone) for word in given]
             series.count(f"{command} {row}", refusal(lambda words=words, main=main: main(words)))  # type: ignore[misc]
     for request in REQUESTS:
-        series.count(str(request), refusal(lambda request=request: check(SHAPE, request)))  # type: ignore[misc]
+        series.count(str(request), refusal(lambda request=request: check(CONFIG, request)))  # type: ignore[misc]
     return series
 
 

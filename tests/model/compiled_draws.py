@@ -47,7 +47,10 @@ def drawing(
 
     def run(logits: Tensor, start: Tensor, numbers: Tensor, seeds: Tensor, positions: Tensor, words: Tensor) -> Tensor:
         temperature, *of_filters = numbers.unbind(-1)
-        params, own = SamplingParams(temperature, seeds, Filters(*of_filters) if filters else None), VocabShard(start, width)
+        params, own = (
+            SamplingParams(temperature, seeds, Filters(*of_filters) if filters else None),
+            VocabShard(start, width),
+        )
         if masks:
             allowed = unpacked(words[:, None])[:, 0].index_select(1, own.ids_V) > 0
             logits = torch.where(allowed, logits, float("-inf"))
@@ -65,7 +68,9 @@ def drawing(
     module: Any = lowered.compiler_ir("hlo")
     devices = pjrt.devices_of("cpu", tp)
     custom_calls.register()
-    compiled = pjrt.compile_hlo(hlo.canonical(module.as_serialized_hlo_module_proto()).SerializeToString(), devices, _GRAPH)
+    compiled = pjrt.compile_hlo(
+        hlo.canonical(module.as_serialized_hlo_module_proto()).SerializeToString(), devices, _GRAPH
+    )
     sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
 
     def put(parts: list[np.ndarray]) -> Any:

@@ -31,10 +31,10 @@ from tests.model.heads import write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
 from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.config import engine_config
 from trnspec.engine.eager_graphs import EagerGraphs, eager_graphs
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 E = TypeVar("E", bound=Engine)
 V, MASK = 64, 61
@@ -87,19 +87,19 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     return spec(folder, name, **{"batch": 3} | flags)
 
 
-def caches(graphs: Graphs) -> dict[str, np.ndarray]:
+def caches(graphs: XlaRunner) -> dict[str, np.ndarray]:
     """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
     return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 
 @last_few
-def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     """The graphs of a drafter's bundle, with which its doctor is content."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}.lock"):
         bundle = read_bundle(build(plan))
     assert not findings(bundle)
-    return Graphs(bundle)
+    return XlaRunner(bundle)
 
 
 @last_few
@@ -113,11 +113,11 @@ def eager_engine(
     folder: Path, drafter: str = "chain", speculative: bool = True, kind: type[E] = Engine, **changes: Any
 ) -> E:  # type: ignore[assignment]
     """An engine of `eager` graphs, whose caches the last one has used."""
-    shape = shape_of(SimpleNamespace(spec=family_spec(folder, drafter, **changes).bundle))  # type: ignore[arg-type]
+    shape = engine_config(SimpleNamespace(spec=family_spec(folder, drafter, **changes).bundle))  # type: ignore[arg-type]
     return kind(eager(folder, drafter, **changes), shape, speculative)
 
 
-class AsTheyRun(Graphs):
+class AsTheyRun(XlaRunner):
     """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
 
     def _executable(self, key: GraphKey) -> Any:
@@ -138,7 +138,7 @@ def untraced(plan: BuildSpec) -> Path:
 
 
 @last_few
-def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     """The graphs of a drafter's bundle, untraced."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}-untraced.lock"):

@@ -23,9 +23,10 @@ from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Model
 from model.drafters.parallel import MaskedConfig, Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from trnspec.engine.config import EngineConfig
 from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
-from trnspec.engine.request import Params, Request, Result, Shape
+from trnspec.engine.request import Params, Request, Result
 
 V, DRAWN, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
 SIZES: dict[str, Any] = {"hidden_size": SIZE, "intermediate_size": 48, "num_attention_heads": 4,
@@ -123,7 +124,7 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
 def _engine(drafter: str) -> Engine:
     target, drafting, kept = DRAFTERS[drafter]()
     runner = EagerGraphs(Pair(target, drafting), kept, 1 + BATCH, BATCH)
-    return Engine(runner, Shape((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH))
+    return Engine(runner, EngineConfig((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH, ((LENGTH, LENGTH),)))
 
 
 def _counts(results: list[Result]) -> tuple[list[int], list[int]]:

@@ -28,11 +28,11 @@ from tests.compile.tiny import spec, write_model
 from tests.model.family import DRAFTERS, V, eager_engine
 from tests.model.heads import write_head
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import EngineConfig, engine_config
 from trnspec.engine.engine import Engine, Proposer
-from trnspec.engine.ready import shape_of
-from trnspec.engine.request import Params, Request, Result, Shape, check
+from trnspec.engine.request import Params, Request, Result, check
 from trnspec.engine.slots import Slot
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 END, ENDS, KEPT = 7, (7, 20, 33, 46), 24
 WITH_DRAFTS = [name for name in DRAFTERS if name != "none"]
@@ -258,7 +258,7 @@ def test_two_ranks_sample_mask_and_score_as_one_does(tmp_path: Path, kernels: st
     for name, tp in (("reference", 1), (kernels, 2)):
         draft = str(tmp_path / ("head" if eagle else "draft"))
         bundle = read_bundle(build(spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=draft)))
-        found.append(Engine(Graphs(bundle), shape_of(bundle)).run(asked))
+        found.append(Engine(XlaRunner(bundle), engine_config(bundle)).run(asked))
     for one, two in zip(*found, strict=True):
         assert one.ids == two.ids
         for mine, other in zip((*one.prompt_scores, *one.scores), (*two.prompt_scores, *two.scores), strict=True):
@@ -284,7 +284,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[said[:24] for _, said in REFUSED])
 def test_requests_that_no_graph_serves_are_refused(changes: dict[str, Any], said: str) -> None:
-    shape = Shape((3,), 2, 128, (128,), V, 3)
-    check(shape, Request((1,), Params(min_tokens=8, bad_words=((3, 4),), logit_bias={63: 100.0}), 8, logprobs=20))
+    config = EngineConfig((3,), 2, 128, (128,), V, 3, ((128, 128),))
+    check(config, Request((1,), Params(min_tokens=8, bad_words=((3, 4),), logit_bias={63: 100.0}), 8, logprobs=20))
     with pytest.raises(UserError, match=said):
-        check(shape, Request((1,), **{"max_new_tokens": 8} | changes))
+        check(config, Request((1,), **{"max_new_tokens": 8} | changes))

@@ -74,7 +74,10 @@ class Plain:
     def __init__(self, folder: Path, form: str) -> None:
         raw = json.loads((folder / form / "config.json").read_text())
         self.layers = raw.get("transformer_layer_config", raw)
-        self.w, of_target = load_file(folder / form / "model.safetensors"), load_file(folder / TARGET / "model.safetensors")
+        self.w, of_target = (
+            load_file(folder / form / "model.safetensors"),
+            load_file(folder / TARGET / "model.safetensors"),
+        )
         self.embed, self.head = of_target["model.embed_tokens.weight"], of_target["lm_head.weight"]
         self.taps, self.shifted, self.causal = FACTS[form]
 
@@ -171,7 +174,7 @@ def _decoded(config: DFlashConfig, ctx: Context, rank: int, k: int = 4) -> Tenso
     # ranks are threads, which share torch's own generator
     generator = torch.Generator().manual_seed(1)
     model = DFlashModel(config, ctx)
-    model.rank_util.rank.data[:] = rank
+    model.rank.data[:] = rank
     for weight in (model.markov_w1, model.markov_w2):
         weight.data = torch.randn(weight.shape, generator=generator)
     logits_BkV = 2 * torch.randn(4, k, config.vocab_size, generator=generator)

@@ -14,9 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from demo.drafter import target_pass
-from demo.eagle3 import load_head
-from demo.models import load
 from model.approx_filters import approximate
 from model.cache import AttentionMetadata, empty_caches
 from model.config import load_config
@@ -28,8 +25,8 @@ from model.filters import Filters
 from model.nki import simulated
 from model.nki.context import NkiContext
 from model.ops import EAGER
-from model.packing import Packing
 from model.sampling import SamplingParams
+from model.weights import Packing
 from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, pair_of, steps
 from tests.model.heads import write_head
@@ -128,20 +125,6 @@ def test_drafts_are_those_of_a_plain_head(folder: Path, head: str) -> None:
                 assert drafted.drafts == plain.ids_D[expected.argmax(-1)].tolist()
 
 
-@torch.no_grad()
-def test_drafts_of_the_demo_head_are_those_that_it_was_trained_for() -> None:
-    target, head, k = Path("demo/target"), Path("demo/draft_eagle3"), 5
-    theirs, trained = load(target)[0], load_head(head)
-    for step in _steps(target, head, k, 4):
-        for drafted in step:
-            seen = target_pass(theirs, torch.tensor([drafted.known + drafted.drafts]))
-            anchor = torch.tensor([len(drafted.known) - 1])
-            expected = trained.draft_logits(seen, anchor, k)[0]
-            ours = expected[:, trained.target_ids_D]
-            assert torch.allclose(drafted.logits, ours, atol=1e-4, rtol=0)
-            assert drafted.drafts == expected.argmax(-1).tolist()
-
-
 def test_no_row_sees_what_was_not_accepted(folder: Path) -> None:
     """From the input id's position on, whatever was in the cache is ignored; one place before it matters."""
     clean = list(_steps(folder / "target", folder / "speculators", 4, 4))
@@ -202,7 +185,7 @@ def test_kernels_serve_the_layer(tmp_path: Path) -> None:
     ids, table = torch.tensor([[3, 60, 9], [5, 5, 1]], dtype=torch.int32), torch.tensor([[1], [2]], dtype=torch.int32)
     meta, outputs = AttentionMetadata(torch.tensor([[0, 1, 2], [90, 91, 92]], dtype=torch.int32), table), []
     for ctx in (ONE_RANK, NkiContext(1, EAGER, simulated.serve)):
-        draft, packing = ctx.fuse(Eagle3Model(config, ctx)), Eagle3.packing(config, ctx)
+        draft, packing = ctx.fuse(Eagle3Model(config, ctx)), ctx.packing(config)._replace(attention={})
         checkpoint = Checkpoint(head, config, Checkpoint(target, of_target))
         draft.load_state_dict(shard_of(checkpoint, 0, 1, torch.float32, packing))
         assert ("layers.0.mlp.gate_up_packed" in draft.state_dict()) == ctx.sharded

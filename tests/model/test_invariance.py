@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.ahead import ids_ahead
+from tests.engine.ahead import ids_ahead
 from tests.model.family import eager_engine, some_graphs
+from trnspec.engine.async_engine import AsyncEngine
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.overlap import OverlappedEngine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 
 
@@ -62,7 +62,7 @@ def test_speculation_batch_order_and_limit_change_nothing(family: Path) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_compiled_speculation_batch_order_and_limit_change_nothing(family: Path, dtype: str) -> None:
     g = some_graphs(family, dtype=dtype, k=3)
-    _check(lambda speculative: Engine(g, shape_of(g.bundle), speculative), _requests(48, ord(dtype[0])), 3)
+    _check(lambda speculative: Engine(g, engine_config(g.bundle), speculative), _requests(48, ord(dtype[0])), 3)
 
 
 def test_a_different_graph_emits_the_same(family: Path) -> None:
@@ -85,7 +85,7 @@ def test_buckets_do_not_show(family: Path) -> None:
 def test_what_the_devices_hand_to_the_next_step_does_not_show(family: Path, speculative: bool) -> None:
     """Unread ids and positions as the next step's inputs: more requests than slots, buckets that change."""
     requests = _requests(8, 7, tokens=50)
-    ahead = eager_engine(family, "chain", speculative, OverlappedEngine, max_len=256)
+    ahead = eager_engine(family, "chain", speculative, AsyncEngine, max_len=256)
     ids, followed = ids_ahead(ahead, requests)
     assert ids == _ids(eager_engine(family, "chain", speculative, max_len=256), requests)
     assert followed > 10
@@ -98,7 +98,7 @@ def test_the_end_of_the_context_is_reached_and_not_passed(family: Path) -> None:
     assert {(len(q.ids) + len(r.ids), r.reason) for q, r in zip(requests, expected, strict=True)} == {(128, "context")}
     found = eager_engine(family, "itself").run(requests)
     assert [(r.ids, r.reason) for r in found] == [(r.ids, r.reason) for r in expected]
-    assert ids_ahead(eager_engine(family, "itself", True, OverlappedEngine), requests)[0] == [r.ids for r in expected]
+    assert ids_ahead(eager_engine(family, "itself", True, AsyncEngine), requests)[0] == [r.ids for r in expected]
 
 
 def test_eos_and_stop_cut_inside_an_accepted_block(family: Path) -> None:

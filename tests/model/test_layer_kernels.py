@@ -120,7 +120,10 @@ def test_how_many_layers_each_launch_has() -> None:
 @torch.no_grad()
 def test_bits_do_not_depend_on_blocks_and_chunks() -> None:
     """Random blocks, and chunks that begin anywhere; a swapped block and a block of another request are seen."""
-    model, ids = model_of(NkiContext(1, EAGER, simulated.serve), torch.bfloat16), torch.arange(512).int()[None] * 7 % 512
+    model, ids = (
+        model_of(NkiContext(1, EAGER, simulated.serve), torch.bfloat16),
+        torch.arange(512).int()[None] * 7 % 512,
+    )
 
     def logits(chunks: tuple[tuple[int, int], ...], written: list[int], read: list[int]) -> torch.Tensor:
         caches = empty_caches(CONFIG, 1, 10, torch.bfloat16)
@@ -176,7 +179,10 @@ def test_a_device_launch_gives_the_kernel_its_tensors(monkeypatch: pytest.Monkey
         seen.extend(arguments)
         return arguments[0] + 1
 
-    launch, (x, y) = Launch("gumbel_noise", ["#0", "#1", 5], (Result((2,), "float32"),), (1,)), (torch.zeros(2), torch.ones(3))
+    launch, (x, y) = (
+        Launch("gumbel_noise", ["#0", "#1", 5], (Result((2,), "float32"),), (1,)),
+        (torch.zeros(2), torch.ones(3)),
+    )
     with pytest.raises(UserError, match="nki is the simulator"):
         launch_on_device(launch, (x, y))
     monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))

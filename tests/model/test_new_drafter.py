@@ -21,17 +21,16 @@ from model.context import Context
 from model.drafter import Drafter, DraftPass, DraftState
 from model.drafters.registry import DRAFTERS
 from model.layers import Head, LanguageModel
-from model.packing import Packing
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
+from model.drafter import StepRows
 from model.strict import Range, read
-from model.weights import ROWS, Weight
+from model.weights import ROWS, Packing, Weight
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class Bigram(Drafter):
 
     name = "bigram"
     config_type = BigramConfig
+    model_type = BigramTable
     model: BigramTable
 
     def propose(
@@ -75,7 +75,7 @@ class Bigram(Drafter):
     ) -> tuple[Tensor, DraftState]:
         model, drafts = self.model, [ids_BT]
         for n in range(rows.k):
-            samples = model.sample(model.logits(drafts[-1]), params.row(n, drafts[1:]), noise_BNV[:, n : n + 1])
+            samples = model.sample(model.logits(drafts[-1]), params.rows(n, n + 1, drafts[1:]), noise_BNV[:, n : n + 1])
             drafts.append(samples.token_ids())
         return torch.cat(drafts, 1), state
 
@@ -92,16 +92,9 @@ class Bigram(Drafter):
         return read(BigramConfig, {"vocab_size": raw["vocab_size"]})
 
     @classmethod
-    def make_model(cls, config: Any, ctx: Context) -> BigramTable:
-        return BigramTable(config, ctx)
-
-    @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
         return [Weight("table.weight", (("table.weight", ROWS),))]
 
-    @classmethod
-    def packing(cls, config: Any, ctx: Context) -> Packing:
-        return Packing()
 
 @pytest.mark.slow
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +109,9 @@ def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monke
     bundle = read_bundle(build(spec(tmp_path, draft=str(draft), tp=2)))
     assert bundle.spec.drafter == "bigram"
     requests = [Request((5, 9, 2), Params(t, seed=n), 20) for n, t in enumerate((0.0, 0.9, 1.4))]
-    graphs = Graphs(bundle)
-    drafted, target = (Engine(graphs, shape_of(bundle), speculative).run(requests) for speculative in (True, False))
+    graphs = XlaRunner(bundle)
+    drafted, target = (
+        Engine(graphs, engine_config(bundle), speculative).run(requests) for speculative in (True, False)
+    )
     assert [r.ids for r in drafted] == [r.ids for r in target]
     assert 0 < sum(sum(r.accepted) for r in drafted) < sum(sum(r.drafted) for r in drafted)

@@ -87,7 +87,9 @@ ONE_ID = [
 def test_a_filter_that_leaves_one_id_emits_the_greedy_text(family: Path) -> None:
     ids = [r.ids for r in _run(family, *(Request(PROMPT, p, 30) for p in (Params(), *ONE_ID)))]
     changed = {"presence_penalty": 0.3, "frequency_penalty": 0.7, "repetition_penalty": 1.17}
-    penalised = [r.ids for r in _run(family, *(Request(PROMPT, replace(p, **changed), 30) for p in (Params(), *ONE_ID)))]
+    penalised = [
+        r.ids for r in _run(family, *(Request(PROMPT, replace(p, **changed), 30) for p in (Params(), *ONE_ID)))
+    ]
     assert len({*ids[0]}) > 3
     assert ids[1:] == [ids[0]] * len(ONE_ID)
     # logits that were computed after the head: the best one's distance is 0 there too

@@ -25,7 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _steps(folder: Path, k: int, most: int, count: int, spoil: Spoil = lambda c, p: c) -> Iterator[list[Drafted]]:
-    return steps(pair_of(folder / "target", folder / "draft"), (torch.zeros(len(PROMPTS), most, 1, dtype=torch.int32),), k, count, spoil)
+    return steps(
+        pair_of(folder / "target", folder / "draft"),
+        (torch.zeros(len(PROMPTS), most, 1, dtype=torch.int32),),
+        k,
+        count,
+        spoil,
+    )
 
 
 @pytest.mark.parametrize(("k", "most"), [(1, 1), (2, 2), (5, 5), (3, 7), (16, 16)])

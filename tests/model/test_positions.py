@@ -31,7 +31,9 @@ def _agrees(family: Path, ids: tuple[int, ...], params: Params) -> list[bool]:
     draft: Any = eager(family, k=3).pair.draft_model
     x, *_ = draft.hidden(torch.tensor([ids]), empty(draft.config, 1, len(ids)), rows(0, len(ids), 1, len(ids)))
     seeds = torch.tensor([params.seed_words], dtype=torch.int32)
-    temperature, *filters = (torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
+    temperature, *filters = (
+        torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p)
+    )
     asked = approximate(SamplingParams(temperature, seeds, Filters(*filters)))
     noise = draft.noise(seeds, 1 + torch.arange(len(ids), dtype=torch.int32)[None])
     sampled = draft.sample(draft.logits(x), asked, noise).token_ids()[0].tolist()

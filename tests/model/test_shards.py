@@ -99,7 +99,9 @@ def test_more_rows_than_a_launch_takes() -> None:
 def test_equal_scores_go_to_the_smallest_id() -> None:
     logits = torch.zeros(2, 64)
     logits[0, [17, 33, 50]] = 1.0
-    params = SamplingParams(torch.zeros(2), torch.zeros(2, 2).int(), Filters(torch.zeros(2), torch.ones(2), torch.zeros(2)))
+    params = SamplingParams(
+        torch.zeros(2), torch.zeros(2, 2).int(), Filters(torch.zeros(2), torch.ones(2), torch.zeros(2))
+    )
     for ranks in (2, 4):
         assert sampled(logits, params, torch.zeros(2).int(), ranks)[0].token_ids().tolist() == [17, 0]
 
@@ -115,7 +117,9 @@ def test_acceptance_merges_the_shards(k: int) -> None:
     drafts[1::2, k // 2 :] += 1
     for ours, theirs in zip(NKI.accept(drafts, samples, limit), ONE_RANK.accept(drafts, samples, limit), strict=True):
         assert torch.equal(ours, theirs)
-    assert torch.equal(samples.token_ids(), ids.gather(0, values.argmax(0, keepdim=True))[0]), "the first shard, ids ascend"
+    assert torch.equal(samples.token_ids(), ids.gather(0, values.argmax(0, keepdim=True))[0]), (
+        "the first shard, ids ascend"
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

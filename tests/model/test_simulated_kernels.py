@@ -20,10 +20,10 @@ from tests.last_few import last_few
 from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 # the one that filters is the longest: while it runs no step needs the graph without filters, which XLA would compile
 REQUESTS = [
@@ -45,13 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @last_few
-def _graphs(folder: Path, kernels: str, k: int, batch: int, dtype: str = "fp32") -> Graphs:
+def _graphs(folder: Path, kernels: str, k: int, batch: int, dtype: str = "fp32") -> XlaRunner:
     plan = spec(folder, f"{kernels}{k}-{batch}-{dtype}", kernels=kernels, k=k, batch=batch, dtype=dtype)
     return AsTheyRun(read_bundle(untraced(plan)))
 
 
-def _ids(g: Graphs, speculative: bool = True, requests: list[Request] = REQUESTS) -> list[list[int]]:
-    return [r.ids for r in Engine(g, shape_of(g.bundle), speculative).run(requests)]
+def _ids(g: XlaRunner, speculative: bool = True, requests: list[Request] = REQUESTS) -> list[list[int]]:
+    return [r.ids for r in Engine(g, engine_config(g.bundle), speculative).run(requests)]
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_tokens_are_the_reference_s(folder: Path) -> None:
     """Greedy, sampled and filtered requests, as many at a time as there are, and fewer; the target too."""
     expected = _ids(_graphs(folder, "reference", 3, 2))
     for k, batch in ((7, 4), (3, 2)):
-        results = Engine(g := _graphs(folder, "nki", k, batch), shape_of(g.bundle)).run(REQUESTS)
+        results = Engine(g := _graphs(folder, "nki", k, batch), engine_config(g.bundle)).run(REQUESTS)
         assert [r.ids for r in results] == expected
         assert 0 < sum(sum(r.accepted) for r in results) < sum(sum(r.drafted) for r in results)
     assert _ids(_graphs(folder, "nki", 3, 2), False) == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.serving.calls import Client, calls
+from tests.serve.calls import Client, calls
 from tests.serve.server import NO_VLLM, Server, served
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)

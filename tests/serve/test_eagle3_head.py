@@ -23,8 +23,8 @@ from model.cache import Placement, empty_caches
 from model.config import load_config
 from model.drafters.eagle3 import KIND, Eagle3Config, Eagle3Draft
 from model.drafters.registry import load_draft
-from model.packing import Packing
 from model.parallel import ONE_RANK
+from model.weights import Packing
 from tests.compile.tiny import shard_of, write_model
 from tests.model.heads import write_head
 from trnspec.bundle.checkpoint import Checkpoint

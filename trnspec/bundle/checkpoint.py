@@ -14,10 +14,9 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.drafters.registry import drafter_of
 from model.errors import UserError
-from model.packing import Packing
 from model.parallel import HeadMap
 from model.strict import shown
-from model.weights import ShardSpec, Weight
+from model.weights import Packing, ShardSpec, Weight
 from trnspec.bundle.part import checkpoint_shapes
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"

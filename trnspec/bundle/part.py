@@ -13,8 +13,7 @@ from model.config import ModelConfig
 from model.context import ONE_RANK, Context
 from model.drafter import Drafter
 from model.drafters.registry import drafter_of
-from model.packing import Packing
-from model.weights import Weight
+from model.weights import Packing, Weight
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -41,7 +40,8 @@ class Part:
     @property
     def packing(self) -> Packing:
         """The halves of its layers whose weights are packed."""
-        return self.drafter.packing(self.config, self.ctx)
+        packing = self.ctx.packing(self.config)
+        return packing if self.drafter.packs_attention else packing._replace(attention={})
 
     @property
     def weights(self) -> list[Weight]:
@@ -68,5 +68,5 @@ def checkpoint_shapes(config: ModelConfig) -> Shapes:
 @functools.lru_cache(maxsize=16)
 def _shapes(config: Any, ctx: Context) -> Shapes:
     with torch.device("meta"):
-        model = ctx.fuse(drafter_of(config).make_model(config, ctx))
+        model = ctx.fuse(drafter_of(config).model_type(config, ctx))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

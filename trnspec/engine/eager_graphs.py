@@ -91,7 +91,7 @@ def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = 
 
 def _loaded(part: Part, checkpoint: Checkpoint, ctx: Context) -> Any:
     """The model of a part on one rank."""
-    model: Any = ctx.fuse(part.drafter.make_model(part.config, ctx))
+    model: Any = ctx.fuse(part.drafter.model_type(part.config, ctx))
     weights = {w.name: next(checkpoint.shards(w, 1, torch.float32)) for w in part.weights}
     model.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
     return model.eval()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from model.cache import KEY_TILE
+from model.attention import KEY_TILE
 from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Placement
 from model.ops import EAGER
